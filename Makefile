@@ -1,0 +1,41 @@
+# Two commands matter: `make serve` and `make test`. Both set up what they need; the second time that takes no time.
+#   PYTHON=python3.12   build .venv on this interpreter        PLATFORM=cpu|cuda   instead of asking nvidia-smi
+#   ARGS="--port 8000"  flags for the server, or for pytest in test-gpu
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV := .venv
+STAMP := $(VENV)/.ready-$(or $(PLATFORM),auto)
+
+.PHONY: help setup serve test test-gpu check format clean distclean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+$(STAMP): pyproject.toml scripts/setup $(wildcard constraints/*.txt)
+	@PYTHON="$(PYTHON)" PLATFORM="$(PLATFORM)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup
+	@touch $@
+
+setup: $(STAMP)  ## make .venv with the pinned dependencies
+
+serve: setup  ## serve the embedded model (or ARGS="--model-path ...") on 127.0.0.1:30000
+	@exec $(VENV)/bin/python -m mysglang.launch_server $(ARGS)
+
+test: setup  ## everything CI runs: style, types, layers, unit and server tests
+	@scripts/test
+
+test-gpu: setup  ## the tests that need a CUDA device
+	@$(VENV)/bin/python -m pytest test/gpu $(ARGS)
+
+check: setup  ## style, types and import layers only
+	@scripts/check
+
+format: setup  ## put every file into the one style
+	@scripts/format
+
+clean:  ## caches
+	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist python/*.egg-info
+	@find python test -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## caches and .venv
+	@rm -rf $(VENV)
