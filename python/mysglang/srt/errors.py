@@ -1,0 +1,66 @@
+"""The exceptions of the runtime, drawn once.
+
+    MysglangError
+    ├── ConfigError            the launch cannot go on; carries every problem found, not only the first
+    ├── WorkerDied             a process of ours is gone; the business of the whole server
+    └── RequestError           the business of one request; becomes one HTTP status (entrypoints/error_responses.py)
+        ├── InvalidRequest     the request is wrong: names the field and the limit
+        │   └── ContextTooLong prompt, or prompt plus max_tokens, does not fit the context
+        ├── NotFound           the model or route's object does not exist
+        ├── Overloaded         refused now, worth a retry later
+        └── Aborted            ended before its end: by the client, by the scheduler, or with the engine
+
+Asserts are for our own bugs only; what a user or the world can cause is one of these.
+"""
+
+from __future__ import annotations
+
+
+class MysglangError(Exception):
+    """Base of everything that mysglang raises on purpose."""
+
+
+class ConfigError(MysglangError):
+    """The launch cannot go on. `problems` holds one line for each reason, each saying what to do."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class WorkerDied(MysglangError):
+    """A child process ended, or reported that it cannot go on."""
+
+
+class RequestError(MysglangError):
+    """One request cannot be served. `param` names the offending field, where one is to blame."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(RequestError):
+    """The request itself is wrong and would be wrong again."""
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt, or the prompt and its max_tokens together, exceed the context length."""
+
+
+class NotFound(RequestError):
+    """The named thing does not exist on this server."""
+
+
+class Overloaded(RequestError):
+    """The server refuses now what it may accept later."""
+
+
+class Aborted(RequestError):
+    """The request ended before its end. `status` is an HTTP status, or None where the client itself asked for it."""
+
+    def __init__(self, message: str, *, status: int | None = None, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind

@@ -1,0 +1,77 @@
+"""ForwardBatch: the tensors of one step on the device, and the contract between attention layers and backends.
+
+Core fields plus, for each optional feature, one named small record or None. It knows no request and no page allocator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """What is fixed about one attention layer (heads of this rank)."""
+
+    layer_id: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    """Keys visible to a query, itself included; None for all."""
+    logit_cap: float = 0.0
+    """Soft cap of the scores: cap * tanh(score / cap); 0 for none."""
+
+
+class AttentionMetadata(Protocol):
+    """What a backend works out once for a step; opaque to everybody else."""
+
+
+class AttentionBackend(Protocol):
+    """Paged causal attention. Holds long-lived buffers only: what belongs to a step is in its metadata.
+
+    The keys and values of all rows are stored before any row attends, and are read through the page table: a row may
+    share pages that another row of the same step writes.
+    """
+
+    def plan(self, batch: ForwardBatch) -> AttentionMetadata:
+        """Work out what the layers of this step share."""
+        ...
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
+        """Store k and v at `batch.out_cache_loc`, attend, return [T, num_heads * head_dim].
+
+        q: [T, num_heads * head_dim]; k, v: [T, num_kv_heads * head_dim]; rotary positions already applied.
+        """
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class ForwardBatch:
+    """One step on the device. `R` rows, `T` tokens; both may be padded (see the CUDA graph runner)."""
+
+    mode: ForwardMode
+    host: ModelWorkerBatch
+    """The same step as plain arrays: what planning on the host may read without waiting for the device."""
+    input_ids: Tensor
+    """[T] int64, every id known."""
+    positions: Tensor
+    """[T] int64."""
+    slots: Tensor
+    """[R] int64, rows of the page table."""
+    seq_lens: Tensor
+    """[R] int32, tokens in the KV cache after this step."""
+    extend_lens: Tensor
+    """[R] int32."""
+    out_cache_loc: Tensor
+    """[T] int64, KV slots written by this step."""
+    logits_rows: Tensor | None
+    """[S] int64, tokens whose logits are wanted; None: all (DECODE)."""
+    attn_backend: AttentionBackend
+    attn_metadata: AttentionMetadata

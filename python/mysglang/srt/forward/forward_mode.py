@@ -1,0 +1,19 @@
+"""ForwardMode: the shape of a step, not the feature that asked for it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ForwardMode(Enum):
+    """What the rows of a step look like."""
+
+    EXTEND = "extend"
+    """Any number of new tokens in each row: whole prompts, chunks, or these together with decoding rows."""
+
+    DECODE = "decode"
+    """Exactly one new token in each row, and every row yields a token."""
+
+    @property
+    def is_decode(self) -> bool:
+        return self is ForwardMode.DECODE

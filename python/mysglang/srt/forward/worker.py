@@ -1,0 +1,45 @@
+"""Worker: what the scheduler knows of the GPU wing. A plain model, a speculative pair, or a test's late device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCapacity:
+    """What the worker's memory was found to hold, after the model was loaded."""
+
+    num_pages: int
+    """Pages of the KV cache that may be allocated. They are numbered 1 … num_pages; page 0 is for padding."""
+    page_size: int
+    """Tokens of a page."""
+    num_slots: int
+    """Requests that can hold a row at once (slots 0 … num_slots - 1; the row after them is for padding)."""
+    max_context: int
+    """Positions of one row: the longest request, output included."""
+    vocab_size: int
+    memory_usage: dict[str, float] = field(default_factory=dict)
+    """GB by purpose: weights, kvcache, graph."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_pages * self.page_size
+
+
+class Worker(Protocol):
+    """Runs steps in the order they are given. Steps may finish late; their effects on KV pages are in order.
+
+    `tokens_per_step` bounds the tokens that a decode step may commit for one row; planning reserves as many.
+    """
+
+    tokens_per_step: int
+    capacity: WorkerCapacity
+
+    def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
+        """Launch the step and return at once, if the device can work alone."""
+        ...

@@ -1,0 +1,147 @@
+"""ModelWorkerBatch: one step as the scheduler hands it to a worker. Plain numpy, so the CPU wing needs no device.
+
+    ScheduleBatch (requests)  ->  ModelWorkerBatch (columns)  ->  ForwardBatch (tensors on the device)
+
+A row is one request in this step; a token is one new position of a row. Token columns hold the rows' tokens one row
+after another. The arrays belong to the batch: nobody writes to them after it was made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mysglang.srt.forward.forward_mode import ForwardMode
+
+Ints: TypeAlias = npt.NDArray[np.int32]
+Longs: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float32]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+ON_DEVICE = -1
+"""In `input_ids`: the token is the newest one sampled for this row's slot, and only the device knows it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableWrites:
+    """Entries of the page table that changed since the last step; applied before anything else of the step.
+
+    Entry i: table[slots[i], columns[i]] = pages[i]. A pair (slot, column) occurs at most once.
+    """
+
+    slots: Ints
+    columns: Ints
+    pages: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyRows:
+    """Rows whose logits depend on the tokens so far. The counts live on the device, in lines of a growing table.
+
+    The worker counts each token that it samples for such a row, so a step in flight is never missed.
+    """
+
+    rows: Ints
+    lines: Ints
+    """Line of the count table, for each row."""
+    frequency: Floats
+    presence: Floats
+    repetition: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyReset:
+    """Lines of the count table that start anew in this step, before sampling: the tokens known of their requests."""
+
+    lines: Ints
+    prompt_ids: list[Ints]
+    output_ids: list[Ints]
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """Sparse additions to the logits: logits[rows[i], ids[i]] += values[i] (-inf forbids a token)."""
+
+    rows: Ints
+    ids: Ints
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingColumns:
+    """How the token of each row is chosen; one entry for each row of the batch, also for rows that yield none.
+
+    The same object comes again with every step whose rows did not change, so a worker may keep its device copy by
+    identity. `seeds` with the row's length give the random number of a draw: equal for equal (seed, length), whatever
+    the neighbours. Temperature is 1 and top_k 1 for greedy rows.
+    """
+
+    temperature: Floats
+    top_p: Floats
+    top_k: Ints
+    min_p: Floats
+    seeds: Longs
+    all_greedy: bool
+    any_top_p: bool
+    any_top_k: bool
+    any_min_p: bool
+    penalties: PenaltyRows | None = None
+    bias: LogitEdits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobColumns:
+    """Which log-probabilities this step must return; None in the batch when no row wants any.
+
+    Output logprobs are of the distribution after temperature, before top-k/top-p/min-p; prompt logprobs are of the
+    unscaled one. `token_ids[i]` may be empty.
+    """
+
+    rows: Bools
+    """Rows that want the logprob of their sampled token."""
+    top_num: Ints
+    """Per row: how many of the most likely tokens to report, at each wanted position."""
+    token_ids: list[Ints]
+    """Per row: ids whose logprob is wanted at each wanted position."""
+    prompt_positions: Ints
+    """Indices into the token columns whose logits predict a wanted prompt token, rows in order."""
+    prompt_targets: Ints
+    """The token each of them predicts."""
+    prompt_counts: Ints
+    """Per row: how many of `prompt_positions` are its."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWorkerBatch:
+    """One step. `R` rows, `T` tokens, `S` rows that yield a token."""
+
+    mode: ForwardMode
+    input_ids: Ints
+    """[T] token ids, or ON_DEVICE."""
+    slots: Ints
+    """[R] row of the page table and of the newest-token table."""
+    seq_lens: Ints
+    """[R] tokens in the KV cache after this step, new ones included."""
+    extend_lens: Ints
+    """[R] new tokens of each row, >= 1; all ones in DECODE. Positions are seq_len - extend_len … seq_len - 1."""
+    out_cache_loc: Ints
+    """[T] KV slot (page * page_size + offset) that each new token writes."""
+    yields: Bools
+    """[R] whether the row's last token predicts its next token (false for all chunks but the last)."""
+    sampling: SamplingColumns
+    table_writes: TableWrites | None = None
+    penalty_reset: PenaltyReset | None = None
+    forbidden: LogitEdits | None = None
+    """Tokens forbidden in this step only (EOS and stop tokens below min_new_tokens)."""
+    logprobs: LogprobColumns | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.slots)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)

@@ -1,0 +1,129 @@
+"""Channels: one-way, typed pipes between the processes, over ZMQ PUSH/PULL on ipc sockets, and their in-process twin.
+
+The reader binds, writers connect, so a writer may start first. Socket files live in a private directory (0700) that
+`utils/network.py` makes. A message that does not decode is logged and dropped: garbage on a socket disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from mysglang.srt.messages.codec import Codec
+
+logger = logging.getLogger(__name__)
+
+Out = TypeVar("Out", contravariant=True)
+Message = TypeVar("Message")
+
+
+class Sender(Protocol[Out]):
+    """Where messages of one link go in."""
+
+    def send(self, message: Out) -> None: ...
+
+
+class Receiver(Protocol[Message]):
+    """Where messages of one link come out, in order for each sender."""
+
+    def poll(self, timeout_ms: int) -> bool:
+        """Whether a message is there, waiting up to `timeout_ms` for one."""
+        ...
+
+    def drain(self) -> list[Message]:
+        """All messages that are there now; never waits."""
+        ...
+
+
+class Push(Generic[Message]):
+    """The sending end. `send` never blocks: the queue is unbounded, and bounded by admission at the front."""
+
+    def __init__(self, endpoint: str, codec: Codec[Message]) -> None:
+        self._codec = codec
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.set(zmq.SNDHWM, 0)
+        # A dead reader must not keep this process from ending.
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.connect(endpoint)
+
+    def send(self, message: Message) -> None:
+        self._socket.send(self._codec.encode(message), copy=False)
+
+    def close(self) -> None:
+        """Close; what could not be delivered within a second is dropped."""
+        self._socket.close(linger=1000)
+
+
+class Pull(Generic[Message]):
+    """The receiving end of a process that polls."""
+
+    def __init__(self, endpoint: str, codec: Codec[Message]) -> None:
+        self._codec = codec
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.bind(endpoint)
+
+    def poll(self, timeout_ms: int) -> bool:
+        return bool(self._socket.poll(timeout_ms))
+
+    def drain(self) -> list[Message]:
+        messages: list[Message] = []
+        while True:
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            try:
+                messages.append(self._codec.decode(data))
+            except msgspec.MsgspecError as error:
+                logger.error("dropped a message of %d bytes that is not of this link: %s", len(data), error)
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+class AsyncPull(Generic[Message]):
+    """The receiving end of a process with an event loop."""
+
+    def __init__(self, endpoint: str, codec: Codec[Message]) -> None:
+        self._codec = codec
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.bind(endpoint)
+
+    async def receive(self) -> Message:
+        """The next message that decodes."""
+        while True:
+            data = await self._socket.recv()
+            try:
+                return self._codec.decode(data)
+            except msgspec.MsgspecError as error:
+                logger.error("dropped a message of %d bytes that is not of this link: %s", len(data), error)
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+class InProcess(Generic[Message]):
+    """Both ends of a link inside one process, for tests. Messages still go through the codec, as on a socket."""
+
+    def __init__(self, codec: Codec[Message]) -> None:
+        self._codec = codec
+        self._queue: deque[bytes] = deque()
+
+    def send(self, message: Message) -> None:
+        self._queue.append(self._codec.encode(message))
+
+    def poll(self, timeout_ms: int) -> bool:
+        return bool(self._queue)
+
+    def drain(self) -> list[Message]:
+        data, self._queue = self._queue, deque()
+        return [self._codec.decode(item) for item in data]

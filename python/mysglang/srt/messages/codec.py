@@ -1,0 +1,69 @@
+"""msgspec encoders and decoders, one union per link: a decoder accepts only what may arrive there.
+
+A link is named after its reader. Nothing that arrives can run code; a malformed message raises `msgspec.MsgspecError`
+(validation or decode error) with the path of what is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mysglang.srt.messages.control import (
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
+    HeartBeat,
+)
+from mysglang.srt.messages.outputs import BatchStrOutput, BatchTokenIDOutput
+from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
+
+ToScheduler: TypeAlias = TokenizedGenerateReqInput | AbortReq | FlushCacheReqInput | GetInternalStateReq
+ToDetokenizer: TypeAlias = BatchTokenIDOutput
+ToTokenizer: TypeAlias = BatchStrOutput | FlushCacheReqOutput | GetInternalStateReqOutput | HeartBeat
+
+Message = TypeVar("Message")
+
+
+class Codec(Generic[Message]):
+    """Bytes <-> messages of one link."""
+
+    def __init__(self, union: object) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
+
+    def encode(self, message: Message) -> bytes:
+        return self._encoder.encode(message)
+
+    def decode(self, data: bytes) -> Message:
+        """Raises msgspec.MsgspecError if `data` is not a message of this link."""
+        return self._decoder.decode(data)
+
+
+def scheduler_codec() -> Codec[ToScheduler]:
+    """The link from the TokenizerManager to the schedulers."""
+    return Codec(ToScheduler)
+
+
+def detokenizer_codec() -> Codec[ToDetokenizer]:
+    """The link from the schedulers to the detokenizer."""
+    return Codec(ToDetokenizer)
+
+
+def tokenizer_codec() -> Codec[ToTokenizer]:
+    """The link to the TokenizerManager, from the detokenizer and the schedulers."""
+    return Codec(ToTokenizer)
+
+
+def pack_ids(ids: list[int] | npt.NDArray[np.int32]) -> bytes:
+    """Token ids as int32 bytes: what crosses a socket instead of a list."""
+    return np.asarray(ids, dtype=np.int32).tobytes()
+
+
+def unpack_ids(data: bytes) -> npt.NDArray[np.int32]:
+    """The read-only array over `data`; no copy."""
+    return np.frombuffer(data, dtype=np.int32)

@@ -1,0 +1,95 @@
+"""What comes back from the schedulers: tokens to the detokenizer, text to the TokenizerManager.
+
+One message carries a whole step. Numbers travel as columns (little-endian bytes read by `np.frombuffer`), one row for
+each request named in `rids`; what only a few rows have (finish reasons, logprobs) travels as a map from row number.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+SKIP_SPECIAL_TOKENS = 1
+SPACES_BETWEEN_SPECIAL_TOKENS = 2
+NO_STOP_TRIM = 4
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Ended by the model (EOS), a stop token id, or a stop string."""
+
+    matched: int | str | None = None
+
+
+class Length(msgspec.Struct, frozen=True, tag="length"):
+    """Ended because `length` tokens were generated."""
+
+    length: int
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Ended from outside. With a `status` it is answered as that HTTP error."""
+
+    message: str
+    status: int | None = None
+    kind: str | None = None
+
+
+FinishReason: TypeAlias = Stop | Length | Abort
+
+
+class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """The log-probabilities of one request that became known in this message (float32 / int32 bytes).
+
+    Prompt columns come once, with the first output; NaN in `input_vals` stands for "no logprob" (first prompt token).
+    `top_*` are row-major [positions, top_num]; `token_ids_*` row-major [positions, len(requested ids)].
+    """
+
+    output_vals: bytes = b""
+    output_ids: bytes = b""
+    output_top_vals: bytes = b""
+    output_top_ids: bytes = b""
+    output_token_ids_vals: bytes = b""
+    input_vals: bytes = b""
+    input_ids: bytes = b""
+    input_top_vals: bytes = b""
+    input_top_ids: bytes = b""
+    input_token_ids_vals: bytes = b""
+
+
+class Counters(msgspec.Struct, frozen=True, array_like=True):
+    """Bookkeeping columns, int32, one number for each row."""
+
+    prompt_tokens: bytes
+    completion_tokens: bytes
+    cached_tokens: bytes
+    retractions: bytes
+
+
+class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Scheduler -> detokenizer. Row i got `token_counts[i]` of `token_ids` since the last message about it."""
+
+    rids: list[str]
+    token_ids: bytes
+    """int32, the rows' new tokens one after another."""
+    token_counts: bytes
+    """int32 per row."""
+    decode_flags: bytes
+    """uint8 per row: SKIP_SPECIAL_TOKENS | SPACES_BETWEEN_SPECIAL_TOKENS | NO_STOP_TRIM."""
+    counters: Counters
+    finished: dict[int, FinishReason] = {}
+    logprobs: dict[int, RowLogprobs] = {}
+    stops: dict[int, list[str]] = {}
+    """Stop strings of a row, sent with its first tokens: text that may become one of them is held back."""
+
+
+class BatchStrOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Detokenizer -> TokenizerManager. `texts[i]` is what row i's text grew by; the rest is passed on as it came."""
+
+    rids: list[str]
+    texts: list[str]
+    token_ids: bytes
+    token_counts: bytes
+    counters: Counters
+    finished: dict[int, FinishReason] = {}
+    logprobs: dict[int, RowLogprobs] = {}

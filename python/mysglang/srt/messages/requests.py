@@ -1,0 +1,41 @@
+"""What the TokenizerManager sends to the schedulers about generation. Frozen tagged structs; no torch, no tokenizer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+
+class LogprobRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Which log-probabilities a request wants."""
+
+    prompt_start: int = -1
+    """First prompt position with a logprob; -1 for none of the prompt."""
+    top_num: int = 0
+    token_ids: bytes = b""
+    """int32 ids whose logprob is wanted at every position."""
+
+
+class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """One prompt, one answer: `n` is already unfolded, the params are verified and carry a seed and max_new_tokens."""
+
+    rid: str
+    input_ids: bytes
+    """int32, at least one token, every id inside the vocabulary, shorter than the context."""
+    sampling_params: SamplingParams
+    stream: bool = False
+    logprobs: LogprobRequest | None = None
+    extra_key: str = ""
+    """Namespace of the prefix cache: only requests with the same key share pages."""
+    priority: int = 0
+
+
+class AbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Stop working for `rid` (matched exactly), or for everybody. Aborting the unknown is no error."""
+
+    rid: str = ""
+    abort_all: bool = False
+    message: str = "Aborted by the client."
+    status: int | None = None
+    """HTTP status of the answer; None: a normal answer whose finish reason is abort."""

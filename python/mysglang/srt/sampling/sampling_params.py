@@ -1,0 +1,120 @@
+"""SamplingParams: how the tokens of one request are chosen and when it ends.
+
+A wire struct: verified once where a request arrives, trusted everywhere after that. Knows no tokenizer and no torch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from mysglang.srt.errors import InvalidRequest
+
+TOP_K_ALL = 1 << 30
+"""top_k that keeps the whole vocabulary."""
+
+GREEDY_TEMPERATURE = 1e-6
+"""Below this temperature a request is greedy."""
+
+MAX_STOP_STRINGS = 32
+MAX_STOP_TOKEN_IDS = 1024
+MAX_STOP_LENGTH = 1024
+"""Longest stop string, in characters."""
+MAX_LOGIT_BIAS = 4096
+MAX_N = 128
+
+_INT32_MAX = (1 << 31) - 1
+_INT64_MAX = (1 << 63) - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The `sampling_params` of a request, under SGLang's names. Defaults are the native route's constants.
+
+    `max_new_tokens` None means: until the context is full. `sampling_seed` None means: a seed is drawn on arrival,
+    so that every request that reaches a scheduler has one.
+    """
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = TOP_K_ALL
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    n: int = 1
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+    stream_interval: int | None = None
+    logit_bias: dict[int, float] = {}
+    sampling_seed: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.top_k == 1 or self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def penalized(self) -> bool:
+        """Whether the choice depends on the tokens so far."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
+
+    def verify(self, vocab_size: int) -> None:
+        """Raise InvalidRequest, naming the first field that is out of its range and the range."""
+        for name, ok, limit in self._rules():
+            if not ok:
+                raise InvalidRequest(f"{name} must be {limit}, got {getattr(self, name)!r}.", param=name)
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", list(self.logit_bias))):
+            if wrong := [i for i in ids if not 0 <= i < vocab_size]:
+                message = f"{name}: token id {wrong[0]} is outside the vocabulary (0 to {vocab_size - 1})."
+                raise InvalidRequest(message, param=name)
+
+    def _rules(self) -> list[tuple[str, bool, str]]:
+        """(field, holds, the range in words) of every rule that needs no other fact than the params."""
+        max_new = self.max_new_tokens
+        return [
+            ("max_new_tokens", max_new is None or 0 <= max_new <= _INT32_MAX, f"between 0 and {_INT32_MAX}"),
+            ("min_new_tokens", 0 <= self.min_new_tokens <= _INT32_MAX, f"between 0 and {_INT32_MAX}"),
+            (
+                "min_new_tokens",
+                max_new is None or self.min_new_tokens <= max_new,
+                f"at most max_new_tokens ({max_new})",
+            ),
+            ("temperature", math.isfinite(self.temperature) and self.temperature >= 0, "a finite number >= 0"),
+            ("top_p", 0 < self.top_p <= 1, "greater than 0 and at most 1"),
+            ("top_k", self.top_k == -1 or 1 <= self.top_k <= TOP_K_ALL, f"-1 (all) or between 1 and {TOP_K_ALL}"),
+            ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
+            ("repetition_penalty", 0 < self.repetition_penalty <= 2, "greater than 0 and at most 2"),
+            ("n", 1 <= self.n <= MAX_N, f"between 1 and {MAX_N}"),
+            (
+                "stream_interval",
+                self.stream_interval is None or 1 <= self.stream_interval <= _INT32_MAX,
+                "at least 1",
+            ),
+            ("stop", len(self.stop) <= MAX_STOP_STRINGS, f"a list of at most {MAX_STOP_STRINGS} strings"),
+            (
+                "stop",
+                all(0 < len(s) <= MAX_STOP_LENGTH for s in self.stop),
+                f"made of strings of 1 to {MAX_STOP_LENGTH} characters",
+            ),
+            (
+                "stop_token_ids",
+                len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
+                f"a list of at most {MAX_STOP_TOKEN_IDS} ids",
+            ),
+            ("logit_bias", len(self.logit_bias) <= MAX_LOGIT_BIAS, f"a map of at most {MAX_LOGIT_BIAS} entries"),
+            ("logit_bias", all(math.isfinite(v) for v in self.logit_bias.values()), "a map of finite numbers"),
+            (
+                "sampling_seed",
+                self.sampling_seed is None or -_INT64_MAX - 1 <= self.sampling_seed <= _INT64_MAX,
+                "a 64-bit integer",
+            ),
+        ]
