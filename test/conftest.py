@@ -1,0 +1,20 @@
+"""What holds for every test: one torch thread, and warnings from our own code are errors.
+
+Timeouts, markers and asyncio mode stand in pyproject.toml; shared fakes and builders in `fixtures/`.
+"""
+
+import os
+import warnings
+
+import pytest
+
+# Before anything imports torch or tokenizers: the suite runs a worker per core, and child processes inherit this.
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Runs inside pytest's own record of warnings, which forgets this filter after each test."""
+    warnings.filterwarnings("error", module=r"mysglang(\.|$)")
