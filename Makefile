@@ -17,6 +17,7 @@ $(STAMP): pyproject.toml scripts/setup $(wildcard constraints/*.txt)
 	@touch $@
 
 setup: $(STAMP)  ## make .venv with the pinned dependencies
+	@:
 
 serve: setup  ## serve the embedded model (or ARGS="--model-path ...") on 127.0.0.1:30000
 	@exec $(VENV)/bin/python -m mysglang.launch_server $(ARGS)
