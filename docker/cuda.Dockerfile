@@ -1,8 +1,7 @@
 # mysglang on an NVIDIA GPU (a driver for CUDA 13 and the NVIDIA container toolkit on the host). From the top of the repository:
 #   docker build -f docker/cuda.Dockerfile -t mysglang:cuda .
-#   docker run --init --gpus all --ipc=host -p 127.0.0.1:30000:30000 \
-#     -v ~/.cache/huggingface:/home/mysglang/.cache/huggingface -v mysglang-kernels:/home/mysglang/.cache/flashinfer \
-#     mysglang:cuda --model-path ...
+#   docker run --init --gpus all --ipc=host -p 127.0.0.1:30000:30000 -v /srv/models:/models:ro \
+#     -v mysglang-kernels:/home/mysglang/.cache/flashinfer mysglang:cuda --model-path /models/...
 # The devel image, because FlashInfer compiles the kernels that a model needs at its first start; the second volume keeps them.
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 

@@ -83,7 +83,7 @@ NEVER_REACH = {
 # child process runs is imported inside the function that the child runs.
 LIGHT = (
     "entrypoints managers.tokenizer_manager managers.detokenizer_manager sampling.sampling_params messages parser "
-    "function_call args server_args .launch_server"
+    "function_call args server_args scheduling .launch_server"
 )
 HEAVY = {"torch", "triton", "flashinfer", "transformers"}
 
@@ -148,6 +148,24 @@ def heavy_imports(graph: ImportGraph) -> list[str]:
 
 def light_modules(graph: ImportGraph) -> list[str]:
     return [module for module in graph.paths if covered(module, LIGHT.split())]
+
+
+def drawing(graph: ImportGraph) -> str:
+    """The rows of MAY_IMPORT for what exists under `srt/`, as the table in docs/architecture.md."""
+    units = {unit_of(module) for module in graph.paths}
+    there = units | {file_of(module) for module in graph.paths}
+    lines = ["| folder | may import |", "| --- | --- |"]
+    for name, targets in MAY_IMPORT.items():
+        if name in there and not name.startswith("."):
+            present = [target for target in targets.split() if target in there]
+            lines.append(f"| `{name}` | {', '.join(present) or 'nothing'} |")
+    return "\n".join(lines)
+
+
+def test_the_document_shows_the_same_drawing() -> None:
+    table = drawing(GRAPH)
+    document = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert table in document, f"the table in docs/architecture.md must be:\n{table}"
 
 
 def test_imports_go_down() -> None:
