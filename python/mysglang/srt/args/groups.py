@@ -1,0 +1,103 @@
+"""All groups of options side by side, and the way from flat names to them.
+
+A new option is one line in its group. Knows no command line and no hardware.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, TypeVar
+
+from mysglang.srt.args.field import Option, flag_of, options
+from mysglang.srt.args.kernels import KernelArgs
+from mysglang.srt.args.memory import MemoryArgs
+from mysglang.srt.args.model import ModelArgs
+from mysglang.srt.args.observability import ObservabilityArgs
+from mysglang.srt.args.parallel import ParallelArgs
+from mysglang.srt.args.schedule import ScheduleArgs
+from mysglang.srt.args.serving import ServingArgs
+from mysglang.srt.args.sglang_flags import SGLANG_OPTIONS, WHY_NOT
+from mysglang.srt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgGroups:
+    """The groups, in the order in which `resolve` fills them."""
+
+    parallel: ParallelArgs = field(default_factory=ParallelArgs)
+    model: ModelArgs = field(default_factory=ModelArgs)
+    schedule: ScheduleArgs = field(default_factory=ScheduleArgs)
+    kernels: KernelArgs = field(default_factory=KernelArgs)
+    memory: MemoryArgs = field(default_factory=MemoryArgs)
+    serving: ServingArgs = field(default_factory=ServingArgs)
+    observability: ObservabilityArgs = field(default_factory=ObservabilityArgs)
+
+    def flat(self) -> dict[str, Any]:
+        """Every option by its name, groups forgotten."""
+        return {
+            option.name: getattr(getattr(self, group), option.name)
+            for group, members in group_options().items()
+            for option in members
+        }
+
+    def bad_values(self) -> Iterator[str]:
+        """One line for each option whose value has not its type, or lies outside its range."""
+        for group, members in group_options().items():
+            for option in members:
+                if complaint := option.complaint(getattr(getattr(self, group), option.name)):
+                    yield complaint
+
+
+Groups = TypeVar("Groups", bound=ArgGroups)
+
+
+@cache
+def group_options() -> dict[str, list[Option]]:
+    """Group name -> its options."""
+    defaults = ArgGroups()
+    return {group.name: options(type(getattr(defaults, group.name))) for group in fields(ArgGroups)}
+
+
+@cache
+def _homes() -> dict[str, tuple[str, Option]]:
+    """Every name and alias -> group and option."""
+    return {
+        name: (group, option)
+        for group, members in group_options().items()
+        for option in members
+        for name in (option.name, *option.aliases)
+    }
+
+
+def from_flat(kind: type[Groups], values: Mapping[str, Any]) -> Groups:
+    """Groups out of flat options. Raises ConfigError with a line for each name that is unknown or not supported.
+
+    An option of SGLang that is not supported may be given as None or False: that asks for nothing.
+    """
+    by_group: dict[str, dict[str, Any]] = {}
+    problems: list[str] = []
+    for name, value in values.items():
+        if home := _homes().get(name):
+            group, option = home
+            by_group.setdefault(group, {})[option.name] = tuple(value) if isinstance(value, list) else value
+        elif value not in (None, False) or name not in SGLANG_OPTIONS:
+            problems.append(unknown(name))
+    if problems:
+        raise ConfigError(*problems)
+    defaults = kind()
+    return kind(**{group: type(getattr(defaults, group))(**given) for group, given in by_group.items()})
+
+
+def unknown(name: str) -> str:
+    """The line that says why the option `name` (with dashes or underscores) cannot be given."""
+    name = name.lstrip("-").replace("-", "_")
+    if name in SGLANG_OPTIONS:
+        reason = f": {WHY_NOT[name]}." if name in WHY_NOT else "."
+        return f"{flag_of(name)} is an option of SGLang that this version of mysglang does not support{reason}"
+    close = difflib.get_close_matches(name, [*_homes()], n=3, cutoff=0.6)
+    close += [known for known in _homes() if known.startswith(name) and known not in close]
+    hint = f"; did you mean {' or '.join(map(flag_of, close[:3]))}?" if close else "; --help lists the options."
+    return f"{flag_of(name)} is not an option{hint}"

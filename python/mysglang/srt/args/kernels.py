@@ -1,0 +1,26 @@
+"""What computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mysglang.srt.args.field import arg
+
+AttentionBackend = Literal["auto", "torch_native", "triton", "flashinfer"]
+SamplingBackend = Literal["auto", "pytorch", "flashinfer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelArgs:
+    """Which kernels compute, and which steps are captured as CUDA graphs."""
+
+    attention_backend: AttentionBackend = arg("auto", help="auto takes the best that the device and installation have.")
+    sampling_backend: SamplingBackend = arg("auto", help="auto takes the best that the device and installation have.")
+    disable_cuda_graph: bool = arg(False, aliases=("disable_decode_cuda_graph",), help="Run decode steps uncaptured.")
+    cuda_graph_max_bs: int | None = arg(
+        None, at_least=1, aliases=("cuda_graph_max_bs_decode",), help="Largest captured batch; by GPU memory if unset."
+    )
+    cuda_graph_bs: tuple[int, ...] | None = arg(
+        None, at_least=1, aliases=("cuda_graph_bs_decode",), help="The batch sizes to capture."
+    )

@@ -1,0 +1,24 @@
+"""How memory is divided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mysglang.srt.args.field import arg
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryArgs:
+    """How much memory the KV cache gets, and in which pieces."""
+
+    mem_fraction_static: float | None = arg(
+        None,
+        at_least=0.01,
+        at_most=0.99,
+        help="Share of the device's memory for weights and KV cache; by its size if unset.",
+    )
+    max_total_tokens: int | None = arg(
+        None, at_least=1, help="Tokens in the KV cache; what fits into the memory if unset."
+    )
+    page_size: int = arg(1, at_least=1, at_most=1024, help="Tokens of a page of the KV cache.")
+    disable_radix_cache: bool = arg(False, help="Do not share the KV cache of equal prefixes.")

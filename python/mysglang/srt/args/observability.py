@@ -1,0 +1,23 @@
+"""What the server tells about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mysglang.srt.args.field import arg
+
+LogLevel = Literal["critical", "error", "warning", "info", "debug"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservabilityArgs:
+    """Logs, and the watch over the processes."""
+
+    log_level: LogLevel = arg("info", help="Level of the log on stderr.")
+    log_level_http: LogLevel | None = arg(None, help="Level of the HTTP access log; warning if unset.")
+    log_requests: bool = arg(False, help="Log each request when it comes and when it ends.")
+    decode_log_interval: int = arg(40, at_least=1, help="Decode steps between two lines about throughput.")
+    watchdog_timeout: float = arg(
+        300.0, at_least=1, help="Seconds without a sign of life from a scheduler until the server ends itself."
+    )

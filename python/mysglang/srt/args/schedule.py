@@ -1,0 +1,33 @@
+"""How batches are formed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mysglang.srt.args.field import arg
+
+SchedulePolicy = Literal["fcfs", "lpm"]
+
+CHUNKING_OFF = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleArgs:
+    """How batches are formed."""
+
+    max_running_requests: int | None = arg(None, at_least=1, help="Requests that run at once; by memory if unset.")
+    max_queued_requests: int = arg(
+        4096, at_least=1, help="Requests that may wait; the next one is refused at once, to be retried later."
+    )
+    chunked_prefill_size: int | None = arg(
+        None, at_least=CHUNKING_OFF, help="Tokens of one prefill chunk, -1 for whole prompts; by GPU memory if unset."
+    )
+    max_prefill_tokens: int = arg(16384, at_least=1, help="Prompt tokens of one prefill batch.")
+    schedule_policy: SchedulePolicy = arg(
+        "fcfs", help="Order of the waiting queue: first come first served, or longest cached prefix first."
+    )
+    schedule_conservativeness: float = arg(
+        1.0, at_least=0, help="Larger admits fewer requests at once and retracts fewer."
+    )
+    disable_overlap_schedule: bool = arg(False, help="Plan a step only when the step before it is over.")

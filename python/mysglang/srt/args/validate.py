@@ -1,0 +1,128 @@
+"""What must hold of resolved options: a table of rules. All that fail are reported at once, each with what to do.
+
+The range and choices of a single option stand with the option (`arg(at_least=…)`); here is what concerns several, or
+the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mysglang.srt.args.groups import ArgGroups
+from mysglang.srt.args.schedule import CHUNKING_OFF
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.hardware import Hardware
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`broken` says whether the options break the rule; `say` gives the line for the user."""
+
+    broken: Callable[[ArgGroups, Hardware], bool]
+    say: Callable[[ArgGroups], str]
+
+
+RULES = (
+    Rule(
+        lambda a, _: a.parallel.tp_size != 1,
+        lambda a: f"--tp-size {a.parallel.tp_size}: this version runs on one device; leave it out or give 1.",
+    ),
+    Rule(
+        lambda a, hardware: a.parallel.device == "cuda" and hardware.num_gpus <= a.parallel.base_gpu_id,
+        lambda a: (
+            f"--device cuda: no NVIDIA GPU {a.parallel.base_gpu_id} is visible; "
+            "check nvidia-smi and CUDA_VISIBLE_DEVICES, or give --device cpu."
+        ),
+    ),
+    Rule(lambda a, _: not _found(a.model.model_path), lambda a: _not_found("--model-path", a.model.model_path)),
+    Rule(
+        lambda a, _: a.model.tokenizer_path != a.model.model_path and not _found(a.model.tokenizer_path),
+        lambda a: _not_found("--tokenizer-path", a.model.tokenizer_path),
+    ),
+    Rule(
+        lambda a, _: not _is_json_object(a.model.json_model_override_args),
+        lambda a: f"--json-model-override-args must be a JSON object, got {a.model.json_model_override_args!r}.",
+    ),
+    Rule(
+        lambda a, _: _looks_like_file(a.serving.chat_template) and not Path(str(a.serving.chat_template)).is_file(),
+        lambda a: f"--chat-template {a.serving.chat_template}: there is no such file.",
+    ),
+    Rule(
+        lambda a, _: a.schedule.chunked_prefill_size == 0,
+        lambda _: f"--chunked-prefill-size 0: give a number of tokens, or {CHUNKING_OFF} for whole prompts.",
+    ),
+    Rule(
+        lambda a, _: 0 < (a.schedule.chunked_prefill_size or 0) < a.memory.page_size,
+        lambda a: f"--chunked-prefill-size must be at least --page-size ({a.memory.page_size}).",
+    ),
+    Rule(
+        lambda a, _: a.schedule.schedule_conservativeness == 0,
+        lambda _: "--schedule-conservativeness must be greater than 0.",
+    ),
+    Rule(
+        lambda a, _: a.memory.page_size & (a.memory.page_size - 1) != 0,
+        lambda a: f"--page-size {a.memory.page_size}: give a power of two.",
+    ),
+    Rule(
+        lambda a, _: a.memory.max_total_tokens is not None and a.memory.max_total_tokens < a.memory.page_size,
+        lambda a: f"--max-total-tokens must be at least --page-size ({a.memory.page_size}).",
+    ),
+    Rule(
+        lambda a, _: a.parallel.device == "cpu" and a.kernels.attention_backend in ("triton", "flashinfer"),
+        lambda a: f"--attention-backend {a.kernels.attention_backend} needs --device cuda.",
+    ),
+    Rule(
+        lambda a, _: a.parallel.device == "cpu" and a.kernels.sampling_backend == "flashinfer",
+        lambda _: "--sampling-backend flashinfer needs --device cuda.",
+    ),
+    Rule(
+        lambda a, hardware: (
+            not hardware.has_flashinfer and "flashinfer" in (a.kernels.attention_backend, a.kernels.sampling_backend)
+        ),
+        lambda _: "flashinfer is asked for, but not installed; install mysglang[cuda], or give triton and pytorch.",
+    ),
+    Rule(
+        lambda a, hardware: not hardware.has_triton and a.kernels.attention_backend == "triton",
+        lambda _: "--attention-backend triton: triton is not installed; install mysglang[cuda].",
+    ),
+)
+
+
+def validate(groups: ArgGroups, hardware: Hardware) -> None:
+    """Raise ConfigError with a line for every rule that `groups` breaks."""
+    # Rules may compare values, so they are asked only where every value has its type and range.
+    problems = [*groups.bad_values()] or [*_broken(groups, hardware)]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _broken(groups: ArgGroups, hardware: Hardware) -> Iterator[str]:
+    return (rule.say(groups) for rule in RULES if rule.broken(groups, hardware))
+
+
+def _found(path: str | None) -> bool:
+    """Whether the path is a directory, or may be a repository's name."""
+    return path is not None and (Path(path).is_dir() or (_REPOSITORY.fullmatch(path) is not None))
+
+
+def _not_found(flag: str, path: str | None) -> str:
+    if path is not None and Path(path).is_file():
+        return f"{flag} {path}: this is a file; give the directory with config.json and the weights."
+    return f"{flag} {path}: there is no such directory, and a Hugging Face repository would be named OWNER/NAME."
+
+
+def _is_json_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _looks_like_file(template: str | None) -> bool:
+    return template is not None and ("/" in template or template.endswith((".jinja", ".json")))

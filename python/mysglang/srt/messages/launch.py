@@ -1,0 +1,44 @@
+"""What a child process tells the process that launched it, over a pipe: ready with these facts, or why it cannot go on.
+
+One JSON object a line. The pipe stays open for the child's life; a cause that is told later is told on it too.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+
+class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known once a scheduler has its model and its KV cache; part of /server_info."""
+
+    max_total_num_tokens: int
+    """Tokens that the KV cache holds."""
+    max_req_input_len: int
+    """Longest prompt that can be served, in tokens."""
+    context_len: int
+    """Longest request, output included."""
+    max_running_requests: int
+    page_size: int
+    vocab_size: int
+    device: str
+    dtype: str
+    attention_backend: str
+    memory_usage: dict[str, float] = {}
+    """GB by purpose: weights, kvcache, graph."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The child serves. A detokenizer has no facts to tell."""
+
+    facts: SchedulerFacts | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The child cannot go on; the last thing it says."""
+
+    problems: list[str]
+
+
+FromChild: TypeAlias = Ready | Failed

@@ -1,0 +1,51 @@
+"""ServerArgs: all options of a server, groups side by side, and PortArgs: where its processes meet.
+
+Read by the processes' entry points and by `managers.scheduler_builder`; what lies below is given its group, or values.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mysglang.srt.args.cli import parse
+from mysglang.srt.args.groups import ArgGroups, from_flat
+from mysglang.srt.args.resolve import resolve
+from mysglang.srt.args.validate import validate
+from mysglang.srt.utils.hardware import Hardware, detect_hardware
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerArgs(ArgGroups):
+    """The options of one server. `from_cli` and `from_kwargs` give resolved ones: no "auto" is left, and all hold."""
+
+    @classmethod
+    def from_cli(cls, argv: Sequence[str], hardware: Hardware | None = None) -> ServerArgs:
+        """Out of a command line. Raises ConfigError with every problem found; exits after --help and --version."""
+        return cls.from_kwargs(hardware, **parse(argv))
+
+    @classmethod
+    def from_kwargs(cls, hardware: Hardware | None = None, /, **options: Any) -> ServerArgs:
+        """Out of flat options under SGLang's names, as `Engine(...)` takes them. Raises ConfigError likewise."""
+        given = from_flat(cls, options)
+        hardware = hardware or detect_hardware()
+        if not any(given.bad_values()):
+            given = resolve(given, hardware, seed=secrets.randbelow(1 << 30))
+        validate(given, hardware)
+        return given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortArgs:
+    """The sockets between the processes of one server. The reader named by each binds it."""
+
+    scheduler_input_ipc_name: str
+    detokenizer_ipc_name: str
+    tokenizer_ipc_name: str
+
+
+def prepare_server_args(argv: Sequence[str]) -> ServerArgs:
+    """SGLang's name for `ServerArgs.from_cli`."""
+    return ServerArgs.from_cli(argv)

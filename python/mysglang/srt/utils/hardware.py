@@ -1,0 +1,93 @@
+"""What this machine has, found out without torch, so that light processes can ask.
+
+A first answer for defaults and for early errors; the scheduler process, which does load torch, has the last word.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_GIB = 1 << 30
+_NVML_NAMES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The devices that a launch may use, and the kernels installed for them."""
+
+    gpu_memory: tuple[float, ...] = ()
+    """GiB of each NVIDIA GPU that is visible to this process."""
+    has_flashinfer: bool = False
+    has_triton: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        return len(self.gpu_memory)
+
+
+def detect_hardware() -> Hardware:
+    """Look at this machine. Takes milliseconds; never fails."""
+    return Hardware(
+        gpu_memory=visible(_gpu_memory(), os.environ),
+        has_flashinfer=importlib.util.find_spec("flashinfer") is not None,
+        has_triton=importlib.util.find_spec("triton") is not None,
+    )
+
+
+def visible(gpu_memory: tuple[float, ...], environment: Mapping[str, str]) -> tuple[float, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves; like CUDA, stop at the first entry that names none."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return gpu_memory
+    chosen: list[float] = []
+    for entry in filter(None, map(str.strip, named.split(","))):
+        if entry.startswith(("GPU-", "MIG-")) and gpu_memory:
+            # Which one an id means is the driver's knowledge; the smallest is a safe guess for defaults.
+            chosen.append(min(gpu_memory))
+        elif entry.isdigit() and int(entry) < len(gpu_memory):
+            chosen.append(gpu_memory[int(entry)])
+        else:
+            break
+    return tuple(chosen)
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t"""
+
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+def _gpu_memory() -> tuple[float, ...]:
+    """GiB of each GPU that the NVIDIA driver knows of, in its order; empty without a driver."""
+    nvml = _load_nvml()
+    if nvml is None or nvml.nvmlInit_v2() != 0:
+        return ()
+    try:
+        count = ctypes.c_uint()
+        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return ()
+        return tuple(_memory_of(nvml, index) for index in range(count.value))
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _memory_of(nvml: ctypes.CDLL, index: int) -> float:
+    device, memory = ctypes.c_void_p(), _Memory()
+    if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
+        return 0.0
+    if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
+        return 0.0
+    return float(memory.total / _GIB)
+
+
+def _load_nvml() -> ctypes.CDLL | None:
+    for name in _NVML_NAMES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
