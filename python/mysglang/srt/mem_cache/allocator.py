@@ -1,0 +1,47 @@
+"""PageAllocator: which pages of the KV cache are free. It knows no owner: who was given a page gives it back once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Ints
+
+
+class PageAllocator:
+    """A stack of free page numbers, 1 … num_pages. Page 0 belongs to padding and is never given out.
+
+    A fresh allocator gives pages in ascending order. The page freed last is given first.
+    """
+
+    __slots__ = ("_num_free", "_stack", "num_pages", "page_size")
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        assert num_pages >= 1 and page_size >= 1
+        self.num_pages = num_pages
+        self.page_size = page_size
+        """Tokens of a page."""
+        self._stack: Ints = np.arange(num_pages, 0, -1, dtype=np.int32)
+        self._num_free = num_pages
+
+    @property
+    def num_free(self) -> int:
+        return self._num_free
+
+    def alloc(self, count: int) -> Ints:
+        """Take `count` pages; the caller has seen to it that as many are free."""
+        bottom = self._num_free - count
+        assert 0 <= bottom <= self._num_free, f"{count} pages asked for, {self._num_free} free"
+        pages = self._stack[bottom : self._num_free][::-1].copy()
+        self._num_free = bottom
+        return pages
+
+    def free(self, pages: Ints) -> None:
+        """Give pages back. They may be given out again at once."""
+        top = self._num_free + len(pages)
+        assert top <= self.num_pages, "more pages freed than were given out"
+        self._stack[self._num_free : top] = pages[::-1]
+        self._num_free = top
+
+    def free_pages(self) -> Ints:
+        """The free pages, in no order that means anything; for checks."""
+        return self._stack[: self._num_free].copy()

@@ -1,0 +1,53 @@
+"""ChunkCache: the prefix cache that shares nothing. What a row computed is freed when the row goes."""
+
+from __future__ import annotations
+
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.mem_cache.allocator import PageAllocator
+from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache, PrefixMatch
+from mysglang.srt.mem_cache.radix_tree import NO_PAGES, NamespaceRoot, TreeNode
+
+
+class ChunkCache(PrefixCache):
+    """The null object of RadixCache: every row stands on the same empty node."""
+
+    def __init__(self, allocator: PageAllocator) -> None:
+        self.allocator = allocator
+        self._nowhere = NamespaceRoot("", 0)
+
+    @property
+    def evictable_pages(self) -> int:
+        return 0
+
+    def size(self) -> CacheSize:
+        return CacheSize(0, 0, 0, 0)
+
+    def match_prefix(self, ids: Ints, extra_key: str) -> PrefixMatch:
+        return PrefixMatch(0, 0, extra_key, None)
+
+    def holds(self, match: PrefixMatch) -> bool:
+        return True
+
+    def unlocked_pages(self, match: PrefixMatch) -> int:
+        return 0
+
+    def inc_lock_ref(self, match: PrefixMatch) -> TreeNode:
+        return self._nowhere
+
+    def dec_lock_ref(self, node: TreeNode) -> None:
+        pass
+
+    def path_pages(self, node: TreeNode) -> Ints:
+        return NO_PAGES
+
+    def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
+        return node
+
+    def insert(self, node: TreeNode, ids: Ints, pages: Ints) -> None:
+        self.allocator.free(pages)
+
+    def evict(self, num_pages: int) -> None:
+        pass
+
+    def check(self, standing: list[TreeNode]) -> Ints:
+        return NO_PAGES

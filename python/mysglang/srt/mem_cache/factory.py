@@ -1,0 +1,22 @@
+"""Names of prefix caches -> how to make them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from mysglang.srt.mem_cache.chunk_cache import ChunkCache
+from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES, EvictPolicyName
+from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
+from mysglang.srt.mem_cache.radix_cache import RadixCache
+
+PrefixCacheName = Literal["radix", "chunk"]
+
+
+def prefix_cache(name: PrefixCacheName, *, eviction_policy: EvictPolicyName = "lru") -> MakePrefixCache:
+    """What KvManager makes its prefix cache with. `chunk` shares nothing, and has nothing to evict."""
+    makers: dict[PrefixCacheName, MakePrefixCache] = {
+        "radix": partial(RadixCache, policy=EVICT_POLICIES[eviction_policy]),
+        "chunk": ChunkCache,
+    }
+    return makers[name]

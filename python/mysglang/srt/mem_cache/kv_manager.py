@@ -1,0 +1,237 @@
+"""KvManager: all that planning may ask of memory. It knows slots, pages and token ids; no request, no device.
+
+A row is opened on a cached prefix, extended as it grows, committed as its tokens are planned, and released:
+
+    match ──> open ──> extend / extend_rows ──> commit ──> … ──> release
+    (no lock) (slot)   (pages for positions)    (share)           (what is whole stays in the cache)
+
+    row   [ pages of the cache, locked through the node that the row stands on | pages of the row's own ]
+            0 … node.end - 1                                                     node.end … held - 1
+
+Everything here happens at plan time, ahead of the device. Pages may be freed while a step in flight still writes to
+them, and committed before anything is written; both are harmless only because steps run in order on one stream: the
+next owner's writes, and the other readers' reads, come later on it. So whoever touches pages off that stream (a copy
+to the host, a transfer to another instance) must hold a lock on them until it is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Ints, TableWrites
+from mysglang.srt.mem_cache.allocator import PageAllocator
+from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache, PrefixMatch
+from mysglang.srt.mem_cache.radix_tree import TreeNode
+from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvState:
+    """Where the memory is, in tokens (whole pages). free + evictable + protected + private == total."""
+
+    total: int
+    free: int
+    evictable: int
+    """Cached, and nobody's: free as soon as it is wanted."""
+    protected: int
+    """Cached, and open rows stand on it."""
+    private: int
+    """Held by open rows, not in the cache."""
+    nodes: int
+    locked_nodes: int
+    free_slots: int
+    open_rows: int
+
+
+class KvManager:
+    """Rows over pages, with a prefix cache behind them. All ranks that make the same calls get the same answers."""
+
+    def __init__(
+        self, num_pages: int, page_size: int, num_slots: int, max_context: int, prefix_cache: MakePrefixCache
+    ) -> None:
+        self.page_size = page_size
+        self.allocator = PageAllocator(num_pages, page_size)
+        self.cache = prefix_cache(self.allocator)
+        self.rows = ReqToTokenPool(num_slots, max_context, page_size)
+        self._nodes: dict[int, TreeNode] = {}
+        """Slot -> the node that the row stands on: it owns no page before `node.end`, and every page from there on."""
+
+    # A row's life
+
+    def match(self, ids: Ints, *, extra_key: str, limit: int) -> PrefixMatch:
+        """The longest cached prefix of ids[:limit] among requests of the same `extra_key`; `num_tokens` of it.
+
+        ids: [N] int32. Nothing is locked, so a match is good until the next call that may evict (`extend`,
+        `extend_rows`) or `flush`. Match again after these: `open` refuses a match that has lost pages.
+        """
+        assert ids.dtype == np.int32
+        return self.cache.match_prefix(ids[:limit], extra_key)
+
+    def holds(self, match: PrefixMatch) -> bool:
+        """Whether a match has lost nothing since it was made, so that it may be opened."""
+        return self.cache.holds(match)
+
+    def tokens_to_lock(self, match: PrefixMatch) -> int:
+        """By how much `available_tokens` sinks when this match is opened: its part that no open row stands on."""
+        return self.cache.unlocked_pages(match) * self.page_size
+
+    def open(self, match: PrefixMatch) -> int:
+        """Take a slot for a row that begins with the matched prefix, which is locked until `release`."""
+        assert self.rows.free_slots, "no free slot"
+        node = self.cache.inc_lock_ref(match)
+        slot = self.rows.alloc()
+        self._nodes[slot] = node
+        self.rows.append(slot, self.cache.path_pages(node))
+        return slot
+
+    def extend(self, slot: int, new_len: int) -> bool:
+        """See to it that the row has pages for the positions before `new_len`, evicting if needed; all or nothing."""
+        count = self._pages(new_len) - int(self.rows.held[slot])
+        if count <= 0:
+            return True
+        if not self._make_room(count):
+            return False
+        self.rows.append(slot, self.allocator.alloc(count))
+        return True
+
+    def extend_rows(self, slots: Ints, new_lens: Ints) -> bool:
+        """`extend` for many rows at once: all of them, or none. The slots are distinct.
+
+        slots, new_lens: [R] int32.
+        """
+        counts = self._missing(slots, new_lens)
+        total = int(counts.sum())
+        if total == 0:
+            return True
+        if not self._make_room(total):
+            return False
+        self.rows.append_rows(slots, counts, self.allocator.alloc(total))
+        return True
+
+    def commit(self, slot: int, ids: Ints) -> None:
+        """Share the whole pages of `ids`: other rows may match them from now on, in the same step even.
+
+        ids: the row's tokens from position 0 on whose keys and values are written by steps that are launched or
+        about to be: having committed is a promise to launch. If somebody else's pages for the next tokens are cached
+        already, the row keeps its own and shares nothing beyond, as long as those are there: pages of a running row
+        are never replaced.
+        """
+        assert ids.dtype == np.int32
+        node = self._nodes[slot]
+        end = len(ids) // self.page_size
+        if end <= node.end:
+            return
+        pages = self.rows.pages(slot)
+        assert end <= len(pages), "committed beyond the row's pages"
+        self._nodes[slot] = self.cache.append(node, self._ids_of(ids, node.end, end), pages[node.end : end])
+
+    def release(self, slot: int, ids: Ints) -> None:
+        """Close the row: finished, aborted or retracted. The whole pages of `ids` stay in the cache, evictable.
+
+        ids: all tokens from position 0 on whose keys and values were or will be written by launched steps; at least
+        what was committed. What the row holds beyond them is freed.
+        """
+        assert ids.dtype == np.int32
+        node = self._nodes.pop(slot)
+        start, end = node.end, len(ids) // self.page_size
+        pages = self.rows.pages(slot)
+        assert start <= end <= len(pages), f"released with {end} pages; {start} are shared, {len(pages)} held"
+        if start < end:
+            self.cache.insert(node, self._ids_of(ids, start, end), pages[start:end])
+        self.cache.dec_lock_ref(node)
+        self.allocator.free(pages[end:])
+        self.rows.free(slot)
+
+    # What planning asks
+
+    @property
+    def free_slots(self) -> int:
+        return self.rows.free_slots
+
+    def available_tokens(self) -> int:
+        """Tokens for which there are pages: free now, or after evicting all that nobody stands on."""
+        return (self.allocator.num_free + self.cache.evictable_pages) * self.page_size
+
+    def pages_short(self, slots: Ints, new_lens: Ints) -> int:
+        """Pages lacking for `extend_rows` to succeed, even after eviction; 0 if it will."""
+        wanted = int(self._missing(slots, new_lens).sum())
+        return max(0, wanted - self.allocator.num_free - self.cache.evictable_pages)
+
+    def locations(self, slots: Ints, starts: Ints, lens: Ints) -> Ints:
+        """KV slots (page * page_size + offset) of positions starts[i] … starts[i] + lens[i] - 1, row after row.
+
+        slots, starts, lens: [R] int32; the result [sum of lens] int32.
+        """
+        return self.rows.locations(slots, starts, lens)
+
+    def take_writes(self) -> TableWrites | None:
+        """What the device's page table must learn before the next step; None if nothing changed."""
+        return self.rows.take_writes()
+
+    # Care
+
+    def flush(self) -> bool:
+        """Empty the cache, if no row is open. Says whether it did."""
+        if self._nodes:
+            return False
+        self.cache.reset()
+        return True
+
+    def state(self) -> KvState:
+        """The account of all memory. Visits the open rows, not the tree."""
+        size = self.cache.size()
+        private = int(self.rows.held.sum()) - sum(node.end for node in self._nodes.values())
+        return KvState(
+            total=self.allocator.num_pages * self.page_size,
+            free=self.allocator.num_free * self.page_size,
+            evictable=size.evictable_pages * self.page_size,
+            protected=size.protected_pages * self.page_size,
+            private=private * self.page_size,
+            nodes=size.num_nodes,
+            locked_nodes=size.locked_nodes,
+            free_slots=self.rows.free_slots,
+            open_rows=len(self._nodes),
+        )
+
+    def check(self) -> None:
+        """Walk everything; an AssertionError names the law that is broken. For tests and for an idle server."""
+        state = self.state()
+        sum_of_parts = state.free + state.evictable + state.protected + state.private
+        assert sum_of_parts == state.total, f"pages were lost or doubled: {state}"
+        assert state.open_rows + state.free_slots == self.rows.num_slots, f"slots were lost or doubled: {state}"
+        private = []
+        for slot, node in self._nodes.items():
+            row = self.rows.pages(slot)
+            assert np.array_equal(row[: node.end], self.cache.path_pages(node)), f"row {slot} is not what it shares"
+            private.append(row[node.end :])
+        cached = self.cache.check(list(self._nodes.values()))
+        owned = np.concatenate([self.allocator.free_pages(), cached, *private])
+        owners = np.bincount(owned, minlength=self.allocator.num_pages + 1)
+        assert owners[0] == 0, "the page for padding is in use"
+        assert (owners[1:] == 1).all(), f"pages without exactly one owner: {1 + np.flatnonzero(owners[1:] != 1)}"
+
+    # Inside
+
+    def _pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def _missing(self, slots: Ints, new_lens: Ints) -> Ints:
+        """[R] pages that the rows lack for these lengths."""
+        wanted = new_lens if self.page_size == 1 else (new_lens + (self.page_size - 1)) // self.page_size
+        missing: Ints = np.maximum(wanted - self.rows.held[slots], 0)
+        return missing
+
+    def _make_room(self, num_pages: int) -> bool:
+        """Evict until as many pages are free. Evicts nothing if it could not be enough."""
+        short = num_pages - self.allocator.num_free
+        if short > self.cache.evictable_pages:
+            return False
+        if short > 0:
+            self.cache.evict(short)
+        return True
+
+    def _ids_of(self, ids: Ints, start: int, end: int) -> Ints:
+        """The tokens of pages start … end - 1."""
+        return ids[start * self.page_size : end * self.page_size]

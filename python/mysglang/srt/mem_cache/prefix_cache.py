@@ -1,0 +1,102 @@
+"""PrefixCache: what a cache of prefixes must do, whether it shares (RadixCache) or not (ChunkCache).
+
+Ownership: a page belongs to the free list, to the cache, or to one row. `append` and `insert` hand pages over from the
+row to the cache; a row that stands on a node reads the pages on the path above it, but does not own them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.mem_cache.allocator import PageAllocator
+from mysglang.srt.mem_cache.radix_tree import TreeNode
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """A cached prefix that was found. Nothing is locked: whatever evicts may shorten it; `PrefixCache.holds` tells."""
+
+    num_tokens: int
+    """A multiple of the page size."""
+    num_pages: int
+    extra_key: str
+    node: TreeNode | None
+    """Where the prefix ended when it was found; the cache's business."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """What a cache holds, in pages and nodes."""
+
+    evictable_pages: int
+    """Pages that nobody stands on."""
+    protected_pages: int
+    num_nodes: int
+    locked_nodes: int
+
+
+class PrefixCache(ABC):
+    """Pages by the tokens whose keys and values they hold."""
+
+    @property
+    @abstractmethod
+    def evictable_pages(self) -> int:
+        """Pages that `evict` could free now; costs nothing to ask."""
+
+    @abstractmethod
+    def size(self) -> CacheSize: ...
+
+    @abstractmethod
+    def match_prefix(self, ids: Ints, extra_key: str) -> PrefixMatch:
+        """The longest cached prefix of `ids` in the namespace `extra_key`, in whole pages."""
+
+    @abstractmethod
+    def holds(self, match: PrefixMatch) -> bool:
+        """Whether every page of the match is still cached."""
+
+    @abstractmethod
+    def unlocked_pages(self, match: PrefixMatch) -> int:
+        """Pages of a match, still held, that are evictable now."""
+
+    @abstractmethod
+    def inc_lock_ref(self, match: PrefixMatch) -> TreeNode:
+        """Lock a match that is still held. A row now stands on the node returned, `node.end` pages from the root."""
+
+    @abstractmethod
+    def dec_lock_ref(self, node: TreeNode) -> None:
+        """The row that stood on `node` leaves."""
+
+    @abstractmethod
+    def path_pages(self, node: TreeNode) -> Ints:
+        """The `node.end` pages above the end of a locked node, first page of the prompt first."""
+
+    @abstractmethod
+    def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
+        """Take over the pages of a row that stands on `node` and goes on with `ids`; returns where it stands now.
+
+        That is `node` itself if the cache does not take them: then the row keeps them as its own.
+        """
+
+    @abstractmethod
+    def insert(self, node: TreeNode, ids: Ints, pages: Ints) -> None:
+        """Take over the pages of a row that is about to leave `node`, for good: what is not kept is freed."""
+
+    @abstractmethod
+    def evict(self, num_pages: int) -> None:
+        """Free that many pages, or all evictable ones if these are fewer."""
+
+    @abstractmethod
+    def check(self, standing: list[TreeNode]) -> Ints:
+        """Assert that the cache is sound, given the nodes that open rows stand on; returns the pages it owns."""
+
+    def reset(self) -> None:
+        """Forget everything. No row may stand anywhere."""
+        self.evict(self.evictable_pages)
+        assert self.size().num_nodes == 0, "reset while rows are open"
+
+
+MakePrefixCache: TypeAlias = Callable[[PageAllocator], PrefixCache]

@@ -1,0 +1,69 @@
+"""RadixCache: the radix tree bound to the page allocator. It knows which pages to free, not who runs on them."""
+
+from __future__ import annotations
+
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.mem_cache.allocator import PageAllocator
+from mysglang.srt.mem_cache.evict_policy import EvictPolicy, lru
+from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache, PrefixMatch
+from mysglang.srt.mem_cache.radix_tree import RadixTree, TreeNode
+
+
+class RadixCache(PrefixCache):
+    """Keeps every whole page of every prefix that was computed, until its memory is wanted."""
+
+    def __init__(self, allocator: PageAllocator, policy: EvictPolicy = lru) -> None:
+        self.allocator = allocator
+        self.tree = RadixTree(allocator.page_size, policy)
+
+    @property
+    def evictable_pages(self) -> int:
+        return self.tree.evictable_pages
+
+    def size(self) -> CacheSize:
+        tree = self.tree
+        return CacheSize(tree.evictable_pages, tree.protected_pages, tree.num_nodes, tree.locked_nodes)
+
+    def match_prefix(self, ids: Ints, extra_key: str) -> PrefixMatch:
+        node, num_pages = self.tree.match_prefix(ids, extra_key)
+        return PrefixMatch(num_pages * self.allocator.page_size, num_pages, extra_key, node)
+
+    def holds(self, match: PrefixMatch) -> bool:
+        return match.num_pages == 0 or self.tree.node_at(match.node, match.num_pages) is not None
+
+    def unlocked_pages(self, match: PrefixMatch) -> int:
+        if match.num_pages == 0:
+            return 0
+        return self.tree.unlocked_pages(self._node_of(match), match.num_pages)
+
+    def inc_lock_ref(self, match: PrefixMatch) -> TreeNode:
+        if match.num_pages == 0:
+            node = self.tree.namespace(match.extra_key)
+        else:
+            node = self.tree.split_at(self._node_of(match), match.num_pages)
+        self.tree.inc_lock_ref(node)
+        return node
+
+    def dec_lock_ref(self, node: TreeNode) -> None:
+        self.tree.dec_lock_ref(node)
+
+    def path_pages(self, node: TreeNode) -> Ints:
+        return self.tree.path_pages(node)
+
+    def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
+        return self.tree.append(node, ids, pages) or node
+
+    def insert(self, node: TreeNode, ids: Ints, pages: Ints) -> None:
+        known = self.tree.insert(node, ids, pages)
+        self.allocator.free(pages[:known])
+
+    def evict(self, num_pages: int) -> None:
+        self.allocator.free(self.tree.evict(num_pages))
+
+    def check(self, standing: list[TreeNode]) -> Ints:
+        return self.tree.check(standing)
+
+    def _node_of(self, match: PrefixMatch) -> TreeNode:
+        node = self.tree.node_at(match.node, match.num_pages)
+        assert node is not None, "a stale match: match again after anything that may evict"
+        return node

@@ -1,0 +1,372 @@
+"""RadixTree: token prefixes and the KV pages that hold them. It knows no request, no slot and no allocator.
+
+    namespace "" ── [system prompt: pages 3 4 5] ─┬─ [question a: 6 7]
+                                                  └─ [question b: 9] ── [answer: 12 13]
+
+A node stands for a run of whole pages. Siblings differ in their first page, which is also how they are found. A lock
+on a node locks the path above it, so locks grow towards the root and what is unlocked can always be evicted from the
+leaves. Time is a counter of operations: all ranks see the same, and evict alike.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.mem_cache.evict_policy import EvictPolicy
+
+REMOVED = -1
+NO_PAGES: Ints = np.zeros(0, np.int32)
+
+
+class TreeNode:
+    """A run of pages below `parent`. Outside of the tree it is an opaque handle: only `end` is of interest.
+
+    A node keeps its identity when it is split: it becomes the lower part, so what was locked stays locked.
+    """
+
+    __slots__ = ("children", "end", "key", "last_access", "lock_ref", "parent", "queued", "serial", "value")
+
+    def __init__(self, parent: TreeNode | None, key: Ints, value: Ints, serial: int) -> None:
+        self.parent = parent
+        self.key = key
+        """Token ids, len(value) * page_size of them; never written to."""
+        self.value = value
+        """Page numbers."""
+        self.end: int = len(value) + (parent.end if parent else 0)
+        """Pages from the root to the end of this node; REMOVED once evicted."""
+        self.serial = serial
+        self.children: dict[int | bytes, TreeNode] = {}
+        self.lock_ref = 0
+        """Rows that stand here or below."""
+        self.last_access = 0
+        self.queued = False
+        """Whether an entry for this node is in the eviction queue."""
+
+
+class NamespaceRoot(TreeNode):
+    """The empty node above all prefixes of a namespace. It goes when nothing stands below and no row stands on it."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str, serial: int) -> None:
+        super().__init__(None, NO_PAGES, NO_PAGES, serial)
+        self.name = name
+
+
+class RadixTree:
+    """Prefixes in whole pages. Sizes are in pages and kept up to date by every operation."""
+
+    def __init__(self, page_size: int, policy: EvictPolicy) -> None:
+        self.page_size = page_size
+        self.evictable_pages = 0
+        """Pages of nodes that nobody locks."""
+        self.protected_pages = 0
+        self.locked_nodes = 0
+        self.num_nodes = 0
+        """Nodes that hold pages."""
+        self._policy = policy
+        self._roots: dict[str, NamespaceRoot] = {}
+        self._clock = 0
+        self._serial = 0
+        # (key, serial, node), at most one entry for each node, so never more than num_nodes. An entry may be outdated:
+        # its node locked, or no leaf any more, or used since; that is found out when it comes up.
+        self._queue: list[tuple[int, int, TreeNode]] = []
+
+    # Looking up
+
+    def match_prefix(self, ids: Ints, extra_key: str) -> tuple[TreeNode | None, int]:
+        """The longest cached prefix of `ids`: the node in which it ends and its pages from the root.
+
+        Changes nothing but access times. The answer holds as long as `node_at` finds it.
+        """
+        root = self._roots.get(extra_key)
+        if root is None:
+            return None, 0
+        now = self._tick()
+        size = len(ids) // self.page_size * self.page_size
+        node: TreeNode = root
+        node.last_access = now
+        position = 0
+        while position < size:
+            child = node.children.get(self._page_key(ids, position))
+            if child is None:
+                break
+            node = child
+            node.last_access = now
+            common = self._common(node.key, ids[position:size])
+            position += common
+            if common < len(node.key):
+                break
+        return node, position // self.page_size
+
+    def node_at(self, node: TreeNode | None, end: int) -> TreeNode | None:
+        """The node that holds page `end` - 1 of the path to `node`, or None if that page was evicted meanwhile.
+
+        `node` may have been split since, so the page may be in one of the nodes above.
+        """
+        if node is None:
+            return None
+        while node.parent is not None and end <= node.parent.end:
+            node = node.parent
+        return node if end <= node.end else None
+
+    def unlocked_pages(self, node: TreeNode, end: int) -> int:
+        """Pages of the path to page `end` - 1 (which `node` holds) that nobody locks."""
+        while node.parent is not None and node.lock_ref == 0:
+            node = node.parent
+        return max(0, end - node.end)
+
+    def path_pages(self, node: TreeNode) -> Ints:
+        """All pages from the root to the end of `node`, in order."""
+        pages = np.empty(node.end, np.int32)
+        step: TreeNode | None = node
+        while step is not None and step.parent is not None:
+            pages[step.parent.end : step.end] = step.value
+            step = step.parent
+        return pages
+
+    # Growing
+
+    def namespace(self, extra_key: str) -> TreeNode:
+        """The root of a namespace, made if needed. Lock it at once: an unlocked empty one is not kept."""
+        root = self._roots.get(extra_key)
+        if root is None:
+            root = self._roots[extra_key] = NamespaceRoot(extra_key, self._next_serial())
+        return root
+
+    def split_at(self, node: TreeNode, end: int) -> TreeNode:
+        """The node that ends with page `end` - 1, which `node` holds: itself, or its upper part, split off."""
+        start = node.end - len(node.value)
+        return node if end == node.end else self._split(node, end - start)
+
+    def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode | None:
+        """Hang pages below a node that the caller has locked, as a new leaf that the caller locks too.
+
+        None if the tree already knows the first page of `ids` here: nothing changes then.
+        """
+        assert node.lock_ref > 0
+        if self._page_key(ids, 0) in node.children:
+            return None
+        leaf = self._add_leaf(node, ids, pages)
+        leaf.lock_ref = 1
+        self.protected_pages += len(pages)
+        self.locked_nodes += 1
+        return leaf
+
+    def insert(self, node: TreeNode, ids: Ints, pages: Ints) -> int:
+        """Put pages below `node`, unlocked. Returns how many of the first pages the tree had already.
+
+        Those it had it keeps; the caller's copies of them stay with the caller.
+        """
+        now = self._tick()
+        size = len(pages) * self.page_size
+        position = 0
+        while position < size:
+            child = node.children.get(self._page_key(ids, position))
+            if child is None:
+                known = position // self.page_size
+                leaf = self._add_leaf(node, ids[position:size], pages[known:])
+                self.evictable_pages += len(leaf.value)
+                self._settle(leaf)
+                return known
+            child.last_access = now
+            common = self._common(child.key, ids[position:size])
+            position += common
+            if common < len(child.key) and position < size:
+                child = self._split(child, common // self.page_size)
+            node = child
+        return len(pages)
+
+    # Locking
+
+    def inc_lock_ref(self, node: TreeNode) -> None:
+        """Keep the path to `node` from eviction."""
+        while node.parent is not None:
+            if node.lock_ref == 0:
+                self.evictable_pages -= len(node.value)
+                self.protected_pages += len(node.value)
+                self.locked_nodes += 1
+            node.lock_ref += 1
+            node = node.parent
+        node.lock_ref += 1
+
+    def dec_lock_ref(self, node: TreeNode) -> None:
+        """Take back one lock. The path was in use until now, so it counts as just used."""
+        now = self._tick()
+        step: TreeNode | None = node
+        while step is not None:
+            assert step.lock_ref > 0, "unlocked more often than locked"
+            step.lock_ref -= 1
+            step.last_access = now
+            if step.lock_ref == 0:
+                if step.parent is not None:
+                    self.evictable_pages += len(step.value)
+                    self.protected_pages -= len(step.value)
+                    self.locked_nodes -= 1
+                self._settle(step)
+            step = step.parent
+
+    # Shrinking
+
+    def evict(self, num_pages: int) -> Ints:
+        """Take out `num_pages` pages, or all that are evictable if these are fewer. Returns them.
+
+        Leaves go in the order of the policy, a parent that became a leaf among them. Of the last one only as many
+        pages go as are wanted, from its end, so no cached token is lost without need.
+        """
+        wanted = min(num_pages, self.evictable_pages)
+        self.evictable_pages -= wanted
+        taken: list[Ints] = []
+        while wanted > 0:
+            key, serial, node = self._queue[0]
+            if node.lock_ref or node.children:
+                node.queued = False
+                heapq.heappop(self._queue)
+            elif (current := self._policy(node)) != key:
+                heapq.heapreplace(self._queue, (current, serial, node))
+            elif len(node.value) > wanted:
+                taken.append(self._trim(node, wanted))
+                break
+            else:
+                heapq.heappop(self._queue)
+                self._remove(node)
+                taken.append(node.value)
+                wanted -= len(node.value)
+        return np.concatenate(taken) if taken else NO_PAGES
+
+    # Inside
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def _page_key(self, ids: Ints, position: int) -> int | bytes:
+        if self.page_size == 1:
+            return int(ids[position])
+        return ids[position : position + self.page_size].tobytes()
+
+    def _common(self, key: Ints, ids: Ints) -> int:
+        """Tokens of the pages in which both begin alike; the first page is known to be equal."""
+        size = min(len(key), len(ids))
+        differs = key[:size] != ids[:size]
+        first = int(differs.argmax())
+        return first // self.page_size * self.page_size if differs[first] else size
+
+    def _add_leaf(self, parent: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
+        # Copies: the caller goes on writing to the buffers that these are views of.
+        leaf = TreeNode(parent, ids.copy(), pages.copy(), self._next_serial())
+        leaf.last_access = self._clock
+        parent.children[self._page_key(ids, 0)] = leaf
+        self.num_nodes += 1
+        return leaf
+
+    def _split(self, node: TreeNode, num_pages: int) -> TreeNode:
+        """Make the first pages of `node` a node of their own above it; returns that one."""
+        parent = node.parent
+        assert parent is not None and 0 < num_pages < len(node.value)
+        cut = num_pages * self.page_size
+        # Copies, so that a short part does not keep the whole array alive after the other one was evicted.
+        upper = TreeNode(parent, node.key[:cut].copy(), node.value[:num_pages].copy(), self._next_serial())
+        upper.lock_ref = node.lock_ref
+        upper.last_access = node.last_access
+        parent.children[self._page_key(node.key, 0)] = upper
+        upper.children[self._page_key(node.key, cut)] = node
+        node.parent = upper
+        node.key = node.key[cut:].copy()
+        node.value = node.value[num_pages:].copy()
+        self.num_nodes += 1
+        self.locked_nodes += node.lock_ref > 0
+        return upper
+
+    def _trim(self, node: TreeNode, num_pages: int) -> Ints:
+        """Cut pages off the end of a leaf."""
+        kept = len(node.value) - num_pages
+        taken = node.value[kept:]
+        node.key = shortened(node.key, kept * self.page_size)
+        node.value = shortened(node.value, kept)
+        node.end -= num_pages
+        return taken
+
+    def _remove(self, leaf: TreeNode) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        leaf.queued = False
+        leaf.end = REMOVED
+        del parent.children[self._page_key(leaf.key, 0)]
+        self.num_nodes -= 1
+        self._settle(parent)
+
+    def _settle(self, node: TreeNode) -> None:
+        """A node has lost its last lock or child, or is new: queue it if it can be evicted now."""
+        if node.lock_ref or node.children:
+            return
+        if isinstance(node, NamespaceRoot):
+            del self._roots[node.name]
+        elif not node.queued:
+            node.queued = True
+            heapq.heappush(self._queue, (self._policy(node), node.serial, node))
+
+    # Checking
+
+    def nodes(self) -> Iterator[TreeNode]:
+        """Every node, namespace roots included, parents before children."""
+        stack: list[TreeNode] = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def check(self, standing: list[TreeNode]) -> Ints:
+        """Walk everything and assert that it is sound, given the nodes on which the open rows stand, with repeats.
+
+        Returns the pages of all nodes. For tests and debugging: it visits the whole tree.
+        """
+        rows_below: dict[int, int] = {}
+        for handle in standing:
+            step: TreeNode | None = handle
+            while step is not None:
+                rows_below[id(step)] = rows_below.get(id(step), 0) + 1
+                step = step.parent
+        nodes = list(self.nodes())
+        for node in nodes:
+            self._check_node(node, rows_below.pop(id(node), 0))
+        assert not rows_below, "a row stands on a node that is not in the tree"
+        inner = [node for node in nodes if node.parent is not None]
+        sizes = [len(node.value) for node in inner]
+        locked = [len(node.value) for node in inner if node.lock_ref]
+        assert len(inner) == self.num_nodes, "node count is off"
+        assert sum(locked) == self.protected_pages, "protected size is off"
+        assert sum(sizes) - sum(locked) == self.evictable_pages, "evictable size is off"
+        assert len(locked) == self.locked_nodes, "count of locked nodes is off"
+        queued = {entry[2].serial for entry in self._queue}
+        assert len(queued) == len(self._queue), "a node is queued twice"
+        assert queued == {node.serial for node in inner if node.queued}, "queue and nodes disagree"
+        return np.concatenate([node.value for node in inner]) if inner else NO_PAGES
+
+    def _check_node(self, node: TreeNode, rows_below: int) -> None:
+        parent = node.parent
+        assert node.lock_ref == rows_below, f"lock count {node.lock_ref}, but {rows_below} rows stand there or below"
+        if parent is None:
+            assert isinstance(node, NamespaceRoot) and self._roots.get(node.name) is node and node.end == 0
+            assert node.children or node.lock_ref, "an empty namespace was kept"
+            return
+        assert len(node.value) > 0 and len(node.key) == len(node.value) * self.page_size, "a node of no whole pages"
+        assert node.end == parent.end + len(node.value), "end of a node is off"
+        assert parent.children.get(self._page_key(node.key, 0)) is node, "a node is not where its first page says"
+        assert node.lock_ref or node.children or node.queued, "an evictable leaf is not queued"
+        assert node.lock_ref or node.last_access <= parent.last_access, "a child was used after its parent"
+
+
+def shortened(array: Ints, size: int) -> Ints:
+    """The first entries of an array: a view, or a copy once less than half of the memory behind it is in use."""
+    view = array[:size]
+    behind = array.base if isinstance(array.base, np.ndarray) else array
+    return view.copy() if 2 * size < behind.size else view
