@@ -201,6 +201,7 @@ class KvManager:
         sum_of_parts = state.free + state.evictable + state.protected + state.private
         assert sum_of_parts == state.total, f"pages were lost or doubled: {state}"
         assert state.open_rows + state.free_slots == self.rows.num_slots, f"slots were lost or doubled: {state}"
+        self.rows.check()
         private = []
         for slot, node in self._nodes.items():
             row = self.rows.pages(slot)
@@ -220,7 +221,7 @@ class KvManager:
     def _missing(self, slots: Ints, new_lens: Ints) -> Ints:
         """[R] pages that the rows lack for these lengths."""
         wanted = new_lens if self.page_size == 1 else (new_lens + (self.page_size - 1)) // self.page_size
-        missing: Ints = np.maximum(wanted - self.rows.held[slots], 0)
+        missing: Ints = np.maximum(wanted - self.rows.held.take(slots), 0)
         return missing
 
     def _make_room(self, num_pages: int) -> bool:
