@@ -1,0 +1,170 @@
+"""Scheduler: one rank's scheduler. It owns no algorithm: it is the order of calls, plus adding and aborting requests.
+
+A step is planned, launched, and finished when its tokens are known. Which loop turns it, how far planning runs ahead
+and what a worker is, it does not know. Parts are made in `scheduler_builder.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mysglang.srt.forward.worker import Worker
+from mysglang.srt.messages.channels import Sender
+from mysglang.srt.messages.codec import ToScheduler, ToTokenizer
+from mysglang.srt.messages.control import HeartBeat
+from mysglang.srt.messages.outputs import Abort
+from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
+from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.forward_builder import ForwardBuilder
+from mysglang.srt.scheduling.intake import Intake
+from mysglang.srt.scheduling.invariants import Invariants
+from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.loops import Launched
+from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
+from mysglang.srt.scheduling.output_streamer import OutputStreamer
+from mysglang.srt.scheduling.request import NO_SLOT, Req
+from mysglang.srt.scheduling.result_processor import ResultProcessor
+from mysglang.srt.scheduling.role import Role
+from mysglang.srt.scheduling.stats import SchedulerStats
+from mysglang.srt.scheduling.step_planner import StepPlanner
+from mysglang.srt.scheduling.waiting_queue import WaitingQueue
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_MS = 200
+"""How long an idle scheduler sleeps at most before it looks around; a message wakes it at once."""
+HEARTBEAT_S = 1.0
+
+NO_SLOTS = np.zeros(0, dtype=np.int32)
+
+Handlers = dict[type, Callable[..., None]]
+"""Message type -> handler(message, lane)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerParts:
+    """What a scheduler is made of."""
+
+    worker: Worker
+    intake: Intake
+    role: Role
+    waiting: WaitingQueue
+    planner: StepPlanner
+    builder: ForwardBuilder
+    results: ResultProcessor
+    streamer: OutputStreamer
+    ratio: NewTokenRatio
+    invariants: Invariants
+    stats: SchedulerStats
+    to_tokenizer: Sender[ToTokenizer]
+    make_req: Callable[[TokenizedGenerateReqInput], Req]
+    rank: int
+
+
+class Scheduler:
+    """Receives, plans, launches and finishes; `reqs` are all requests that are not finished, by rid."""
+
+    def __init__(self, parts: SchedulerParts) -> None:
+        self._parts = parts
+        self.reqs: dict[str, Req] = {}
+        self._handlers: Handlers = {
+            TokenizedGenerateReqInput: self.handle_generate_request,
+            AbortReq: self.abort_request,
+        }
+        self._beat_at = 0.0
+        self._idle = False
+
+    def add_handlers(self, handlers: Handlers) -> None:
+        """Rows of the dispatch table, contributed by a part: message type -> what to do with it."""
+        self._handlers.update(handlers)
+
+    def recv_requests(self, lane: Lane) -> None:
+        """Take every message that is there."""
+        self.process_input_requests(self._parts.intake.drain(), lane)
+        if (now := time.monotonic()) - self._beat_at >= HEARTBEAT_S:
+            self._beat_at = now
+            self._beat(lane)
+
+    def process_input_requests(self, messages: list[ToScheduler], lane: Lane) -> None:
+        """Handle messages in the order they came."""
+        for message in messages:
+            self._handlers[type(message)](message, lane)
+
+    def handle_generate_request(self, message: TokenizedGenerateReqInput, lane: Lane) -> None:
+        """A request arrived: it waits until its role says it is ready and the planner finds it a place."""
+        req = self._parts.make_req(message)
+        self.reqs[req.rid] = req
+        if req.finish is not None:
+            self._answer([req])
+        else:
+            self._parts.role.admit(req)
+
+    def abort_request(self, message: AbortReq, lane: Lane) -> None:
+        """End a request, wherever it is, and answer it with what it has; the unknown is no error."""
+        rids = list(self.reqs) if message.abort_all else [message.rid]
+        reason = Abort(message.message, message.status)
+        aborted = [self.reqs[rid] for rid in rids if rid in self.reqs]
+        for req in aborted:
+            if req.slot != NO_SLOT:
+                self._parts.results.end(req.slot, reason, lane)
+            elif self._parts.role.abort(req.rid) is None:
+                self._parts.waiting.remove([req])
+            req.finish = reason
+        self._answer(aborted)
+
+    def get_next_batch_to_run(self, lane: Lane) -> ScheduleBatch | None:
+        """Plan the next step; memory is taken and positions advance here, token values follow later."""
+        for req in self._parts.role.ready():
+            self._parts.waiting.add(req)
+        batch = self._parts.planner.next_batch(lane)
+        self._answer(self._parts.planner.take_failed())
+        return batch
+
+    def run_batch(self, batch: ScheduleBatch) -> Launched:
+        """Hand the step to the worker, which returns before it is done if it can."""
+        self._idle = False
+        step = self._parts.builder.build(batch)
+        return Launched(batch, step.logprobs, self._parts.worker.forward_batch_generation(step))
+
+    def process_batch_result(self, launched: Launched, lane: Lane) -> None:
+        """Wait for the step's tokens, apply them, tell the detokenizer."""
+        parts = self._parts
+        ended = parts.results.apply(launched.batch, launched.result.complete(), launched.logprobs, lane)
+        self._answer(ended, lane)
+        parts.stats.record(launched.batch, lane.size, len(parts.waiting))
+
+    def on_idle(self, lane: Lane) -> None:
+        """Nothing to run. On falling idle look for leaks; then sleep until a message comes."""
+        if not self._idle:
+            self._idle = True
+            self._parts.stats.fall_idle()
+            self.self_check_during_idle(lane)
+        self._parts.intake.wait(IDLE_WAIT_MS)
+
+    def self_check_during_idle(self, lane: Lane) -> None:
+        """If really nobody is here, nothing may be held."""
+        if not self.reqs and lane.size == 0:
+            self._parts.ratio.reset()
+            self._parts.invariants.check()
+
+    def _answer(self, ended: list[Req], lane: Lane | None = None) -> None:
+        """Tell the detokenizer of requests that ended, and of what is new in those that run in `lane`."""
+        for req in ended:
+            del self.reqs[req.rid]
+        self._parts.streamer.send(NO_SLOTS if lane is None else lane.slots, ended)
+
+    def _beat(self, lane: Lane) -> None:
+        parts = self._parts
+        parts.to_tokenizer.send(
+            HeartBeat(
+                rank=parts.rank,
+                forward_steps=parts.stats.forward_steps,
+                num_running_reqs=lane.size,
+                num_waiting_reqs=len(parts.waiting),
+            )
+        )

@@ -1,0 +1,170 @@
+"""assemble: the parts of a scheduler put together. Plain values in, a loop out; it reads no ServerArgs and no torch.
+
+`scheduler_builder.py` decides what goes in; tests put a late device in the worker's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mysglang.srt.forward.worker import Worker
+from mysglang.srt.managers.scheduler import Scheduler, SchedulerParts
+from mysglang.srt.managers.scheduler_control import SchedulerControl
+from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.messages.channels import Receiver, Sender
+from mysglang.srt.messages.codec import ToDetokenizer, ToScheduler, ToTokenizer
+from mysglang.srt.messages.outputs import Abort
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.scheduling.admission import AdmissionRule
+from mysglang.srt.scheduling.coordinator import SoloCoordinator
+from mysglang.srt.scheduling.decode_planner import DecodePlanner
+from mysglang.srt.scheduling.finish import StopText, StopWatch
+from mysglang.srt.scheduling.forward_builder import ForwardBuilder
+from mysglang.srt.scheduling.intake import Intake, OneRank
+from mysglang.srt.scheduling.invariants import Invariants
+from mysglang.srt.scheduling.logprobs import LogprobBook
+from mysglang.srt.scheduling.loops import OverlapLoop, SyncLoop
+from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
+from mysglang.srt.scheduling.output_streamer import OutputStreamer
+from mysglang.srt.scheduling.policy import make_policy
+from mysglang.srt.scheduling.prefill_planner import PrefillLimits, PrefillPlanner
+from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.residency import Residency
+from mysglang.srt.scheduling.result_processor import ResultProcessor
+from mysglang.srt.scheduling.retraction import Retraction
+from mysglang.srt.scheduling.role import UnifiedRole
+from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
+from mysglang.srt.scheduling.stats import SchedulerStats
+from mysglang.srt.scheduling.step_planner import StepPlanner
+from mysglang.srt.scheduling.waiting_queue import WaitingQueue
+
+MakeStopText = Callable[[SamplingParams], StopText]
+"""Watches a request's text for its stop strings; asked only for requests that have some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions:
+    """How a scheduler schedules."""
+
+    limits: PrefillLimits
+    eos_token_ids: tuple[int, ...]
+    policy: str = "fcfs"
+    conservativeness: float = 1.0
+    overlap: bool = True
+    decode_log_interval: int = 40
+    rank: int = 0
+    rules: tuple[AdmissionRule, ...] = ()
+    strict: bool = False
+    """Leaks raise instead of being logged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """The scheduler's ends of its links."""
+
+    requests: Receiver[ToScheduler]
+    to_detokenizer: Sender[ToDetokenizer]
+    to_tokenizer: Sender[ToTokenizer]
+
+
+class ReqMaker:
+    """Message -> Req. What the scheduler cannot serve is refused here, so that planning never meets it."""
+
+    def __init__(self, max_req_len: int, make_stop_text: MakeStopText) -> None:
+        self._max_req_len = max_req_len
+        self._make_stop_text = make_stop_text
+
+    def __call__(self, message: TokenizedGenerateReqInput) -> Req:
+        params = message.sampling_params
+        ids = np.frombuffer(message.input_ids, dtype=np.int32)
+        room = self._max_req_len - len(ids)
+        max_new = room if params.max_new_tokens is None else params.max_new_tokens
+        req = Req(
+            rid=message.rid,
+            ids=ids,
+            prompt_len=len(ids),
+            sampling=params,
+            max_new=max_new,
+            stream=message.stream,
+            extra_key=message.extra_key,
+            stop_watch=StopWatch(
+                token_ids=params.stop_token_ids,
+                text=self._make_stop_text(params) if params.stop else None,
+                min_new=params.min_new_tokens,
+            ),
+            logprobs=LogprobBook(message.logprobs) if message.logprobs is not None else None,
+            priority=message.priority,
+        )
+        if not len(ids) or max_new > room:
+            text = f"A prompt of {len(ids)} tokens and max_new_tokens {max_new} exceed the {self._max_req_len} tokens"
+            req.finish = Abort(f"{text} that a request may hold.", status=400, kind="BadRequestError")
+        return req
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A scheduler ready to turn."""
+
+    scheduler: Scheduler
+    loop: SyncLoop | OverlapLoop
+    kv: KvManager = field(repr=False)
+
+
+def max_request_len(worker: Worker) -> int:
+    """Tokens, output included, of the longest request that can run alone.
+
+    The last token of a request needs no KV entry, but a step in flight may reserve for it.
+    """
+    return min(worker.capacity.max_context, worker.capacity.num_tokens)
+
+
+def assemble(
+    worker: Worker,
+    kv: KvManager,
+    channels: Channels,
+    options: SchedulerOptions,
+    make_stop_text: MakeStopText,
+) -> Assembled:
+    """Every part of a scheduler around `worker` and `kv`; reads like a parts list."""
+    capacity = worker.capacity
+    table = RequestTable(capacity.num_slots, capacity.max_context)
+    sampling = SamplingBuilder(table, capacity.num_slots, options.eos_token_ids)
+    residency = Residency(table, kv, sampling)
+    ratio = NewTokenRatio(options.conservativeness)
+    stats = SchedulerStats(kv, decode_log_interval=options.decode_log_interval)
+    results = ResultProcessor(table, residency, options.eos_token_ids)
+
+    def prefix_length(req: Req) -> int:
+        return kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit).num_tokens
+
+    waiting = WaitingQueue(make_policy(options.policy, prefix_length))
+    retraction = Retraction(table, residency, waiting)
+    prefill = PrefillPlanner(table, kv, residency, waiting, ratio, limits=options.limits, rules=options.rules)
+    decode = DecodePlanner(table, kv, ratio, retraction, tokens_per_step=worker.tokens_per_step, end=results.end)
+    scheduler = Scheduler(
+        SchedulerParts(
+            worker=worker,
+            intake=Intake(channels.requests, OneRank()),
+            role=UnifiedRole(),
+            waiting=waiting,
+            planner=StepPlanner(prefill, decode, SoloCoordinator()),
+            builder=ForwardBuilder(table, kv, sampling),
+            results=results,
+            streamer=OutputStreamer(table, channels.to_detokenizer),
+            ratio=ratio,
+            invariants=Invariants(kv, strict=options.strict),
+            stats=stats,
+            to_tokenizer=channels.to_tokenizer,
+            make_req=ReqMaker(max_request_len(worker), make_stop_text),
+            rank=options.rank,
+        )
+    )
+    control = SchedulerControl(scheduler, kv, retraction, stats, channels.to_tokenizer, capacity=capacity)
+    scheduler.add_handlers(control.handlers())
+    loop = OverlapLoop(scheduler) if options.overlap else SyncLoop(scheduler)
+    return Assembled(scheduler, loop, kv)

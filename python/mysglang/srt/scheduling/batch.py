@@ -1,0 +1,32 @@
+"""ScheduleBatch: one step in the scheduler's own terms: which slots, how many tokens each, who yields a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import Bools, Ints, Longs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleBatch:
+    """The rows of one step. A row is (slot, life): its result counts only while the slot still lives that life."""
+
+    mode: ForwardMode
+    slots: Ints
+    lives: Longs
+    starts: Ints
+    """Tokens in the KV cache before this step."""
+    lens: Ints
+    """New tokens."""
+    yields: Bools
+    """Whether the row's next token will be sampled."""
+    new_tokens: int
+    """Sum of `lens`."""
+    cached_tokens: int = 0
+    """Tokens that the rows which start in this step found in the prefix cache."""
+    new_seqs: int = 0
+    """Rows that start in this step."""
+
+    def __len__(self) -> int:
+        return len(self.slots)

@@ -1,0 +1,94 @@
+"""DecodePlanner: the next token of everybody; retract the youngest when memory is short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.messages.outputs import Abort, FinishReason
+from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
+from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.retraction import Retraction
+
+OUT_OF_MEMORY = Abort(
+    "Out of memory: the KV cache cannot hold this request. Raise --mem-fraction-static or --max-total-tokens.",
+    status=500,
+    kind="InternalServerError",
+)
+
+
+class DecodePlanner:
+    """Plans decode steps. `tokens_per_step` slots are reserved for each row, as many as a worker may commit."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        kv: KvManager,
+        ratio: NewTokenRatio,
+        retraction: Retraction,
+        *,
+        tokens_per_step: int,
+        end: Callable[[int, FinishReason, Lane], Req],
+    ) -> None:
+        self._table = table
+        self._kv = kv
+        self._ratio = ratio
+        self._retraction = retraction
+        self._tokens_per_step = tokens_per_step
+        self._end = end
+        self.failed: list[Req] = []
+        """Requests that had to be ended for want of memory; whoever plans answers them."""
+
+    def plan(self, lane: Lane) -> ScheduleBatch | None:
+        """The next decode step for `lane`, or None if nobody in it has a token to come."""
+        slots = self._live(lane)
+        if len(slots) and not self._reserve(slots):
+            slots = self._make_room(lane)
+        if not len(slots):
+            return None
+        self._ratio.after_decode()
+        starts = self._table.planned[slots]
+        self._table.planned[slots] = starts + 1
+        ones = np.ones(len(slots), dtype=np.int32)
+        return ScheduleBatch(
+            mode=ForwardMode.DECODE,
+            slots=slots,
+            lives=self._table.life[slots],
+            starts=starts,
+            lens=ones,
+            yields=ones.astype(np.bool_),
+            new_tokens=len(slots),
+        )
+
+    def _live(self, lane: Lane) -> Ints:
+        """The rows that have a token to come; those that are sure to end by length only wait for their result."""
+        slots = lane.slots
+        live: Ints = slots[self._table.will_know(slots) < self._table.final_len[slots]]
+        return live
+
+    def _reserve(self, slots: Ints) -> bool:
+        return self._kv.extend_rows(slots, self._table.planned[slots] + self._tokens_per_step)
+
+    def _make_room(self, lane: Lane) -> Ints:
+        """Retract until the rest fits; returns the rows of the step, none if others are about to give memory back."""
+        slots = self._live(lane)
+        if len(lane.slots) > len(slots):
+            return slots[:0]
+        while len(slots) and not self._reserve(slots):
+            if self._retraction.retract_one(lane, slots) is None:
+                # The last one, alone with all the memory, and still it does not fit.
+                self.failed.append(self._end(int(slots[0]), OUT_OF_MEMORY, lane))
+            slots = self._live(lane)
+        if len(slots):
+            table = self._table
+            generated = int((table.known[slots] - table.prompt_len[slots]).sum())
+            max_new = int((table.final_len[slots] - table.prompt_len[slots]).sum())
+            self._ratio.after_retraction(generated, max_new, len(slots))
+        return slots

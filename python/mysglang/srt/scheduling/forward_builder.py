@@ -1,0 +1,87 @@
+"""ForwardBuilder: ScheduleBatch -> ModelWorkerBatch. Columns only; no value of a token in flight is needed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import ON_DEVICE, Ints, LogprobColumns, ModelWorkerBatch
+from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.logprobs import LogprobBook
+from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
+
+NO_IDS: Ints = np.zeros(0, dtype=np.int32)
+
+
+class ForwardBuilder:
+    """Builds what a worker needs of a step."""
+
+    def __init__(self, table: RequestTable, kv: KvManager, sampling: SamplingBuilder) -> None:
+        self._table = table
+        self._kv = kv
+        self._sampling = sampling
+
+    def build(self, batch: ScheduleBatch) -> ModelWorkerBatch:
+        """The columns of `batch`, with every page-table change since the last build."""
+        decode = batch.mode.is_decode
+        return ModelWorkerBatch(
+            mode=batch.mode,
+            input_ids=np.full(len(batch), ON_DEVICE, dtype=np.int32) if decode else self._prompt_ids(batch),
+            slots=batch.slots,
+            seq_lens=batch.starts + batch.lens,
+            extend_lens=batch.lens,
+            out_cache_loc=self._kv.locations(batch.slots, batch.starts, batch.lens),
+            yields=batch.yields,
+            sampling=self._sampling.columns(batch),
+            table_writes=self._kv.take_writes(),
+            penalty_reset=None if decode else self._sampling.penalty_reset(batch),
+            forbidden=self._sampling.forbidden(batch),
+            logprobs=self._logprobs(batch),
+        )
+
+    def _prompt_ids(self, batch: ScheduleBatch) -> Ints:
+        tokens = self._table.tokens
+        rows = zip(batch.slots.tolist(), batch.starts.tolist(), batch.lens.tolist(), strict=True)
+        return np.concatenate([tokens[slot, start : start + n] for slot, start, n in rows])
+
+    def _logprobs(self, batch: ScheduleBatch) -> LogprobColumns | None:
+        wanted = self._table.wants_logprobs[batch.slots]
+        if not wanted.any():
+            return None
+        top_num = np.zeros(len(batch), dtype=np.int32)
+        token_ids = [NO_IDS] * len(batch)
+        positions, targets = [NO_IDS], [NO_IDS]
+        counts = np.zeros(len(batch), dtype=np.int32)
+        offsets = np.cumsum(batch.lens) - batch.lens
+        for row in np.flatnonzero(wanted).tolist():
+            slot = int(batch.slots[row])
+            book = self._table.req(slot).logprobs
+            assert book is not None
+            top_num[row] = book.top_num
+            token_ids[row] = book.token_ids
+            if batch.mode.is_decode or book.prompt_done:
+                continue
+            start = int(batch.starts[row])
+            first, end = self.prompt_span(book, slot, start, int(batch.lens[row]))
+            if first < end:
+                counts[row] = end - first
+                positions.append(np.arange(first - 1 - start, end - 1 - start, dtype=np.int32) + offsets[row])
+                targets.append(self._table.tokens[slot, first:end].copy())
+        return LogprobColumns(
+            rows=wanted,
+            top_num=top_num,
+            token_ids=token_ids,
+            prompt_positions=np.concatenate(positions).astype(np.int32),
+            prompt_targets=np.concatenate(targets),
+            prompt_counts=counts,
+        )
+
+    def prompt_span(self, book: LogprobBook, slot: int, start: int, length: int) -> tuple[int, int]:
+        """The prompt tokens [first, end) whose logprobs the chunk [start, start + length) gives.
+
+        The logits at a position predict the token after it, so a chunk also gives that of the token that follows it.
+        """
+        first = max(book.prompt_start, start + 1)
+        end = min(start + length + 1, int(self._table.prompt_len[slot]))
+        return first, end

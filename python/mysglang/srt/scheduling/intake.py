@@ -1,0 +1,37 @@
+"""Intake: the messages of this turn, the same on every rank of the tensor-parallel group."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from mysglang.srt.messages.channels import Receiver
+from mysglang.srt.messages.codec import ToScheduler
+
+
+class Share(Protocol):
+    """Gives the messages that rank 0 read to all ranks."""
+
+    def share(self, messages: list[ToScheduler]) -> list[ToScheduler]: ...
+
+
+class OneRank:
+    """Nobody to share with."""
+
+    def share(self, messages: list[ToScheduler]) -> list[ToScheduler]:
+        return messages
+
+
+class Intake:
+    """Reads the socket without waiting; `wait` is for a scheduler that has nothing to do."""
+
+    def __init__(self, receiver: Receiver[ToScheduler], share: Share) -> None:
+        self._receiver = receiver
+        self._share = share
+
+    def drain(self) -> list[ToScheduler]:
+        """Every message that is there."""
+        return self._share.share(self._receiver.drain())
+
+    def wait(self, timeout_ms: int) -> None:
+        """Sleep until a message is there, at most `timeout_ms`."""
+        self._receiver.poll(timeout_ms)

@@ -1,0 +1,90 @@
+"""Loops: how far planning runs ahead of results. A loop owns its lanes; everything else is the scheduler's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker_batch import LogprobColumns
+from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.lane import Lane
+
+
+class Launched:
+    """A step that the worker has taken."""
+
+    __slots__ = ("batch", "logprobs", "result")
+
+    def __init__(self, batch: ScheduleBatch, logprobs: LogprobColumns | None, result: BatchResult) -> None:
+        self.batch = batch
+        self.logprobs = logprobs
+        self.result = result
+
+
+class Stepped(Protocol):
+    """What a loop drives (managers/scheduler.py)."""
+
+    def recv_requests(self, lane: Lane) -> None: ...
+
+    def get_next_batch_to_run(self, lane: Lane) -> ScheduleBatch | None: ...
+
+    def run_batch(self, batch: ScheduleBatch) -> Launched: ...
+
+    def process_batch_result(self, launched: Launched, lane: Lane) -> None: ...
+
+    def on_idle(self, lane: Lane) -> None: ...
+
+
+class Loop(Protocol):
+    """Runs a scheduler, one turn after another."""
+
+    def step(self) -> None:
+        """One turn."""
+        ...
+
+
+class SyncLoop:
+    """Plan, run, take the result. One lane, nothing in flight between turns. (SGLang's `event_loop_normal`.)"""
+
+    def __init__(self, scheduler: Stepped) -> None:
+        self._scheduler = scheduler
+        self.lane = Lane()
+
+    def step(self) -> None:
+        scheduler, lane = self._scheduler, self.lane
+        scheduler.recv_requests(lane)
+        batch = scheduler.get_next_batch_to_run(lane)
+        if batch is None:
+            scheduler.on_idle(lane)
+            return
+        scheduler.process_batch_result(scheduler.run_batch(batch), lane)
+
+
+class OverlapLoop:
+    """Launch a step, then read the one before while the device works. One lane, one step in flight.
+
+    (SGLang's `event_loop_overlap`.)
+    """
+
+    def __init__(self, scheduler: Stepped) -> None:
+        self._scheduler = scheduler
+        self._pending: Launched | None = None
+        self.lane = Lane()
+
+    def step(self) -> None:
+        scheduler, lane = self._scheduler, self.lane
+        scheduler.recv_requests(lane)
+        batch = scheduler.get_next_batch_to_run(lane)
+        launched = scheduler.run_batch(batch) if batch is not None else None
+        if self._pending is not None:
+            scheduler.process_batch_result(self._pending, lane)
+        elif launched is None:
+            scheduler.on_idle(lane)
+        self._pending = launched
+
+
+def run_forever(loop: Loop, stop: Callable[[], bool]) -> None:
+    """Turn after turn until `stop()` says so."""
+    while not stop():
+        loop.step()

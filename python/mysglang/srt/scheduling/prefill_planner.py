@@ -1,0 +1,193 @@
+"""PrefillPlanner: fill a step's token budget with prompts, whole or in chunks.
+
+A request is admitted when its pages, and a share of what it and the running ones may still generate, fit the memory.
+Its pages go to the prefix cache at once, before they are computed: the device runs steps in order and stores keys and
+values before it attends, so the next request, even of the same step, may already share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.scheduling.admission import AdmissionRule
+from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
+from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.residency import Residency
+from mysglang.srt.scheduling.waiting_queue import WaitingQueue
+
+MAX_NEW_ESTIMATE = 4096
+"""At most so many tokens to come are reckoned for one request; who generates more may cause a retraction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillLimits:
+    """Token limits of one prefill step, and how often a stream is served."""
+
+    max_prefill_tokens: int
+    """New tokens of a step; its first request may exceed it alone when chunking is off."""
+    chunked_prefill_size: int | None
+    """New tokens of a step with chunking; None: prompts are computed whole."""
+    stream_interval: int = 1
+    """Tokens between two pieces of a streamed answer, where the request does not say."""
+
+    @property
+    def chunking(self) -> bool:
+        return self.chunked_prefill_size is not None
+
+    @property
+    def budget(self) -> int:
+        """New tokens of one step."""
+        if self.chunked_prefill_size is None:
+            return self.max_prefill_tokens
+        return min(self.max_prefill_tokens, self.chunked_prefill_size)
+
+
+@dataclass(slots=True)
+class PrefillStep:
+    """A prefill step in the making."""
+
+    budget: int
+    """New tokens that it may still take."""
+    reserved: float
+    """Tokens set aside for what running and admitted requests may still generate."""
+    rows: list[tuple[Req, int, int]] = field(default_factory=list)
+    """(request, first new position, new tokens)."""
+    admitted: list[Req] = field(default_factory=list)
+    cached: int = 0
+
+
+class PrefillPlanner:
+    """Plans prefill steps; owns no request."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        kv: KvManager,
+        residency: Residency,
+        waiting: WaitingQueue,
+        ratio: NewTokenRatio,
+        *,
+        limits: PrefillLimits,
+        rules: Sequence[AdmissionRule] = (),
+    ) -> None:
+        self._table = table
+        self._kv = kv
+        self._residency = residency
+        self._waiting = waiting
+        self._ratio = ratio
+        self._limits = limits
+        self._rules = rules
+
+    def plan(self, lane: Lane) -> ScheduleBatch | None:
+        """The next prefill step for `lane`, or None if no request can be taken."""
+        if lane.chunked is None and not len(self._waiting):
+            return None
+        step = PrefillStep(self._limits.budget, self._reserve(lane))
+        if lane.chunked is not None:
+            self._continue(lane.chunked, step, lane)
+        if lane.chunked is None:
+            self._admit_waiting(step, lane)
+        return self._batch(step, lane) if step.rows else None
+
+    def _reserve(self, lane: Lane) -> float:
+        """Tokens set aside for what the running requests may still generate."""
+        slots, table = lane.slots, self._table
+        to_come = np.clip(table.final_len[slots] - table.will_know(slots), 0, MAX_NEW_ESTIMATE)
+        share = np.where(table.obeys_eos[slots], self._ratio.value, 1.0)
+        return float((to_come * share).sum())
+
+    def _continue(self, req: Req, step: PrefillStep, lane: Lane) -> None:
+        """The next chunk of a request that holds its slot already."""
+        planned = int(self._table.planned[req.slot])
+        take = self._fit(step, planned, len(req.ids) - planned)
+        if take > 0 and self._kv.extend(req.slot, planned + take):
+            lane.chunked = None
+            self._take(req, planned, take, step, lane)
+
+    def _admit_waiting(self, step: PrefillStep, lane: Lane) -> None:
+        """Admit waiting requests in the policy's order until one does not fit."""
+        others = [self._table.req(slot) for slot in lane.slots.tolist()] if self._rules else []
+        others.extend(req for req, _, _ in step.rows)
+        for req in self._waiting.ordered():
+            if step.budget <= 0 or lane.chunked is not None or self._kv.free_slots == 0:
+                break
+            if not all(rule.allows(req, others) for rule in self._rules):
+                break
+            if not self._admit(req, step, lane):
+                break
+            others.append(req)
+        self._waiting.remove(step.admitted)
+
+    def _admit(self, req: Req, step: PrefillStep, lane: Lane) -> bool:
+        """Give `req` a slot, its cached prefix and the pages of its first tokens; False if it does not fit now."""
+        kv = self._kv
+        match = kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit)
+        cached = match.num_tokens
+        extend = len(req.ids) - cached
+        to_come = min(req.final_len - len(req.ids), MAX_NEW_ESTIMATE) + kv.page_size
+        # Alone it always fits, since requests larger than the memory are refused on arrival; a share of what it
+        # may generate is asked for only where somebody else would suffer.
+        alone = lane.size == 0 and not step.rows
+        take = self._fit(step, cached, extend)
+        if take <= 0 or not (alone or self._fits(extend + to_come, step)):
+            return False
+        slot = kv.open(match)
+        # Opening locked the prefix: what could have been evicted before cannot any more.
+        if not (alone or self._fits(extend + to_come, step)) or not kv.extend(slot, cached + take):
+            kv.release(slot, req.ids[:cached])
+            return False
+        self._residency.enter(req, slot, cached=cached, interval=self._limits.stream_interval)
+        step.admitted.append(req)
+        step.cached += cached
+        step.reserved += to_come
+        self._take(req, cached, take, step, lane)
+        return True
+
+    def _fits(self, tokens: int, step: PrefillStep) -> bool:
+        return tokens <= self._kv.available_tokens() - step.reserved
+
+    def _fit(self, step: PrefillStep, start: int, extend: int) -> int:
+        """How many of `extend` tokens after `start` the step takes: all, a whole number of pages, or none."""
+        if extend <= step.budget:
+            return extend
+        if not self._limits.chunking:
+            return extend if not step.rows else 0
+        page = self._kv.page_size
+        return max((start + step.budget) // page * page - start, 0)
+
+    def _take(self, req: Req, start: int, take: int, step: PrefillStep, lane: Lane) -> None:
+        """Put `take` tokens of `req`, whose memory is there, into the step."""
+        end = start + take
+        step.rows.append((req, start, take))
+        step.budget -= take
+        self._table.planned[req.slot] = end
+        self._kv.commit(req.slot, req.ids[:end])
+        if end < len(req.ids):
+            lane.chunked = req
+
+    def _batch(self, step: PrefillStep, lane: Lane) -> ScheduleBatch:
+        """The step, with its finished prompts joined to the lane."""
+        table = self._table
+        slots = np.asarray([req.slot for req, _, _ in step.rows], dtype=np.int32)
+        lens = np.asarray([take for _, _, take in step.rows], dtype=np.int32)
+        yields = table.planned[slots] >= table.known[slots]
+        lane.join(slots[yields])
+        return ScheduleBatch(
+            mode=ForwardMode.EXTEND,
+            slots=slots,
+            lives=table.life[slots],
+            starts=np.asarray([start for _, start, _ in step.rows], dtype=np.int32),
+            lens=lens,
+            yields=yields,
+            new_tokens=int(lens.sum()),
+            cached_tokens=step.cached,
+            new_seqs=len(step.admitted),
+        )

@@ -1,0 +1,87 @@
+"""Req: what the scheduler knows of one request and rarely changes.
+
+What a step needs of a running request (lengths, limits, flags) stands in the RequestTable, as columns indexed by slot.
+Req holds the rest: identity, parameters, stop rules, and the tokens of a request that has no slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.messages.outputs import (
+    NO_STOP_TRIM,
+    SKIP_SPECIAL_TOKENS,
+    SPACES_BETWEEN_SPECIAL_TOKENS,
+    FinishReason,
+)
+from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.scheduling.finish import StopWatch
+from mysglang.srt.scheduling.logprobs import LogprobBook
+
+NO_SLOT = -1
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Req:
+    """One prompt on its way to one answer.
+
+    `ids` are all tokens known when the request last stood in the waiting queue: the prompt, and after a retraction
+    also what was generated. While it runs (`slot` >= 0), the RequestTable holds the tokens.
+    """
+
+    rid: str
+    ids: Ints
+    prompt_len: int
+    sampling: SamplingParams
+    max_new: int
+    """Tokens after which it ends; always known here."""
+    stream: bool
+    extra_key: str
+    stop_watch: StopWatch
+    logprobs: LogprobBook | None = None
+    priority: int = 0
+
+    slot: int = NO_SLOT
+    sent: int = 0
+    """Tokens of `ids` that need not be sent any more, kept while the request has no slot."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when it first ran."""
+    retractions: int = 0
+    started: bool = False
+    """Whether it ever ran."""
+    opened: bool = False
+    """Whether the detokenizer has heard of it."""
+    finish: FinishReason | None = None
+    decode_flags: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        params = self.sampling
+        self.sent = self.prompt_len
+        self.decode_flags = (
+            SKIP_SPECIAL_TOKENS * params.skip_special_tokens
+            | SPACES_BETWEEN_SPECIAL_TOKENS * params.spaces_between_special_tokens
+            | NO_STOP_TRIM * params.no_stop_trim
+        )
+
+    @property
+    def final_len(self) -> int:
+        """Tokens at which the request ends by length, prompt included."""
+        return self.prompt_len + self.max_new
+
+    @property
+    def match_limit(self) -> int:
+        """How many leading tokens may come from the prefix cache.
+
+        The last token is always computed, since its logits give the next one; a prompt position that wants a logprob
+        needs the logits of the position before it.
+        """
+        limit = len(self.ids) - 1
+        if self.logprobs is not None and self.logprobs.prompt_start >= 0 and not self.logprobs.prompt_done:
+            limit = min(limit, max(self.logprobs.prompt_start - 1, 0))
+        return limit
+
+    @property
+    def output_ids(self) -> Ints:
+        """Generated tokens known while the request has no slot."""
+        return self.ids[self.prompt_len :]

@@ -1,0 +1,89 @@
+"""RequestTable: the running requests as columns indexed by slot.
+
+Planning, building, applying results and streaming work on index arrays over these columns; a Python loop over the
+batch is the exception. A slot's row is valid from `open` to `close`; its tokens stay readable until the slot is
+opened again, so a result can still be streamed after the request gave its memory back.
+
+       tokens[slot]   p p p p p p o o o o . . .        p = prompt, o = generated
+       prompt_len ----------------^       ^
+       known -----------------------------'            tokens whose value the host knows
+       planned                                         KV entries written by the steps planned so far
+
+A row that decodes has planned >= known - 1; the token after the last planned one is known as soon as its step is done.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Bools, Ints, Longs
+from mysglang.srt.scheduling.request import NO_SLOT, Req
+
+NON_STREAM_INTERVAL = 50
+"""Tokens after which the output of a request that does not stream is passed on."""
+
+
+class RequestTable:
+    """Columns of the running requests. `num_slots` rows, each of `max_context` tokens."""
+
+    def __init__(self, num_slots: int, max_context: int) -> None:
+        self.tokens: Ints = np.zeros((num_slots, max_context + 1), dtype=np.int32)
+        self.reqs: list[Req | None] = [None] * num_slots
+        self.life: Longs = np.zeros(num_slots, dtype=np.int64)
+        """Counts the ends of the slot's requests: a late result is applied only to the life that it was made for."""
+        self.known: Ints = np.zeros(num_slots, dtype=np.int32)
+        self.planned: Ints = np.zeros(num_slots, dtype=np.int32)
+        self.prompt_len: Ints = np.zeros(num_slots, dtype=np.int32)
+        self.final_len: Ints = np.zeros(num_slots, dtype=np.int32)
+        self.min_len: Ints = np.zeros(num_slots, dtype=np.int32)
+        """Tokens, prompt included, below which EOS does not end the request."""
+        self.sent: Ints = np.zeros(num_slots, dtype=np.int32)
+        self.interval: Ints = np.ones(num_slots, dtype=np.int32)
+        self.streams: Bools = np.zeros(num_slots, dtype=np.bool_)
+        self.obeys_eos: Bools = np.zeros(num_slots, dtype=np.bool_)
+        self.watched: Bools = np.zeros(num_slots, dtype=np.bool_)
+        """Has stop rules of its own."""
+        self.wants_logprobs: Bools = np.zeros(num_slots, dtype=np.bool_)
+
+    def open(self, req: Req, slot: int, *, cached: int, interval: int) -> None:
+        """Give `req` its row. `cached` of its tokens are in the KV cache; `interval` is the server's default."""
+        params = req.sampling
+        self.reqs[slot] = req
+        req.slot = slot
+        self.tokens[slot, : len(req.ids)] = req.ids
+        self.known[slot] = len(req.ids)
+        self.planned[slot] = cached
+        self.prompt_len[slot] = req.prompt_len
+        self.final_len[slot] = req.final_len
+        self.min_len[slot] = req.prompt_len + params.min_new_tokens
+        self.sent[slot] = req.sent
+        self.interval[slot] = (params.stream_interval or interval) if req.stream else NON_STREAM_INTERVAL
+        self.streams[slot] = req.stream
+        self.obeys_eos[slot] = not params.ignore_eos
+        self.watched[slot] = req.stop_watch.active
+        self.wants_logprobs[slot] = req.logprobs is not None
+
+    def close(self, slot: int) -> Req:
+        """End the row's life. The request keeps its known tokens and what it has sent."""
+        req = self.req(slot)
+        req.ids = self.tokens[slot, : self.known[slot]].copy()
+        req.sent = int(self.sent[slot])
+        req.slot = NO_SLOT
+        self.reqs[slot] = None
+        self.life[slot] += 1
+        return req
+
+    def req(self, slot: int) -> Req:
+        """The request in `slot`, which must be open."""
+        req = self.reqs[slot]
+        assert req is not None, f"slot {slot} is closed"
+        return req
+
+    def ids_with_kv(self, slot: int) -> Ints:
+        """The known tokens whose KV entries are, or are being, written. A view: copy to keep."""
+        return self.tokens[slot, : min(self.known[slot], self.planned[slot])]
+
+    def will_know(self, slots: Ints) -> Ints:
+        """Tokens that will be known once every planned step of these decoding rows is done."""
+        expected: Ints = self.planned[slots] + 1
+        return expected

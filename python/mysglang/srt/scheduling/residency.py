@@ -1,0 +1,42 @@
+"""Residency: what a request holds while it runs. Its table row, KV memory and sampling columns come and go together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
+
+
+class Residency:
+    """The one way into a slot and out of it."""
+
+    def __init__(self, table: RequestTable, kv: KvManager, sampling: SamplingBuilder) -> None:
+        self._table = table
+        self._kv = kv
+        self._sampling = sampling
+
+    def enter(self, req: Req, slot: int, *, cached: int, interval: int) -> None:
+        """`req` starts to run in `slot`, which `KvManager.open` gave, with `cached` tokens in the KV cache already."""
+        self._table.open(req, slot, cached=cached, interval=interval)
+        self._sampling.open(slot, req.sampling)
+        if not req.started:
+            req.started = True
+            req.cached_tokens = cached
+        if req.logprobs is not None and not req.logprobs.prompt_done:
+            req.logprobs.open_prompt(int(req.ids[0]))
+
+    def leave(self, slot: int, lane: Lane) -> Req:
+        """The request in `slot` runs no more; its whole pages stay in the prefix cache while there is room.
+
+        Results of steps in flight will find another life in the slot and be dropped.
+        """
+        lane.leave(np.asarray([slot], dtype=np.int32))
+        ids_with_kv = self._table.ids_with_kv(slot)
+        req = self._table.close(slot)
+        self._kv.release(slot, ids_with_kv)
+        self._sampling.close(slot)
+        return req

@@ -1,0 +1,107 @@
+"""ResultProcessor: accepted tokens -> requests -> finished, or on they go.
+
+A row's result counts only if its slot still lives the life that the step was planned for: finishing, aborting and
+retracting all end a life, so results that come too late need no other check.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mysglang.srt.forward.outputs import StepOutput
+from mysglang.srt.forward.worker_batch import Bools, Ints, LogprobColumns
+from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
+from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.logprobs import by_row
+from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.residency import Residency
+
+NOT_FINITE = Abort("The model's output is not a finite number.", status=500, kind="InternalServerError")
+
+
+class ResultProcessor:
+    """Applies results to the request table and ends requests."""
+
+    def __init__(self, table: RequestTable, residency: Residency, eos_token_ids: tuple[int, ...]) -> None:
+        self._table = table
+        self._residency = residency
+        self._eos = eos_token_ids
+
+    def apply(self, batch: ScheduleBatch, output: StepOutput, asked: LogprobColumns | None, lane: Lane) -> list[Req]:
+        """Take a step's outcome; returns the requests that ended, their slots already free."""
+        alive = self._table.life[batch.slots] == batch.lives
+        if asked is not None:
+            self._take_logprobs(batch, output, asked, alive)
+        ended: list[Req] = []
+        firsts = np.cumsum(output.counts) - output.counts
+        # One turn for plain decoding; as many as the longest accepted run with speculation.
+        for depth in range(int(output.counts.max(initial=0))):
+            rows = np.flatnonzero((output.counts > depth) & alive)
+            if len(rows):
+                finished = self._accept(batch.slots[rows], output.tokens[firsts[rows] + depth])
+                ended.extend(self.end(slot, reason, lane) for slot, reason in finished)
+                alive = self._table.life[batch.slots] == batch.lives
+        return ended
+
+    def end(self, slot: int, reason: FinishReason, lane: Lane) -> Req:
+        """The request in `slot` is over."""
+        req = self._residency.leave(slot, lane)
+        req.finish = reason
+        return req
+
+    def _accept(self, slots: Ints, tokens: Ints) -> list[tuple[int, FinishReason]]:
+        """One more token for each of `slots`; returns those that end by it, and why."""
+        table = self._table
+        open_ended = table.known[slots] < table.final_len[slots]
+        if not open_ended.all():
+            # max_new_tokens 0: the prompt was only to be computed, and what was sampled is dropped.
+            done = [(slot, Length(0)) for slot in slots[~open_ended].tolist()]
+            return [*done, *self._accept(slots[open_ended], tokens[open_ended])]
+        known = table.known[slots]
+        table.tokens[slots, known] = np.maximum(tokens, 0)
+        known = known + 1
+        table.known[slots] = known
+        reasons: dict[int, FinishReason] = {}
+        for index in np.flatnonzero(known >= table.final_len[slots]).tolist():
+            reasons[index] = Length(int(known[index] - table.prompt_len[slots[index]]))
+        for index in np.flatnonzero(self._is_eos(slots, tokens, known)).tolist():
+            reasons[index] = Stop(int(tokens[index]))
+        for index in np.flatnonzero(table.watched[slots]).tolist():
+            slot, token = int(slots[index]), int(tokens[index])
+            generated = int(known[index] - table.prompt_len[slot])
+            if token >= 0 and (stop := table.req(slot).stop_watch.check(token, generated)) is not None:
+                reasons[index] = stop
+        for index in np.flatnonzero(tokens < 0).tolist():
+            reasons[index] = NOT_FINITE
+        return [(int(slots[index]), reason) for index, reason in reasons.items()]
+
+    def _is_eos(self, slots: Ints, tokens: Ints, known: Ints) -> Bools:
+        is_eos: Bools = np.zeros(len(tokens), dtype=np.bool_)
+        for eos in self._eos:
+            is_eos |= tokens == eos
+        if is_eos.any():
+            is_eos &= self._table.obeys_eos[slots] & (known >= self._table.min_len[slots])
+        return is_eos
+
+    def _take_logprobs(self, batch: ScheduleBatch, output: StepOutput, asked: LogprobColumns, alive: Bools) -> None:
+        """Hand each living row its part. Comes before the tokens are applied, which may end the row's life."""
+        table = self._table
+        if output.prompt_logprobs is not None:
+            targets = np.split(asked.prompt_targets, np.cumsum(asked.prompt_counts)[:-1])
+            for row, piece in by_row(output.prompt_logprobs, asked.prompt_counts, asked):
+                book = table.req(int(batch.slots[row])).logprobs if alive[row] else None
+                if book is not None:
+                    book.add_prompt(targets[row], piece)
+        if output.output_logprobs is not None:
+            counts = np.where(asked.rows, output.counts, 0)
+            firsts = np.cumsum(output.counts) - output.counts
+            for row, piece in by_row(output.output_logprobs, counts, asked):
+                book = table.req(int(batch.slots[row])).logprobs if alive[row] else None
+                if book is not None:
+                    book.add_output(output.tokens[firsts[row] : firsts[row] + counts[row]], piece)
+        for row in np.flatnonzero(asked.rows & alive & batch.yields).tolist():
+            book = table.req(int(batch.slots[row])).logprobs
+            if book is not None:
+                book.prompt_done = True

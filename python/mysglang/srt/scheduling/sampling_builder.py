@@ -1,0 +1,165 @@
+"""SamplingBuilder: the sampling columns of a step, from per-slot columns that are filled once for each request.
+
+While the rows of consecutive decode steps stay the same, the same SamplingColumns object is handed out again, so that
+a worker keeps its device copy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import (
+    Bools,
+    Floats,
+    Ints,
+    LogitEdits,
+    Longs,
+    PenaltyReset,
+    PenaltyRows,
+    SamplingColumns,
+)
+from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.request_table import RequestTable
+
+NO_LINE = -1
+
+
+class SamplingBuilder:
+    """Per-slot sampling columns; `open` and `close` follow the request table's."""
+
+    def __init__(self, table: RequestTable, num_slots: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._table = table
+        self._eos = np.asarray(eos_token_ids, dtype=np.int32)
+        self._temperature: Floats = np.ones(num_slots, dtype=np.float32)
+        self._top_p: Floats = np.ones(num_slots, dtype=np.float32)
+        self._top_k: Ints = np.ones(num_slots, dtype=np.int32)
+        self._min_p: Floats = np.zeros(num_slots, dtype=np.float32)
+        self._seeds: Longs = np.zeros(num_slots, dtype=np.int64)
+        self._penalties: Floats = np.zeros((num_slots, 3), dtype=np.float32)
+        self._biased: Bools = np.zeros(num_slots, dtype=np.bool_)
+        self._has_min: Bools = np.zeros(num_slots, dtype=np.bool_)
+        self._lines = PenaltyLines(num_slots)
+        self._last: tuple[Ints, Longs, SamplingColumns] | None = None
+
+    def open(self, slot: int, params: SamplingParams) -> None:
+        """Fill the slot's columns; the line of a request without penalties is NO_LINE."""
+        greedy = params.greedy
+        self._temperature[slot] = 1.0 if greedy else params.temperature
+        self._top_k[slot] = 1 if greedy else (TOP_K_ALL if params.top_k == -1 else params.top_k)
+        self._top_p[slot] = params.top_p
+        self._min_p[slot] = params.min_p
+        self._seeds[slot] = params.sampling_seed or 0
+        self._penalties[slot] = (params.frequency_penalty, params.presence_penalty, params.repetition_penalty)
+        self._biased[slot] = bool(params.logit_bias)
+        self._has_min[slot] = params.min_new_tokens > 0
+        if params.penalized:
+            self._lines.take(slot)
+
+    def close(self, slot: int) -> None:
+        """Give the slot's penalty line back, if it has one."""
+        self._lines.give_back(slot)
+
+    def columns(self, batch: ScheduleBatch) -> SamplingColumns:
+        """The columns for the rows of `batch`; the object of the last step if its rows were the same."""
+        if self._last is not None:
+            slots, lives, columns = self._last
+            if np.array_equal(slots, batch.slots) and np.array_equal(lives, batch.lives):
+                return columns
+        columns = self._gather(batch.slots)
+        self._last = (batch.slots, batch.lives, columns)
+        return columns
+
+    def _gather(self, slots: Ints) -> SamplingColumns:
+        top_k, top_p, min_p = self._top_k[slots], self._top_p[slots], self._min_p[slots]
+        return SamplingColumns(
+            temperature=self._temperature[slots],
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seeds=self._seeds[slots],
+            all_greedy=bool((top_k == 1).all()),
+            any_top_p=bool((top_p < 1).any()),
+            any_top_k=bool((top_k < TOP_K_ALL).any()),
+            any_min_p=bool((min_p > 0).any()),
+            penalties=self._penalty_rows(slots),
+            bias=self._bias(slots),
+        )
+
+    def _penalty_rows(self, slots: Ints) -> PenaltyRows | None:
+        lines = self._lines.of(slots)
+        rows = np.flatnonzero(lines != NO_LINE).astype(np.int32)
+        if not len(rows):
+            return None
+        values = self._penalties[slots[rows]]
+        return PenaltyRows(rows, lines[rows], values[:, 0], values[:, 1], values[:, 2])
+
+    def _bias(self, slots: Ints) -> LogitEdits | None:
+        rows = np.flatnonzero(self._biased[slots])
+        if not len(rows):
+            return None
+        biases = [self._table.req(int(slots[row])).sampling.logit_bias for row in rows]
+        counts = [len(bias) for bias in biases]
+        return LogitEdits(
+            np.repeat(rows, counts).astype(np.int32),
+            np.asarray([token for bias in biases for token in bias], dtype=np.int32),
+            np.asarray([value for bias in biases for value in bias.values()], dtype=np.float32),
+        )
+
+    def penalty_reset(self, batch: ScheduleBatch) -> PenaltyReset | None:
+        """What the count lines of rows that finish their prompt in this step start from."""
+        rows = np.flatnonzero((self._lines.of(batch.slots) != NO_LINE) & batch.yields)
+        if not len(rows):
+            return None
+        slots = batch.slots[rows]
+        table = self._table
+        return PenaltyReset(
+            self._lines.of(slots),
+            [table.tokens[slot, : table.prompt_len[slot]].copy() for slot in slots],
+            [table.tokens[slot, table.prompt_len[slot] : table.known[slot]].copy() for slot in slots],
+        )
+
+    def forbidden(self, batch: ScheduleBatch) -> LogitEdits | None:
+        """EOS and stop tokens of rows that must not end yet. The token to be sampled stands at `starts + lens`."""
+        slots, table = batch.slots, self._table
+        early = self._has_min[slots] & (batch.starts + batch.lens + 1 <= table.min_len[slots]) & batch.yields
+        rows = np.flatnonzero(early)
+        if not len(rows):
+            return None
+        ids = [
+            np.union1d(self._eos, np.asarray(table.req(int(slots[row])).sampling.stop_token_ids, dtype=np.int32))
+            for row in rows
+        ]
+        counts = [len(row_ids) for row_ids in ids]
+        total = int(sum(counts))
+        return LogitEdits(
+            np.repeat(rows, counts).astype(np.int32),
+            np.concatenate(ids).astype(np.int32),
+            np.full(total, -np.inf, dtype=np.float32),
+        )
+
+
+class PenaltyLines:
+    """Which line of the worker's count table belongs to which slot; few lines, reused from the lowest."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._line: Ints = np.full(num_slots, NO_LINE, dtype=np.int32)
+        self._free: list[int] = []
+        self._next = 0
+
+    def of(self, slots: Ints) -> Ints:
+        """Line of each slot, or NO_LINE."""
+        lines: Ints = self._line[slots]
+        return lines
+
+    def take(self, slot: int) -> None:
+        if self._free:
+            self._line[slot] = self._free.pop()
+            return
+        self._line[slot] = self._next
+        self._next += 1
+
+    def give_back(self, slot: int) -> None:
+        if self._line[slot] != NO_LINE:
+            self._free.append(int(self._line[slot]))
+            self._line[slot] = NO_LINE

@@ -1,0 +1,43 @@
+"""WaitingQueue: requests that have no slot, in the order of arrival, retracted ones in front."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from mysglang.srt.scheduling.policy import SchedulePolicy
+from mysglang.srt.scheduling.request import Req
+
+
+class WaitingQueue:
+    """Holds and orders. It knows nothing of memory: the prefill planner takes what fits."""
+
+    def __init__(self, policy: SchedulePolicy) -> None:
+        self._policy = policy
+        self._reqs: deque[Req] = deque()
+
+    def add(self, req: Req) -> None:
+        """A request arrived."""
+        self._reqs.append(req)
+
+    def add_retracted(self, req: Req) -> None:
+        """A request lost its memory and goes first when there is some again."""
+        self._reqs.appendleft(req)
+
+    def ordered(self) -> Sequence[Req]:
+        """All requests, those to try first in front. Take with `remove`, after the walk."""
+        return self._policy.order(self._reqs)
+
+    def remove(self, reqs: Sequence[Req]) -> None:
+        """Take requests out; from the front this costs nothing."""
+        gone = set(reqs)
+        while self._reqs and self._reqs[0] in gone:
+            gone.discard(self._reqs.popleft())
+        if gone:
+            self._reqs = deque(req for req in self._reqs if req not in gone)
+
+    def __len__(self) -> int:
+        return len(self._reqs)
+
+    def __iter__(self) -> Iterator[Req]:
+        return iter(self._reqs)
