@@ -1,0 +1,20 @@
+"""LoadConfig: where weights come from and how they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    """How a model's weights are loaded."""
+
+    load_format: LoadFormat = "auto"
+    """auto: the safetensors files of the model's directory. dummy: random values, for measuring speed."""
+    seed: int = 0
+    """Of the dummy values."""
+    num_threads: int = 4
+    """Files that are read at the same time."""

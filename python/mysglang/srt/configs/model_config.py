@@ -1,0 +1,229 @@
+"""ModelConfig: what a model is, read once from its config.json and generation_config.json, and frozen.
+
+Plain JSON: no torch, no transformers, no code of the model's own. The front reads it for lengths and ids, the model
+executor for shapes. Both spellings of transformers 4 and 5 are understood.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from mysglang.srt.configs.architectures import ARCHITECTURES, Architecture
+from mysglang.srt.configs.rope_config import longest_context, rope_parameters
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.hf import read_json, read_json_if_there, resolve_model_path
+
+DTYPES = {
+    "half": "float16",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "float32": "float32",
+}
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The facts of one model. Lengths in tokens."""
+
+    path: str
+    """The directory with the weights and the tokenizer."""
+    architecture: str
+    """One of `ARCHITECTURES`."""
+    hf: dict[str, Any]
+    """config.json as it stands, overrides applied."""
+    generation_config: dict[str, Any]
+    """generation_config.json, empty if there is none."""
+    dtype: str
+    """bfloat16, float16 or float32: of the weights and the computation."""
+    context_len: int
+    """Positions of one request, prompt and output together."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_act: str
+    rms_norm_eps: float
+    attention_bias: bool
+    mlp_bias: bool
+    tie_word_embeddings: bool
+    windows: tuple[int | None, ...]
+    """Per layer: keys that a query sees, itself included; None for all."""
+    rope_parameters: dict[str, Any]
+    """rope_type, rope_theta and the numbers of the scaling."""
+    eos_token_ids: tuple[int, ...]
+    """Of config.json and generation_config.json together."""
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str,
+        *,
+        dtype: str = "auto",
+        context_length: int | None = None,
+        overrides: dict[str, Any] | None = None,
+    ) -> ModelConfig:
+        """Read the model at `path` (a directory or a Hugging Face id).
+
+        `overrides` replace keys of config.json. Raises ConfigError with a line that says what to do.
+        """
+        folder = resolve_model_path(path)
+        if not (folder / "config.json").exists():
+            raise ConfigError(f"{folder} has no config.json; give the directory of a model in Hugging Face format")
+        hf = read_json(folder / "config.json") | (overrides or {})
+        generation_config = read_json_if_there(folder / "generation_config.json")
+        name, architecture = _architecture(hf)
+        facts = _facts(hf, architecture)
+        rope = rope_parameters(hf, facts.max_position_embeddings)
+        return cls(
+            path=str(folder),
+            architecture=name,
+            hf=hf,
+            generation_config=generation_config,
+            dtype=_dtype(dtype, facts),
+            context_len=_context_len(context_length, longest_context(rope, facts.max_position_embeddings)),
+            vocab_size=facts.vocab_size,
+            hidden_size=facts.hidden_size,
+            intermediate_size=facts.intermediate_size,
+            num_layers=facts.num_hidden_layers,
+            num_heads=facts.num_attention_heads,
+            num_kv_heads=facts.kv_heads,
+            head_dim=facts.dim_of_head,
+            hidden_act=facts.hidden_act,
+            rms_norm_eps=facts.rms_norm_eps,
+            attention_bias=facts.attention_bias,
+            mlp_bias=facts.mlp_bias,
+            tie_word_embeddings=facts.tie_word_embeddings,
+            windows=_windows(facts, architecture),
+            rope_parameters=rope,
+            eos_token_ids=_eos_token_ids(hf, generation_config),
+        )
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    """The keys of config.json that are read, with their types; unknown keys are somebody else's."""
+
+    vocab_size: _Count
+    hidden_size: _Count
+    intermediate_size: _Count
+    num_hidden_layers: _Count
+    num_attention_heads: _Count
+    max_position_embeddings: _Count
+    num_key_value_heads: _Count | None = None
+    head_dim: _Count | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: Annotated[float, msgspec.Meta(ge=0)] = 1e-6
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    sliding_window: _Count | None = None
+    use_sliding_window: bool = False
+    max_window_layers: int = 0
+    layer_types: list[str] | None = None
+    torch_dtype: str | None = None
+    dtype: str | None = None
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def dim_of_head(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+def _architecture(hf: dict[str, Any]) -> tuple[str, Architecture]:
+    names = hf.get("architectures") or []
+    if not isinstance(names, list) or not names:
+        raise ConfigError(
+            'config.json names no architecture; add it, for example "architectures": ["LlamaForCausalLM"]'
+        )
+    if hf.get("auto_map"):
+        raise ConfigError(
+            "config.json asks for code that comes with the model (auto_map), and mysglang never runs such code; "
+            "choose a checkpoint of a built-in architecture: " + ", ".join(ARCHITECTURES)
+        )
+    if hf.get("quantization_config") or hf.get("compression_config"):
+        raise ConfigError("the checkpoint is quantized, which is not supported; choose the one in bfloat16 or float16")
+    for name in names:
+        if isinstance(name, str) and name in ARCHITECTURES:
+            return name, ARCHITECTURES[name]
+    listed = ", ".join(str(name) for name in names)
+    raise ConfigError(f"architecture {listed} is not supported; supported are " + ", ".join(ARCHITECTURES))
+
+
+def _facts(hf: dict[str, Any], architecture: Architecture) -> _Facts:
+    try:
+        facts = msgspec.convert({**architecture.defaults, **hf}, _Facts)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"config.json: {error}") from error
+    if facts.num_attention_heads % facts.kv_heads:
+        raise ConfigError(
+            f"config.json: {facts.num_attention_heads} attention heads cannot share {facts.kv_heads} key-value heads"
+        )
+    if facts.head_dim is None and facts.hidden_size % facts.num_attention_heads:
+        raise ConfigError(
+            f"config.json: hidden_size {facts.hidden_size} is no multiple of its {facts.num_attention_heads} attention "
+            "heads, and head_dim is not given"
+        )
+    if facts.dim_of_head % 2:
+        raise ConfigError(f"config.json: head_dim {facts.dim_of_head} must be even for the rotary embedding")
+    return facts
+
+
+def _dtype(wanted: str, facts: _Facts) -> str:
+    """`auto` is the checkpoint's own, but float32 becomes bfloat16: half the memory at little loss."""
+    if wanted == "auto":
+        stored = (facts.dtype or facts.torch_dtype or "bfloat16").removeprefix("torch.")
+        return "bfloat16" if stored in ("float32", "float") else _dtype(stored, facts)
+    if wanted not in DTYPES:
+        raise ConfigError(f"dtype {wanted} is not supported; choose auto or one of " + ", ".join(DTYPES))
+    return DTYPES[wanted]
+
+
+def _context_len(wanted: int | None, longest: int) -> int:
+    if wanted is None:
+        return longest
+    if wanted < 1:
+        raise ConfigError(f"context_length must be at least 1, not {wanted}")
+    if wanted > longest:
+        raise ConfigError(
+            f"context_length {wanted} is more than the {longest} positions of the model; lower it, or override "
+            "rope_scaling or max_position_embeddings of its config.json if you know that the model can do it"
+        )
+    return wanted
+
+
+def _windows(facts: _Facts, architecture: Architecture) -> tuple[int | None, ...]:
+    layers = range(facts.num_hidden_layers)
+    match architecture.sliding:
+        case "none":
+            slides = [False for _ in layers]
+        case "all":
+            slides = [True for _ in layers]
+        case "some":
+            types = facts.layer_types
+            if types is not None and len(types) != len(layers):
+                raise ConfigError(f"config.json: {len(types)} layer_types for {len(layers)} layers")
+            chosen = [types[i] == "sliding_attention" if types else i >= facts.max_window_layers for i in layers]
+            slides = [facts.use_sliding_window and slide for slide in chosen]
+    return tuple(facts.sliding_window if slide else None for slide in slides)
+
+
+def _eos_token_ids(*configs: dict[str, Any]) -> tuple[int, ...]:
+    found: dict[int, None] = {}
+    for config in configs:
+        value = config.get("eos_token_id")
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0 for id_ in ids):
+            raise ConfigError(f"eos_token_id must be a token id or a list of them, not {value!r}")
+        found |= dict.fromkeys(ids)
+    return tuple(found)

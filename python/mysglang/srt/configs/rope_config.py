@@ -1,0 +1,69 @@
+"""Rotary parameters as config.json spells them, old way or new, brought into one form and checked.
+
+The form is that of transformers 5 (`rope_parameters`); what the numbers do is in `layers/rotary_embedding.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mysglang.srt.errors import ConfigError
+
+DEFAULT_THETA = 10000.0
+LENGTH_BEFORE_SCALING = "original_max_position_embeddings"
+
+# The keys that each scaling reads and cannot do without.
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor", LENGTH_BEFORE_SCALING),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", LENGTH_BEFORE_SCALING),
+    "yarn": ("factor", LENGTH_BEFORE_SCALING),
+}
+_OPTIONAL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+
+
+def rope_parameters(hf: dict[str, Any], max_position_embeddings: int) -> dict[str, Any]:
+    """`rope_type`, `rope_theta` and what the type needs, as numbers; from either spelling. Raises ConfigError."""
+    given = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise ConfigError("config.json: rope_scaling must be an object")
+    rope_type = given.get("rope_type", given.get("type", "default"))
+    if rope_type not in REQUIRED:
+        raise ConfigError(f"config.json: rope type {rope_type!r} is unknown; known are {', '.join(REQUIRED)}")
+    if hf.get("partial_rotary_factor", given.get("partial_rotary_factor")) not in (None, 1):
+        raise ConfigError("config.json: a partial_rotary_factor other than 1 is not supported")
+    theta = given.get("rope_theta", hf.get("rope_theta"))
+    rope = {"rope_theta": DEFAULT_THETA if theta is None else theta}
+    values = given | _lengths(hf, given, max_position_embeddings)
+    for key in (*REQUIRED[rope_type], *_OPTIONAL):
+        if values.get(key) is not None:
+            rope[key] = values[key]
+        elif key in REQUIRED[rope_type]:
+            raise ConfigError(f"config.json: rope type {rope_type} needs {key}")
+    for key, value in rope.items():
+        if not isinstance(value, (int, float)) or (value <= 0 and key != "truncate"):
+            raise ConfigError(f"config.json: {key} of the rotary embedding must be a positive number, not {value!r}")
+    return {"rope_type": rope_type} | rope
+
+
+def longest_context(rope: dict[str, Any], max_position_embeddings: int) -> int:
+    """Positions that the model can use, its scaling included."""
+    match rope["rope_type"]:
+        case "linear" | "dynamic":
+            return int(max_position_embeddings * rope["factor"])
+        case "yarn":
+            return max(max_position_embeddings, int(rope[LENGTH_BEFORE_SCALING] * rope["factor"]))
+        case _:
+            return max_position_embeddings
+
+
+def _lengths(hf: dict[str, Any], given: dict[str, Any], max_position_embeddings: int) -> dict[str, Any]:
+    """The length before scaling, wherever it stands, and for yarn the factor that may be left to follow from it."""
+    if given.get("rope_type", given.get("type")) == "dynamic":
+        return {LENGTH_BEFORE_SCALING: max_position_embeddings}
+    original = hf.get(LENGTH_BEFORE_SCALING) or given.get(LENGTH_BEFORE_SCALING) or max_position_embeddings
+    lengths = {LENGTH_BEFORE_SCALING: original}
+    if given.get("factor") is None and isinstance(original, (int, float)):
+        lengths["factor"] = max_position_embeddings / original if original < max_position_embeddings else None
+    return lengths

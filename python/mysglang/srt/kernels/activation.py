@@ -1,0 +1,29 @@
+"""Gated activations: the first half of the last dimension through a function, times the second half."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mysglang.srt.kernels.op import Op
+
+
+def _silu_and_mul(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def _gelu_and_mul(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate).mul_(up)
+
+
+def _gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+# All: [..., 2 * d] -> [..., d], contiguous, same dtype.
+silu_and_mul = Op("silu_and_mul", reference=_silu_and_mul)
+gelu_and_mul = Op("gelu_and_mul", reference=_gelu_and_mul)
+gelu_tanh_and_mul = Op("gelu_tanh_and_mul", reference=_gelu_tanh_and_mul)

@@ -1,0 +1,21 @@
+"""Writing keys and values into the paged cache."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mysglang.srt.kernels.op import Op, head_view
+
+
+def _store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
+    """cache[locations[t]] = row t, for keys and values, cast to the caches' dtype.
+
+    k, v: [T, num_kv_heads * head_dim], maybe slices of one wider projection. Caches: [slots, num_kv_heads, head_dim].
+    locations: [T] int64, distinct but for padding.
+    """
+    head_dim = k_cache.shape[-1]
+    k_cache.index_copy_(0, locations, head_view(k, head_dim).to(k_cache.dtype))
+    v_cache.index_copy_(0, locations, head_view(v, head_dim).to(v_cache.dtype))
+
+
+store_kv = Op("store_kv", reference=_store_kv)

@@ -1,0 +1,30 @@
+"""Root-mean-square normalisation, alone and together with the residual addition before it.
+
+Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019): x / sqrt(mean(x²) + eps) * weight.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mysglang.srt.kernels.op import Op
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise over the last dimension, in float32 inside. Returns a new tensor of x's shape and dtype."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual), both of x's shape and dtype.
+
+    Consumes both tensors: an implementation may write either result over either argument, so a caller uses nothing
+    but what is returned.
+    """
+    residual = residual.add_(x)
+    return _rms_norm(residual, weight, eps), residual
+
+
+rms_norm = Op("rms_norm", reference=_rms_norm)
+fused_add_rms_norm = Op("fused_add_rms_norm", reference=_fused_add_rms_norm)

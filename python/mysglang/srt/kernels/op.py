@@ -1,0 +1,71 @@
+"""Op: a named computation with a plain torch reference and, for each kind of device, the best implementation there is.
+
+Layers call ops and ask nobody about hardware. An op has the granularity of the best fused kernel; its reference is the
+plain composition, which every implementation is tested against. Knows no layer and no platform but by device type.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from torch import Tensor
+
+from mysglang.srt.environ import REFERENCE_OPS
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Implementation = str | tuple[str, ...]
+"""`module:function`, imported at the first call; of several, the first whose module is installed."""
+
+
+class Op(Generic[P, R]):
+    """Calls the implementation for the device of its first argument, which is always a tensor.
+
+    With MYSGLANG_REFERENCE_OPS=1 in the environment every op is its reference: the way to find out whether a kernel is
+    to blame.
+    """
+
+    def __init__(self, name: str, *, reference: Callable[P, R], **implementations: Implementation) -> None:
+        """`implementations` are keyed by torch device type: cuda=…, cpu=…."""
+        self.name = name
+        self.reference = reference
+        self.implementations = implementations
+        self._chosen: dict[str, Callable[P, R]] = {}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        first: Any = args[0]
+        device_type: str = first.device.type
+        try:
+            chosen = self._chosen[device_type]
+        except KeyError:
+            chosen = self._chosen[device_type] = self.choose(device_type)
+        return chosen(*args, **kwargs)
+
+    def choose(self, device_type: str) -> Callable[P, R]:
+        """What a call on this kind of device runs. ImportError if an implementation's own module is broken."""
+        if not REFERENCE_OPS.get():
+            named = self.implementations.get(device_type, ())
+            for candidate in (named,) if isinstance(named, str) else named:
+                module, _, function = candidate.partition(":")
+                if (implementation := _import(module)) is not None:
+                    found: Callable[P, R] = getattr(implementation, function)
+                    return found
+        return self.reference
+
+
+def _import(module: str) -> Any:
+    """The module, or None if the package that it stands in is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module.startswith(error.name):
+            return None
+        raise
+
+
+def head_view(x: Tensor, head_dim: int) -> Tensor:
+    """[T, heads * head_dim] -> [T, heads, head_dim] without a copy, also for a slice of a wider projection."""
+    return x.view(*x.shape[:-1], -1, head_dim)

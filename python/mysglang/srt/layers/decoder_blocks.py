@@ -1,0 +1,97 @@
+"""What nearly every decoder is made of: attention with rotary positions, and a gated MLP.
+
+Sizes are the whole model's; the linears take this rank's share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
+from mysglang.srt.layers.activation import gated_activation
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.layernorm import RMSNorm
+from mysglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from mysglang.srt.layers.radix_attention import RadixAttention
+from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, act: str, *, bias: bool = False, context: LayerContext
+    ) -> None:
+        super().__init__()
+        self.gate_up_proj = MergedColumnParallelLinear(
+            hidden_size, (intermediate_size, intermediate_size), bias=bias, context=context.under("gate_up_proj")
+        )
+        self.down_proj = RowParallelLinear(
+            intermediate_size, hidden_size, bias=bias, context=context.under("down_proj")
+        )
+        self.act_and_mul = gated_activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(self.act_and_mul(self.gate_up_proj(x)))
+        return out
+
+
+class RopeAttention(nn.Module):
+    """Projections, rotary positions, attention, output projection."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        spec: AttentionSpec,
+        rotary: RotaryEmbedding,
+        *,
+        bias: bool = False,
+        output_bias: bool = False,
+        context: LayerContext,
+    ) -> None:
+        """`spec` counts the heads of the whole model."""
+        super().__init__()
+        self.qkv_proj = QKVParallelLinear(
+            hidden_size, spec.head_dim, spec.num_heads, spec.num_kv_heads, bias=bias, context=context.under("qkv_proj")
+        )
+        self.o_proj = RowParallelLinear(
+            spec.num_heads * spec.head_dim, hidden_size, bias=output_bias, context=context.under("o_proj")
+        )
+        self.rotary = rotary
+        self.attn = RadixAttention(
+            replace(spec, num_heads=self.qkv_proj.num_heads, num_kv_heads=self.qkv_proj.num_kv_heads)
+        )
+
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] -> [T, hidden_size]."""
+        q, k, v = self.qkv_proj.forward_split(x)
+        self.rotate(q, k, batch.positions)
+        out: Tensor = self.o_proj(self.attn(q, k, v, batch))
+        return out
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> None:
+        self.rotary(q, k, positions)
+
+
+class QKNormRopeAttention(RopeAttention):
+    """The same with an RMSNorm over each head of queries and keys before they are turned."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        spec: AttentionSpec,
+        rotary: RotaryEmbedding,
+        *,
+        eps: float,
+        bias: bool = False,
+        output_bias: bool = False,
+        context: LayerContext,
+    ) -> None:
+        super().__init__(hidden_size, spec, rotary, bias=bias, output_bias=output_bias, context=context)
+        self.q_norm = RMSNorm(spec.head_dim, eps, context)
+        self.k_norm = RMSNorm(spec.head_dim, eps, context)
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> None:
+        self.rotary.with_norms(q, k, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, positions)

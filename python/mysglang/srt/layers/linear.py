@@ -1,0 +1,120 @@
+"""Linear layers, whole or split over the ranks of a tensor-parallel group.
+
+Column layers split their output, row layers their input, so a column layer followed by a row layer needs one sum over
+the ranks, which the row layer does. What the weights are made of is the quantization's affair.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from mysglang.srt.distributed.groups import Group
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.parameter import Section, WeightParameter
+
+
+class LinearBase(nn.Module):
+    """x [..., input of this rank] -> [..., output of this rank]."""
+
+    def __init__(
+        self,
+        input_section: Section,
+        output_sections: tuple[Section, ...],
+        *,
+        bias: bool,
+        context: LayerContext,
+    ) -> None:
+        super().__init__()
+        self.tp: Group = context.tp
+        self.method = context.quant.linear_method(context.prefix)
+        self.method.create_weights(self, input_section, output_sections, context.dtype)
+        size = sum(section.size for section in output_sections)
+        self.bias = WeightParameter((size,), output_sections, dtype=context.dtype) if bias else None
+
+    def process_weights_after_loading(self) -> None:
+        self.method.process_weights_after_loading(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.method.apply(self, x, self.bias)
+
+
+class ReplicatedLinear(LinearBase):
+    """The same weights on every rank."""
+
+    def __init__(self, input_size: int, output_size: int, *, bias: bool = False, context: LayerContext) -> None:
+        whole = Section(output_size, 0, output_size)
+        super().__init__(Section(input_size, 0, input_size), (whole,), bias=bias, context=context)
+
+
+class MergedColumnParallelLinear(LinearBase):
+    """Several projections of one input, each split over the ranks; the output holds this rank's parts in turn."""
+
+    def __init__(
+        self, input_size: int, output_sizes: tuple[int, ...], *, bias: bool = False, context: LayerContext
+    ) -> None:
+        parts = tuple(Section.split(size, context.tp.rank, context.tp.size) for size in output_sizes)
+        super().__init__(Section(input_size, 0, input_size), parts, bias=bias, context=context)
+
+
+class ColumnParallelLinear(MergedColumnParallelLinear):
+    """One projection, its output split over the ranks."""
+
+    def __init__(self, input_size: int, output_size: int, *, bias: bool = False, context: LayerContext) -> None:
+        super().__init__(input_size, (output_size,), bias=bias, context=context)
+
+
+class QKVParallelLinear(LinearBase):
+    """Queries, keys and values in one projection; whole heads to a rank.
+
+    Where there are fewer key-value heads than ranks, neighbouring ranks hold the same one.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        head_dim: int,
+        num_heads: int,
+        num_kv_heads: int,
+        *,
+        bias: bool = False,
+        context: LayerContext,
+    ) -> None:
+        rank, size = context.tp.rank, context.tp.size
+        heads = Section.split(num_heads, rank, size)
+        kv_heads = split_kv_heads(num_kv_heads, rank, size)
+        self.num_heads, self.num_kv_heads = heads.size, kv_heads.size
+        sections = tuple(
+            Section(part.full * head_dim, part.start * head_dim, part.size * head_dim)
+            for part in (heads, kv_heads, kv_heads)
+        )
+        self.sizes = [section.size for section in sections]
+        super().__init__(Section(hidden_size, 0, hidden_size), sections, bias=bias, context=context)
+
+    def forward_split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v as slices of one tensor: only their last dimension is dense."""
+        q, k, v = self(x).split(self.sizes, dim=-1)
+        return q, k, v
+
+
+class RowParallelLinear(LinearBase):
+    """The input is split over the ranks; every rank gets the whole output, summed."""
+
+    def __init__(self, input_size: int, output_size: int, *, bias: bool = False, context: LayerContext) -> None:
+        part = Section.split(input_size, context.tp.rank, context.tp.size)
+        whole = Section(output_size, 0, output_size)
+        super().__init__(part, (whole,), bias=bias, context=context)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The bias is added once, not once for each rank.
+        bias = self.bias if self.tp.rank == 0 else None
+        return self.tp.all_reduce(self.method.apply(self, x, bias))
+
+
+def split_kv_heads(num_kv_heads: int, rank: int, size: int) -> Section:
+    """The key-value heads of one rank, at least one."""
+    if size <= num_kv_heads:
+        return Section.split(num_kv_heads, rank, size)
+    if size % num_kv_heads:
+        raise ConfigError(f"{size} ranks cannot share {num_kv_heads} key-value heads evenly; choose another --tp-size")
+    return Section(num_kv_heads, rank * num_kv_heads // size, 1)

@@ -1,0 +1,75 @@
+"""Parameters that know how to load themselves from a checkpoint's tensors, whole or this rank's part of them.
+
+A parameter is made of sections along one dimension: the checkpoint's tensors that were stacked into it (q, k and v, or
+gate and up), or a single one. Of each section this rank holds a run of consecutive rows.
+
+    checkpoint   q_proj [8 heads]      k_proj [2 heads]  v_proj [2 heads]
+    rank 1 of 2  ....████              .█                .█               -> qkv_proj of rank 1: ████ █ █
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mysglang.srt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows start … start + size - 1 of the `full` rows of one checkpoint tensor; rows past its end are padding."""
+
+    full: int
+    start: int
+    size: int
+
+    @classmethod
+    def split(cls, full: int, rank: int, size: int) -> Section:
+        """The part of one rank when `size` ranks share the rows evenly."""
+        if full % size:
+            raise ConfigError(f"a weight of {full} rows cannot be split evenly over {size} ranks; lower --tp-size")
+        return cls(full, rank * (full // size), full // size)
+
+
+class WeightParameter(nn.Parameter):
+    """A frozen parameter of a layer. `load` may be called from any thread, for different sections at once."""
+
+    shard_dim: int
+    sections: tuple[Section, ...]
+
+    def __new__(
+        cls, shape: tuple[int, ...], sections: tuple[Section, ...] = (), *, dim: int = 0, dtype: torch.dtype
+    ) -> WeightParameter:
+        """Uninitialised, on the current default device. Without sections the whole dimension is one."""
+        self: WeightParameter = super().__new__(cls, torch.empty(shape, dtype=dtype), requires_grad=False)
+        self.shard_dim = dim
+        self.sections = sections or (Section(shape[dim], 0, shape[dim]),)
+        assert sum(section.size for section in self.sections) == shape[dim]
+        return self
+
+    def load(self, tensor: Tensor, section: int | None = None) -> None:
+        """Copy this rank's part of a checkpoint tensor; converts dtype and device.
+
+        section: which of the sections the tensor is; None if the tensor is all of them, one after another. Raises
+        ConfigError if the shape is another one.
+        """
+        expected = list(self.shape)
+        wanted = self.sections if section is None else (self.sections[section],)
+        expected[self.shard_dim] = sum(part.full for part in wanted)
+        if list(tensor.shape) != expected:
+            raise ConfigError(f"has shape {list(tensor.shape)} in the checkpoint, but the model needs {expected}")
+        target_at = sum(part.size for part in self.sections[:section]) if section is not None else 0
+        source_at = 0
+        for part in wanted:
+            self._copy(part, self.data.narrow(self.shard_dim, target_at, part.size), tensor, source_at)
+            target_at += part.size
+            source_at += part.full
+
+    def _copy(self, part: Section, target: Tensor, tensor: Tensor, source_at: int) -> None:
+        there = max(0, min(part.size, part.full - part.start))
+        if there:
+            target.narrow(self.shard_dim, 0, there).copy_(tensor.narrow(self.shard_dim, source_at + part.start, there))
+        if there < part.size:
+            target.narrow(self.shard_dim, there, part.size - there).zero_()

@@ -1,0 +1,39 @@
+"""What a quantization does to a linear layer: makes its weights, finishes them after loading, multiplies.
+
+Linears hold a method and know nothing of formats; a model is built with one QuantConfig and never mentions it again.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mysglang.srt.layers.parameter import Section
+
+
+class LinearMethod(Protocol):
+    """How the weights of one linear layer are kept and used."""
+
+    def create_weights(
+        self, layer: nn.Module, input_section: Section, output_sections: tuple[Section, ...], dtype: torch.dtype
+    ) -> None:
+        """Register the layer's parameters. Sizes of the sections are this rank's."""
+        ...
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Bring loaded weights into the form that `apply` wants."""
+        ...
+
+    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x: [..., input] -> [..., output]."""
+        ...
+
+
+class QuantConfig(Protocol):
+    """The quantization of one checkpoint."""
+
+    def linear_method(self, prefix: str) -> LinearMethod:
+        """The method for the linear layer whose parameters start with `prefix` (layers.0.self_attn.qkv_proj)."""
+        ...

@@ -1,0 +1,127 @@
+"""Rotary position embedding: the table of cosines and sines, one function for each scaling of its frequencies.
+
+Each function takes the parameters of `configs/rope_config.py`, the head's size and the longest position, and returns
+the head_dim / 2 angles per position with the factor by which queries and keys are stretched. All in float32, in the
+order of operations that models are trained with: in a long text the last bit of a frequency shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mysglang.srt.kernels.rotary import apply_rope, qk_norm_rope
+
+Scaling = Callable[[Mapping[str, Any], int, int], tuple[Tensor, float]]
+
+
+def inverse_frequencies(theta: float, head_dim: int) -> Tensor:
+    """theta^(-2i / head_dim), i = 0 … head_dim / 2 - 1: Su et al., "RoFormer" (2021), section 3.4.2."""
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
+
+
+def default_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
+    return inverse_frequencies(rope["rope_theta"], head_dim), 1.0
+
+
+def linear_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
+    """Positions divided by the factor: Chen et al., "Extending Context Window" by positional interpolation (2023)."""
+    return inverse_frequencies(rope["rope_theta"], head_dim) / rope["factor"], 1.0
+
+
+def dynamic_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
+    """NTK-aware base for a fixed length: theta * (factor * length / original - (factor - 1))^(d / (d - 2)).
+
+    The formula is bloc97's and emozilla's as in transformers, which applies it to the length of the moment. Keys that
+    stay in a cache are turned once, so here the length is always the longest that is served.
+    """
+    factor, original = rope["factor"], rope["original_max_position_embeddings"]
+    length = max(max_position, original)
+    stretch = factor * length / original - (factor - 1)
+    theta = rope["rope_theta"] * stretch ** (head_dim / (head_dim - 2))
+    return inverse_frequencies(theta, head_dim), 1.0
+
+
+def llama3_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
+    """Llama 3.1's: short waves as they are, long ones divided by the factor, a linear blend between the two bounds.
+
+    Source: `apply_scaling` of meta-llama/llama-models.
+    """
+    frequencies = inverse_frequencies(rope["rope_theta"], head_dim)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (keep + (1 - keep) / rope["factor"]), 1.0
+
+
+def yarn_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
+    """Peng et al., "YaRN" (2023), section 3.2 (NTK by parts) and 3.4 (the stretch, sqrt(1/t) = 0.1 ln(s) + 1)."""
+    theta, factor = rope["rope_theta"], rope["factor"]
+
+    def dimension(turns: float) -> float:
+        """The index whose wave makes that many turns within the original length."""
+        original: float = rope["original_max_position_embeddings"]
+        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(rope.get("beta_fast", 32)), dimension(rope.get("beta_slow", 1))
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    index = torch.arange(head_dim // 2, dtype=torch.float32, device="cpu")
+    interpolate = ((index - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+    frequencies = inverse_frequencies(theta, head_dim)
+    return frequencies * (1 - interpolate + interpolate / factor), _yarn_stretch(rope)
+
+
+def _yarn_stretch(rope: Mapping[str, Any]) -> float:
+    """`attention_factor` if given, else from the factor; DeepSeek's mscale pair changes its weight."""
+
+    def stretch(weight: float) -> float:
+        return 1.0 if rope["factor"] <= 1 else 0.1 * weight * math.log(rope["factor"]) + 1.0
+
+    if "attention_factor" in rope:
+        return float(rope["attention_factor"])
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return stretch(rope["mscale"]) / stretch(rope["mscale_all_dim"])
+    return stretch(1.0)
+
+
+SCALINGS: dict[str, Scaling] = {
+    "default": default_frequencies,
+    "linear": linear_frequencies,
+    "dynamic": dynamic_frequencies,
+    "llama3": llama3_frequencies,
+    "yarn": yarn_frequencies,
+}
+
+
+def cos_sin_table(rope: Mapping[str, Any], head_dim: int, max_position: int) -> Tensor:
+    """[max_position, head_dim] float32: cosines of the head_dim / 2 angles of each position, then their sines."""
+    frequencies, stretch = SCALINGS[rope["rope_type"]](rope, head_dim, max_position)
+    angles = torch.outer(torch.arange(max_position, dtype=torch.float32, device="cpu"), frequencies)
+    return torch.cat((angles.cos() * stretch, angles.sin() * stretch), dim=-1)
+
+
+class RotaryEmbedding(nn.Module):
+    """Turns queries and keys in place. One instance serves all layers of a model."""
+
+    cos_sin: Tensor
+
+    def __init__(self, rope: Mapping[str, Any], head_dim: int, max_position: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        table = cos_sin_table(rope, head_dim, max_position)
+        self.register_buffer("cos_sin", table.to(torch.get_default_device()), persistent=False)
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> None:
+        apply_rope(q, k, positions, self.cos_sin, self.head_dim)
+
+    def with_norms(
+        self, q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, positions: Tensor
+    ) -> None:
+        """The same after an RMSNorm of each head."""
+        qk_norm_rope(q, k, q_weight, k_weight, eps, positions, self.cos_sin, self.head_dim)

@@ -1,0 +1,43 @@
+"""The token embedding and the projection to logits, their rows (tokens) split over the ranks.
+
+The vocabulary is padded to a multiple of the ranks; padding is zero in memory and never leaves this file.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mysglang.srt.distributed.groups import Group
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.parameter import Section, WeightParameter
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Token ids to vectors, and (for models with tied weights) vectors to logits."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, context: LayerContext) -> None:
+        super().__init__()
+        self.tp: Group = context.tp
+        self.vocab_size = vocab_size
+        rows = -(-vocab_size // self.tp.size)
+        self.first = rows * self.tp.rank
+        section = Section(vocab_size, min(self.first, vocab_size), rows)
+        self.weight = WeightParameter((rows, hidden_size), (section,), dtype=context.dtype)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[T] int64 -> [T, hidden_size]."""
+        if self.tp.size == 1:
+            return F.embedding(ids, self.weight)
+        local = ids - self.first
+        elsewhere = (local < 0) | (local >= len(self.weight))
+        vectors = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        return self.tp.all_reduce(vectors.masked_fill(elsewhere.unsqueeze(-1), 0))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, vocab_size], the same on every rank."""
+        return self.tp.all_gather(F.linear(hidden, self.weight))[:, : self.vocab_size]
+
+
+class ParallelLMHead(VocabParallelEmbedding):
+    """The same table used only for logits, where it is not tied to the embedding."""

@@ -1,0 +1,90 @@
+"""From a ModelConfig to a model on the device: build, fill, finish.
+
+Parameters are made uninitialised where they will stay, so the peak is the model and a few tensors on their way.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.groups import Group, SoloGroup
+from mysglang.srt.distributed.pipeline import Stage, WholeModel
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.linear import LinearBase
+from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
+from mysglang.srt.models.causal_lm import CausalLM, weight_parameters
+from mysglang.srt.models.registry import model_class
+
+logger = logging.getLogger(__name__)
+
+DUMMY_STD = 0.02
+
+
+def load_model(
+    model_config: ModelConfig,
+    load_config: LoadConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tp: Group | None = None,
+    stage: Stage | None = None,
+) -> CausalLM:
+    """This rank's part of the model, ready to run. Raises ConfigError if the checkpoint is not what it should be."""
+    began = time.perf_counter()
+    dummy = load_config.load_format == "dummy"
+    files = [] if dummy else open_weight_files(Path(model_config.path))
+    context = LayerContext(dtype=dtype, tp=tp or SoloGroup())
+    try:
+        with torch.no_grad():
+            with device:
+                model = model_class(model_config.architecture)(model_config, context, stage or WholeModel())
+            if dummy:
+                fill_with_dummy_weights(model, load_config.seed)
+            else:
+                _load(model, files, load_config, device, show_progress=context.tp.rank == 0)
+            for module in model.modules():
+                if isinstance(module, LinearBase):
+                    module.process_weights_after_loading()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the weights of {model_config.path} do not fit into the memory of {device}; use a smaller model, another "
+            "--dtype, or more devices with --tp-size"
+        ) from error
+    logger.info("Loaded %.2f GB of weights in %.1f s", _num_bytes(model) / 1e9, time.perf_counter() - began)
+    return model.eval()
+
+
+def _load(
+    model: CausalLM, files: list[WeightFile], load_config: LoadConfig, device: torch.device, *, show_progress: bool
+) -> None:
+    weights = read_weights(files, device, num_threads=load_config.num_threads, show_progress=show_progress)
+    try:
+        model.load_weights(weights)
+    finally:
+        weights.close()
+
+
+def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
+    """Small random values, the same for each parameter's name and seed on the same kind of device.
+
+    Matrices and biases around 0 and norms around 1, so that activations keep the size that they have in a real model.
+    """
+    for name, parameter in weight_parameters(model).items():
+        values: Tensor = parameter.data
+        generator = torch.Generator(values.device).manual_seed(zlib.crc32(name.encode()) + (seed << 32))
+        centre = 1.0 if values.dim() == 1 and not name.endswith("bias") else 0.0
+        half_width = DUMMY_STD * 3**0.5  # of the uniform distribution with that deviation
+        values.uniform_(centre - half_width, centre + half_width, generator=generator)
+
+
+def _num_bytes(model: CausalLM) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())

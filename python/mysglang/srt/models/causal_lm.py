@@ -1,0 +1,140 @@
+"""CausalLM: embedding, layers, norm, logits and loading, written once for all decoders.
+
+A model says what its layer is and how the checkpoint's projections are stacked. Device-agnostic, nothing in `forward`
+looks at a value, so a step can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.pipeline import Stage
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.layernorm import RMSNorm
+from mysglang.srt.layers.parameter import WeightParameter
+from mysglang.srt.layers.radix_attention import RadixAttention
+from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
+from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from mysglang.srt.models.weight_names import WeightNames
+
+MAX_NAMES = 5  # of the tensors that an error lists
+
+
+class DecoderLayer(Protocol):
+    """Builds one layer: an nn.Module whose forward is (x, residual, batch) -> (x, residual).
+
+    The residual stream is kept apart from the layer's newest output, and added by the next norm.
+    """
+
+    def __call__(
+        self, config: ModelConfig, layer_id: int, rotary: RotaryEmbedding, context: LayerContext
+    ) -> nn.Module: ...
+
+
+class CausalLM(nn.Module):
+    """A decoder-only language model of this rank."""
+
+    layer: ClassVar[DecoderLayer]
+    stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "gate_up_proj": ("gate_proj", "up_proj"),
+    }
+    ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
+    """Endings of checkpoint tensors that are computed here instead."""
+
+    def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, context)
+        rotary = RotaryEmbedding(config.rope_parameters, config.head_dim, config.context_len)
+        self.layers = nn.ModuleDict(
+            {
+                str(i): type(self).layer(config, i, rotary, context.under(f"layers.{i}"))
+                for i in stage.layers(config.num_layers)
+            }
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context)
+        self.lm_head = (
+            self.embed_tokens
+            if config.tie_word_embeddings
+            else ParallelLMHead(config.vocab_size, config.hidden_size, context)
+        )
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] hidden states after the last norm."""
+        x: Tensor = self.embed_tokens(batch.input_ids)
+        residual: Tensor | None = None
+        for layer in self.layers.values():
+            x, residual = layer(x, residual, batch)
+        return self.norm.add(x, residual)[0]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, vocab_size], in the model's dtype."""
+        return self.lm_head.logits(hidden)
+
+    def attention_specs(self) -> list[AttentionSpec]:
+        """One for each attention layer of this rank, by layer."""
+        return [module.spec for module in self.modules() if isinstance(module, RadixAttention)]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill every parameter from a checkpoint's tensors.
+
+        Raises ConfigError for tensors that are missing, have another shape, or belong to no parameter.
+        """
+        names = WeightNames(self.stacked)
+        parameters = weight_parameters(self)
+        missing = {(name, i) for name, parameter in parameters.items() for i in range(len(parameter.sections))}
+        unknown = []
+        for name, tensor in weights:
+            target = names.target(name)
+            parameter = parameters.get(target.parameter)
+            if parameter is not None:
+                try:
+                    parameter.load(tensor, target.section)
+                except ConfigError as error:
+                    raise ConfigError(f"tensor {name} {error}") from error
+                sections = range(len(parameter.sections)) if target.section is None else (target.section,)
+                missing.difference_update((target.parameter, i) for i in sections)
+            elif not self._is_expected(name):
+                unknown.append(name)
+        problems = []
+        if missing:
+            problems.append(f"the checkpoint lacks tensors for {listed(sorted(name for name, _ in missing))}")
+        if unknown:
+            problems.append(f"the checkpoint has tensors that the model does not know: {listed(unknown)}")
+        if problems:
+            raise ConfigError(*problems)
+
+    def _is_expected(self, name: str) -> bool:
+        """Whether a tensor without a parameter may stand in the checkpoint all the same."""
+        return name.endswith(self.ignored) or (self.config.tie_word_embeddings and name == "lm_head.weight")
+
+
+def weight_parameters(model: nn.Module) -> dict[str, WeightParameter]:
+    """All parameters by name; a tied one once."""
+    return {name: parameter for name, parameter in model.named_parameters() if isinstance(parameter, WeightParameter)}
+
+
+def attention_spec(config: ModelConfig, layer_id: int) -> AttentionSpec:
+    """The usual attention of a layer: heads of the whole model, scale 1 / sqrt(head_dim)."""
+    return AttentionSpec(
+        layer_id=layer_id,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.head_dim**-0.5,
+        window=config.windows[layer_id],
+    )
+
+
+def listed(names: list[str]) -> str:
+    """The first few names, and how many more."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - MAX_NAMES
+    return ", ".join(distinct[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

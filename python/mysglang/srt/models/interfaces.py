@@ -1,0 +1,30 @@
+"""What the model executor may ask of a model. A model's abilities are protocols; each feature asks for its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from torch import Tensor
+
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
+
+
+class CausalModel(Protocol):
+    """Predicts the next token of each position."""
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] hidden states after the last norm."""
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, vocab_size], in the model's dtype."""
+        ...
+
+    def attention_specs(self) -> list[AttentionSpec]:
+        """One for each attention layer of this rank, by layer: what the KV cache is made for."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill every parameter from a checkpoint's tensors. Raises ConfigError naming what does not fit."""
+        ...

@@ -1,0 +1,37 @@
+"""From the names in a checkpoint to the parameters of a model: the table that a model declares, applied once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Target(NamedTuple):
+    """Where a checkpoint tensor goes."""
+
+    parameter: str
+    section: int | None
+    """Which of the parameter's sections it is; None for all of it."""
+
+
+class WeightNames:
+    """stacked: a projection of ours -> those of the checkpoint in it, in order.
+
+    `{"qkv_proj": ("q_proj", "k_proj", "v_proj")}` sends `layers.0.self_attn.k_proj.bias` to section 1 of
+    `layers.0.self_attn.qkv_proj.bias`. The names of the transformer's own parts carry the prefix `model.`, which ours
+    do not; a checkpoint without it is as good.
+    """
+
+    PREFIX = "model."
+
+    def __init__(self, stacked: Mapping[str, tuple[str, ...]]) -> None:
+        self._sections = {part: (name, i) for name, parts in stacked.items() for i, part in enumerate(parts)}
+
+    def target(self, name: str) -> Target:
+        """The parameter, and the section of it, that a checkpoint tensor of this name is."""
+        parts = name.removeprefix(self.PREFIX).split(".")
+        for at, part in enumerate(parts):
+            if part in self._sections:
+                stacked, section = self._sections[part]
+                return Target(".".join([*parts[:at], stacked, *parts[at + 1 :]]), section)
+        return Target(".".join(parts), None)

@@ -1,0 +1,89 @@
+"""A model's directory: found on this machine or fetched from Hugging Face, and its JSON files read with care.
+
+Knows nothing of what the files mean, imports no torch and no transformers, and never runs code that came with a model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mysglang.srt.errors import ConfigError
+
+CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+WEIGHT_FILES = ["*.safetensors"]
+# Sub-folders hold other formats of the same weights; so do Mistral's consolidated files.
+UNWANTED_FILES = ["*/*", "consolidated*"]
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
+
+
+def resolve_model_path(
+    model: str, *, revision: str | None = None, download_dir: str | None = None, weights: bool = True
+) -> Path:
+    """The directory of `model`: a directory of this machine, else a Hugging Face id, downloaded unless it is cached.
+
+    Without `weights`, only the configuration and tokenizer files are fetched. Raises ConfigError.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists():
+        raise ConfigError(f"model path {model} is a file; give the directory that holds config.json")
+    if not _REPOSITORY.fullmatch(model):
+        raise ConfigError(f"model path {model} does not exist; give a directory, or a Hugging Face id such as org/name")
+    return _download(model, revision, download_dir, CONFIG_FILES + (WEIGHT_FILES if weights else []))
+
+
+def _download(model: str, revision: str | None, download_dir: str | None, patterns: list[str]) -> Path:
+    # Imported here: most launches name a directory, and the client takes long to load.
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            model,
+            revision=revision,
+            cache_dir=download_dir,
+            allow_patterns=patterns,
+            ignore_patterns=UNWANTED_FILES,
+        )
+    except errors.GatedRepoError:
+        why = "it is gated: accept its licence on huggingface.co and set HF_TOKEN"
+    except errors.RevisionNotFoundError:
+        why = f"it has no revision {revision}"
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
+        why = "there is no such public repository (for a private one set HF_TOKEN)"
+    except errors.LocalEntryNotFoundError:
+        why = "it is not in the local cache and huggingface.co cannot be reached; connect, or give a directory"
+    except (errors.HfHubHTTPError, OSError) as error:
+        why = f"the download failed ({_first_line(error)}); try again, or give a directory"
+    else:
+        return Path(folder)
+    raise ConfigError(f"model {model} is no directory here, and from Hugging Face it did not come: {why}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ConfigError for a file that cannot be read or holds no object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {_first_line(error)}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}; download it again") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """The same for a file that a model may lack; an empty object then."""
+    return read_json(path) if path.exists() else {}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
