@@ -1,0 +1,141 @@
+"""Text of one request as it grows: bytes to characters, and the watch for stop strings.
+
+The scheduler (does this token complete a stop string?) and the detokenizer (which text may be shown?) must agree to the
+character, so both ask the same `StoppableText`. Knows neither requests nor messages.
+"""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+from collections.abc import Sequence
+
+from mysglang.srt.utils.token_bytes import ContinuedText, StartingText, TokenBytes
+
+
+class IncrementalDecoder:
+    """Tokens in, text out; each call costs what its own tokens cost.
+
+    Only bytes that may still become a character are held back. What can no longer become valid UTF-8 is shown as
+    U+FFFD at once. A text `at_start` follows the decoder's rules for the start of a text (a SentencePiece model's first
+    space is dropped); otherwise it continues a prompt, and decode(prompt + output) == decode(prompt) + text.
+    """
+
+    __slots__ = ("_on_invalid", "_pending", "_pieces")
+
+    def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool = True, at_start: bool = False) -> None:
+        table = tokens.table(skip_special_tokens=skip_special_tokens)
+        self._pieces = StartingText(table, tokens.rules) if at_start else ContinuedText(table)
+        self._on_invalid = tokens.rules.on_invalid
+        self._pending = b""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The text that `ids` complete."""
+        data = self._pending + self._pieces.join(ids)
+        text, used = utf_8_decode(data, self._on_invalid, False)
+        self._pending = data[used:]
+        return text
+
+    def finish(self) -> str:
+        """What was held back, as U+FFFD; the text is over."""
+        text, _ = utf_8_decode(self._pending, self._on_invalid, True)
+        self._pending = b""
+        return text
+
+
+class _Watch:
+    """Looks for one stop string (Knuth, Morris and Pratt): `matched` leading characters of it end the text so far."""
+
+    __slots__ = ("_borders", "matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched = 0
+        # _borders[k]: the longest proper prefix of stop[:k] that also ends it. Grown as far as the text ever matched.
+        self._borders = [0, 0]
+
+    def advance(self, text: str) -> int:
+        """Read on; return the end of the first match as an index into `text`, or -1."""
+        stop, matched, position = self.stop, self.matched, 0
+        while position < len(text):
+            if matched == 0:
+                position = text.find(stop[0], position)
+                if position < 0:
+                    break
+            if text[position] == stop[matched]:
+                matched += 1
+                position += 1
+                if matched == len(stop):
+                    return position
+            else:
+                matched = self._border(matched)
+        self.matched = matched
+        return -1
+
+    def _border(self, length: int) -> int:
+        borders, stop = self._borders, self.stop
+        while len(borders) <= length:
+            last = stop[len(borders) - 1]
+            border = borders[-1]
+            while border and stop[border] != last:
+                border = borders[border]
+            borders.append(border + (stop[border] == last))
+        return borders[length]
+
+
+class StopStringMatcher:
+    """Lets text through until a stop string, holding back only an end that may become one.
+
+    The match that is complete first counts, and of two that are complete at the same character the longer; so the
+    outcome does not depend on how the text was cut into pieces.
+    """
+
+    __slots__ = ("_held", "_watches", "matched")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._watches = [_Watch(stop) for stop in stops]
+        self._held = ""
+        self.matched: str | None = None
+        """The stop string that was met; from then on nothing is shown."""
+
+    def push(self, text: str) -> str:
+        """Add `text`; return what may be shown now."""
+        if self.matched is not None:
+            return ""
+        if not self._watches:
+            return text
+        ends = [(end, -len(watch.stop), watch.stop) for watch in self._watches if (end := watch.advance(text)) >= 0]
+        if ends:
+            end, _, self.matched = min(ends)
+            start = len(self._held) + end - len(self.matched)
+            shown, self._held = (self._held + text)[:start], ""
+            return shown
+        known = self._held + text
+        safe = len(known) - max(watch.matched for watch in self._watches)
+        self._held = known[safe:]
+        return known[:safe]
+
+    def flush(self) -> str:
+        """What was held back and did not become a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+class StoppableText:
+    """A request's text, cut at the start of the first stop string in it."""
+
+    __slots__ = ("_decoder", "_matcher")
+
+    def __init__(self, decoder: IncrementalDecoder, stops: Sequence[str] = ()) -> None:
+        self._decoder = decoder
+        self._matcher = StopStringMatcher(stops)
+
+    def feed(self, ids: Sequence[int]) -> tuple[str, str | None]:
+        """Add tokens, each once and in order; return the text that is safe to show and the stop string met, if any."""
+        shown = self._matcher.push(self._decoder.feed(ids))
+        return shown, self._matcher.matched
+
+    def finish(self) -> str:
+        """The text held back until now, unless a stop string was met; nothing more will come."""
+        if self._matcher.matched is not None:
+            return ""
+        return self._matcher.flush() + self._decoder.finish()

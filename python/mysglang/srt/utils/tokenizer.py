@@ -1,0 +1,209 @@
+"""Tokenizer: text to token ids and back, from a model's tokenizer files, with the tokenizers library alone.
+
+Loads what transformers would load (tokenizer.json, tokenizer_config.json, special_tokens_map.json, chat templates)
+without importing it, so that the processes that hold a tokenizer start in a fraction of a second. Encoding releases the
+GIL. Does not know what a chat template means (`parser/template_manager.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.hf import read_json, read_json_if_there
+from mysglang.srt.utils.text import IncrementalDecoder, StoppableText
+from mysglang.srt.utils.token_bytes import DecoderSpec, TokenBytes
+
+NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+_MAX_ID = (1 << 32) - 1
+"""Largest id the library takes."""
+
+
+class _PostProcessor(msgspec.Struct, frozen=True):
+    type: str
+    processors: list[_PostProcessor] = []
+
+    def adds_special_tokens(self) -> bool:
+        """Whether it says which special tokens frame a text, none included."""
+        framing = self.type in ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
+        return framing or any(processor.adds_special_tokens() for processor in self.processors)
+
+
+class _TokenizerFile(msgspec.Struct, frozen=True):
+    """The parts of a tokenizer.json that we read ourselves."""
+
+    decoder: DecoderSpec | None = None
+    post_processor: _PostProcessor | None = None
+
+
+class _AddedToken(msgspec.Struct, frozen=True):
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to use from several threads."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, decoder: DecoderSpec | None, config: dict[str, Any]) -> None:
+        """`config` is the tokenizer_config.json, its special tokens and chat templates completed; see `load`."""
+        self._backend = backend
+        self.config = config
+        self.special_tokens: dict[str, str] = {
+            name: content for name in NAMED_SPECIAL_TOKENS if (content := _content(config.get(name)))
+        }
+        """`bos_token` … -> its text, for those that the model has: what a chat template may name."""
+        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self._bytes = TokenBytes(decoder, self._token_of, self.special_ids)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer in directory `path`. Raises ConfigError."""
+        folder = Path(path)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise ConfigError(
+                f"{folder} holds no tokenizer.json. Make one with transformers: "
+                "AutoTokenizer.from_pretrained(path).save_pretrained(path)"
+            )
+        try:
+            described = msgspec.json.decode(file.read_bytes(), type=_TokenizerFile)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{file} is not a tokenizer that can be used here: {error}") from error
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise ConfigError(f"{file} cannot be loaded: {error}") from error
+        config = _read_config(folder)
+        _complete(backend, config, described.post_processor)
+        return cls(backend, described.decoder, config)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included. A model's embedding may have more rows."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._named_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._named_id("eos_token")
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of n times as many has at least n tokens."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`; `add_special_tokens` puts around it what the model expects (usually BOS)."""
+        return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """The same for several texts. Special tokens written out in a text become those tokens."""
+        # Unlike `encode`, the batch call releases the GIL, and _fast skips offsets that nobody reads.
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `ids` from its start. Ids outside the vocabulary have no text.
+
+        Equal to the tokenizers library's, with one difference: where a run of byte-fallback tokens is not valid UTF-8,
+        its valid characters are kept, so that a text does not depend on when it was looked at.
+        """
+        decoder = self.incremental_decoder(skip_special_tokens=skip_special_tokens, at_start=True)
+        return decoder.feed(ids) + decoder.finish()
+
+    def incremental_decoder(self, *, skip_special_tokens: bool = True, at_start: bool = False) -> IncrementalDecoder:
+        """A decoder for one growing text; see IncrementalDecoder for `at_start`."""
+        return IncrementalDecoder(self._bytes, skip_special_tokens=skip_special_tokens, at_start=at_start)
+
+    def output_text(self, stops: Sequence[str] = (), *, skip_special_tokens: bool = True) -> StoppableText:
+        """The text of one request's output. Scheduler and detokenizer both build it here, so they cannot disagree."""
+        return StoppableText(self.incremental_decoder(skip_special_tokens=skip_special_tokens), stops)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to a text; may be a part of a character."""
+        return self._bytes.all[token_id]
+
+    def token_text(self, token_id: int) -> str:
+        """The token as text of its own, for logprobs: leading space kept, special tokens shown."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token as the vocabulary writes it."""
+        return self._backend.token_to_id(token)
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.id_of(token)
+
+    def _token_of(self, token_id: int) -> str | None:
+        return self._backend.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, completed by the files that may stand beside it."""
+    config = read_json_if_there(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= read_json_if_there(folder / "special_tokens_map.json")
+    template = folder / "chat_template.jinja"
+    legacy = folder / "chat_template.json"
+    if template.is_file():
+        config["chat_template"] = template.read_text(encoding="utf-8")
+    elif "chat_template" not in config and legacy.is_file():
+        config["chat_template"] = read_json(legacy).get("chat_template")
+    return config
+
+
+def _complete(backend: tokenizers.Tokenizer, config: dict[str, Any], post_processor: _PostProcessor | None) -> None:
+    """Give the backend what only tokenizer_config.json says."""
+    backend.no_truncation()
+    backend.no_padding()
+    try:
+        added = msgspec.convert(config.get("added_tokens_decoder") or {}, dict[int, _AddedToken], strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"tokenizer_config.json: added_tokens_decoder: {error}") from error
+    tokens = [tokenizers.AddedToken(**msgspec.structs.asdict(token)) for _, token in sorted(added.items())]
+    tokens += [tokenizers.AddedToken(token, special=True, normalized=False) for token in _special_contents(config)]
+    # Flags of a token that the backend knows already are the backend's.
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    backend.add_tokens([token for token in tokens if token.content not in known])
+    if post_processor is None or not post_processor.adds_special_tokens():
+        bos = _content(config.get("bos_token")) if config.get("add_bos_token") is True else None
+        eos = _content(config.get("eos_token")) if config.get("add_eos_token") is True else None
+        _frame(backend, bos, eos)
+
+
+def _frame(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
+    """Put `bos` before and `eos` behind a text that is encoded with special tokens."""
+    ids = [(token, token_id) for token in (bos, eos) if token and (token_id := backend.token_to_id(token)) is not None]
+    if ids:
+        frame = [token for token in (bos, "$A", eos) if token]
+        backend.post_processor = TemplateProcessing(single=frame, pair=[*frame, "$B"], special_tokens=ids)
+
+
+def _special_contents(config: dict[str, Any]) -> list[str]:
+    """Every special token that the configuration names."""
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    values = [config.get(name) for name in NAMED_SPECIAL_TOKENS]
+    values += list(extra.values()) if isinstance(extra, dict) else extra
+    return [content for value in values if (content := _content(value))]
+
+
+def _content(value: object) -> str | None:
+    """A token as the configuration writes it, a string or an object with `content`."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None

@@ -1,0 +1,154 @@
+"""Tokenizer against transformers on the same files, and its refusals."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fixtures import small_tokenizer
+from fixtures.small_tokenizer import BOS, EOS, MARKER, TURN
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+KINDS = sorted(small_tokenizer.KINDS)
+TEXTS = ["", " ", "The quick  brown fox", f"{BOS}Hi{TURN} {MARKER}x{EOS}", "你好 🎉\n\n\tend ", "Zürich"]
+
+
+def transformers_tokenizer(folder: Path) -> object:
+    transformers = pytest.importorskip("transformers")
+    return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_encodes_and_decodes_as_transformers(kind: str, tmp_path: Path) -> None:
+    ours = Tokenizer.load(small_tokenizer.write(tmp_path, kind))
+    theirs = transformers_tokenizer(tmp_path)
+    for text in TEXTS:
+        for special in (True, False):
+            ids = ours.encode(text, add_special_tokens=special)
+            assert ids == theirs.encode(text, add_special_tokens=special)
+            for skip in (True, False):
+                assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert ours.vocab_size == len(theirs)
+    assert ours.bos_token_id == theirs.bos_token_id
+    assert ours.eos_token_id == theirs.eos_token_id
+    assert ours.special_tokens == theirs.special_tokens_map
+
+
+def test_tokens_that_only_the_configuration_knows(tmp_path: Path) -> None:
+    added = {"437": {"content": "<new>", "special": True}, "438": {"content": "<plain>", "special": False}}
+    small_tokenizer.write(
+        tmp_path,
+        "byte_level",
+        added_tokens_decoder=added,
+        pad_token="<pad>",
+        eos_token=MARKER,
+        extra_special_tokens=["jumps"],
+    )
+    ours = Tokenizer.load(tmp_path)
+    theirs = transformers_tokenizer(tmp_path)
+    text = f"a<new>b<plain>c<pad>{MARKER}jumps"
+    ids = ours.encode(text)
+    assert ids == theirs.encode(text)
+    assert len(ids) == 8
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.decode(ids).startswith("ab<plain>c")
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "expected"),
+    [
+        ("metaspace", {}, (True, False)),
+        ("metaspace", {"add_bos_token": False, "add_eos_token": True}, (True, False)),  # the file's own frame decides
+        ("byte_level", {}, (False, False)),
+        ("byte_level", {"add_bos_token": True}, (True, False)),
+        ("byte_fallback", {"add_bos_token": True, "add_eos_token": True}, (True, True)),
+        ("byte_fallback", {"add_bos_token": None}, (False, False)),
+    ],
+)
+def test_who_decides_on_bos_and_eos(
+    kind: str, flags: dict[str, bool | None], expected: tuple[bool, bool], tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.load(small_tokenizer.write(tmp_path, kind, **flags))
+    ids = tokenizer.encode("fox")
+    assert (ids[0] == tokenizer.bos_token_id, ids[-1] == tokenizer.eos_token_id) == expected
+    bare = tokenizer.encode("fox", add_special_tokens=False)
+    assert tokenizer.bos_token_id not in bare
+    assert tokenizer.eos_token_id not in bare
+
+
+def test_special_tokens_map_completes_an_old_configuration(tmp_path: Path) -> None:
+    small_tokenizer.write(tmp_path, "byte_level", eos_token=None)
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": TURN, "lstrip": False}}))
+    assert Tokenizer.load(tmp_path).special_tokens == {"bos_token": BOS, "eos_token": TURN}
+
+
+def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
+    backend = small_tokenizer.KINDS["byte_level"]()
+    backend.enable_truncation(max_length=2)
+    backend.enable_padding(length=50)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("a long text")) == "a long text"
+
+
+def test_token_text_keeps_spaces_and_shows_special_tokens(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(small_tokenizer.write(tmp_path, "metaspace"))
+    ids = tokenizer.encode("the dog", add_special_tokens=False)
+    assert "".join(map(tokenizer.token_text, ids)) == " the dog"
+    assert tokenizer.token_text(tokenizer.bos_token_id or 0) == BOS
+    assert tokenizer.token_bytes(tokenizer.id_of("<0xE4>") or 0) == b"\xe4"
+    assert tokenizer.token_text(tokenizer.id_of("<0xE4>") or 0) == "\ufffd"
+
+
+def test_ids_that_do_not_exist_have_no_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(small_tokenizer.write(tmp_path, "byte_level"))
+    assert tokenizer.decode([-1, 10**6, 2**40, *tokenizer.encode("fox")]) == "fox"
+
+
+def test_longest_token_bounds_the_length(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(small_tokenizer.write(tmp_path, "byte_level"))
+    text = "The quick brown fox jumps over the lazy dog. " * 20
+    assert len(text) / tokenizer.longest_token <= len(tokenizer.encode(text)) < len(text)
+
+
+def test_encoding_lets_other_threads_run(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(small_tokenizer.write(tmp_path, "byte_level"))
+    text = "The quick brown fox jumps over the lazy dog. " * 20_000
+    worker = threading.Thread(target=tokenizer.encode, args=(text,))
+    start = time.perf_counter()
+    worker.start()
+    turns = 0
+    while worker.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    # Had encoding kept the GIL, this thread would have had one turn or two.
+    assert turns > 5 or time.perf_counter() - start < 0.02
+
+
+class TestRefusals:
+    def test_no_tokenizer_json(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="save_pretrained"):
+            Tokenizer.load(tmp_path)
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            "not json",
+            "[]",
+            '{"model": 1}',
+            '{"decoder": {"type": "CTC"}, "model": {"type": "BPE", "vocab": {}, "merges": []}}',
+            '{"decoder": {"type": "Replace", "pattern": {"Regex": "a+"}, "content": ""}}',
+        ],
+    )
+    def test_a_tokenizer_json_that_cannot_be_used(self, content: str, tmp_path: Path) -> None:
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+            Tokenizer.load(tmp_path)
+
+    def test_broken_added_tokens(self, tmp_path: Path) -> None:
+        small_tokenizer.write(tmp_path, "byte_level", added_tokens_decoder={"x": 1})
+        with pytest.raises(ConfigError, match="added_tokens_decoder"):
+            Tokenizer.load(tmp_path)
