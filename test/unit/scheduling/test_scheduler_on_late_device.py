@@ -90,7 +90,7 @@ def test_retraction_happens_under_pressure() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_abort_in_every_state(overlap: bool, page_size: int) -> None:
-    """Queued, mid-chunk, decoding, in flight, ended, unknown: no further token, nothing left, neighbours undisturbed."""
+    """Queued, mid-chunk, decoding, in flight, ended, unknown: no token more, nothing left, neighbours undisturbed."""
     for turns in range(12):
         scheduler = LateScheduler(Setup(overlap=overlap, page_size=page_size, chunk=16, num_slots=3))
         for i in range(5):
@@ -266,7 +266,7 @@ def test_streams_come_by_interval_and_the_rest_by_fifty() -> None:
 @pytest.mark.parametrize("start", [0, 1, 7, 29])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_logprobs_arrive_at_their_positions(chunk: int | None, start: int, overlap: bool) -> None:
-    """The fake device answers minus the position, so every number tells where it belongs; twice, the second time cached."""
+    """The fake device answers minus the position, so every number tells where it belongs; also when cached."""
     scheduler = LateScheduler(Setup(chunk=chunk, overlap=overlap))
     wish = LogprobRequest(prompt_start=start, top_num=2, token_ids=pack_ids([3, 5]))
     for rid in ("first", "again"):

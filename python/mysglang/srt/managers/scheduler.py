@@ -122,7 +122,8 @@ class Scheduler:
         for req in self._parts.role.ready():
             self._parts.waiting.add(req)
         batch = self._parts.planner.next_batch(lane)
-        self._answer(self._parts.planner.take_failed())
+        if failed := self._parts.planner.take_failed():
+            self._answer(failed)
         return batch
 
     def run_batch(self, batch: ScheduleBatch) -> Launched:

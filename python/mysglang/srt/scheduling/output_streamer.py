@@ -26,31 +26,27 @@ class OutputStreamer:
     def send(self, running: Ints, ended: Sequence[Req]) -> None:
         """Tell what is new in the slots `running` and in the requests that `ended` and have no slot any more."""
         due = self._due(running)
-        reqs = [self._table.req(slot) for slot in due.tolist()]
-        if not reqs and not ended:
+        if not len(due) and not ended:
             return
         table = self._table
         counts = table.known[due] - table.sent[due]
-        pieces = [self._running_tokens(due, counts), *(req.ids[req.sent :] for req in ended)]
-        all_counts = np.concatenate([counts, [len(piece) for piece in pieces[1:]]]).astype(np.int32)
-        table.sent[due] = table.known[due]
-        everyone = [*reqs, *ended]
+        tails = [req.ids[req.sent :] for req in ended]
         finished: dict[int, FinishReason] = {}
-        for row, req in enumerate(ended, start=len(reqs)):
+        for row, req in enumerate(ended, start=len(due)):
             assert req.finish is not None
             finished[row] = req.finish
-        self._to_detokenizer.send(
-            BatchTokenIDOutput(
-                rids=[req.rid for req in everyone],
-                token_ids=np.concatenate(pieces).astype(np.int32, copy=False).tobytes(),
-                token_counts=all_counts.tobytes(),
-                decode_flags=bytes([req.decode_flags for req in everyone]),
-                counters=self._counters(due, everyone, ended),
-                finished=finished,
-                logprobs=self._logprobs(everyone),
-                stops=self._stops(everyone),
-            )
+        message = BatchTokenIDOutput(
+            rids=[table.rids[slot] for slot in due.tolist()] + [req.rid for req in ended],
+            token_ids=np.concatenate([self._running_tokens(due, counts), *tails]).astype(np.int32).tobytes(),
+            token_counts=_column(counts, [len(tail) for tail in tails]),
+            decode_flags=table.decode_flags[due].tobytes() + bytes([req.decode_flags for req in ended]),
+            counters=self._counters(due, ended),
+            finished=finished,
+            logprobs=self._logprobs(due, ended),
+            stops=self._stops(due, ended),
         )
+        table.sent[due] = table.known[due]
+        self._to_detokenizer.send(message)
 
     def _due(self, slots: Ints) -> Ints:
         """The slots whose unsent tokens reached their interval; a stream's first token goes at once."""
@@ -71,23 +67,32 @@ class OutputStreamer:
         spans = zip(slots.tolist(), table.sent[slots].tolist(), table.known[slots].tolist(), strict=True)
         return np.concatenate([table.tokens[slot, sent:known] for slot, sent, known in spans])
 
-    def _counters(self, due: Ints, everyone: Sequence[Req], ended: Sequence[Req]) -> Counters:
+    def _counters(self, due: Ints, ended: Sequence[Req]) -> Counters:
         table = self._table
-        prompt = np.concatenate([table.prompt_len[due], [req.prompt_len for req in ended]])
-        known = np.concatenate([table.known[due], [len(req.ids) for req in ended]])
-        cached = np.asarray([req.cached_tokens for req in everyone])
-        retractions = np.asarray([req.retractions for req in everyone])
-        columns = (prompt, known - prompt, cached, retractions)
-        return Counters(*(column.astype(np.int32).tobytes() for column in columns))
+        prompt = table.prompt_len[due]
+        return Counters(
+            prompt_tokens=_column(prompt, [req.prompt_len for req in ended]),
+            completion_tokens=_column(table.known[due] - prompt, [len(req.output_ids) for req in ended]),
+            cached_tokens=_column(table.cached_tokens[due], [req.cached_tokens for req in ended]),
+            retractions=_column(table.retractions[due], [req.retractions for req in ended]),
+        )
 
-    def _logprobs(self, everyone: Sequence[Req]) -> dict[int, RowLogprobs]:
-        return {row: req.logprobs.take() for row, req in enumerate(everyone) if req.logprobs is not None}
+    def _logprobs(self, due: Ints, ended: Sequence[Req]) -> dict[int, RowLogprobs]:
+        rows = np.flatnonzero(self._table.wants_logprobs[due]).tolist()
+        books = {row: self._table.req(int(due[row])).logprobs for row in rows}
+        books.update((row, req.logprobs) for row, req in enumerate(ended, start=len(due)))
+        return {row: book.take() for row, book in books.items() if book is not None}
 
-    def _stops(self, everyone: Sequence[Req]) -> dict[int, list[str]]:
-        stops: dict[int, list[str]] = {}
-        for row, req in enumerate(everyone):
-            if not req.opened:
-                req.opened = True
-                if req.sampling.stop:
-                    stops[row] = req.sampling.stop
-        return stops
+    def _stops(self, due: Ints, ended: Sequence[Req]) -> dict[int, list[str]]:
+        """Stop strings of the requests that are told of for the first time."""
+        rows = np.flatnonzero(self._table.unheard[due]).tolist()
+        new = {row: self._table.req(int(due[row])) for row in rows}
+        new.update((row, req) for row, req in enumerate(ended, start=len(due)) if not req.heard_of)
+        self._table.unheard[due] = False
+        return {row: req.sampling.stop for row, req in new.items() if req.sampling.stop}
+
+
+def _column(running: Ints, ended: list[int]) -> bytes:
+    """An int32 column: the rows that run, then those that ended."""
+    column = running.astype(np.int32, copy=False).tobytes()
+    return column + np.asarray(ended, dtype=np.int32).tobytes() if ended else column

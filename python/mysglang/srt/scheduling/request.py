@@ -50,8 +50,8 @@ class Req:
     retractions: int = 0
     started: bool = False
     """Whether it ever ran."""
-    opened: bool = False
-    """Whether the detokenizer has heard of it."""
+    heard_of: bool = False
+    """Whether the detokenizer knows it; kept while the request has no slot."""
     finish: FinishReason | None = None
     decode_flags: int = field(init=False)
 

@@ -15,6 +15,7 @@ A row that decodes has planned >= known - 1; the token after the last planned on
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from mysglang.srt.forward.worker_batch import Bools, Ints, Longs
 from mysglang.srt.scheduling.request import NO_SLOT, Req
@@ -29,6 +30,7 @@ class RequestTable:
     def __init__(self, num_slots: int, max_context: int) -> None:
         self.tokens: Ints = np.zeros((num_slots, max_context + 1), dtype=np.int32)
         self.reqs: list[Req | None] = [None] * num_slots
+        self.rids: list[str] = [""] * num_slots
         self.life: Longs = np.zeros(num_slots, dtype=np.int64)
         """Counts the ends of the slot's requests: a late result is applied only to the life that it was made for."""
         self.known: Ints = np.zeros(num_slots, dtype=np.int32)
@@ -44,11 +46,17 @@ class RequestTable:
         self.watched: Bools = np.zeros(num_slots, dtype=np.bool_)
         """Has stop rules of its own."""
         self.wants_logprobs: Bools = np.zeros(num_slots, dtype=np.bool_)
+        self.unheard: Bools = np.zeros(num_slots, dtype=np.bool_)
+        """The detokenizer has heard nothing of it yet."""
+        self.decode_flags: npt.NDArray[np.uint8] = np.zeros(num_slots, dtype=np.uint8)
+        self.cached_tokens: Ints = np.zeros(num_slots, dtype=np.int32)
+        self.retractions: Ints = np.zeros(num_slots, dtype=np.int32)
 
     def open(self, req: Req, slot: int, *, cached: int, interval: int) -> None:
         """Give `req` its row. `cached` of its tokens are in the KV cache; `interval` is the server's default."""
         params = req.sampling
         self.reqs[slot] = req
+        self.rids[slot] = req.rid
         req.slot = slot
         self.tokens[slot, : len(req.ids)] = req.ids
         self.known[slot] = len(req.ids)
@@ -62,12 +70,17 @@ class RequestTable:
         self.obeys_eos[slot] = not params.ignore_eos
         self.watched[slot] = req.stop_watch.active
         self.wants_logprobs[slot] = req.logprobs is not None
+        self.unheard[slot] = not req.heard_of
+        self.decode_flags[slot] = req.decode_flags
+        self.cached_tokens[slot] = req.cached_tokens
+        self.retractions[slot] = req.retractions
 
     def close(self, slot: int) -> Req:
         """End the row's life. The request keeps its known tokens and what it has sent."""
         req = self.req(slot)
         req.ids = self.tokens[slot, : self.known[slot]].copy()
         req.sent = int(self.sent[slot])
+        req.heard_of = not self.unheard[slot]
         req.slot = NO_SLOT
         self.reqs[slot] = None
         self.life[slot] += 1
