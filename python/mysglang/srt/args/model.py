@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mysglang.srt.args.field import arg
 
@@ -36,3 +37,9 @@ class ModelArgs:
         at_most=2**31 - 1,
         help="Seed of dummy weights and of requests that bring none; drawn if unset.",
     )
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """`json_model_override_args`, read. Raises ValueError for what is no JSON."""
+        value: dict[str, Any] = json.loads(self.json_model_override_args)
+        return value

@@ -1,0 +1,60 @@
+"""Every environment variable that mysglang reads: name, type, default and why. For debugging and tuning only; whatever
+a user should decide is an option (`args/`). The standard ones of CUDA, Hugging Face and OpenMP keep their own meaning.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from mysglang.srt.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvVar(Generic[T]):
+    """One variable. It is read each time it is asked for, so tests can set it."""
+
+    name: str
+    default: T
+    parse: Callable[[str], T]
+    """Text -> value; raises ValueError."""
+    why: str
+
+    def get(self) -> T:
+        """The value, or the default if it is unset or empty. Raises ConfigError for text that does not parse."""
+        text = os.environ.get(self.name, "")
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ConfigError(f"{self.name}={text!r}: {error}.") from None
+
+
+def _truth(text: str) -> bool:
+    values = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in values:
+        raise ValueError("give 1 or 0")
+    return values[text.lower()]
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError("give a number of seconds greater than 0")
+    return value
+
+
+REFERENCE_OPS = EnvVar(
+    "MYSGLANG_REFERENCE_OPS", False, _truth, "Run the torch reference of every op: tells kernel bugs from model bugs."
+)
+START_TIMEOUT = EnvVar(
+    "MYSGLANG_START_TIMEOUT", 1800.0, _seconds, "Seconds that a child process gets to load and report ready."
+)
+
+VARIABLES: tuple[EnvVar[bool] | EnvVar[float], ...] = (REFERENCE_OPS, START_TIMEOUT)
+"""All of them, for check_env and the documentation."""

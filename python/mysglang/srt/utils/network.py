@@ -1,0 +1,108 @@
+"""Addresses: the HTTP port, taken before anything heavy starts, and the private directory of the ipc sockets."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from mysglang.srt.errors import ConfigError
+
+BACKLOG = 2048
+
+# sun_path holds 108 bytes on Linux and 104 on macOS, its closing zero included.
+_MAX_SOCKET_PATH = 103
+_LONGEST_SOCKET_NAME = 24
+
+
+def bind_http_socket(host: str, port: int) -> socket.socket:
+    """Take `host`:`port` (0: a free one) and listen. Raises ConfigError if that cannot be, naming who holds the port."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise ConfigError(f"--host {host}: no such address ({error.strerror}).") from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # Lets a restart reuse a port whose old connections are still closing; a listener still holds its own alone.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(_why_not_bound(host, port, error)) from None
+    listener.setblocking(False)
+    return listener
+
+
+def http_url(host: str, port: int) -> str:
+    """A URL by which this machine reaches a server that listens on `host`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_ipc_dir() -> Path:
+    """A new directory that only this user can enter, short enough for socket paths. Who makes it removes it."""
+    for parent in _ipc_parents():
+        if len(os.fsencode(parent)) + len("/mysglang-12345678/") + _LONGEST_SOCKET_NAME > _MAX_SOCKET_PATH:
+            continue
+        try:
+            # mkdtemp makes it with mode 0700.
+            return Path(tempfile.mkdtemp(prefix="mysglang-", dir=parent))
+        except OSError:
+            continue
+    raise ConfigError("no directory for sockets: set XDG_RUNTIME_DIR or TMPDIR to a short path that can be written.")
+
+
+def remove_ipc_dir(path: Path) -> None:
+    """Remove it with whatever is in it; no error if it is gone."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def ipc_endpoint(directory: Path, name: str) -> str:
+    """The ZMQ endpoint of the socket `name` in `directory`."""
+    if len(name) > _LONGEST_SOCKET_NAME:
+        raise ValueError(f"socket name {name} is longer than {_LONGEST_SOCKET_NAME}")
+    return f"ipc://{directory / name}"
+
+
+def _ipc_parents() -> list[Path]:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    candidates = [Path(runtime)] if runtime else []
+    candidates += [Path(tempfile.gettempdir()), Path("/tmp")]
+    return [path for path in candidates if path.is_dir() and os.access(path, os.W_OK | os.X_OK)]
+
+
+def is_private(directory: Path) -> bool:
+    """Whether only its owner, who is this user, can enter it."""
+    status = directory.stat()
+    return status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU
+
+
+def _why_not_bound(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        holder = _holder(port)
+        by = f" by {holder}" if holder else ""
+        return f"--port {port}: the port is in use{by}; stop that, or choose another port."
+    if error.errno == errno.EACCES:
+        return f"--port {port}: this user may not listen there; choose a port of 1024 or above."
+    return f"--host {host} --port {port}: cannot listen there: {error.strerror}."
+
+
+def _holder(port: int) -> str | None:
+    """Who listens on `port`, as far as this user may know."""
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
+                if connection.pid is None:
+                    return "a process of another user"
+                return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
+    except psutil.Error:
+        pass
+    return None

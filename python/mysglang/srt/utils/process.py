@@ -1,0 +1,198 @@
+"""Child processes, seen from both ends. A child runs `python -m module`, so a script that starts an engine is not run
+again by its children, as multiprocessing's spawn would.
+
+    parent                                        child
+    Child(module, title, spec) ── stdin: spec ──▶ ParentLink.attach().spec
+    first_message, last_message ◀── pipe: lines ── ParentLink.tell
+    exited ◀────────────── waitpid
+
+The parent never closes the child's stdin while both live: its end of file is how a child learns, on any system, that
+the parent is gone. On Linux the kernel tells it too (PDEATHSIG), even while it is busy outside Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import site
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import setproctitle
+
+T = TypeVar("T")
+
+_PR_SET_PDEATHSIG = 1
+_STDIN = 0
+
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes a child write the stacks of its threads to stderr."""
+
+
+class Child:
+    """A child process. Made inside a running event loop, which hears of its messages and of its end."""
+
+    def __init__(self, module: str, title: str, spec: bytes) -> None:
+        """Start `python -m module` and give it `spec`, which must be one line."""
+        self.title = title
+        self._loop = asyncio.get_running_loop()
+        self.first_message: asyncio.Future[bytes] = self._loop.create_future()
+        self.last_message: bytes | None = None
+        self.exited: asyncio.Future[int] = self._loop.create_future()
+        reading, writing = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(writing)],
+                stdin=subprocess.PIPE,
+                pass_fds=(writing,),
+                env=_child_environment(),
+                # Its own group: Ctrl-C in a terminal is for the parent alone, and grandchildren can be ended with it.
+                process_group=0,
+            )
+        finally:
+            os.close(writing)
+        self._give(spec)
+        reader = threading.Thread(target=self._read, args=(reading,), name=f"read {title}", daemon=True)
+        reader.start()
+        threading.Thread(target=self._wait, args=(reader,), name=f"wait {title}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """To the child and whatever it started; nothing if it is gone."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def _give(self, spec: bytes) -> None:
+        assert self._process.stdin is not None
+        # A child that died at once shows as `exited`, with its reason; a broken pipe says less.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(spec + b"\n")
+            self._process.stdin.flush()
+
+    def _read(self, reading: int) -> None:
+        with open(reading, "rb") as lines:
+            for line in lines:
+                self._tell_loop(self._on_message, line)
+
+    def _wait(self, reader: threading.Thread) -> None:
+        code = self._process.wait()
+        # What it said last may still be in the pipe; a grandchild may hold the other end open for ever.
+        reader.join(timeout=0.5)
+        self._tell_loop(self._on_exit, code)
+
+    def _tell_loop(self, callback: Callable[[T], None], value: T) -> None:
+        # A closed loop is no longer interested.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, value)
+
+    def _on_message(self, line: bytes) -> None:
+        self.last_message = line
+        if not self.first_message.done():
+            self.first_message.set_result(line)
+
+    def _on_exit(self, code: int) -> None:
+        if not self.exited.done():
+            self.exited.set_result(code)
+
+
+async def stop_children(children: list[Child], grace: float) -> None:
+    """End them: SIGTERM, and SIGKILL for those still there after `grace` seconds."""
+    for child in children:
+        child.send_signal(signal.SIGTERM)
+    if await _all_exited(children, grace):
+        return
+    for child in children:
+        child.send_signal(signal.SIGKILL)
+    await _all_exited(children, grace)
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    name = signal.Signals(-code).name
+    hint = ", perhaps by the kernel for want of memory" if -code == signal.SIGKILL else ""
+    return f"was ended by {name}{hint}"
+
+
+class ParentLink:
+    """The parent as its child sees it."""
+
+    def __init__(self, spec: bytes, status: int) -> None:
+        self.spec = spec
+        """What the child is to do."""
+        self._status = status
+
+    @classmethod
+    def attach(cls) -> ParentLink:
+        """Called first thing in a child: from here on it does not outlive its parent, and Ctrl-C is not for it."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _die_with_parent()
+        faulthandler.enable()
+        faulthandler.register(DUMP_SIGNAL, all_threads=True)
+        status = int(sys.argv[1])
+        os.set_inheritable(status, False)
+        spec = _read_line(_STDIN)
+        threading.Thread(target=_exit_with_parent, name="parent watch", daemon=True).start()
+        return cls(spec, status)
+
+    def tell(self, message: bytes) -> None:
+        """Send one line, without its end. A parent that is gone hears nothing."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._status, message + b"\n")
+
+
+def set_title(title: str) -> None:
+    """The name in `ps` and `top`."""
+    setproctitle.setproctitle(title)
+
+
+async def _all_exited(children: list[Child], timeout: float) -> bool:
+    pending = [child.exited for child in children if not child.exited.done()]
+    if pending:
+        await asyncio.wait(pending, timeout=timeout)
+    return all(child.exited.done() for child in children)
+
+
+def _child_environment() -> dict[str, str]:
+    """Ours, with this package importable also where it was put on the path by hand."""
+    root = str(Path(__file__).parents[3])
+    if root in map(os.path.realpath, site.getsitepackages()):
+        return dict(os.environ)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _exit_with_parent() -> None:
+    # Nothing more is ever written to it, so a read returns when the parent's end is closed: the parent is gone.
+    os.read(_STDIN, 1)
+    os._exit(1)
+
+
+def _read_line(source: int) -> bytes:
+    """Up to the first newline, unbuffered, so that nothing behind it is taken."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        piece = os.read(source, 1)
+        if not piece:
+            os._exit(1)
+        line += piece
+    return bytes(line[:-1])

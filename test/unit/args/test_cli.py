@@ -1,0 +1,65 @@
+"""A command line gives typed flat options, or says what is wrong with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mysglang.srt.args.cli import parse
+from mysglang.srt.args.groups import group_options
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.version import __version__
+
+
+def test_only_what_is_given_comes_out() -> None:
+    assert parse([]) == {}
+    assert parse(["--port", "8000"]) == {"port": 8000}
+
+
+def test_types_aliases_and_both_spellings() -> None:
+    argv = ["--model", "m", "--tensor-parallel-size=1", "--mem-fraction-static", ".5", "--disable-radix-cache"]
+    assert parse([*argv, "--cuda-graph-bs", "1", "2"]) == {
+        "model_path": "m",
+        "tp_size": 1,
+        "mem_fraction_static": 0.5,
+        "disable_radix_cache": True,
+        "cuda_graph_bs": (1, 2),
+    }
+
+
+def test_a_negative_number_is_a_value() -> None:
+    assert parse(["--chunked-prefill-size", "-1"]) == {"chunked_prefill_size": -1}
+
+
+def test_what_does_not_parse_stays_text_for_the_judge() -> None:
+    assert parse(["--port", "http"]) == {"port": "http"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "problems"),
+    [
+        (["--dp-size", "2", "--prot=1"], ["--dp-size is an option of SGLang", "--prot is not an option"]),
+        (["--port"], ["--port: expected one argument"]),
+        (["llama"], ["'llama' belongs to no option; a model is named with --model-path llama"]),
+        (["--page", "4"], ["--page is not an option"]),
+    ],
+)
+def test_refuses(argv: list[str], problems: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(argv)
+    assert len(caught.value.problems) == len(problems)
+    assert all(said in problem for said, problem in zip(problems, caught.value.problems, strict=True))
+
+
+def test_help_shows_every_option_under_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse(["--help"])
+    text = capsys.readouterr().out
+    for group, members in group_options().items():
+        assert f"\n{group}:\n" in text
+        assert all(option.flag in text for option in members)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse(["--version"])
+    assert capsys.readouterr().out.strip() == f"mysglang {__version__}"

@@ -1,0 +1,70 @@
+"""Flat names find their groups; strangers are named, with what might have been meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from mysglang.srt.args.groups import ArgGroups, from_flat, group_options, unknown
+from mysglang.srt.args.sglang_flags import SGLANG_OPTIONS, WHY_NOT
+from mysglang.srt.errors import ConfigError
+
+# Ours, for what SGLang leaves to environment variables or has no word for.
+OWN_OPTIONS = {"drain_timeout"}
+
+
+def all_names() -> list[str]:
+    return [
+        name for members in group_options().values() for option in members for name in (option.name, *option.aliases)
+    ]
+
+
+def test_every_name_is_given_once() -> None:
+    assert len(all_names()) == len(set(all_names()))
+
+
+def test_names_are_sglangs() -> None:
+    own = {option.name for members in group_options().values() for option in members} - SGLANG_OPTIONS
+    assert own <= OWN_OPTIONS | {"download_dir", "sampling_backend"}
+
+
+def test_flat_and_back() -> None:
+    groups = from_flat(ArgGroups, {"model": "m", "tp": 1, "page_size": 16, "cuda_graph_bs": [1, 2]})
+    assert groups.model.model_path == "m"
+    assert groups.memory.page_size == 16
+    assert groups.kernels.cuda_graph_bs == (1, 2)
+    assert from_flat(ArgGroups, groups.flat()) == groups
+
+
+def test_all_strangers_are_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_flat(ArgGroups, {"enable_metrics": True, "pagesize": 4, "page_size": 4})
+    assert len(caught.value.problems) == 2
+
+
+@pytest.mark.parametrize("value", [None, False])
+def test_an_unsupported_option_that_asks_for_nothing_is_let_pass(value: object) -> None:
+    assert from_flat(ArgGroups, {"trust_remote_code": value}) == ArgGroups()
+
+
+def test_an_invented_option_is_refused_whatever_its_value() -> None:
+    with pytest.raises(ConfigError, match="--pagesiz is not an option; did you mean --page-size"):
+        from_flat(ArgGroups, {"pagesiz": None})
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("--enable-lora", "--enable-lora is an option of SGLang that this version of mysglang does not support."),
+        ("trust_remote_code", WHY_NOT["trust_remote_code"]),
+        ("--prot", "did you mean --port?"),
+        ("--mem", "did you mean --mem-fraction-static?"),
+        ("--qqqqqqqq", "--help lists the options."),
+    ],
+)
+def test_unknown(name: str, says: str) -> None:
+    assert says in unknown(name)
+
+
+def test_bad_values_are_all_found() -> None:
+    groups = from_flat(ArgGroups, {"port": 70000, "dtype": "int4", "page_size": "x"})
+    assert sorted(line.split()[0] for line in groups.bad_values()) == ["--dtype", "--page-size", "--port"]

@@ -1,0 +1,59 @@
+"""Each rule catches what it is for, names its flag, and lets sound options pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.server_args import ServerArgs
+from mysglang.srt.utils.hardware import Hardware
+
+CPU = Hardware()
+GPU = Hardware(gpu_memory=(80.0,), has_flashinfer=True, has_triton=True)
+BARE_GPU = Hardware(gpu_memory=(80.0,))
+
+
+@pytest.mark.parametrize("hardware", [CPU, GPU])
+def test_sound_options_pass(tmp_path: Path, hardware: Hardware) -> None:
+    ServerArgs.from_kwargs(hardware, model_path=str(tmp_path), page_size=16, chunked_prefill_size=16)
+
+
+def test_a_repository_may_be_fetched_later() -> None:
+    ServerArgs.from_kwargs(CPU, model_path="owner/name")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "options", "says"),
+    [
+        (CPU, {"tp_size": 2}, "--tp-size 2: this version runs on one device"),
+        (CPU, {"device": "cuda"}, "--device cuda: no NVIDIA GPU 0 is visible"),
+        (GPU, {"base_gpu_id": 3}, "no NVIDIA GPU 3 is visible"),
+        (CPU, {"model_path": "/nowhere/at/all"}, "--model-path /nowhere/at/all: there is no such directory"),
+        (CPU, {"model_path": __file__}, "this is a file; give the directory"),
+        (CPU, {"tokenizer_path": "/nowhere"}, "--tokenizer-path /nowhere: there is no such directory"),
+        (CPU, {"json_model_override_args": "[1]"}, "--json-model-override-args must be a JSON object"),
+        (CPU, {"json_model_override_args": "{"}, "--json-model-override-args must be a JSON object"),
+        (CPU, {"chat_template": "no/such.jinja"}, "--chat-template no/such.jinja: there is no such file"),
+        (CPU, {"chunked_prefill_size": 0}, "--chunked-prefill-size 0"),
+        (CPU, {"chunked_prefill_size": 8, "page_size": 16}, "--chunked-prefill-size must be at least --page-size (16)"),
+        (CPU, {"schedule_conservativeness": 0.0}, "--schedule-conservativeness must be greater than 0"),
+        (CPU, {"page_size": 3}, "--page-size 3: give a power of two"),
+        (CPU, {"max_total_tokens": 8, "page_size": 16}, "--max-total-tokens must be at least --page-size"),
+        (CPU, {"attention_backend": "flashinfer"}, "--attention-backend flashinfer needs --device cuda"),
+        (CPU, {"sampling_backend": "flashinfer"}, "--sampling-backend flashinfer needs --device cuda"),
+        (BARE_GPU, {"attention_backend": "flashinfer"}, "flashinfer is asked for, but not installed"),
+        (BARE_GPU, {"attention_backend": "triton"}, "triton is not installed"),
+    ],
+)
+def test_refuses(tmp_path: Path, hardware: Hardware, options: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServerArgs.from_kwargs(hardware, **{"model_path": str(tmp_path)} | options)
+    assert says in str(caught.value)
+
+
+def test_all_broken_rules_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServerArgs.from_kwargs(CPU, model_path="/nowhere", tp_size=4, page_size=6)
+    assert len(caught.value.problems) == 3

@@ -1,0 +1,165 @@
+"""Children start, tell, are watched and ended; and never outlive who started them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, stop_children
+
+TESTS = Path(__file__).parents[2]
+MODULE = "fixtures.obedient_child"
+
+
+@pytest.fixture(autouse=True)
+def _children_find_the_fixtures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+def start(order: str) -> Child:
+    return Child(MODULE, "obedient", order.encode())
+
+
+async def wait(future: asyncio.Future[object] | asyncio.Future[bytes] | asyncio.Future[int]) -> object:
+    return await asyncio.wait_for(asyncio.shield(future), timeout=10)
+
+
+def gone(pid: int, within: float = 5.0) -> bool:
+    """Whether the process ends within so many seconds. A zombie is gone: it only waits to be counted."""
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+async def test_a_child_gets_its_spec_and_tells() -> None:
+    child = start("echo hello there")
+    assert await wait(child.first_message) == b"hello there\n"
+    assert await wait(child.exited) == 1, "a child has no end of its own"
+
+
+async def test_last_words_are_heard_before_the_end() -> None:
+    child = start("config")
+    await wait(child.exited)
+    assert child.last_message == b'{"type":"failed","problems":["one reason","another"]}\n'
+
+
+async def test_a_bug_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    child = start("bug")
+    await wait(child.exited)
+    assert child.last_message == b'{"type":"failed","problems":["ZeroDivisionError: first line"]}\n'
+    assert "Traceback" in capfd.readouterr().err
+
+
+async def test_a_silent_end_shows_its_code() -> None:
+    child = start("exit 0")
+    assert await wait(child.exited) == 0
+    assert child.last_message is None
+
+
+async def test_title_and_signals() -> None:
+    child = start("wait")
+    await wait(child.first_message)
+    assert psutil.Process(child.pid).cmdline()[0].startswith("mysglang::obedient")
+    os.killpg(child.pid, signal.SIGINT)
+    await asyncio.sleep(0.2)
+    assert not child.exited.done(), "Ctrl-C is for the parent"
+    await stop_children([child], grace=5)
+    assert await wait(child.exited) == -signal.SIGTERM
+    child.send_signal(signal.SIGTERM)
+
+
+async def test_stacks_on_demand(capfd: pytest.CaptureFixture[str]) -> None:
+    child = start("wait")
+    await wait(child.first_message)
+    child.send_signal(DUMP_SIGNAL)
+    await asyncio.sleep(0.3)
+    assert not child.exited.done()
+    assert "obedient_child.py" in capfd.readouterr().err
+    await stop_children([child], grace=5)
+
+
+async def test_the_stubborn_are_killed() -> None:
+    children = [start("stubborn"), start("wait")]
+    for child in children:
+        await wait(child.first_message)
+    begun = time.monotonic()
+    await stop_children(children, grace=0.3)
+    assert [await wait(child.exited) for child in children] == [-signal.SIGKILL, -signal.SIGTERM]
+    assert time.monotonic() - begun < 3
+
+
+async def test_grandchildren_go_with_a_stopped_child() -> None:
+    child = start("grandchild")
+    grandchild = int(str(await wait(child.first_message), "ascii"))  # type: ignore[arg-type]
+    await stop_children([child], grace=5)
+    assert child.exited.done()
+    assert gone(grandchild)
+
+
+@pytest.mark.parametrize("order", ["wait", "stubborn"])
+def test_children_go_with_a_killed_parent(order: str) -> None:
+    """Also one that is in the middle of something and hears no signal but the last."""
+    program = f"""
+import asyncio, os, signal
+from mysglang.srt.utils.process import Child
+async def main():
+    child = Child({MODULE!r}, "obedient", {order.encode()!r})
+    await child.first_message
+    print(child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent / "python")])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert gone(int(done.stdout))
+
+
+async def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import asyncio
+from mysglang.srt.utils.process import Child
+print("run")
+async def main():
+    child = Child({MODULE!r}, "obedient", b"echo told")
+    print((await child.first_message).decode())
+    await child.exited
+asyncio.run(main())
+"""
+    )
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent / "python")])
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert done.stdout.split() == ["run", "told"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(0, "exited with code 0"), (3, "exited with code 3"), (-15, "was ended by SIGTERM"), (-9, "want of memory")],
+)
+def test_describe_exit(code: int, words: str) -> None:
+    assert words in describe_exit(code)
