@@ -1,0 +1,106 @@
+"""From logits to tokens. Deterministic: the only randomness is the number in [0, 1) that the caller gives for each row.
+
+A row's tokens are ranked by probability, the lower id first among equals. Of the distribution after temperature, a
+token may be drawn if it is among the top_k, if those ranked before it hold less than top_p, and if it has at least
+min_p times the probability of the first. What is left is drawn from by inverting its cumulative sum in the order of ids.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.kernels.op import Op
+
+
+def _greedy_tokens(logits: Tensor) -> Tensor:
+    """[S, vocab] -> [S] int64: the most likely token, the lowest id among equals; -1 where a logit is not finite."""
+    finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
+    return torch.where(finite, logits.argmax(dim=-1), -1)
+
+
+def _draw_tokens(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+) -> Tensor:
+    """[S] int64 tokens of float32 logits [S, vocab], where -inf forbids a token. A row with NaN gets any token.
+
+    uniforms: [S] float64; temperature, top_p, min_p: [S] float32; top_k: [S] int32. None: no row has that filter.
+    """
+    weights = _weights(logits, temperature)
+    if top_k is not None or top_p is not None or min_p is not None:
+        ranked, ids = weights.sort(dim=-1, descending=True, stable=True)
+        allowed = torch.zeros_like(weights, dtype=torch.bool)
+        allowed.scatter_(1, ids, _allowed_ranks(ranked, weights.sum(dim=-1), top_k, top_p, min_p))
+        weights = weights.masked_fill_(~allowed, 0.0)
+    return _invert(weights, uniforms)
+
+
+def _draw_tokens_cpu(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+) -> Tensor:
+    """The same, sorting only as many of the likeliest tokens as the filters can leave."""
+    if top_k is None and top_p is None and min_p is None:
+        return _invert(_weights(logits, temperature), uniforms)
+    weights = _weights(logits, temperature)
+    total, vocab_size = weights.sum(dim=-1), weights.shape[1]
+    taken = 256
+    while True:
+        taken = min(taken, vocab_size)
+        ranked = weights.topk(taken, dim=-1).values
+        allowed = _allowed_ranks(ranked, total, top_k, top_p, min_p)
+        if taken == vocab_size or not bool(allowed[:, -1].any()):
+            break
+        taken *= 16
+    # Allowed are those above the last allowed weight, and of just that weight as many of the lowest ids as are left.
+    count = allowed.sum(dim=-1, keepdim=True).clamp(min=1)
+    last = ranked.gather(1, count - 1)
+    above = weights > last
+    level = weights == last
+    quota = count - above.sum(dim=-1, keepdim=True)
+    weights = weights.masked_fill_(~(above | (level & (level.cumsum(dim=-1) <= quota))), 0.0)
+    return _invert(weights, uniforms)
+
+
+def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
+    """float64 [S, vocab], proportional to the probabilities; the likeliest token of a row has 1."""
+    scaled = logits / temperature[:, None]
+    return (scaled - scaled.amax(dim=-1, keepdim=True)).exp_().double()
+
+
+def _allowed_ranks(
+    ranked: Tensor, total: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None
+) -> Tensor:
+    """Which of the weights in falling order [S, n] the filters leave: in each row the first one or more."""
+    allowed = torch.ones_like(ranked, dtype=torch.bool)
+    if top_k is not None:
+        allowed &= torch.arange(ranked.shape[1], device=ranked.device) < top_k[:, None]
+    if top_p is not None:
+        before = ranked.cumsum(dim=-1) - ranked
+        allowed &= before < (top_p.double() * total)[:, None]
+    if min_p is not None:
+        allowed &= ranked >= min_p.double()[:, None] * ranked[:, :1]
+    return allowed
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The token in whose share of the cumulative sum the number falls; tokens of weight 0 have none."""
+    shares = weights.cumsum(dim=-1)
+    total = shares[:, -1]
+    # Rounding must not carry the target up to the total, behind the last token with a share.
+    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    found = torch.searchsorted(shares, target[:, None], right=True).squeeze(1)
+    return found.clamp(max=weights.shape[1] - 1)
+
+
+greedy_tokens = Op("greedy_tokens", reference=_greedy_tokens)
+draw_tokens = Op("draw_tokens", reference=_draw_tokens, cpu="mysglang.srt.kernels.sampling:_draw_tokens_cpu")

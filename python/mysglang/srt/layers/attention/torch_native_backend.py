@@ -1,0 +1,209 @@
+"""Attention in plain torch: the CPU's backend, and what the others are compared with on any device.
+
+Rows of like shape are put into groups: keys and values of a group are gathered through the page table into one padded
+block, and one scaled-dot-product call attends for all its rows.
+
+    rows by new tokens and length        group: rows R, queries n, keys L
+      1 new, 900 long  ┐                   q    [R, KV heads, n * group, dim]
+      1 new, 870 long  ┘ one group         k, v [R, KV heads, L, dim]      padding reads KV slot 0
+      300 new          ─ in chunks         mask [R, 1, n * group, L]
+
+Knows the page table and the pool; it plans anew for every step and holds nothing of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+
+Indices = npt.NDArray[np.int64]
+
+LONE_QUERIES = 64
+"""A row with more new tokens than this attends on its own."""
+QUERY_CHUNK = 256
+"""Queries of a lone row's call: bounds the mask, and skips the keys after each chunk."""
+GROUP_KEYS = 1 << 16
+"""Keys gathered for one group, which bounds the padded copies."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows that attend in one call. `starts`, `lens` [R]: position of the first query and number of queries."""
+
+    slots: Indices
+    starts: Indices
+    lens: Indices
+    tokens: Indices
+    """[R] where the rows' queries begin in the token columns."""
+
+    @property
+    def ends(self) -> Indices:
+        """[R] position after the last query, which is how many keys the row has."""
+        ends: Indices = self.starts + self.lens
+        return ends
+
+    @property
+    def num_queries(self) -> int:
+        """Queries of the row that has most; the others are padded."""
+        return int(self.lens.max())
+
+
+@dataclass(slots=True)
+class GroupIndex:
+    """A group's indices on the device, for one window size."""
+
+    shape: tuple[int, int, int]
+    """(R, n, L)."""
+    queries: Tensor
+    """[R * n] tokens; a padding query repeats its row's last."""
+    filled: Tensor | None
+    """Which of the R * n are no padding; None: all."""
+    keys: Tensor
+    """[R * L] KV slots."""
+    visible: Tensor | None
+    """[R, 1, n, L]; None: all."""
+    masks: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def mask(self, group_size: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive [R, 1, n * group_size, L], made once for all layers."""
+        if self.visible is None:
+            return None
+        mask = self.masks.get((group_size, dtype))
+        if mask is None:
+            mask = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
+            mask = mask.masked_fill_(~self.visible, float("-inf")).repeat_interleave(group_size, dim=2)
+            self.masks[group_size, dtype] = mask
+        return mask
+
+
+class TorchNativeMetadata:
+    """The groups of a step, indexed once for each window size that a layer has."""
+
+    def __init__(self, groups: list[Group], page_table: Tensor, page_size: int) -> None:
+        self._groups = groups
+        self._page_table = page_table
+        self._page_size = page_size
+        self._indexed: dict[int | None, list[GroupIndex]] = {}
+
+    def groups(self, window: int | None) -> list[GroupIndex]:
+        """The groups for layers that see `window` keys."""
+        if window not in self._indexed:
+            self._indexed[window] = [self._index(group, window) for group in self._groups]
+        return self._indexed[window]
+
+    def _index(self, group: Group, window: int | None) -> GroupIndex:
+        device = self._page_table.device
+        rows, n, ends = len(group.lens), group.num_queries, group.ends
+        first = np.zeros_like(ends) if window is None else np.maximum(0, group.starts + 1 - window)
+        length = int((ends - first).max())
+        key_positions = first[:, None] + np.arange(length)
+        query = np.minimum(np.arange(n), group.lens[:, None] - 1)
+        distance = (group.starts[:, None] + query)[:, :, None] - key_positions[:, None, :]
+        visible = distance >= 0
+        if window is not None:
+            visible &= distance < window
+        full = bool((group.lens == n).all())
+        past_end = _on(device, key_positions >= ends[:, None])
+        return GroupIndex(
+            shape=(rows, n, length),
+            queries=_on(device, (group.tokens[:, None] + query).reshape(-1)),
+            filled=None if full else _on(device, np.flatnonzero(np.arange(n) < group.lens[:, None])),
+            keys=self._kv_slots(group.slots, key_positions).masked_fill_(past_end, 0).reshape(-1),
+            visible=None if visible.all() else _on(device, visible[:, None]),
+        )
+
+    def _kv_slots(self, slots: Indices, positions: Indices) -> Tensor:
+        """KV slots of the positions [R, L] of each row; past a row's end, whatever the table holds."""
+        device = self._page_table.device
+        columns = np.minimum(positions // self._page_size, self._page_table.shape[1] - 1)
+        pages = self._page_table[_on(device, slots)[:, None], _on(device, columns)]
+        return pages * self._page_size + _on(device, positions % self._page_size)
+
+
+class TorchNativeBackend:
+    """Scaled-dot-product attention over gathered keys."""
+
+    def __init__(self, pool: KvPool, page_table: Tensor) -> None:
+        self._pool = pool
+        self._page_table = page_table
+
+    def plan(self, batch: ForwardBatch) -> AttentionMetadata:
+        return TorchNativeMetadata(list(group_rows(batch.host)), self._page_table, self._pool.page_size)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
+        metadata = batch.attn_metadata
+        assert isinstance(metadata, TorchNativeMetadata)
+        self._pool.store(spec.layer_id, batch.out_cache_loc, k, v)
+        keys, values = self._pool.slots(spec.layer_id)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for group in metadata.groups(spec.window):
+            attended = attend(q.index_select(0, group.queries), keys, values, spec, group)
+            if group.filled is None:
+                out.index_copy_(0, group.queries, attended)
+            else:
+                out.index_copy_(0, group.queries[group.filled], attended[group.filled])
+        return out
+
+
+def group_rows(host: ModelWorkerBatch) -> Iterator[Group]:
+    """Long rows in chunks of queries; the others together with rows of about as many queries and keys."""
+    lens, ends = host.extend_lens.astype(np.int64), host.seq_lens.astype(np.int64)
+    slots, starts, tokens = host.slots.astype(np.int64), ends - lens, np.cumsum(lens) - lens
+    for row in np.flatnonzero(lens > LONE_QUERIES):
+        for done in range(0, int(lens[row]), QUERY_CHUNK):
+            n = min(QUERY_CHUNK, int(lens[row]) - done)
+            yield Group(slots[row : row + 1], starts[row : row + 1] + done, np.array([n]), tokens[row : row + 1] + done)
+
+    short = np.flatnonzero(lens <= LONE_QUERIES)
+    magnitude = np.ceil(np.log2(lens[short]))
+    short = short[np.lexsort((-ends[short], magnitude))]
+    magnitude = np.ceil(np.log2(lens[short]))
+    begin = 0
+    while begin < len(short):
+        longest = int(ends[short[begin]])
+        fits = magnitude[begin:] == magnitude[begin]
+        fits &= (ends[short[begin:]] * 2 >= longest) | (longest <= LONE_QUERIES)
+        fits &= np.arange(len(fits)) * longest < GROUP_KEYS
+        count = len(fits) if fits.all() else int(np.argmin(fits))
+        rows = short[begin : begin + count]
+        yield Group(slots[rows], starts[rows], lens[rows], tokens[rows])
+        begin += count
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, group: GroupIndex) -> Tensor:
+    """One group. q: [R * n, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim]. Returns the shape of q."""
+    rows, n, length = group.shape
+    heads, dim = spec.num_kv_heads, spec.head_dim
+    group_size = spec.num_heads // heads
+    # The query heads that share a KV head stand beside each other as more queries of that head.
+    q = q.view(rows, n, heads, group_size, dim).transpose(1, 2).reshape(rows, heads, n * group_size, dim)
+    k, v = (x.index_select(0, group.keys).view(rows, length, heads, dim).transpose(1, 2) for x in (keys, values))
+    mask = group.mask(group_size, q.dtype)
+    if spec.logit_cap:
+        out = _capped_attention(q, k, v, mask, spec)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale)
+    return out.view(rows, heads, n, group_size, dim).transpose(1, 2).reshape(rows * n, -1)
+
+
+def _capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+    """Attention whose scores are capped softly before the mask, which the fused call cannot do."""
+    scores = torch.matmul(q, k.transpose(2, 3)).float() * spec.scale
+    scores = spec.logit_cap * torch.tanh(scores / spec.logit_cap)
+    if mask is not None:
+        scores = scores + mask
+    return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v)
+
+
+def _on(device: torch.device, values: npt.NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(values).to(device)

@@ -1,0 +1,41 @@
+"""LogitsProcessor: from hidden states to the logits that a step wants, and the log-probabilities of prompt tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mysglang.srt.layers.logprobs import LogprobQuery, Logprobs, find_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class PromptQuery:
+    """Prompt tokens whose log-probability is wanted; [N] int64 each."""
+
+    positions: Tensor
+    """Tokens of the step whose logits predict them."""
+    targets: Tensor
+    """The prompt tokens themselves."""
+    query: LogprobQuery
+
+
+class LogitsProcessor:
+    """Holds the model's projection from hidden states [N, hidden] to logits [N, vocab]."""
+
+    def __init__(self, compute_logits: Callable[[Tensor], Tensor], vocab_size: int) -> None:
+        self._compute_logits = compute_logits
+        self._vocab_size = vocab_size
+
+    def next_token_logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        """[S, vocab] of the given tokens, or of all."""
+        return self._compute_logits(hidden if rows is None else hidden.index_select(0, rows))
+
+    def prompt_logprobs(self, hidden: Tensor, prompt: PromptQuery) -> Logprobs:
+        """Of the plain distribution: no temperature, no penalties."""
+
+        def logits_of(begin: int, end: int) -> Tensor:
+            return self._compute_logits(hidden.index_select(0, prompt.positions[begin:end]))
+
+        return find_logprobs(logits_of, prompt.targets, prompt.query, self._vocab_size)

@@ -1,0 +1,80 @@
+"""Log-probabilities at chosen positions: of one token, of the most likely, and of ids that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 256 << 20
+"""Of float32 log-probabilities that exist at once; a long prompt's would take gigabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobQuery:
+    """What is wanted at N positions besides the chosen token. The pairs are flat, ordered by position."""
+
+    top: int
+    """Most likely tokens to find, at each position."""
+    pair_ends: npt.NDArray[np.int64]
+    """[N + 1] on the host: the pairs of position i are pair_ends[i] … pair_ends[i + 1] - 1."""
+    pair_rows: Tensor
+    """[M] int64, the position of each pair."""
+    pair_ids: Tensor
+    """[M] int64."""
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.pair_ends) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """The answers on the device. float32, ids int32."""
+
+    chosen: Tensor
+    """[N]"""
+    top_vals: Tensor
+    """[N, top], the most likely first."""
+    top_ids: Tensor
+    pair_vals: Tensor
+    """[M]"""
+
+
+def find_logprobs(
+    logits_of: Callable[[int, int], Tensor], chosen: Tensor, query: LogprobQuery, vocab_size: int
+) -> Logprobs:
+    """Answer the query. `logits_of(begin, end)` gives the logits [end - begin, vocab] of a run of positions.
+
+    chosen: [N] int64 ids. Works in runs of at most CHUNK_BYTES.
+    """
+    step = max(1, CHUNK_BYTES // (4 * vocab_size))
+    parts = [
+        _find(logits_of(begin, end), chosen[begin:end], query, begin, end)
+        for begin in range(0, query.num_positions, step)
+        for end in [min(begin + step, query.num_positions)]
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return Logprobs(
+        torch.cat([part.chosen for part in parts]),
+        torch.cat([part.top_vals for part in parts]),
+        torch.cat([part.top_ids for part in parts]),
+        torch.cat([part.pair_vals for part in parts]),
+    )
+
+
+def _find(logits: Tensor, chosen: Tensor, query: LogprobQuery, begin: int, end: int) -> Logprobs:
+    logprobs = logits.float().log_softmax(dim=-1)
+    pairs = slice(int(query.pair_ends[begin]), int(query.pair_ends[end]))
+    top = logprobs.topk(min(query.top, logprobs.shape[1]), dim=-1)
+    return Logprobs(
+        logprobs.gather(1, chosen[:, None]).squeeze(1),
+        top.values,
+        top.indices.to(torch.int32),
+        logprobs[query.pair_rows[pairs] - begin, query.pair_ids[pairs]],
+    )

@@ -1,0 +1,105 @@
+"""Sampler: logits -> next tokens. Penalties, biases and prohibitions first, then the choice, then what it looked like.
+
+Knows rows and lines, no request. A row whose logits are not finite gets token -1 and disturbs no other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.kernels.sampling import draw_tokens, greedy_tokens
+from mysglang.srt.layers.logprobs import LogprobQuery, Logprobs, find_logprobs
+from mysglang.srt.sampling.penalties import PenaltyTable
+from mysglang.srt.sampling.sampling_tensors import Edits, SamplingTensors
+
+
+@dataclass(frozen=True, slots=True)
+class OutputQuery:
+    """Rows of the logits whose sampled token's log-probability is wanted: [N] int64."""
+
+    rows: Tensor
+    query: LogprobQuery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingStep:
+    """One step's sampling."""
+
+    tensors: SamplingTensors
+    uniforms: Tensor | None = None
+    """[S] float64 in [0, 1); None if every row is greedy."""
+    forbidden: Edits | None = None
+    output_query: OutputQuery | None = None
+
+    @property
+    def plain_greedy(self) -> bool:
+        """Whether the tokens are those of `greedy_tokens` on the bare logits, and nothing else is wanted."""
+        tensors = self.tensors
+        parts = (tensors.drawing, tensors.penalties, tensors.bias, self.forbidden, self.output_query)
+        return all(part is None for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """tokens: [S] int64, -1 for a broken row."""
+
+    tokens: Tensor
+    logprobs: Logprobs | None = None
+
+
+class Sampler:
+    """Chooses, and counts what it chose for penalised rows."""
+
+    def __init__(self, penalties: PenaltyTable) -> None:
+        self._penalties = penalties
+
+    def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
+        """logits: [S, vocab] as the model gives them, left as they are."""
+        greedy = greedy_tokens(logits)
+        if step.plain_greedy:
+            return Sampled(greedy)
+        broken = greedy < 0
+        edited = self._edit(logits, step)
+        tokens = greedy if edited is logits else edited.argmax(dim=-1)
+        drawing = step.tensors.drawing
+        if drawing is not None:
+            assert step.uniforms is not None
+            filters = (drawing.top_k, drawing.top_p, drawing.min_p)
+            drawn = draw_tokens(edited.float(), step.uniforms, drawing.temperature, *filters)
+            tokens = torch.where(drawing.greedy, tokens, drawn)
+        tokens = torch.where(broken, -1, tokens)
+        self._count(tokens, step.tensors)
+        return Sampled(tokens, self._logprobs(edited, tokens, step))
+
+    def _edit(self, logits: Tensor, step: SamplingStep) -> Tensor:
+        """A changed float32 copy, or the logits themselves if nothing changes them."""
+        tensors = step.tensors
+        edits = [edit for edit in (tensors.bias, step.forbidden) if edit is not None]
+        if tensors.penalties is None and not edits:
+            return logits
+        logits = logits.to(torch.float32, copy=True)
+        if tensors.penalties is not None:
+            self._penalties.apply(logits, tensors.penalties)
+        for edit in edits:
+            edit.apply(logits)
+        return logits
+
+    def _count(self, tokens: Tensor, tensors: SamplingTensors) -> None:
+        penalties = tensors.penalties
+        if penalties is not None:
+            self._penalties.count(penalties.lines, tokens.index_select(0, penalties.rows))
+
+    def _logprobs(self, logits: Tensor, tokens: Tensor, step: SamplingStep) -> Logprobs | None:
+        """Of the distribution after temperature, before the filters."""
+        wanted = step.output_query
+        if wanted is None:
+            return None
+        rows, drawing = wanted.rows, step.tensors.drawing
+        scaled = logits.index_select(0, rows).float()
+        if drawing is not None:
+            scaled = scaled / drawing.temperature.index_select(0, rows)[:, None]
+        chosen = tokens.index_select(0, rows).clamp(min=0)
+        return find_logprobs(lambda begin, end: scaled[begin:end], chosen, wanted.query, logits.shape[1])

@@ -1,0 +1,41 @@
+"""KvPool: the device memory of keys and values, page by page. Knows layers and pages; no request, no allocator.
+
+    page 0        1          2                     num_pages
+    [padding] [tokens] [tokens]  …                 [tokens]          for each layer, keys and values apart
+              KV slot of a token = page * page_size + offset in the page
+
+Who may write a slot is the scheduler's business: a step writes the slots it was given and reads through the page table.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+
+class KvPool(ABC):
+    """Keys and values of all attention layers of this rank."""
+
+    num_pages: int
+    """Pages that hold tokens; page 0 comes on top."""
+    page_size: int
+
+    @abstractmethod
+    def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write the tokens' keys and values. loc: [T] int64 KV slots; k, v: [T, num_kv_heads * head_dim]."""
+
+    @abstractmethod
+    def slots(self, layer_id: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, each [KV slots, num_kv_heads, head_dim], those of page 0 first."""
+
+    def pages(self, layer_id: int) -> tuple[Tensor, Tensor]:
+        """The same, each [num_pages + 1, page_size, num_kv_heads, head_dim]."""
+        keys, values = self.slots(layer_id)
+        shape = (self.num_pages + 1, self.page_size, *keys.shape[1:])
+        return keys.view(shape), values.view(shape)
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the pool, padding included."""

@@ -1,0 +1,55 @@
+"""MhaKvPool: keys and values per head, in the dtype of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.kernels.kvcache import store_kv
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+
+
+def mha_bytes_per_token(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> int:
+    """Bytes that one token's keys and values take in all layers."""
+    return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * dtype.itemsize
+
+
+class MhaKvPool(KvPool):
+    """One buffer for keys and one for values of each layer."""
+
+    def __init__(
+        self,
+        specs: Sequence[AttentionSpec],
+        *,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        # Zeros, since a masked key's score may be -inf but its value is still multiplied, and 0 * NaN is NaN.
+        self._layers = {
+            spec.layer_id: (
+                torch.zeros(*self._shape(spec), dtype=dtype, device=device),
+                torch.zeros(*self._shape(spec), dtype=dtype, device=device),
+            )
+            for spec in specs
+        }
+
+    def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
+        keys, values = self._layers[layer_id]
+        store_kv(k, v, keys, values, loc)
+
+    def slots(self, layer_id: int) -> tuple[Tensor, Tensor]:
+        return self._layers[layer_id]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for pair in self._layers.values() for buffer in pair)
+
+    def _shape(self, spec: AttentionSpec) -> tuple[int, int, int]:
+        return (self.num_pages + 1) * self.page_size, spec.num_kv_heads, spec.head_dim

@@ -1,0 +1,34 @@
+"""The two tables of the device: which pages hold a row's tokens, and which token each row sampled last.
+
+              page table [num_slots + 1, max_pages]           newest [num_slots + 1]
+    slot 0    page of positions 0 … p-1, p … 2p-1, …          token
+    …
+    num_slots the row of padding, all page 0                  never read by a request
+
+Both change only in the order of steps: a step's table writes come before anything else of it, its new tokens last.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class DeviceTables:
+    """Rows by slot. Columns and contents are the scheduler's."""
+
+    def __init__(self, num_slots: int, max_pages: int, device: torch.device) -> None:
+        self.pages = torch.zeros(num_slots + 1, max_pages, dtype=torch.int32, device=device)
+        self.newest = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+
+    def write_pages(self, entries: Tensor, pages: Tensor) -> None:
+        """Set the entries, given as slot * max_pages + column [W] int64, to pages [W] int32."""
+        self.pages.view(-1).index_copy_(0, entries, pages)
+
+    def resolve(self, input_ids: Tensor, slots: Tensor) -> Tensor:
+        """[T] int64 ids, with the newest token of its slot in place of each that is negative."""
+        return torch.where(input_ids < 0, self.newest.index_select(0, slots), input_ids)
+
+    def record(self, slots: Tensor, tokens: Tensor) -> None:
+        """Remember the sampled tokens of distinct slots. The -1 of a broken row becomes 0: it must not be looked up."""
+        self.newest.index_copy_(0, slots, tokens.clamp(min=0))

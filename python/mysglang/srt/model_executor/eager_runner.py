@@ -1,0 +1,62 @@
+"""EagerRunner: runs the model on a step as it is. Any mode, any size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mysglang.srt.forward.forward_batch import AttentionBackend, ForwardBatch
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.layers.logits_processor import LogitsProcessor, PromptQuery
+from mysglang.srt.layers.logprobs import Logprobs
+from mysglang.srt.model_executor.device_tables import DeviceTables
+from mysglang.srt.model_executor.step_inputs import Uploaded
+from mysglang.srt.models.interfaces import CausalModel
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """logits: [S, vocab] of the rows that yield a token; None if none does."""
+
+    logits: Tensor | None
+    prompt_logprobs: Logprobs | None = None
+
+
+class EagerRunner:
+    """Owns nothing but its partners."""
+
+    def __init__(
+        self, model: CausalModel, logits: LogitsProcessor, backend: AttentionBackend, tables: DeviceTables
+    ) -> None:
+        self._model = model
+        self._logits = logits
+        self._backend = backend
+        self._tables = tables
+
+    def run(self, batch: ModelWorkerBatch, up: Uploaded, prompt: PromptQuery | None) -> ForwardOutput:
+        """up: the uploaded `token_columns` of the batch. The page table is up to date."""
+        input_ids = up["input_ids"]
+        if "token_slots" in up:
+            input_ids = self._tables.resolve(input_ids, up["token_slots"])
+        logits_rows = up.get("logits_rows")
+        forward = ForwardBatch(
+            mode=batch.mode,
+            host=batch,
+            input_ids=input_ids,
+            positions=up["positions"],
+            slots=up["slots"],
+            seq_lens=up["seq_lens"],
+            extend_lens=up["extend_lens"],
+            out_cache_loc=up["out_cache_loc"],
+            logits_rows=logits_rows,
+            attn_backend=self._backend,
+            attn_metadata=None,
+        )
+        forward.attn_metadata = self._backend.plan(forward)
+        hidden = self._model.forward(forward)
+        wants_logits = logits_rows is None or len(logits_rows) > 0
+        return ForwardOutput(
+            logits=self._logits.next_token_logits(hidden, logits_rows) if wants_logits else None,
+            prompt_logprobs=self._logits.prompt_logprobs(hidden, prompt) if prompt is not None else None,
+        )

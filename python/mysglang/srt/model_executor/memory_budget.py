@@ -1,0 +1,109 @@
+"""How many tokens the KV cache holds and how many requests may share it. Arithmetic on bytes; allocates nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.platforms.interface import GIB, DeviceMemory
+
+MIB = 1 << 20
+
+CPU_SLOTS = 128
+CPU_CONTEXT = 4096
+"""Tokens of each row that the default CPU cache has room for, at most."""
+CPU_FRACTION = 0.5
+"""Of the memory left beside the weights: the host has other work than serving."""
+
+MIN_SLOTS, MAX_SLOTS = 2048, 4096
+SLOTS_PER_CONTEXT = 512
+"""Rows for each full context that fits; most requests are much shorter than the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvBudget:
+    """The shape of the KV cache and of the page table."""
+
+    num_pages: int
+    page_size: int
+    num_slots: int
+    max_context: int
+    """Positions of one row."""
+
+    @property
+    def max_pages(self) -> int:
+        """Columns of the page table."""
+        return -(-self.max_context // self.page_size)
+
+
+def static_fraction(config: RunnerConfig, total: int, graph_sizes: tuple[int, ...], chunk: int) -> float:
+    """Share of the device for weights and KV cache; the rest is for activations, graphs and workspaces."""
+    if config.mem_fraction_static is not None:
+        return config.mem_fraction_static
+    reserved = (512 + 1.5 * max(chunk, 2048) + 1024 / 8 + 2 * max(graph_sizes, default=0)) * MIB
+    if total > 60 * GIB:
+        reserved = max(reserved, 10 * GIB)
+    return max(0.0, (total - reserved) / total)
+
+
+def cuda_budget(
+    config: RunnerConfig, *, fraction: float, before: DeviceMemory, after: DeviceMemory, token_bytes: int, context: int
+) -> KvBudget:
+    """Fill `fraction` of the device. `before` and `after`: the memory before and after the weights were loaded.
+
+    Raises ConfigError if no useful cache fits.
+    """
+    room = after.free - int((1 - fraction) * before.total)
+    fitting = max(0, room) // token_bytes
+    tokens = config.max_total_tokens or fitting
+    slots = config.max_running_requests
+    if slots is None:
+        slots = min(max(tokens * SLOTS_PER_CONTEXT // context, MIN_SLOTS), MAX_SLOTS)
+    # The page table has an entry of 4 bytes for every position that a row may have.
+    table = 4 * (slots + 1) * (-(-min(context, tokens) // config.page_size))
+    if config.max_total_tokens is None:
+        tokens = max(0, room - table) // token_bytes
+    elif config.max_total_tokens * token_bytes + table > after.free:
+        raise ConfigError(
+            f"--max-total-tokens {config.max_total_tokens} needs {tokens * token_bytes / GIB:.1f} GiB, and "
+            f" {after.free / GIB:.1f} GiB are free beside the weights. Lower it."
+        )
+    advice = (
+        f"{after.free / GIB:.1f} GiB are free beside the weights and --mem-fraction-static is {fraction:.3f}. "
+        "Raise --mem-fraction-static, or free memory on the device."
+    )
+    return _budget(config, tokens, slots, context, advice)
+
+
+def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, token_bytes: int, context: int) -> KvBudget:
+    """Room for every row up to CPU_CONTEXT, as far as a share of the free memory allows."""
+    fraction = config.mem_fraction_static or CPU_FRACTION
+    slots = config.max_running_requests or CPU_SLOTS
+    wanted = config.max_total_tokens or slots * min(context, CPU_CONTEXT)
+    room = int(after.free * fraction)
+    if config.max_total_tokens is None:
+        wanted = min(wanted, room // token_bytes)
+    elif wanted * token_bytes > after.free:
+        raise ConfigError(
+            f"--max-total-tokens {wanted} needs {wanted * token_bytes / GIB:.1f} GiB, "
+            f"and {after.free / GIB:.1f} GiB of memory are free. Lower it."
+        )
+    advice = (
+        f"{after.free / GIB:.2f} GiB of memory are free beside the weights. "
+        "Free some, or give --max-total-tokens or --mem-fraction-static."
+    )
+    return _budget(config, wanted, slots, context, advice)
+
+
+def _budget(config: RunnerConfig, tokens: int, slots: int, context: int, advice: str) -> KvBudget:
+    """Whole pages of the tokens. A row is never longer than the cache."""
+    num_pages = tokens // config.page_size
+    if num_pages < 2:
+        raise ConfigError(f"the KV cache has room for {tokens} tokens with pages of {config.page_size}: {advice}")
+    return KvBudget(
+        num_pages=num_pages,
+        page_size=config.page_size,
+        num_slots=slots,
+        max_context=min(context, num_pages * config.page_size),
+    )

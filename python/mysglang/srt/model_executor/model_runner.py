@@ -1,0 +1,99 @@
+"""ModelRunner: owns the model, its memory and the way steps are run. Queues a whole step and waits for nothing.
+
+    upload one buffer -> page table writes -> forward (eager, or a replayed graph) -> sample -> remember newest tokens
+
+Everything of a step is queued on one stream, so steps take effect in the order in which they come.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.layers.attention.factory import create_attention_backend
+from mysglang.srt.layers.logits_processor import LogitsProcessor
+from mysglang.srt.layers.sampler import Sampled, Sampler
+from mysglang.srt.model_executor.eager_runner import EagerRunner
+from mysglang.srt.model_executor.graph_sizes import graph_sizes
+from mysglang.srt.model_executor.kv_setup import make_pool, plan_kv
+from mysglang.srt.model_executor.memory_budget import KvBudget
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.step_columns import table_columns, token_columns
+from mysglang.srt.model_executor.step_inputs import StepStager
+from mysglang.srt.model_executor.step_output import PendingLogprobs, pending_result
+from mysglang.srt.model_executor.upload import Uploader
+from mysglang.srt.model_loader.loader import load_model
+from mysglang.srt.platforms import platform_named
+from mysglang.srt.platforms.interface import GIB
+from mysglang.srt.sampling.penalties import PenaltyTable
+
+
+class ModelRunner:
+    """One rank's model, ready to run steps."""
+
+    def __init__(self, config: RunnerConfig, model_config: ModelConfig, load_config: LoadConfig) -> None:
+        """Load, size, allocate. Raises ConfigError where the launch's values and this machine do not fit."""
+        self.platform = platform_named(config.device)
+        device, dtype = self.platform.device, getattr(torch, model_config.dtype)
+        sizes = graph_sizes(config, self.platform)
+        before = self.platform.memory()
+        model = load_model(model_config, load_config, device, dtype)
+        specs = model.attention_specs()
+        self.budget: KvBudget = plan_kv(
+            config,
+            self.platform,
+            specs,
+            dtype,
+            context=model_config.context_len,
+            graph_sizes=sizes,
+            before=before,
+        )
+        pool, self._tables = make_pool(self.budget, specs, dtype, self.platform)
+        penalties = PenaltyTable(model_config.vocab_size, device)
+        self._stager = StepStager(Uploader(self.platform), penalties)
+        self._sampler = Sampler(penalties)
+        backend = create_attention_backend(
+            _backend_name(config, self.platform.attention_backends), pool, self._tables.pages
+        )
+        logits = LogitsProcessor(model.compute_logits, model_config.vocab_size)
+        self._eager = EagerRunner(model, logits, backend, self._tables)
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        self.memory_usage = {"weights": weights / GIB, "kvcache": pool.nbytes / GIB}
+
+    @torch.inference_mode()
+    def launch(self, batch: ModelWorkerBatch) -> BatchResult:
+        """Queue the step."""
+        tables = self._tables
+        columns = {**table_columns(batch.table_writes, tables.pages.shape[1]), **token_columns(batch)}
+        inputs = self._stager.stage(batch, columns)
+        up = inputs.tokens
+        if "table_entries" in up:
+            tables.write_pages(up["table_entries"], up["table_pages"])
+        output = self._eager.run(batch, up, inputs.prompt)
+        prompt_logprobs = PendingLogprobs.queue(output.prompt_logprobs, inputs.prompt_layout)
+        if output.logits is None:
+            sampled = Sampled(up["positions"][:0])
+        else:
+            sampled = self._sampler.sample(output.logits, inputs.sampling)
+            tables.record(up["slots"] if batch.mode.is_decode else up["sample_slots"], sampled.tokens)
+        return pending_result(
+            self.platform,
+            batch,
+            sampled.tokens,
+            PendingLogprobs.queue(sampled.logprobs, inputs.output_layout),
+            prompt_logprobs,
+        )
+
+
+def _backend_name(config: RunnerConfig, available: tuple[str, ...]) -> str:
+    """The attention backend that was asked for, or the platform's first."""
+    name = config.attention_backend or available[0]
+    if name not in available:
+        raise ConfigError(
+            f"--attention-backend {name} does not run on this device. Choose one of {', '.join(available)}."
+        )
+    return name

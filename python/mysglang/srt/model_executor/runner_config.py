@@ -1,0 +1,32 @@
+"""RunnerConfig: what a launch may say about running a model. Plain values under the names of the server's flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerConfig:
+    """None means: chosen here, by the platform and its memory."""
+
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    page_size: int = 1
+    """Tokens of a page of the KV cache."""
+    mem_fraction_static: float | None = None
+    """Share of the device's memory for weights and KV cache."""
+    max_total_tokens: int | None = None
+    """Tokens that the KV cache holds."""
+    max_running_requests: int | None = None
+    """Requests that hold a row of the page table at once."""
+    chunked_prefill_size: int | None = None
+    """Most new tokens of one step, which sizes the activations; -1: no limit."""
+    max_prefill_tokens: int = 16384
+    """Most new tokens of one step where chunks have no limit."""
+    attention_backend: str | None = None
+    sampling_backend: str | None = None
+    disable_cuda_graph: bool = False
+    cuda_graph_max_bs: int | None = None
+    """Largest decode batch that is captured."""
+    cuda_graph_bs: tuple[int, ...] | None = None
+    """The decode batch sizes to capture, instead of the usual ones."""

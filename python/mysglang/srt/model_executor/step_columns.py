@@ -1,0 +1,184 @@
+"""ModelWorkerBatch -> the arrays that go to the device. numpy only; names here are names of the upload.
+
+Rows of the batch become rows of the logits: only rows that yield a token have logits, so an index that counts batch
+rows is renumbered, and entries of other rows are dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mysglang.srt.forward.worker_batch import (
+    Ints,
+    LogitEdits,
+    LogprobColumns,
+    ModelWorkerBatch,
+    PenaltyReset,
+    SamplingColumns,
+    TableWrites,
+)
+from mysglang.srt.model_executor.upload import Column
+from mysglang.srt.sampling.draws import uniforms
+
+Columns = dict[str, Column]
+Indices = npt.NDArray[np.int64]
+
+
+def token_columns(batch: ModelWorkerBatch) -> Columns:
+    """What the model's forward reads. `token_slots` only if a token is known to the device alone."""
+    columns: Columns = {
+        "input_ids": batch.input_ids.astype(np.int64),
+        "positions": positions_of(batch),
+        "slots": batch.slots.astype(np.int64),
+        "out_cache_loc": batch.out_cache_loc.astype(np.int64),
+        "seq_lens": batch.seq_lens.astype(np.int32, copy=False),
+        "extend_lens": batch.extend_lens.astype(np.int32, copy=False),
+    }
+    if len(batch.input_ids) and batch.input_ids.min() < 0:
+        columns["token_slots"] = np.repeat(columns["slots"], batch.extend_lens)
+    if not batch.mode.is_decode:
+        columns["logits_rows"] = (np.cumsum(batch.extend_lens, dtype=np.int64) - 1)[batch.yields]
+        columns["sample_slots"] = columns["slots"][batch.yields]
+    return columns
+
+
+def positions_of(batch: ModelWorkerBatch) -> Indices:
+    """[T] position of each token in its row."""
+    ends = batch.seq_lens.astype(np.int64)
+    if batch.mode.is_decode:
+        return ends - 1
+    lens = batch.extend_lens.astype(np.int64)
+    # A row's first token has index cumsum - len in the columns, and position end - len.
+    shift = ends - np.cumsum(lens)
+    positions: Indices = np.arange(batch.num_tokens, dtype=np.int64) + np.repeat(shift, lens)
+    return positions
+
+
+def table_columns(writes: TableWrites | None, max_pages: int) -> Columns:
+    """Flat entries of the page table, and what they become."""
+    if writes is None or not len(writes.pages):
+        return {}
+    entries = writes.slots.astype(np.int64) * max_pages + writes.columns
+    return {"table_entries": entries, "table_pages": writes.pages.astype(np.int32, copy=False)}
+
+
+def drawing_columns(sampling: SamplingColumns, yields: npt.NDArray[np.bool_]) -> Columns:
+    """How the rows with logits choose; nothing if all are greedy."""
+    if sampling.all_greedy:
+        return {}
+    top_k = sampling.top_k[yields]
+    columns: Columns = {"temperature": sampling.temperature[yields], "greedy": top_k == 1}
+    if sampling.any_top_k:
+        columns["top_k"] = top_k
+    if sampling.any_top_p:
+        columns["top_p"] = sampling.top_p[yields]
+    if sampling.any_min_p:
+        columns["min_p"] = sampling.min_p[yields]
+    return columns
+
+
+def uniform_column(batch: ModelWorkerBatch) -> Columns:
+    """The number of each row's draw."""
+    if batch.sampling.all_greedy:
+        return {}
+    return {"uniforms": uniforms(batch.sampling.seeds[batch.yields], batch.seq_lens[batch.yields])}
+
+
+def penalty_columns(sampling: SamplingColumns, logits_row: Indices) -> Columns:
+    """Penalised rows that have logits."""
+    penalties = sampling.penalties
+    if penalties is None:
+        return {}
+    rows = logits_row[penalties.rows]
+    kept = rows >= 0
+    if not kept.any():
+        return {}
+    return {
+        "penalty_rows": rows[kept],
+        "penalty_lines": penalties.lines[kept].astype(np.int64),
+        "frequency": penalties.frequency[kept],
+        "presence": penalties.presence[kept],
+        "repetition": penalties.repetition[kept],
+    }
+
+
+def reset_columns(reset: PenaltyReset | None) -> Columns:
+    """Lines to start anew, and the tokens they start from."""
+    if reset is None:
+        return {}
+    lines = reset.lines.astype(np.int64)
+    columns: Columns = {"reset_lines": lines}
+    for name, ids in (("prompt", reset.prompt_ids), ("output", reset.output_ids)):
+        columns[f"reset_{name}_lines"] = np.repeat(lines, [len(row) for row in ids])
+        columns[f"reset_{name}_ids"] = np.concatenate(ids).astype(np.int64)
+    return columns
+
+
+def edit_columns(name: str, edits: LogitEdits | None, logits_row: Indices) -> Columns:
+    """Edits of rows that have logits, under `name`_rows, `name`_ids, `name`_values."""
+    if edits is None:
+        return {}
+    rows = logits_row[edits.rows]
+    kept = rows >= 0
+    if not kept.any():
+        return {}
+    return {
+        f"{name}_rows": rows[kept],
+        f"{name}_ids": edits.ids[kept].astype(np.int64),
+        f"{name}_values": edits.values[kept].astype(np.float32, copy=False),
+    }
+
+
+def logits_rows_of(yields: npt.NDArray[np.bool_]) -> Indices:
+    """[R] row of the logits of each batch row, -1 for none."""
+    return np.where(yields, np.cumsum(yields) - 1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobLayout:
+    """N positions whose log-probabilities are wanted, and how their ragged parts lie. Host only."""
+
+    top_num: Ints
+    """[N]"""
+    pair_ends: Indices
+    """[N + 1]"""
+
+    @property
+    def top(self) -> int:
+        return int(self.top_num.max())
+
+
+def output_logprob_columns(
+    logprobs: LogprobColumns, yields: npt.NDArray[np.bool_], logits_row: Indices
+) -> tuple[LogprobLayout, Columns] | None:
+    """Positions are the rows that ask and yield."""
+    rows = np.flatnonzero(logprobs.rows & yields)
+    if not len(rows):
+        return None
+    found, columns = _ragged(logprobs, rows)
+    return found, {f"output_{name}": column for name, column in {"rows": logits_row[rows], **columns}.items()}
+
+
+def prompt_logprob_columns(logprobs: LogprobColumns) -> tuple[LogprobLayout, Columns] | None:
+    """Positions are those of prompt tokens, rows in order."""
+    if not len(logprobs.prompt_positions):
+        return None
+    found, columns = _ragged(logprobs, np.repeat(np.arange(len(logprobs.rows)), logprobs.prompt_counts))
+    columns["positions"] = logprobs.prompt_positions.astype(np.int64)
+    columns["targets"] = logprobs.prompt_targets.astype(np.int64)
+    return found, {f"prompt_{name}": column for name, column in columns.items()}
+
+
+def _ragged(logprobs: LogprobColumns, rows: Indices) -> tuple[LogprobLayout, Columns]:
+    """The layout of positions that stand for these batch rows, and the flat (position, id) pairs."""
+    counts = np.array([len(ids) for ids in logprobs.token_ids], dtype=np.int64)[rows]
+    pair_ends = np.concatenate([[0], np.cumsum(counts)])
+    ids = [logprobs.token_ids[row] for row in rows.tolist()]
+    columns: Columns = {
+        "pair_rows": np.repeat(np.arange(len(rows), dtype=np.int64), counts),
+        "pair_ids": np.concatenate(ids).astype(np.int64),
+    }
+    return LogprobLayout(logprobs.top_num[rows], pair_ends), columns

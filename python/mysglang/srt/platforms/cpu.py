@@ -1,0 +1,87 @@
+"""CPU: everything in torch on the host. No streams, no graphs; an event is over when it is made."""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cached_property
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+
+from mysglang.srt.platforms.interface import DeviceMemory, Event, Platform
+
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+CGROUP_USAGE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
+
+
+class CpuPlatform(Platform):
+    """The host itself."""
+
+    name = "cpu"
+    has_graphs = False
+    attention_backends = ("torch_native", "triton")
+    sampling_backends = ("pytorch",)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @cached_property
+    def device_name(self) -> str:
+        """The processor's name and the cores this process may use."""
+        return f"{_processor_name()} ({len(os.sched_getaffinity(0))} cores)"
+
+    def memory(self) -> DeviceMemory:
+        """The machine's memory, or the container's where that is less."""
+        machine = psutil.virtual_memory()
+        limit = _first_number(CGROUP_LIMITS)
+        if limit is None or limit >= machine.total:
+            return DeviceMemory(free=machine.available, total=machine.total)
+        used = _first_number(CGROUP_USAGE) or 0
+        return DeviceMemory(free=max(0, min(machine.available, limit - used)), total=limit)
+
+    def allocated_bytes(self) -> int:
+        return int(psutil.Process().memory_info().rss)
+
+    def record_event(self) -> Event:
+        return Done()
+
+    def synchronize(self) -> None:
+        pass
+
+    def upload_bytes(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def default_chunked_prefill_size(self) -> int:
+        return 2048
+
+    def default_graph_max_bs(self) -> int:
+        return 0
+
+
+class Done:
+    """The event of a device that never lags."""
+
+    def synchronize(self) -> None:
+        pass
+
+
+def _processor_name() -> str:
+    """From /proc/cpuinfo, which names the model where platform.processor() is empty."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _first_number(paths: tuple[Path, ...]) -> int | None:
+    """The number in the first of these files that holds one; `max` is no number."""
+    for path in paths:
+        if path.exists() and (text := path.read_text(encoding="ascii").strip()).isdigit():
+            return int(text)
+    return None

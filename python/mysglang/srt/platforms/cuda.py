@@ -1,0 +1,68 @@
+"""CUDA: an NVIDIA GPU through torch. All work of a process runs on one stream: order there is order on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.platforms.interface import GIB, DeviceMemory, Event, Platform
+
+# (less than this much device memory, prefill chunk, largest decode graph); the last row is for all that is bigger.
+BY_MEMORY = (
+    (20 * GIB, 2048, 8),
+    (35 * GIB, 4096, 48),
+    (60 * GIB, 4096, 32),
+    (160 * GIB, 8192, 256),
+    (1 << 62, 16384, 512),
+)
+
+
+def cuda_is_available() -> bool:
+    """Whether this torch can use a GPU here."""
+    return torch.cuda.is_available()
+
+
+class CudaPlatform(Platform):
+    """The current CUDA device."""
+
+    name = "cuda"
+    has_graphs = True
+    attention_backends = ("flashinfer", "triton", "torch_native")
+    sampling_backends = ("triton", "pytorch")
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def device_name(self) -> str:
+        return torch.cuda.get_device_name()
+
+    def memory(self) -> DeviceMemory:
+        free, total = torch.cuda.mem_get_info()
+        return DeviceMemory(free=free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated(), total=total)
+
+    def allocated_bytes(self) -> int:
+        return torch.cuda.memory_allocated()
+
+    def record_event(self) -> Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def upload_bytes(self, nbytes: int) -> Tensor:
+        """Pinned. The caching host allocator hands a block out again only when the copies from it are done."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def default_chunked_prefill_size(self) -> int:
+        return self._by_memory()[1]
+
+    def default_graph_max_bs(self) -> int:
+        return self._by_memory()[2]
+
+    def _by_memory(self) -> tuple[int, int, int]:
+        total = self.memory().total
+        return next(row for row in BY_MEMORY if total < row[0])

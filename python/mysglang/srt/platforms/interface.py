@@ -1,0 +1,79 @@
+"""Platform: what the GPU wing may ask of the hardware. Knows devices and memory; no model, no kernel, no server."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of the memory that weights and KV cache live in."""
+
+    free: int
+    """What this process could still take."""
+    total: int
+
+
+class Event(Protocol):
+    """A point in the device's work."""
+
+    def synchronize(self) -> None:
+        """Block the host until the device has come past this point."""
+        ...
+
+
+class Platform(ABC):
+    """One kind of hardware. The device of this process is the current one; multi-device ranks choose it at start."""
+
+    name: str
+    """As in `--device`, and the key under which an Op finds its implementation."""
+    has_graphs: bool
+    """Whether steps can be captured and replayed."""
+    attention_backends: tuple[str, ...]
+    """Those that run here, the default first."""
+    sampling_backends: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where tensors live."""
+
+    @property
+    @abstractmethod
+    def device_name(self) -> str:
+        """What the vendor calls it."""
+
+    @abstractmethod
+    def memory(self) -> DeviceMemory:
+        """Free and total bytes now; unused blocks of the caching allocator count as free."""
+
+    @abstractmethod
+    def allocated_bytes(self) -> int:
+        """Bytes in live tensors of this process, or what the platform can say nearest to it."""
+
+    @abstractmethod
+    def record_event(self) -> Event:
+        """The point that the device's work has been queued up to."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all queued work."""
+
+    @abstractmethod
+    def upload_bytes(self, nbytes: int) -> Tensor:
+        """A host uint8 buffer that the device can read by itself. Not to be written again once it was uploaded."""
+
+    @abstractmethod
+    def default_chunked_prefill_size(self) -> int:
+        """Tokens of one prefill chunk, by the size of the device."""
+
+    @abstractmethod
+    def default_graph_max_bs(self) -> int:
+        """Largest decode batch worth a graph, by the size of the device; 0 where there are no graphs."""
