@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.control import FlushCacheReqInput, FlushCacheReqOutput, GetInternalStateReq
 from mysglang.srt.messages.outputs import Abort, Length, Stop
 from mysglang.srt.messages.requests import LogprobRequest
+from mysglang.srt.scheduling.request import Req
 
 PROMPT = list(range(1, 30))
 
@@ -326,3 +328,62 @@ def test_flush_only_when_idle() -> None:
     replies = [reply for reply in scheduler.replies.drain() if isinstance(reply, FlushCacheReqOutput)]
     assert [(reply.id, reply.success) for reply in replies] == [(1, False), (2, True)]
     assert scheduler.kv.state().evictable == 0
+
+
+class OneNamespaceAtATime:
+    """A per-batch limit as adapters will need one."""
+
+    def allows(self, req: Req, others: Sequence[Req]) -> bool:
+        return all(other.extra_key == req.extra_key for other in others)
+
+
+def test_an_admission_rule_keeps_requests_apart() -> None:
+    scheduler = LateScheduler(Setup(rules=(OneNamespaceAtATime(),)))
+    for i in range(6):
+        scheduler.send(f"r{i}", [i + 1, 2], 4, ignore_eos=True, extra_key="ab"[i // 2 % 2])
+    scheduler.run()
+    assert max(step.num_rows for step in scheduler.worker.steps) == 2
+    for i in range(6):
+        assert scheduler.answers[f"r{i}"].ids == solo([i + 1, 2], 4, VOCAB, ignore_eos=True)
+
+
+def test_lpm_takes_the_longest_cached_prefix_first() -> None:
+    """One slot: of two waiting requests, the later one has its prefix cached and goes first under lpm only."""
+    for policy, order in (("fcfs", ["cold", "warm"]), ("lpm", ["warm", "cold"])):
+        scheduler = LateScheduler(Setup(num_slots=1, policy=policy))
+        scheduler.send("first", PROMPT, 2, ignore_eos=True)
+        scheduler.run()
+        scheduler.send("cold", [60, 61, 62], 2, ignore_eos=True)
+        scheduler.send("warm", PROMPT, 2, ignore_eos=True)
+        done: list[str] = []
+        while len(done) < 2:
+            scheduler.turn()
+            done += [rid for rid in ("cold", "warm") if scheduler.answers[rid].finish and rid not in done]
+        assert done == order
+        scheduler.run()
+
+
+def test_a_retracted_request_goes_before_those_that_came_later() -> None:
+    scheduler = LateScheduler(Setup(num_tokens=128, max_context=128, conservativeness=0.1))
+    for i in range(3):
+        scheduler.send(f"r{i}", [i + 1] * 4, 80, min_new_tokens=80)
+    while not scheduler.assembled.scheduler.reqs or not scheduler.retractions:
+        scheduler.turn()
+    waiting = next(rid for rid, req in scheduler.assembled.scheduler.reqs.items() if req.retractions)
+    scheduler.send("later", [9] * 4, 80, min_new_tokens=80)
+    while not scheduler.answers["later"].ids:
+        scheduler.turn()
+        assert scheduler.answers["later"].ids == [] or len(scheduler.answers[waiting].ids) > 0
+    req = scheduler.assembled.scheduler.reqs.get(waiting)
+    assert req is None or req.slot >= 0, "overtaken"
+    scheduler.run()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nobody_is_retracted_for_memory_that_is_about_to_come_back(overlap: bool) -> None:
+    """Two requests fill the memory to the last page; the first ends by length just when the second wants its page."""
+    scheduler = LateScheduler(Setup(overlap=overlap, num_tokens=64, max_context=64, conservativeness=0.1))
+    scheduler.send("ends", [1] * 20, 12, min_new_tokens=12)
+    scheduler.send("goes on", [2] * 20, 40, min_new_tokens=40)
+    scheduler.run()
+    assert scheduler.retractions == 0

@@ -15,12 +15,3 @@ class AdmissionRule(Protocol):
         """Whether `req` may run beside `others`, which run or were admitted before it."""
         ...
 
-
-class MaxRunning:
-    """At most `limit` requests run at once."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-
-    def allows(self, req: Req, others: Sequence[Req]) -> bool:
-        return len(others) < self._limit
