@@ -1,0 +1,113 @@
+"""build_scheduler: the composition root. The only file that reads which features are on.
+
+Everything else works with what it is given here and asks nothing.
+"""
+
+from __future__ import annotations
+
+from mysglang.srt.args.schedule import CHUNKING_OFF, ScheduleArgs
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.managers.scheduler_assembly import (
+    Channels,
+    MakeStopText,
+    SchedulerOptions,
+    assemble,
+    max_request_len,
+)
+from mysglang.srt.managers.worker_factory import make_worker
+from mysglang.srt.mem_cache.factory import prefix_cache
+from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.messages.channels import Pull, Push
+from mysglang.srt.messages.codec import detokenizer_codec, scheduler_codec, tokenizer_codec
+from mysglang.srt.messages.launch import SchedulerFacts
+from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.scheduling.finish import StopText
+from mysglang.srt.scheduling.loops import Loop
+from mysglang.srt.scheduling.prefill_planner import PrefillLimits
+from mysglang.srt.server_args import PortArgs, ServerArgs
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+
+def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Loop, SchedulerFacts]:
+    """The scheduler of one rank, connected and ready to turn, and what it found out about itself."""
+    assert args.model.model_path is not None
+    model = ModelConfig.from_path(
+        args.model.model_path,
+        dtype=args.model.dtype,
+        context_length=args.model.context_length,
+        overrides=args.model.overrides,
+    )
+    worker = make_worker(args, model)
+    capacity = worker.capacity
+    kv = KvManager(
+        capacity.num_pages,
+        capacity.page_size,
+        capacity.num_slots,
+        capacity.max_context,
+        prefix_cache("chunk" if args.memory.disable_radix_cache else "radix"),
+    )
+    channels = Channels(
+        requests=Pull(ports.scheduler_input_ipc_name, scheduler_codec()),
+        to_detokenizer=Push(ports.detokenizer_ipc_name, detokenizer_codec()),
+        to_tokenizer=Push(ports.tokenizer_ipc_name, tokenizer_codec()),
+    )
+    assembled = assemble(worker, kv, channels, _options(args, model, tp_rank), _stop_text_maker(args))
+    max_len = max_request_len(worker)
+    facts = SchedulerFacts(
+        max_total_num_tokens=capacity.num_tokens,
+        max_req_input_len=max_len - 1,
+        context_len=max_len,
+        max_running_requests=capacity.num_slots,
+        page_size=capacity.page_size,
+        vocab_size=capacity.vocab_size,
+        device=worker.device_name,
+        dtype=model.dtype,
+        attention_backend=args.kernels.attention_backend,
+        memory_usage=capacity.memory_usage,
+    )
+    return assembled.loop, facts
+
+
+def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOptions:
+    schedule = args.schedule
+    return SchedulerOptions(
+        limits=PrefillLimits(
+            max_prefill_tokens=schedule.max_prefill_tokens,
+            chunked_prefill_size=_chunk(schedule, args.memory.page_size),
+            stream_interval=args.serving.stream_interval,
+        ),
+        eos_token_ids=model.eos_token_ids,
+        policy=schedule.schedule_policy,
+        conservativeness=schedule.schedule_conservativeness,
+        overlap=not schedule.disable_overlap_schedule,
+        decode_log_interval=args.observability.decode_log_interval,
+        rank=tp_rank,
+    )
+
+
+def _chunk(schedule: ScheduleArgs, page_size: int) -> int | None:
+    """Chunks end at page borders, so one must hold a page at least."""
+    size = schedule.chunked_prefill_size
+    if size is None or size == CHUNKING_OFF:
+        return None
+    if size < page_size:
+        raise ConfigError(f"--chunked-prefill-size {size} is less than --page-size {page_size}; raise it.")
+    return size
+
+
+def _stop_text_maker(args: ServerArgs) -> MakeStopText:
+    """Requests with stop strings are watched with the tokenizer; without one the front refuses them."""
+    if args.model.skip_tokenizer_init:
+        return _no_tokenizer
+    assert args.model.tokenizer_path is not None
+    tokenizer = Tokenizer.load(args.model.tokenizer_path)
+
+    def make(params: SamplingParams) -> StopText:
+        return tokenizer.output_text(params.stop, skip_special_tokens=params.skip_special_tokens)
+
+    return make
+
+
+def _no_tokenizer(_params: SamplingParams) -> StopText:
+    raise AssertionError("stop strings reached a scheduler without a tokenizer")

@@ -1,0 +1,30 @@
+"""make_worker: ServerArgs -> the worker of one rank. The one place where managers meet the model executor."""
+
+from __future__ import annotations
+
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.tp_worker import TpModelWorker
+from mysglang.srt.server_args import ServerArgs
+
+
+def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker:
+    """Load the model and size its memory. Raises ConfigError for what the user must change."""
+    memory, schedule, kernels = args.memory, args.schedule, args.kernels
+    runner = RunnerConfig(
+        device=args.parallel.device,
+        page_size=memory.page_size,
+        mem_fraction_static=memory.mem_fraction_static,
+        max_total_tokens=memory.max_total_tokens,
+        max_running_requests=schedule.max_running_requests,
+        chunked_prefill_size=schedule.chunked_prefill_size,
+        max_prefill_tokens=schedule.max_prefill_tokens,
+        attention_backend=kernels.attention_backend,
+        sampling_backend=kernels.sampling_backend,
+        disable_cuda_graph=kernels.disable_cuda_graph,
+        cuda_graph_max_bs=kernels.cuda_graph_max_bs,
+        cuda_graph_bs=kernels.cuda_graph_bs,
+    )
+    load = LoadConfig(load_format=args.model.load_format, seed=args.model.random_seed or 0)
+    return TpModelWorker(runner, model, load)
