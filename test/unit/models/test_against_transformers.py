@@ -19,8 +19,6 @@ from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
 
-torch.set_num_threads(1)
-
 # What distinguishes the variants of a family beyond its usual sizes.
 VARIANTS = {
     "llama": ("llama", {}),

@@ -9,6 +9,7 @@ gate and up), or a single one. Of each section this rank holds a run of consecut
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -55,21 +56,34 @@ class WeightParameter(nn.Parameter):
         section: which of the sections the tensor is; None if the tensor is all of them, one after another. Raises
         ConfigError if the shape is another one.
         """
-        expected = list(self.shape)
+        for target, source in self._parts(tensor, section):
+            there = source.shape[self.shard_dim]
+            target.narrow(self.shard_dim, 0, there).copy_(source)
+            target.narrow(self.shard_dim, there, target.shape[self.shard_dim] - there).zero_()
+
+    def check(self, tensor: Tensor, section: int | None = None) -> None:
+        """Raise ConfigError unless `load` of the tensor would change nothing."""
+        for target, source in self._parts(tensor, section):
+            if not torch.equal(target.narrow(self.shard_dim, 0, source.shape[self.shard_dim]), source.to(target)):
+                raise ConfigError("differs from the one it is tied to; override tie_word_embeddings of config.json")
+
+    def _parts(self, tensor: Tensor, section: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """(rows of this parameter, those of the tensor that belong there), section by section.
+
+        There are fewer of the tensor where a rank's rows end in padding.
+        """
         wanted = self.sections if section is None else (self.sections[section],)
+        expected = list(self.shape)
         expected[self.shard_dim] = sum(part.full for part in wanted)
         if list(tensor.shape) != expected:
             raise ConfigError(f"has shape {list(tensor.shape)} in the checkpoint, but the model needs {expected}")
-        target_at = sum(part.size for part in self.sections[:section]) if section is not None else 0
+        target_at = 0 if section is None else sum(part.size for part in self.sections[:section])
         source_at = 0
         for part in wanted:
-            self._copy(part, self.data.narrow(self.shard_dim, target_at, part.size), tensor, source_at)
+            there = max(0, min(part.size, part.full - part.start))
+            yield (
+                self.data.narrow(self.shard_dim, target_at, part.size),
+                tensor.narrow(self.shard_dim, source_at + part.start, there),
+            )
             target_at += part.size
             source_at += part.full
-
-    def _copy(self, part: Section, target: Tensor, tensor: Tensor, source_at: int) -> None:
-        there = max(0, min(part.size, part.full - part.start))
-        if there:
-            target.narrow(self.shard_dim, 0, there).copy_(tensor.narrow(self.shard_dim, source_at + part.start, there))
-        if there < part.size:
-            target.narrow(self.shard_dim, there, part.size - there).zero_()

@@ -80,7 +80,7 @@ def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
     """
     for name, parameter in weight_parameters(model).items():
         values: Tensor = parameter.data
-        generator = torch.Generator(values.device).manual_seed(zlib.crc32(name.encode()) + (seed << 32))
+        generator = torch.Generator(values.device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         centre = 1.0 if values.dim() == 1 and not name.endswith("bias") else 0.0
         half_width = DUMMY_STD * 3**0.5  # of the uniform distribution with that deviation
         values.uniform_(centre - half_width, centre + half_width, generator=generator)

@@ -83,7 +83,7 @@ def _indexed(folder: Path) -> list[Path]:
         raise ConfigError(f"{folder / INDEX} has no weight_map; download it again")
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
-        if Path(name).name != name:
+        if not name or Path(name).name != name:
             raise ConfigError(f"{folder / INDEX} names {name}, which is not a file of the model's directory")
         if not (folder / name).exists():
             raise ConfigError(f"{folder / name} is missing ({INDEX} lists it); download it again")

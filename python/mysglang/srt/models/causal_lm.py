@@ -85,35 +85,34 @@ class CausalLM(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter from a checkpoint's tensors.
 
-        Raises ConfigError for tensors that are missing, have another shape, or belong to no parameter.
+        Raises ConfigError for tensors that are missing, have another shape, or belong to no parameter. What stands in
+        the checkpoint twice (a tied table) must be equal.
         """
-        names = WeightNames(self.stacked)
+        names = WeightNames(self.stacked, {"lm_head": "embed_tokens"} if self.config.tie_word_embeddings else {})
         parameters = weight_parameters(self)
         missing = {(name, i) for name, parameter in parameters.items() for i in range(len(parameter.sections))}
         unknown = []
         for name, tensor in weights:
             target = names.target(name)
             parameter = parameters.get(target.parameter)
-            if parameter is not None:
-                try:
-                    parameter.load(tensor, target.section)
-                except ConfigError as error:
-                    raise ConfigError(f"tensor {name} {error}") from error
-                sections = range(len(parameter.sections)) if target.section is None else (target.section,)
-                missing.difference_update((target.parameter, i) for i in sections)
-            elif not self._is_expected(name):
+            if parameter is None:
                 unknown.append(name)
+                continue
+            sections = range(len(parameter.sections)) if target.section is None else (target.section,)
+            found = {(target.parameter, i) for i in sections}
+            load = parameter.load if found <= missing else parameter.check
+            try:
+                load(tensor, target.section)
+            except ConfigError as error:
+                raise ConfigError(f"tensor {name} {error}") from error
+            missing -= found
         problems = []
         if missing:
             problems.append(f"the checkpoint lacks tensors for {listed(sorted(name for name, _ in missing))}")
-        if unknown:
+        if unknown := [name for name in unknown if not name.endswith(self.ignored)]:
             problems.append(f"the checkpoint has tensors that the model does not know: {listed(unknown)}")
         if problems:
             raise ConfigError(*problems)
-
-    def _is_expected(self, name: str) -> bool:
-        """Whether a tensor without a parameter may stand in the checkpoint all the same."""
-        return name.endswith(self.ignored) or (self.config.tie_word_embeddings and name == "lm_head.weight")
 
 
 def weight_parameters(model: nn.Module) -> dict[str, WeightParameter]:

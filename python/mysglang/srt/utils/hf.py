@@ -28,18 +28,21 @@ def resolve_model_path(
     Without `weights`, only the configuration and tokenizer files are fetched. Raises ConfigError.
     """
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return path.resolve()
-    if path.exists():
+    if path.is_file():
         raise ConfigError(f"model path {model} is a file; give the directory that holds config.json")
     if not _REPOSITORY.fullmatch(model):
-        raise ConfigError(f"model path {model} does not exist; give a directory, or a Hugging Face id such as org/name")
+        raise ConfigError(
+            f"model path {model!r} does not exist; give a directory, or a Hugging Face id such as org/name"
+        )
     return _download(model, revision, download_dir, CONFIG_FILES + (WEIGHT_FILES if weights else []))
 
 
 def _download(model: str, revision: str | None, download_dir: str | None, patterns: list[str]) -> Path:
     # Imported here: most launches name a directory, and the client takes long to load.
     import huggingface_hub
+    from httpx import HTTPError
     from huggingface_hub import errors
 
     try:
@@ -58,7 +61,7 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
         why = "there is no such public repository (for a private one set HF_TOKEN)"
     except errors.LocalEntryNotFoundError:
         why = "it is not in the local cache and huggingface.co cannot be reached; connect, or give a directory"
-    except (errors.HfHubHTTPError, OSError) as error:
+    except (HTTPError, OSError) as error:
         why = f"the download failed ({_first_line(error)}); try again, or give a directory"
     else:
         return Path(folder)

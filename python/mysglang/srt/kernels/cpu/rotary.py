@@ -1,0 +1,48 @@
+"""Rotary embedding in torch with few calls: on the CPU a small step costs its number of calls, not its arithmetic."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mysglang.srt.kernels.op import head_view
+
+
+def apply_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, head_dim: int) -> None:
+    """See `kernels/rotary.py`."""
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    both = _as_one(q, k)
+    for x in (q, k) if both is None else (both,):
+        left, right = head_view(x, head_dim).chunk(2, dim=-1)
+        turned_left = (left * cos).addcmul_(right, sin, value=-1)
+        turned_right = (right * cos).addcmul_(left, sin)
+        left.copy_(turned_left)
+        right.copy_(turned_right)
+
+
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    positions: Tensor,
+    cos_sin: Tensor,
+    head_dim: int,
+) -> None:
+    """See `kernels/rotary.py`."""
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        heads = head_view(x, head_dim)
+        heads.copy_(F.rms_norm(heads, weight.shape, weight, eps))
+    apply_rope(q, k, positions, cos_sin, head_dim)
+
+
+def _as_one(q: Tensor, k: Tensor) -> Tensor | None:
+    """Queries and keys as one tensor, if they are neighbouring slices of one projection."""
+    stride, width = q.stride(0), q.shape[1] + k.shape[1]
+    neighbours = (
+        q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
+        and k.storage_offset() == q.storage_offset() + q.shape[1]
+        and k.stride(0) == stride >= width
+    )
+    return q.as_strided((q.shape[0], width), (stride, 1)) if neighbours else None

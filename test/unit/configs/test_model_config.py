@@ -1,0 +1,236 @@
+"""What is read from a config.json, in both spellings, and how each fault in it is named."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fixtures.tiny_checkpoints import FAMILIES
+from mysglang.srt.configs.architectures import ARCHITECTURES
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+}
+
+
+def read(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None, **options: Any) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return ModelConfig.from_path(str(folder), **options)
+
+
+def problem(folder: Path, config: dict[str, Any], **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(folder, config, **options)
+    assert len(caught.value.problems) == 1 and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class TestFacts:
+    def test_defaults_of_an_old_llama(self, tmp_path: Path) -> None:
+        config = read(tmp_path, LLAMA)
+        assert (config.num_kv_heads, config.head_dim, config.context_len, config.dtype) == (4, 16, 2048, "bfloat16")
+        assert config.windows == (None, None)
+        assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+        assert config.eos_token_ids == () and config.generation_config == {}
+        assert not (config.tie_word_embeddings or config.attention_bias or config.mlp_bias)
+        assert config.path == str(tmp_path)
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_agrees_with_transformers(self, family: str, tmp_path: Path) -> None:
+        """What transformers wrote, and the same without every key that it would fill in itself."""
+        theirs = FAMILIES[family](architectures=[type_name(family)])
+        theirs.save_pretrained(tmp_path)
+        written = json.loads((tmp_path / "config.json").read_text())
+        assert_same(ModelConfig.from_path(str(tmp_path)), theirs)
+        needed = {key: written[key] for key in LLAMA if key in written and key != "max_position_embeddings"}
+        needed |= {"num_attention_heads": 32, "hidden_size": 128}
+        assert_same(read(tmp_path, needed), transformers.AutoConfig.for_model(**needed))
+
+    def test_eos_of_both_files(self, tmp_path: Path) -> None:
+        config = read(tmp_path, LLAMA | {"eos_token_id": 2}, {"eos_token_id": [7, 2, 9], "temperature": 0.6})
+        assert config.eos_token_ids == (2, 7, 9)
+        assert config.generation_config["temperature"] == 0.6
+
+    @pytest.mark.parametrize(
+        ("stored", "wanted", "dtype"),
+        [
+            ({"torch_dtype": "float16"}, "auto", "float16"),
+            ({"dtype": "bfloat16"}, "auto", "bfloat16"),
+            ({"dtype": "torch.float32"}, "auto", "bfloat16"),
+            ({"dtype": "bfloat16"}, "half", "float16"),
+            ({"dtype": "bfloat16"}, "float", "float32"),
+        ],
+    )
+    def test_dtype(self, tmp_path: Path, stored: dict[str, str], wanted: str, dtype: str) -> None:
+        assert read(tmp_path, LLAMA | stored, dtype=wanted).dtype == dtype
+
+    def test_overrides_replace_keys(self, tmp_path: Path) -> None:
+        config = read(tmp_path, LLAMA, overrides={"max_position_embeddings": 99, "eos_token_id": 5})
+        assert (config.context_len, config.eos_token_ids, config.hf["eos_token_id"]) == (99, (5,), 5)
+
+
+class TestWindows:
+    def windows(self, folder: Path, name: str, **keys: Any) -> tuple[int | None, ...]:
+        return read(folder, LLAMA | {"architectures": [name], "num_key_value_heads": 2} | keys).windows
+
+    def test_mistral(self, tmp_path: Path) -> None:
+        assert self.windows(tmp_path, "MistralForCausalLM", sliding_window=100) == (100, 100)
+        assert self.windows(tmp_path, "MistralForCausalLM", sliding_window=None) == (None, None)
+        assert self.windows(tmp_path, "MistralForCausalLM") == (4096, 4096)
+
+    def test_qwen2(self, tmp_path: Path) -> None:
+        name = "Qwen2ForCausalLM"
+        assert self.windows(tmp_path, name, sliding_window=100, max_window_layers=0) == (None, None)
+        on = {"use_sliding_window": True, "sliding_window": 100}
+        assert self.windows(tmp_path, name, **on, max_window_layers=1) == (None, 100)
+        types = ["sliding_attention", "full_attention"]
+        assert self.windows(tmp_path, name, **on, max_window_layers=1, layer_types=types) == (100, None)
+
+    def test_llama_has_none(self, tmp_path: Path) -> None:
+        assert self.windows(tmp_path, "LlamaForCausalLM", sliding_window=100) == (None, None)
+
+
+class TestRope:
+    LLAMA3 = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
+
+    def test_old_and_new_spelling(self, tmp_path: Path) -> None:
+        old = read(tmp_path, LLAMA | {"rope_theta": 5e5, "rope_scaling": self.LLAMA3})
+        new = read(tmp_path, LLAMA | {"rope_parameters": self.LLAMA3 | {"rope_theta": 5e5}})
+        assert old.rope_parameters == new.rope_parameters == self.LLAMA3 | {"rope_theta": 5e5}
+        assert old.context_len == 2048
+
+    def test_oldest_spelling(self, tmp_path: Path) -> None:
+        config = read(tmp_path, LLAMA | {"rope_scaling": {"type": "linear", "factor": 4}})
+        assert config.rope_parameters == {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4}
+        assert config.context_len == 8192
+
+    def test_yarn_reaches_as_far_as_its_factor(self, tmp_path: Path) -> None:
+        yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+        assert read(tmp_path, LLAMA | {"rope_scaling": yarn}).context_len == 8192
+        extended = LLAMA | {"max_position_embeddings": 8192, "rope_scaling": yarn}
+        assert read(tmp_path, extended).context_len == 8192
+        without_factor = {"rope_type": "yarn", "original_max_position_embeddings": 2048}
+        assert read(tmp_path, extended | {"rope_scaling": without_factor}).rope_parameters["factor"] == 4.0
+
+    def test_context_length(self, tmp_path: Path) -> None:
+        assert read(tmp_path, LLAMA, context_length=100).context_len == 100
+        message = problem(tmp_path, LLAMA, context_length=2049)
+        assert "2049" in message and "2048" in message and "rope_scaling" in message
+        assert "at least 1" in problem(tmp_path, LLAMA, context_length=0)
+
+
+class TestFaults:
+    """Each is one line that names the key or the file and says what to do."""
+
+    @pytest.mark.parametrize(
+        ("keys", "words"),
+        [
+            ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "not supported", *ARCHITECTURES]),
+            ({"architectures": None}, ["names no architecture"]),
+            ({"architectures": "LlamaForCausalLM"}, ["names no architecture"]),
+            ({"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, ["auto_map", "never"]),
+            ({"quantization_config": {"quant_method": "awq"}}, ["quantized"]),
+            ({"hidden_size": "64"}, ["hidden_size", "int"]),
+            ({"hidden_size": -1}, ["hidden_size"]),
+            ({"hidden_size": 66}, ["66", "4"]),
+            ({"hidden_size": 4}, ["head_dim 1"]),
+            ({"num_key_value_heads": 3}, ["3 key-value heads"]),
+            ({"num_hidden_layers": None}, ["num_hidden_layers"]),
+            ({"dtype": "int8"}, ["int8", "bfloat16"]),
+            ({"eos_token_id": "</s>"}, ["eos_token_id"]),
+            ({"rope_scaling": {"rope_type": "longest"}}, ["longest", "yarn"]),
+            ({"rope_scaling": {"rope_type": "linear"}}, ["linear", "factor"]),
+            ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, ["factor"]),
+            ({"rope_scaling": 4}, ["rope_scaling"]),
+            ({"rope_theta": -1}, ["rope_theta"]),
+            ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        ],
+    )
+    def test_names_the_key(self, tmp_path: Path, keys: dict[str, Any], words: list[str]) -> None:
+        message = problem(tmp_path, LLAMA | keys)
+        for word in words:
+            assert word in message
+
+    def test_layer_types_must_count_the_layers(self, tmp_path: Path) -> None:
+        keys = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2, "layer_types": ["full_attention"]}
+        assert "layer_types" in problem(tmp_path, LLAMA | keys)
+
+    def test_wanted_dtype(self, tmp_path: Path) -> None:
+        assert "int4" in problem(tmp_path, LLAMA, dtype="int4")
+
+    def test_files(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="has no config.json"):
+            ModelConfig.from_path(str(tmp_path))
+        (tmp_path / "config.json").write_text('{"architectures": [')
+        with pytest.raises(ConfigError, match=r"config.json is not valid JSON"):
+            ModelConfig.from_path(str(tmp_path))
+        with pytest.raises(ConfigError, match="does not exist"):
+            ModelConfig.from_path(str(tmp_path / "nowhere" / "at" / "all"))
+
+    @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        name=st.sampled_from(sorted(ARCHITECTURES)),
+        key=st.sampled_from(
+            [*LLAMA, "rope_scaling", "rope_theta", "eos_token_id", "dtype", "head_dim", "layer_types", "hidden_act"]
+        ),
+        value=st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+            max_leaves=5,
+        ),
+    )
+    def test_any_value_is_taken_or_named(self, tmp_path: Path, name: str, key: str, value: Any) -> None:
+        config = LLAMA | {"architectures": [name], "num_key_value_heads": 2} | {key: value}
+        try:
+            read(tmp_path, config)
+        except ConfigError as error:
+            assert str(error)
+
+
+def test_needs_neither_torch_nor_transformers() -> None:
+    program = (
+        "import sys; import mysglang.srt.configs.model_config; "
+        "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONPATH": ":".join(sys.path)}, timeout=60)
+
+
+def type_name(family: str) -> str:
+    return next(name for name, row in ARCHITECTURES.items() if row.module == family)
+
+
+def assert_same(ours: ModelConfig, theirs: transformers.PretrainedConfig) -> None:
+    assert ours.num_layers == theirs.num_hidden_layers
+    assert ours.num_heads == theirs.num_attention_heads
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.hidden_act == theirs.hidden_act
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope_parameters == theirs.rope_parameters
+    assert ours.context_len == theirs.max_position_embeddings
+    assert ours.attention_bias == getattr(theirs, "attention_bias", False)
+    assert set(ours.windows) == {getattr(theirs, "sliding_window", None)}

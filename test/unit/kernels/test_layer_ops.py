@@ -1,0 +1,127 @@
+"""The ops of the layers: references against formulas written out in float64, and the CPU's against the references."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mysglang.srt.kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from mysglang.srt.kernels.kvcache import store_kv
+from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
+from mysglang.srt.kernels.rotary import apply_rope, qk_norm_rope
+
+DTYPES = [torch.float32, torch.bfloat16]
+HEAD_DIM = 32
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.double()
+    return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+def turned(heads: Tensor, positions: Tensor, cos_sin: Tensor) -> Tensor:
+    """Dimension i and i + half as the parts of a complex number, times e^(i angle). heads: [T, n, head_dim]."""
+    cos, sin = cos_sin[positions].double().chunk(2, dim=-1)
+    x, y = heads.double().chunk(2, dim=-1)
+    result = torch.complex(x, y) * torch.complex(cos, sin).unsqueeze(1)
+    return torch.cat((result.real, result.imag), dim=-1)
+
+
+def cos_sin_table() -> Tensor:
+    angles = torch.outer(torch.arange(100.0), torch.rand(HEAD_DIM // 2))
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestNormAndActivation:
+    def test_rms_norm(self, dtype: torch.dtype) -> None:
+        x, weight = torch.randn(5, 48).to(dtype), torch.randn(48).to(dtype)
+        before = x.clone()
+        close(rms_norm(x, weight, 1e-3), normed(x, weight, 1e-3))
+        assert torch.equal(x, before)
+
+    def test_fused_add_rms_norm(self, dtype: torch.dtype) -> None:
+        x, residual, weight = torch.randn(5, 48).to(dtype), torch.randn(5, 48).to(dtype), torch.randn(48).to(dtype)
+        total = (x.double() + residual.double()).to(dtype)
+        out, new_residual = fused_add_rms_norm(x, residual, weight, 1e-5)
+        assert torch.equal(new_residual, total)
+        close(out, normed(total, weight, 1e-5))
+
+    def test_activations(self, dtype: torch.dtype) -> None:
+        x = torch.randn(5, 96).to(dtype)
+        gate, up = x.double().chunk(2, dim=-1)
+        cube = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+        close(silu_and_mul(x), gate / (1 + (-gate).exp()) * up)
+        close(gelu_and_mul(x), gate * (1 + torch.erf(gate / math.sqrt(2))) / 2 * up)
+        close(gelu_tanh_and_mul(x), gate * (1 + cube.tanh()) / 2 * up)
+        assert silu_and_mul(x).is_contiguous()
+
+
+def projections(tokens: int, layout: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries of 4 heads, keys of 2, and the tensor that they are slices of."""
+    qkv = torch.randn(tokens, 9 * HEAD_DIM).to(dtype)
+    if layout == "separate":
+        return torch.randn(tokens, 4 * HEAD_DIM).to(dtype), torch.randn(tokens, 2 * HEAD_DIM).to(dtype), qkv
+    q_at, k_at = {"neighbours": (0, 4), "apart": (0, 5), "keys first": (2, 0)}[layout]
+    heads = qkv.view(tokens, 9, HEAD_DIM)
+    return heads[:, q_at : q_at + 4].flatten(1), heads[:, k_at : k_at + 2].flatten(1), qkv
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["neighbours", "apart", "keys first", "separate"])
+@pytest.mark.parametrize("tokens", [1, 7])
+@pytest.mark.parametrize("choice", ["chosen", "reference"])
+class TestRope:
+    def test_apply_rope(self, dtype: torch.dtype, layout: str, tokens: int, choice: str) -> None:
+        q, k, whole = projections(tokens, layout, dtype)
+        positions, table = torch.randint(0, 100, (tokens,)), cos_sin_table()
+        expected = [turned(x.clone().view(tokens, -1, HEAD_DIM), positions, table).flatten(1) for x in (q, k)]
+        untouched = self.beside(whole, q, k)
+        (apply_rope if choice == "chosen" else apply_rope.reference)(q, k, positions, table, HEAD_DIM)
+        close(q, expected[0])
+        close(k, expected[1])
+        assert torch.equal(self.beside(whole, q, k), untouched)
+
+    def test_qk_norm_rope(self, dtype: torch.dtype, layout: str, tokens: int, choice: str) -> None:
+        q, k, _ = projections(tokens, layout, dtype)
+        weights = [torch.randn(HEAD_DIM).to(dtype) for _ in range(2)]
+        positions, table = torch.randint(0, 100, (tokens,)), cos_sin_table()
+        heads = [x.clone().view(tokens, -1, HEAD_DIM) for x in (q, k)]
+        after_norm = [normed(x, weight, 1e-6) for x, weight in zip(heads, weights, strict=True)]
+        expected = [turned(x, positions, table).flatten(1) for x in after_norm]
+        op = qk_norm_rope if choice == "chosen" else qk_norm_rope.reference
+        op(q, k, *weights, 1e-6, positions, table, HEAD_DIM)
+        close(q, expected[0])
+        close(k, expected[1])
+
+    @staticmethod
+    def beside(whole: Tensor, *parts: Tensor) -> Tensor:
+        """What lies in the projection outside the parts."""
+        marks = torch.zeros(whole.shape, dtype=torch.bool)
+        for part in parts:
+            if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
+                marks[:, part.storage_offset() : part.storage_offset() + part.shape[1]] = True
+        return whole[~marks].clone()
+
+
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+def test_store_kv(cache_dtype: torch.dtype) -> None:
+    qkv = torch.randn(3, 8 * HEAD_DIM)
+    _, k, v = qkv.split([4 * HEAD_DIM, 2 * HEAD_DIM, 2 * HEAD_DIM], dim=-1)
+    caches = [torch.zeros(10, 2, HEAD_DIM, dtype=cache_dtype) for _ in range(2)]
+    store_kv(k, v, *caches, torch.tensor([7, 2, 5]))
+    for cache, x in zip(caches, (k, v), strict=True):
+        assert torch.equal(cache[[7, 2, 5]].flatten(1), x.to(cache_dtype))
+        assert cache[[0, 1, 3, 4, 6, 8, 9]].abs().sum() == 0

@@ -1,0 +1,72 @@
+"""How an op chooses its implementation."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mysglang.srt.kernels.op import Op, head_view
+
+MODULE = """
+def double(x):
+    return "installed"
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package with one good module, and one that needs what is not there."""
+    (tmp_path / "fast_ops").mkdir()
+    (tmp_path / "fast_ops" / "__init__.py").touch()
+    (tmp_path / "fast_ops" / "good.py").write_text(MODULE)
+    (tmp_path / "fast_ops" / "broken.py").write_text("import not_installed_anywhere\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "fast_ops"
+    for name in [name for name in sys.modules if name.startswith("fast_ops")]:
+        del sys.modules[name]
+
+
+def reference(x: Tensor) -> str:
+    return "reference"
+
+
+X = torch.zeros(1)
+
+
+def test_the_reference_where_nothing_better_is(package: str) -> None:
+    assert Op("double", reference=reference)(X) == "reference"
+    assert Op("double", reference=reference, cuda=f"{package}.good:double")(X) == "reference"
+
+
+def test_the_implementation_of_the_device(package: str) -> None:
+    assert Op("double", reference=reference, cpu=f"{package}.good:double")(X) == "installed"
+    meta = torch.zeros(1, device="meta")
+    assert Op("double", reference=reference, cpu=f"{package}.good:double")(meta) == "reference"
+
+
+def test_the_first_that_is_installed(package: str) -> None:
+    op = Op("double", reference=reference, cpu=("not_installed_anywhere.x:double", f"{package}.good:double"))
+    assert op(X) == "installed"
+    assert Op("double", reference=reference, cpu="not_installed_anywhere:double")(X) == "reference"
+
+
+def test_a_broken_module_is_not_passed_over(package: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        Op("double", reference=reference, cpu=f"{package}.broken:double")(X)
+    with pytest.raises(AttributeError):
+        Op("double", reference=reference, cpu=f"{package}.good:missing")(X)
+
+
+def test_references_can_be_forced(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MYSGLANG_REFERENCE_OPS", "1")
+    assert Op("double", reference=reference, cpu=f"{package}.good:double")(X) == "reference"
+
+
+def test_heads_of_a_slice_are_a_view() -> None:
+    qkv = torch.zeros(3, 24)
+    heads = head_view(qkv[:, 8:16], 4)
+    heads.fill_(1)
+    assert heads.shape == (3, 2, 4) and qkv.sum() == 24 and qkv[:, 8:16].sum() == 24

@@ -1,0 +1,164 @@
+"""Building and filling a model: shards, dtypes, dummy values, and what is said of a checkpoint that does not fit."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fixtures.tiny_checkpoints import make_checkpoint
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.model_loader.loader import load_model
+from mysglang.srt.models.causal_lm import CausalLM, weight_parameters
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path, load_config: LoadConfig | None = None, dtype: torch.dtype = torch.float32) -> CausalLM:
+    return load_model(ModelConfig.from_path(str(folder)), load_config or LoadConfig(), CPU, dtype)
+
+
+def values(model: CausalLM) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    make_checkpoint("llama", tmp_path)
+    return tmp_path
+
+
+def edit(folder: Path, change: dict[str, Tensor | None]) -> None:
+    """Replace tensors of a checkpoint of one file; None takes one away."""
+    tensors: dict[str, Tensor | None] = {**load_file(folder / "model.safetensors"), **change}
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors")
+
+
+def problem(folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(folder)
+    return str(caught.value)
+
+
+def test_every_value_arrives_and_nothing_else(checkpoint: Path) -> None:
+    ours, theirs = values(load(checkpoint)), load_file(checkpoint / "model.safetensors")
+    attention = "layers.1.self_attn."
+    stacked = [theirs[f"model.{attention}{part}_proj.weight"] for part in "qkv"]
+    assert torch.equal(ours[attention + "qkv_proj.weight"], torch.cat(stacked))
+    assert torch.equal(ours["embed_tokens.weight"], theirs["model.embed_tokens.weight"])
+    assert torch.equal(ours["lm_head.weight"], theirs["lm_head.weight"])
+    assert sum(value.numel() for value in ours.values()) == sum(value.numel() for value in theirs.values())
+    assert not any(value.requires_grad for value in ours.values())
+
+
+def test_shards_hold_the_same(tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path / "whole")
+    make_checkpoint("qwen3", tmp_path / "sharded", shard_size="100KB")
+    index = json.loads((tmp_path / "sharded" / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 3
+    whole, sharded = values(load(tmp_path / "whole")), values(load(tmp_path / "sharded"))
+    assert whole.keys() == sharded.keys()
+    assert all(torch.equal(whole[name], sharded[name]) for name in whole)
+
+
+def test_weights_take_the_wanted_dtype_and_the_rotary_table_float32(checkpoint: Path) -> None:
+    model = load(checkpoint, dtype=torch.bfloat16)
+    assert {value.dtype for value in values(model).values()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
+
+
+def test_layers_share_one_rotary_table(checkpoint: Path) -> None:
+    assert len(list(load(checkpoint).buffers())) == 1
+
+
+class TestTied:
+    """One table for embedding and logits, under either name or both."""
+
+    @pytest.fixture
+    def tied(self, tmp_path: Path) -> Path:
+        make_checkpoint("qwen2", tmp_path, tie_word_embeddings=True)
+        return tmp_path
+
+    def test_is_one_parameter(self, tied: Path) -> None:
+        model = load(tied)
+        assert model.lm_head is model.embed_tokens
+        assert not any("lm_head" in name for name in values(model))
+
+    def test_may_stand_there_twice(self, tied: Path) -> None:
+        table = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
+        edit(tied, {"lm_head.weight": table.clone()})
+        assert torch.equal(load(tied).embed_tokens.weight, table)
+
+    def test_may_have_the_other_name(self, tied: Path) -> None:
+        table = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
+        edit(tied, {"lm_head.weight": table.clone(), "model.embed_tokens.weight": None})
+        assert torch.equal(load(tied).embed_tokens.weight, table)
+
+    def test_may_not_differ(self, tied: Path) -> None:
+        table = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
+        edit(tied, {"lm_head.weight": table + 1})
+        assert "tie_word_embeddings" in problem(tied)
+
+
+class TestWhatDoesNotFit:
+    def test_missing(self, checkpoint: Path) -> None:
+        edit(checkpoint, {"model.layers.1.self_attn.k_proj.weight": None, "model.norm.weight": None})
+        message = problem(checkpoint)
+        assert "lacks" in message and "layers.1.self_attn.qkv_proj.weight" in message and "norm.weight" in message
+
+    def test_left_over(self, checkpoint: Path) -> None:
+        edit(checkpoint, {"model.layers.0.self_attn.q_proj.bias": torch.zeros(96), "score.weight": torch.zeros(2)})
+        message = problem(checkpoint)
+        assert "does not know" in message and "self_attn.q_proj.bias" in message and "score.weight" in message
+
+    def test_a_long_list_is_cut(self, checkpoint: Path) -> None:
+        edit(checkpoint, {f"extra.{i}": torch.zeros(1) for i in range(30)})
+        assert "and 25 more" in problem(checkpoint)
+
+    def test_other_shape(self, checkpoint: Path) -> None:
+        edit(checkpoint, {"model.layers.2.mlp.down_proj.weight": torch.zeros(96, 100)})
+        message = problem(checkpoint)
+        assert "model.layers.2.mlp.down_proj.weight" in message and "[96, 100]" in message and "[96, 136]" in message
+
+    def test_a_computed_table_may_stand_there(self, checkpoint: Path) -> None:
+        edit(checkpoint, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
+        load(checkpoint)
+
+    def test_names_without_the_prefix_are_as_good(self, checkpoint: Path) -> None:
+        before = values(load(checkpoint))
+        tensors = load_file(checkpoint / "model.safetensors")
+        renamed = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        save_file(renamed, checkpoint / "model.safetensors")
+        after = values(load(checkpoint))
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+    def test_unknown_activation(self, tmp_path: Path) -> None:
+        make_checkpoint("llama", tmp_path, hidden_act="relu")
+        assert "hidden_act 'relu'" in problem(tmp_path)
+
+
+class TestDummy:
+    def dummy(self, folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> CausalLM:
+        return load(folder, LoadConfig(load_format="dummy", seed=seed), dtype)
+
+    def test_needs_no_weights_and_repeats_itself(self, checkpoint: Path) -> None:
+        (checkpoint / "model.safetensors").unlink()
+        first, second, other = (values(self.dummy(checkpoint, seed)) for seed in (1, 1, 2))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        assert not any(torch.equal(first[name], other[name]) for name in first)
+
+    def test_values_keep_the_size_of_activations(self, checkpoint: Path) -> None:
+        for name, parameter in weight_parameters(self.dummy(checkpoint, dtype=torch.bfloat16)).items():
+            centre = 1.0 if "norm" in name else 0.0
+            assert abs(parameter.float().mean().item() - centre) < 0.02
+            assert 0.015 < parameter.float().std().item() < 0.025
+
+    def test_layers_differ(self, checkpoint: Path) -> None:
+        model = values(self.dummy(checkpoint))
+        names = [f"layers.{layer}.mlp.down_proj.weight" for layer in (0, 1)]
+        assert not torch.equal(model[names[0]], model[names[1]])

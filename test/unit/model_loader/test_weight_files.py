@@ -1,0 +1,138 @@
+"""Finding and checking safetensors files: whole, in shards, missing, damaged; and reading them in order."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.model_loader.weight_files import INDEX, open_weight_files, read_weights
+
+CPU = torch.device("cpu")
+
+
+def save(path: Path, *names: str) -> None:
+    save_file({name: torch.full((3, 5), float(len(name))) for name in names}, path)
+
+
+def save_sharded(folder: Path) -> None:
+    save(folder / "model-1-of-2.safetensors", "a", "bb")
+    save(folder / "model-2-of-2.safetensors", "ccc")
+    weight_map = {"a": "model-1-of-2.safetensors", "bb": "model-1-of-2.safetensors", "ccc": "model-2-of-2.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def names_in(folder: Path) -> list[str]:
+    return [name for file in open_weight_files(folder) for name in file.names]
+
+
+class TestFinding:
+    def test_one_file(self, tmp_path: Path) -> None:
+        save(tmp_path / "model.safetensors", "a", "bb")
+        save(tmp_path / "other.safetensors", "x")
+        assert names_in(tmp_path) == ["a", "bb"]
+
+    def test_shards_with_an_index(self, tmp_path: Path) -> None:
+        save_sharded(tmp_path)
+        save(tmp_path / "consolidated.safetensors", "x")
+        assert names_in(tmp_path) == ["a", "bb", "ccc"]
+
+    def test_shards_without_an_index(self, tmp_path: Path) -> None:
+        save_sharded(tmp_path)
+        save(tmp_path / "consolidated.safetensors", "x")
+        (tmp_path / INDEX).unlink()
+        assert names_in(tmp_path) == ["a", "bb", "ccc"]
+
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="no safetensors files; .*--load-format dummy"):
+            open_weight_files(tmp_path)
+
+    @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+    def test_formats_that_run_code_are_refused(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / name).touch()
+        with pytest.raises(ConfigError, match=f"{name}, a format that can run code"):
+            open_weight_files(tmp_path)
+
+
+class TestFaults:
+    def test_a_missing_shard_is_named(self, tmp_path: Path) -> None:
+        save_sharded(tmp_path)
+        (tmp_path / "model-2-of-2.safetensors").unlink()
+        with pytest.raises(ConfigError, match=r"model-2-of-2.safetensors is missing"):
+            open_weight_files(tmp_path)
+
+    @pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {}}'])
+    def test_an_index_without_a_map(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / INDEX).write_text(content)
+        with pytest.raises(ConfigError, match="no weight_map"):
+            open_weight_files(tmp_path)
+
+    @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", ""])
+    def test_an_index_that_leads_elsewhere(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(ConfigError, match="not a file of the model's directory|is missing"):
+            open_weight_files(tmp_path)
+
+    @pytest.mark.parametrize("kept", [0, 4, 40, -8, -1])
+    def test_a_truncated_file_is_named(self, tmp_path: Path, kept: int) -> None:
+        save_sharded(tmp_path)
+        path = tmp_path / "model-2-of-2.safetensors"
+        path.write_bytes(path.read_bytes()[:kept])
+        with pytest.raises(ConfigError, match=r"model-2-of-2.safetensors is damaged or incomplete"):
+            open_weight_files(tmp_path)
+
+    def test_a_pointer_in_place_of_the_file(self, tmp_path: Path) -> None:
+        (tmp_path / "model.safetensors").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+        )
+        with pytest.raises(ConfigError, match="damaged or incomplete"):
+            open_weight_files(tmp_path)
+
+    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(at=st.integers(0, 150), byte=st.integers(0, 255))
+    def test_any_damage_to_the_header_is_found_or_harmless(self, tmp_path: Path, at: int, byte: int) -> None:
+        path = tmp_path / "model.safetensors"
+        save(path, "a", "bb")
+        content = bytearray(path.read_bytes())
+        content[at] = byte
+        path.write_bytes(content)
+        try:
+            files = open_weight_files(tmp_path)
+        except ConfigError as error:
+            assert "model.safetensors" in str(error)
+        else:
+            for _, tensor in read_weights(files, CPU, num_threads=1, show_progress=False):
+                assert tensor.nbytes <= 2 * 3 * 5 * 4
+
+
+class TestReading:
+    @pytest.mark.parametrize("num_threads", [1, 3])
+    def test_all_in_order(self, tmp_path: Path, num_threads: int) -> None:
+        save_sharded(tmp_path)
+        files = open_weight_files(tmp_path)
+        found = list(read_weights(files, CPU, num_threads=num_threads, show_progress=False))
+        assert [name for name, _ in found] == ["a", "bb", "ccc"]
+        for name, tensor in found:
+            assert tensor.tolist() == [[float(len(name))] * 5] * 3
+
+    def test_may_be_left_early(self, tmp_path: Path) -> None:
+        save_sharded(tmp_path)
+        weights = read_weights(open_weight_files(tmp_path), CPU, num_threads=2, show_progress=False)
+        assert next(weights)[0] == "a"
+        weights.close()
+
+    def test_reports_each_file_where_there_is_no_terminal(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        save_sharded(tmp_path)
+        with caplog.at_level(logging.INFO):
+            list(read_weights(open_weight_files(tmp_path), CPU, num_threads=1, show_progress=True))
+        assert caplog.messages == [
+            "Loaded model-1-of-2.safetensors (1 of 2)",
+            "Loaded model-2-of-2.safetensors (2 of 2)",
+        ]

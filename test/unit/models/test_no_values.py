@@ -1,0 +1,51 @@
+"""A step looks at no value: it runs on tensors that have none, so it can be captured in a CUDA graph."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
+from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.groups import SoloGroup
+from mysglang.srt.distributed.pipeline import WholeModel
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.models.registry import model_class
+
+META = torch.device("meta")
+
+
+class NoAttention:
+    """Gives back the queries."""
+
+    def plan(self, batch: ForwardBatch) -> None:
+        return None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
+        return q.contiguous()
+
+
+class ManyRanks(SoloGroup):
+    """One rank's shapes of a group of two."""
+
+    size = 2
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return torch.cat((x, x), dim=-1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("group", [SoloGroup(), ManyRanks()], ids=["alone", "of two"])
+def test_runs_without_values(family: str, group: SoloGroup, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path)
+    config = ModelConfig.from_path(str(tmp_path))
+    with META:
+        model = model_class(config.architecture)(config, LayerContext(dtype=torch.bfloat16, tp=group), WholeModel())
+    host = worker_batch([Row(0, [1, 2, 3]), Row(1, [4])], PageRows(page_size=4))
+    logits = model.compute_logits(model(forward_batch(host, NoAttention(), device=META)))
+    assert logits.device == META and logits.shape == (4, VOCAB_SIZE) and logits.dtype == torch.bfloat16
+    assert len(model.attention_specs()) == config.num_layers
+    assert model.attention_specs()[0].num_heads == config.num_heads // group.size

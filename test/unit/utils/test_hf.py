@@ -1,0 +1,99 @@
+"""Where a model is found, and what is said when it is not."""
+
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.hf import read_json, read_json_if_there, resolve_model_path
+
+
+def test_a_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    assert resolve_model_path(str(tmp_path / "model")) == tmp_path / "model"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve_model_path("~/model") == tmp_path / "model"
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model_path("model") == tmp_path / "model"
+
+
+@pytest.mark.parametrize("model", ["/no/such/model", "./model", "../model", "~/model", "a/b/c", "", "org/na me"])
+def test_what_can_be_no_repository_is_not_asked_for(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("was asked for"))
+    with pytest.raises(ConfigError, match="does not exist; give a directory"):
+        resolve_model_path(model)
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        resolve_model_path(str(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_repository_is_downloaded(weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def download(model: str, **options: Any) -> str:
+        asked.update(options, model=model)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    found = resolve_model_path("org/name-1.5", revision="v2", download_dir="/cache", weights=weights)
+    assert found == tmp_path
+    assert (asked["model"], asked["revision"], asked["cache_dir"]) == ("org/name-1.5", "v2", "/cache")
+    assert "*.json" in asked["allow_patterns"] and ("*.safetensors" in asked["allow_patterns"]) == weights
+    assert "*.bin" not in asked["allow_patterns"] and "*.py" not in asked["allow_patterns"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (errors.LocalEntryNotFoundError("x"), "cannot be reached"),
+        (errors.HFValidationError("x"), "no such public repository"),
+        (OSError("disk full\nmore"), r"\(disk full\); try again"),
+    ],
+)
+def test_a_failed_download_says_why(error: Exception, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ConfigError, match=words) as caught:
+        resolve_model_path("org/name")
+    assert "org/name" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_offline_and_not_cached(tmp_path: Path) -> None:
+    """The real client, which the test run keeps offline."""
+    with pytest.raises(ConfigError, match="not in the local cache"):
+        resolve_model_path("org/name", download_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", "not valid JSON"),
+        (b"", "not valid JSON"),
+        (b"[1]", "must hold a JSON object, not list"),
+        (b"\xff\xfe{}", "cannot be read"),
+        (b'{"a":' * 100_000, "nested too deeply|not valid JSON"),
+    ],
+)
+def test_json_that_is_none(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_json(tmp_path / "x.json")
+    assert "x.json" in str(caught.value)
+
+
+def test_json_that_may_be_missing(tmp_path: Path) -> None:
+    assert read_json_if_there(tmp_path / "x.json") == {}
+    (tmp_path / "x.json").write_text('{"a": 1}')
+    assert read_json_if_there(tmp_path / "x.json") == {"a": 1}
