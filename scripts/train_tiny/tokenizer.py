@@ -1,7 +1,7 @@
 """Trains the byte-fallback BPE tokenizer and writes its Hugging Face files.
 
-Text is never normalised, spaces stay spaces, and a character without a token of its own becomes its UTF-8 bytes: whatever
-goes in comes out. Each digit is a token, so that numbers line up.
+Text is never normalised, spaces stay spaces, and a character without a token of its own becomes its UTF-8 bytes:
+whatever goes in comes out. Each digit is a token, so that numbers line up.
 """
 
 import json
@@ -9,14 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from mysglang.eval.tiny_world import render, world
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from mysglang.eval.tiny_world import render, world
 
 VOCAB_SIZE = 4096
 CONTEXT = 2048
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Visible when special tokens are skipped: a parser looks for them in the text.
-MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
+MARKERS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tools>",
+    "</tools>",
+)
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _WORDS = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]|\s+(?!\S)|\s+")
 # So that no printable ASCII character needs the byte tokens.
@@ -28,12 +38,16 @@ def train(folder: Path, items: int, seed: int) -> Tokenizer:
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Split(_WORDS, "isolated")
     room = VOCAB_SIZE - len(SPECIAL) - len(MARKERS) - len(BYTES)
-    trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=2, initial_alphabet=_ALPHABET, limit_alphabet=len(_ALPHABET), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=room, min_frequency=2, initial_alphabet=_ALPHABET, limit_alphabet=len(_ALPHABET), show_progress=False
+    )
     learner.train_from_iterator(_corpus(items, seed), trainer)
     learned = json.loads(learner.to_str())["model"]
     tokens = (*SPECIAL, *MARKERS, *BYTES, *sorted(learned["vocab"], key=learned["vocab"].__getitem__))
     merges = [(left, right) for left, right in learned["merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges, byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges, byte_fallback=True)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(_WORDS, "isolated")
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])

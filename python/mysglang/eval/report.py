@@ -1,0 +1,63 @@
+"""What a run of the evaluation leaves: the score by task, the answers in a file, and how far two files agree."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One answer beside the right one."""
+
+    task: str
+    prompt: str
+    expected: str
+    answer: str
+
+    @property
+    def right(self) -> bool:
+        """Exact match; a judgement of the text as a whole."""
+        return self.answer == self.expected
+
+
+def scores(results: Iterable[Scored]) -> dict[str, float]:
+    """The share of right answers by task."""
+    by_task: dict[str, list[bool]] = defaultdict(list)
+    for result in results:
+        by_task[result.task].append(result.right)
+    return {task: sum(right) / len(right) for task, right in by_task.items()}
+
+
+def table(results: Sequence[Scored]) -> str:
+    """The scores in lines, the total last."""
+    lines = [f"{task:<14} {100 * score:6.1f} %" for task, score in scores(results).items()]
+    return "\n".join([*lines, f"{'total':<14} {100 * total(results):6.1f} %   ({len(results)} items)"])
+
+
+def total(results: Sequence[Scored]) -> float:
+    """The share of right answers over all items; 0 when there are none."""
+    return sum(result.right for result in results) / max(1, len(results))
+
+
+def save(results: Iterable[Scored], path: Path) -> None:
+    """One JSON object a line."""
+    path.write_text("".join(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in results), encoding="utf-8")
+
+
+def load(path: Path) -> list[Scored]:
+    """What `save` wrote."""
+    return [Scored(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def agreement(one: Sequence[Scored], other: Sequence[Scored], shown: int = 5) -> tuple[float, str]:
+    """The share of equal answers, and the first differences in words. Raises ValueError when the prompts differ."""
+    if [r.prompt for r in one] != [r.prompt for r in other]:
+        raise ValueError(
+            "The two files hold answers to different prompts; make both with the same --per-task and --seed."
+        )
+    apart = [(a, b) for a, b in zip(one, other, strict=True) if a.answer != b.answer]
+    share = 1 - len(apart) / max(1, len(one))
+    lines = [f"{a.task}: {a.prompt[-80:]!r}\n  A {a.answer!r}\n  B {b.answer!r}" for a, b in apart[:shown]]
+    return share, "\n".join([*lines, f"agreement {100 * share:.2f} % ({len(apart)} of {len(one)} differ)"])

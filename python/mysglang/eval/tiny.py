@@ -1,0 +1,86 @@
+"""`python -m mysglang.eval.tiny`: the held-out evaluation of the embedded model, by exact match of greedy answers.
+
+It judges whatever runs the model: an engine started here (server flags may follow), a server (--url), or transformers.
+Knows where answers come from and where results go; the items are made in `tiny_world`, the figures in `report`.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mysglang.eval import report
+from mysglang.eval.chat_prompt import chat_template, prompt_text
+from mysglang.eval.tiny_world.items import Item
+from mysglang.eval.tiny_world.render import answer_text
+from mysglang.eval.tiny_world.world import TASKS, held_out_items
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is 0, or 1 when --compare finds less agreement than --at-least."""
+    options, flags = _parser().parse_known_args(argv)
+    if options.compare:
+        return _compare(options.compare[0], options.compare[1], options.at_least)
+    if flags and (options.url or options.transformers):
+        _parser().error(f"server flags belong to the engine only: {' '.join(flags)}")
+    chosen = options.tasks or TASKS
+    items = [item for item in held_out_items(options.per_task, options.seed) if item.task in chosen]
+    template = chat_template()
+    results = [
+        report.Scored(item.task, prompt_text(template, item), answer_text(item.answer, item.thinking), answer)
+        for item, answer in zip(items, _answers(items, options, flags), strict=True)
+    ]
+    if options.save_answers:
+        report.save(results, options.save_answers)
+    print(report.table(results))
+    print(json.dumps({"items": len(results), "total": report.total(results), "scores": report.scores(results)}))
+    return 0
+
+
+def _answers(items: Sequence[Item], options: argparse.Namespace, flags: Sequence[str]) -> Iterator[str]:
+    """From the one runner that is asked for. Only that one is imported: they need very different things."""
+    if options.url:
+        from mysglang.eval import url_runner
+
+        return url_runner.answers(items, options.url)
+    if options.transformers:
+        from mysglang.eval import transformers_runner
+
+        return transformers_runner.answers(items, options.dtype, options.batch_size)
+    from mysglang.eval import engine_runner
+
+    return engine_runner.answers(items, [flag for flag in flags if flag != "--"])
+
+
+def _compare(one: Path, other: Path, at_least: float) -> int:
+    share, text = report.agreement(report.load(one), report.load(other))
+    print(text)
+    print(json.dumps({"agreement": share}))
+    return int(share < at_least)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mysglang.eval.tiny",
+        description="Held-out evaluation of the embedded model. Server flags (after -- if in doubt) go to the engine.",
+        allow_abbrev=False,
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--url", help="Ask a running server, such as http://127.0.0.1:30000.")
+    source.add_argument("--transformers", action="store_true", help="Use transformers, the reference.")
+    source.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="Compare two files of answers.")
+    parser.add_argument(
+        "--at-least", type=float, default=0.0, help="With --compare: the agreement that is enough, 0 to 1."
+    )
+    parser.add_argument("--per-task", type=int, default=40, help="Items of each task.")
+    parser.add_argument("--seed", type=int, default=0, help="Which held-out items.")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=f"Only these: {', '.join(TASKS)}.")
+    parser.add_argument("--save-answers", type=Path, metavar="FILE", help="Write the answers as JSON lines.")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="With --transformers.")
+    parser.add_argument("--batch-size", type=int, default=16, help="With --transformers.")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The small world as a whole: which tasks there are and how often, training conversations, the held-out set.
+
+Everything is a pure function of its seed. Held-out items never enter a training conversation, nor its earlier turns.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+
+from mysglang.eval.tiny_world import (
+    arithmetic,
+    chat,
+    completion,
+    counting,
+    facts,
+    handbook,
+    json_objects,
+    lists,
+    memory,
+    phrases,
+    stories,
+    tools,
+    wordplay,
+)  # fmt: skip
+from mysglang.eval.tiny_world.items import Item, Turn
+
+Maker = Callable[[Random], Item]
+
+
+def _plain_filler(rng: Random) -> Item:
+    """A short training exchange to stand between what was said and what is asked."""
+    return _on_side(rng, rng.choice((chat.make, facts.make, facts.make, arithmetic.make, lists.make)), held_out=False)
+
+
+def _memory(rng: Random) -> Item:
+    return memory.make_unknown(rng) if rng.random() < 0.05 else memory.make(rng, _plain_filler)
+
+
+def _thinking(rng: Random) -> Item:
+    """Any single-turn task, answered after a thought."""
+    item = rng.choice(
+        (
+            arithmetic.make,
+            arithmetic.make,
+            counting.make,
+            lists.make,
+            wordplay.make_letters,
+            facts.make,
+            wordplay.make_reverse,
+        )
+    )(rng)
+    return replace(item, task="thinking", thinking=True)
+
+
+# How often each task is drawn for training. Its name here is the one reported by the evaluation.
+MAKERS: dict[str, tuple[int, Maker]] = {
+    "chat": (7, chat.make), "facts": (12, facts.make), "arithmetic": (18, arithmetic.make), "lists": (8, lists.make),
+    "copy": (7, wordplay.make_copy), "reverse": (4, wordplay.make_reverse), "letters": (8, wordplay.make_letters),
+    "counting": (7, counting.make), "json": (8, json_objects.make), "tool_call": (9, tools.make_call),
+        "tool_answer": (5, tools.make_answer),
+    "no_tool": (4, tools.make_unneeded), "memory": (8, _memory), "stories": (2, stories.make), "handbook": (9,
+        handbook.make_handbook),
+    "few_shot": (6, handbook.make_few_shot), "persona": (2, chat.make_persona), "unknown": (4, chat.make_outside),
+    "completion": (6, completion.make), "thinking": (8, _thinking),
+}  # fmt: skip
+
+TASKS = tuple(MAKERS)
+_NAMES = tuple(MAKERS)
+_WEIGHTS = tuple(weight for weight, _ in MAKERS.values())
+# Exchanges that need no system prompt and no tools, so that they may stand before or after each other.
+_CHAINABLE = (
+    "chat",
+    "facts",
+    "arithmetic",
+    "lists",
+    "copy",
+    "reverse",
+    "letters",
+    "counting",
+    "unknown",
+    "stories",
+    "memory",
+)
+_CHAIN_WEIGHTS = tuple(MAKERS[name][0] for name in _CHAINABLE)
+
+
+def _on_side(rng: Random, maker: Maker, held_out: bool) -> Item:
+    while (item := maker(rng)).held_out is not held_out:
+        pass
+    return item
+
+
+def training_items(seed: int) -> Iterator[Item]:
+    """An endless stream of training conversations, the same for the same seed."""
+    rng = Random(f"tiny world {seed}")
+    while True:
+        yield conversation(rng)
+
+
+def conversation(rng: Random) -> Item:
+    """One training conversation: a task, often with a system prompt, earlier exchanges, idle tools, or thinking."""
+    name = rng.choices(_NAMES, _WEIGHTS)[0]
+    item = _on_side(rng, MAKERS[name][1], held_out=False)
+    if item.raw:
+        return item
+    if not item.system and rng.random() < 0.3:
+        item = replace(item, system=phrases.system_prompt(rng))
+    if not item.thinking and item.answer.thought and rng.random() < 0.08:
+        item = replace(item, thinking=True)
+    # A handbook or "always say X" would change what earlier answers ought to be; neutral prompts do not.
+    if name in _CHAINABLE or name in ("tool_call", "tool_answer", "no_tool", "thinking"):
+        if name in _CHAINABLE and rng.random() < 0.04:
+            item = replace(item, tools=tools.offered(rng))
+        item = replace(item, turns=_earlier(rng) + item.turns)
+    return item
+
+
+def _earlier(rng: Random) -> tuple[Turn, ...]:
+    """What was said before in the same conversation: usually nothing, sometimes a long talk."""
+    roll = rng.random()
+    number = 0 if roll < 0.62 else rng.randint(1, 2) if roll < 0.88 else rng.randint(3, 12)
+    before: tuple[Turn, ...] = ()
+    for name in rng.choices(_CHAINABLE, _CHAIN_WEIGHTS, k=number):
+        before += _on_side(rng, memory.make_telling if name == "memory" else MAKERS[name][1], held_out=False).turns
+    return before
+
+
+def held_out_items(per_task: int, seed: int = 0) -> list[Item]:
+    """`per_task` different held-out items of every task, the same for the same seed; some with a system prompt."""
+    chosen: list[Item] = []
+    for name, (_, maker) in MAKERS.items():
+        rng = Random(f"tiny world held out {seed} {name}")
+        seen: set[str] = set()
+        while len(seen) < per_task:
+            item = _on_side(rng, maker, held_out=True)
+            if item.key in seen:
+                continue
+            seen.add(item.key)
+            if not item.system and not item.raw and rng.random() < 0.3:
+                item = replace(item, system=phrases.system_prompt(rng))
+            chosen.append(item)
+    return chosen

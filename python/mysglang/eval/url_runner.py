@@ -1,0 +1,53 @@
+"""Answers from a running server through its OpenAI API, many requests at a time.
+
+A server with parsers gives thoughts and tool calls in fields of their own; here they become the model's text again.
+"""
+
+import json
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tqdm import tqdm
+
+from mysglang.eval.tiny_world.items import Item, ToolCall, Turn
+from mysglang.eval.tiny_world.render import answer_text
+
+CONCURRENCY = 32
+MAX_TOKENS = 448
+TIMEOUT_SECONDS = 300
+
+
+def answers(items: Sequence[Item], url: str) -> Iterator[str]:
+    """The greedy answer to each item, in order. Raises urllib.error.URLError when the server does not answer well."""
+    base = url.rstrip("/").removesuffix("/v1")
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        yield from tqdm(pool.map(lambda item: _ask(base, item), items), total=len(items), unit="item")
+
+
+def _ask(base: str, item: Item) -> str:
+    body: dict[str, Any] = {"model": "default", "temperature": 0, "max_tokens": MAX_TOKENS}
+    if item.raw:
+        reply = _post(f"{base}/v1/completions", {**body, "prompt": item.turns[0].content})
+        return str(reply["choices"][0]["text"])
+    body |= {"messages": item.messages(), "chat_template_kwargs": {"enable_thinking": item.thinking}}
+    if item.tools:
+        body["tools"] = list(item.tools)
+    return message_text(_post(f"{base}/v1/chat/completions", body)["choices"][0]["message"])
+
+
+def message_text(message: dict[str, Any]) -> str:
+    """The text that the model wrote, put together again from a chat message."""
+    functions = [call["function"] for call in message.get("tool_calls") or []]
+    calls = tuple(ToolCall(function["name"], json.loads(function["arguments"])) for function in functions)
+    thought = (message.get("reasoning_content") or "").strip("\n")
+    content = message.get("content") or ""
+    return answer_text(Turn("assistant", content.strip("\n") if calls or thought else content, calls, thought), True)
+
+
+def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+        reply: dict[str, Any] = json.load(response)
+    return reply

@@ -1,0 +1,60 @@
+"""Scores, files of answers, and the text put together again from an OpenAI message."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mysglang.eval import report, tiny
+from mysglang.eval.report import Scored
+from mysglang.eval.tiny_world.items import ToolCall, Turn
+from mysglang.eval.tiny_world.render import answer_text
+from mysglang.eval.url_runner import message_text
+
+RESULTS = [Scored("a", "p1", "x", "x"), Scored("a", "p2", "x", "y"), Scored("b", "p3", "ü", "ü")]
+
+
+def test_scores_by_task_and_in_total() -> None:
+    assert report.scores(RESULTS) == {"a": 0.5, "b": 1.0}
+    assert report.total(RESULTS) == pytest.approx(2 / 3)
+    assert report.table(RESULTS).splitlines()[-1].split()[:2] == ["total", "66.7"]
+
+
+def test_answers_come_back_from_their_file(tmp_path: Path) -> None:
+    report.save(RESULTS, tmp_path / "a")
+    assert report.load(tmp_path / "a") == RESULTS
+
+
+def test_compare_fails_below_what_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report.save(RESULTS, tmp_path / "a")
+    report.save([*RESULTS[:2], Scored("b", "p3", "ü", "u")], tmp_path / "b")
+    files = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert tiny.main(["--compare", *files]) == 0
+    assert tiny.main(["--compare", *files, "--at-least", "0.99"]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"agreement": pytest.approx(2 / 3)}
+
+
+def test_different_prompts_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="different prompts"):
+        report.agreement(RESULTS, RESULTS[:1])
+
+
+def test_server_flags_need_an_engine() -> None:
+    with pytest.raises(SystemExit):
+        tiny.main(["--transformers", "--page-size", "16"])
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        Turn("assistant", "Hello!"),
+        Turn("assistant", "4", thought="2 + 2 is 4."),
+        Turn("assistant", "", (ToolCall("clock", {"city": "Köln", "n": 3}), ToolCall("clock", {}))),
+        Turn("assistant", "", (ToolCall("clock", {}),), thought="I should call clock."),
+    ],
+)
+def test_a_parsed_message_becomes_the_models_text(turn: Turn) -> None:
+    calls = [{"function": {"name": c.name, "arguments": json.dumps(c.arguments)}} for c in turn.calls]
+    parsed = {"content": turn.content or None, "reasoning_content": turn.thought or None, "tool_calls": calls or None}
+    assert message_text(parsed) == answer_text(turn, True)
+    assert message_text({"content": answer_text(turn, True)}) == answer_text(turn, True)
