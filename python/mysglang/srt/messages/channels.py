@@ -6,6 +6,7 @@ The reader binds, writers connect, so a writer may start first. Socket files liv
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from typing import Generic, Protocol, TypeVar
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 Out = TypeVar("Out", contravariant=True)
 Message = TypeVar("Message")
+Incoming = TypeVar("Incoming", covariant=True)
 
 
 class Sender(Protocol[Out]):
@@ -37,6 +39,14 @@ class Receiver(Protocol[Message]):
 
     def drain(self) -> list[Message]:
         """All messages that are there now; never waits."""
+        ...
+
+
+class AsyncReceiver(Protocol[Incoming]):
+    """Where messages of one link come out in a process with an event loop."""
+
+    async def receive(self) -> Incoming:
+        """The next message."""
         ...
 
 
@@ -127,3 +137,17 @@ class InProcess(Generic[Message]):
     def drain(self) -> list[Message]:
         data, self._queue = self._queue, deque()
         return [self._codec.decode(item) for item in data]
+
+
+class AsyncInProcess(Generic[Message]):
+    """The same for a reader with an event loop; `send` must be called in that loop's thread."""
+
+    def __init__(self, codec: Codec[Message]) -> None:
+        self._codec = codec
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def send(self, message: Message) -> None:
+        self._queue.put_nowait(self._codec.encode(message))
+
+    async def receive(self) -> Message:
+        return self._codec.decode(await self._queue.get())

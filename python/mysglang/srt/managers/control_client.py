@@ -1,0 +1,68 @@
+"""ControlClient: ask the scheduler something, await its reply. Knows no request and no route."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+from mysglang.srt.errors import Aborted, WorkerDied
+from mysglang.srt.messages.channels import Sender
+from mysglang.srt.messages.codec import ToScheduler
+from mysglang.srt.messages.control import (
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
+)
+
+REPLY_TIMEOUT_S = 10.0
+"""A scheduler reads its messages between two steps; the longest step is far shorter."""
+
+Reply: TypeAlias = FlushCacheReqOutput | GetInternalStateReqOutput
+Kind = TypeVar("Kind", FlushCacheReqOutput, GetInternalStateReqOutput)
+
+
+class ControlClient:
+    """Matches replies with the questions that wait for them, by id."""
+
+    def __init__(self, to_scheduler: Sender[ToScheduler], timeout_s: float = REPLY_TIMEOUT_S) -> None:
+        self._to_scheduler = to_scheduler
+        self._timeout_s = timeout_s
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._last_id = 0
+
+    async def flush_cache(self) -> FlushCacheReqOutput:
+        """Empty the prefix cache. Raises Aborted (503) if no reply comes, WorkerDied."""
+        return await self._ask(lambda number: FlushCacheReqInput(id=number), FlushCacheReqOutput)
+
+    async def get_internal_state(self) -> GetInternalStateReqOutput:
+        """What the scheduler holds. Raises likewise."""
+        return await self._ask(lambda number: GetInternalStateReq(id=number), GetInternalStateReqOutput)
+
+    def answer(self, reply: Reply) -> None:
+        """A reply arrived. One that nobody waits for any more is dropped."""
+        waiting = self._waiting.get(reply.id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)
+
+    def fail_all(self, why: str) -> None:
+        """No reply will come any more."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(WorkerDied(why))
+
+    async def _ask(self, question: Callable[[int], FlushCacheReqInput | GetInternalStateReq], kind: type[Kind]) -> Kind:
+        self._last_id += 1
+        number = self._last_id
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._to_scheduler.send(question(number))
+            async with asyncio.timeout(self._timeout_s):
+                reply = await future
+        except TimeoutError:
+            raise Aborted(f"The scheduler did not answer within {self._timeout_s:g} s.", status=503) from None
+        finally:
+            del self._waiting[number]
+        assert isinstance(reply, kind), f"{type(reply).__name__} in answer to question {number}"
+        return reply

@@ -1,0 +1,205 @@
+"""InputTokenizer: prompts as text or ids -> what the scheduler accepts, everything checked that it relies on.
+
+Tokenizing runs in the text pool. What is wrong with a request is found before the scheduler hears of it. Knows the
+engine's limits, and no socket.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from mysglang.srt.errors import ContextTooLong, InvalidRequest
+from mysglang.srt.managers.text_pool import TextPool
+from mysglang.srt.managers.unfold import LogprobWish, Prompt, Unfolded
+from mysglang.srt.messages.codec import pack_ids
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.launch import SchedulerFacts
+from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqInput
+from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+SEED_BITS = 48
+"""Of a drawn seed: survives a client that reads JSON numbers as doubles, with room for `n` copies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontLimits:
+    """What the engine can take; known once a scheduler is ready."""
+
+    context_len: int
+    """Tokens of the longest request that the model allows, output included."""
+    max_req_len: int
+    """The same for this engine, whose KV cache may hold less."""
+    vocab_size: int
+    max_running_requests: int
+    """Requests that run at once; more wait."""
+
+    @classmethod
+    def from_facts(cls, facts: SchedulerFacts) -> FrontLimits:
+        return cls(
+            context_len=facts.context_len,
+            max_req_len=facts.max_req_input_len + 1,
+            vocab_size=facts.vocab_size,
+            max_running_requests=facts.max_running_requests,
+        )
+
+
+class InputTokenizer:
+    """Makes requests for the scheduler. Without a tokenizer it takes token ids only."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, limits: FrontLimits, pool: TextPool, *, seed: int | None = None
+    ) -> None:
+        """`seed`: of the seeds drawn for requests that bring none; from the system if None."""
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._pool = pool
+        self._seeds = random.Random(seed)
+
+    async def tokenize(
+        self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]
+    ) -> list[TokenizedGenerateReqInput]:
+        """A request for each answer, in order, named by `rids`. Raises InvalidRequest."""
+        size = sum(len(prompt.content) for prompt in unfolded.prompts)
+        drawn = [self._seeds.getrandbits(SEED_BITS) for _ in unfolded.prompts]
+        return await self._pool.run(size, lambda: self._build(obj, unfolded, rids, drawn))
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`. Raises InvalidRequest."""
+        return await self._pool.run(len(text), lambda: self._encode([text], add_special_tokens)[0])
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `ids`. Raises InvalidRequest for ids outside the vocabulary."""
+        tokenizer = self._need_tokenizer("decoding")
+
+        def work() -> str:
+            self._check_ids(ids)
+            return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+        return await self._pool.run(len(ids), work)
+
+    def _build(
+        self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str], drawn: Sequence[int]
+    ) -> list[TokenizedGenerateReqInput]:
+        requests: list[TokenizedGenerateReqInput] = []
+        for prompt, ids, seed in zip(unfolded.prompts, self._ids(obj, unfolded.prompts), drawn, strict=True):
+            if prompt.params.stop:
+                self._need_tokenizer("stop")
+            params = self._settle(prompt, len(ids))
+            first_seed = seed if params.sampling_seed is None else params.sampling_seed
+            packed, wish = pack_ids(ids), _logprob_request(prompt.logprobs, len(ids))
+            for copy in range(unfolded.n):
+                requests.append(
+                    TokenizedGenerateReqInput(
+                        rid=rids[len(requests)],
+                        input_ids=packed,
+                        sampling_params=msgspec.structs.replace(params, sampling_seed=_nth_seed(first_seed, copy)),
+                        stream=obj.stream,
+                        logprobs=wish,
+                        extra_key=unfolded.extra_key,
+                        priority=obj.priority or 0,
+                    )
+                )
+        return requests
+
+    def _ids(self, obj: GenerateReqInput, prompts: Sequence[Prompt]) -> list[list[int]]:
+        texts = [prompt.content for prompt in prompts if isinstance(prompt.content, str)]
+        if texts:
+            return self._encode(texts, obj.add_special_tokens)
+        given = [prompt.content for prompt in prompts if isinstance(prompt.content, list)]
+        for ids in given:
+            self._check_ids(ids)
+        return given
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        tokenizer = self._need_tokenizer("text")
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                message = f"text holds half a surrogate pair at character {error.start}."
+                raise InvalidRequest(message, param="text") from None
+            at_least = len(text) // tokenizer.longest_token
+            if at_least >= self._limits.context_len:
+                # What cannot fit is not worth the seconds that tokenizing it would take.
+                raise self._too_long(f"at least {at_least}")
+        return tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+    def _need_tokenizer(self, what: str) -> Tokenizer:
+        if self._tokenizer is None:
+            message = f"{what} needs a tokenizer, and this server runs without one (--skip-tokenizer-init)."
+            raise InvalidRequest(message, param=what)
+        return self._tokenizer
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        # By exact type: true is no token id.
+        if not set(map(type, ids)) <= {int}:
+            raise InvalidRequest("input_ids must be integers.", param="input_ids")
+        last = self._limits.vocab_size - 1
+        if ids and (min(ids) < 0 or max(ids) > last):
+            wrong = next(token for token in ids if not 0 <= token <= last)
+            message = f"input_ids: token id {wrong} is outside the vocabulary (0 to {last})."
+            raise InvalidRequest(message, param="input_ids")
+
+    def _settle(self, prompt: Prompt, length: int) -> SamplingParams:
+        """The prompt's parameters as the scheduler wants them: one answer, its length known to fit."""
+        limits, params = self._limits, prompt.params
+        if length == 0:
+            raise InvalidRequest("The prompt is empty: it must have at least one token.", param=_field(prompt))
+        if length >= limits.context_len:
+            raise self._too_long(str(length), _field(prompt))
+        if length >= limits.max_req_len:
+            raise ContextTooLong(
+                f"The input ({length} tokens) is longer than the KV cache can hold ({limits.max_req_len} tokens).",
+                param=_field(prompt),
+            )
+        room = limits.max_req_len - length
+        asked = room if params.max_new_tokens is None else params.max_new_tokens
+        if asked > room and not prompt.clip_max_new_tokens:
+            in_context = length + asked > limits.context_len
+            limit = limits.context_len if in_context else limits.max_req_len
+            what = "the model's context length" if in_context else "what the KV cache can hold"
+            raise ContextTooLong(
+                f"The input ({length} tokens) and max_new_tokens ({asked}) together exceed {what} ({limit} tokens).",
+                param="max_new_tokens",
+            )
+        max_new = min(asked, room)
+        if params.min_new_tokens > max_new:
+            raise InvalidRequest(
+                f"min_new_tokens ({params.min_new_tokens}) is more than the {max_new} tokens that fit.",
+                param="min_new_tokens",
+            )
+        top_k = TOP_K_ALL if params.top_k == -1 else params.top_k
+        return msgspec.structs.replace(params, n=1, max_new_tokens=max_new, top_k=top_k)
+
+    def _too_long(self, tokens: str, field: str = "text") -> ContextTooLong:
+        limit = self._limits.context_len
+        return ContextTooLong(
+            f"The input ({tokens} tokens) is longer than the model's context length ({limit} tokens).", param=field
+        )
+
+
+def _field(prompt: Prompt) -> str:
+    return "text" if isinstance(prompt.content, str) else "input_ids"
+
+
+def _logprob_request(wish: LogprobWish | None, length: int) -> LogprobRequest | None:
+    if wish is None:
+        return None
+    if wish.start > length:
+        raise InvalidRequest(
+            f"logprob_start_len ({wish.start}) is behind the end of the prompt ({length} tokens).",
+            param="logprob_start_len",
+        )
+    start = -1 if wish.start == length else wish.start
+    return LogprobRequest(prompt_start=start, top_num=wish.top_num, token_ids=pack_ids(wish.token_ids))
+
+
+def _nth_seed(seed: int, copy: int) -> int:
+    """Copy i of a prompt is seeded with seed + i, around in 64 bits, so that the copies differ and repeat."""
+    wrapped = (seed + copy) & ((1 << 64) - 1)
+    return wrapped - (1 << 64) if wrapped >> 63 else wrapped

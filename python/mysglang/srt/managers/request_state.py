@@ -1,0 +1,231 @@
+"""One request on the front side: what has arrived for it and was not yet handed to its reader.
+
+An answer is one ReqState; the answers that one caller reads together share an Inbox. What piles up between two reads
+becomes one chunk. Knows neither sockets nor tokenizing nor HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mysglang.srt.errors import Aborted, WorkerDied
+from mysglang.srt.messages.codec import unpack_ids
+from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
+from mysglang.srt.messages.requests import LogprobRequest
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of N positions, one row each."""
+
+    vals: Floats
+    """[N] of the token that stands there; NaN for a prompt's first token, which has none."""
+    ids: Ints
+    """[N] the tokens."""
+    top_vals: Floats
+    """[N, top_num], largest first; NaN where there are none."""
+    top_ids: Ints
+    token_ids_vals: Floats
+    """[N, number of ids asked for]."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobChunk:
+    """The log-probabilities that a chunk brings."""
+
+    output: TokenLogprobs
+    """Of the chunk's tokens."""
+    input: TokenLogprobs | None
+    """Of the prompt from `prompt_start` on: once, in the first chunk, if the prompt's were asked for."""
+    token_ids: Ints
+    """The ids asked for: what the columns of `token_ids_vals` mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationChunk:
+    """What is new in one answer since its last chunk. The counters are totals."""
+
+    index: int
+    """Which answer: prompts in order, and each prompt's `n` copies in order."""
+    rid: str
+    text: str
+    """What the text grew by; may be empty while a character or a stop string is incomplete."""
+    token_ids: Ints
+    """What the tokens grew by; a stop token is among them, its text is not."""
+    finish_reason: FinishReason | None
+    """Set in the last chunk of the answer."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    retractions: int
+    logprobs: LogprobChunk | None = None
+    """None if not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounters:
+    """A request's counters so far."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    retractions: int = 0
+
+
+class Inbox:
+    """The states that have news for one reader."""
+
+    def __init__(self) -> None:
+        self._ready: deque[ReqState] = deque()
+        self._news = asyncio.Event()
+        self._failure: str | None = None
+
+    def put(self, state: ReqState) -> None:
+        self._ready.append(state)
+        self._news.set()
+
+    def fail(self, why: str) -> None:
+        """Nothing will come any more: the reader gets what is there, then WorkerDied."""
+        self._failure = why
+        self._news.set()
+
+    async def get(self) -> ReqState:
+        """The next state with news. Raises WorkerDied."""
+        while not self._ready:
+            if self._failure is not None:
+                raise WorkerDied(self._failure)
+            self._news.clear()
+            await self._news.wait()
+        return self._ready.popleft()
+
+
+class ReqState:
+    """One answer on its way. Without `stream`, its only chunk is the whole answer."""
+
+    __slots__ = (
+        "_counters",
+        "_ids",
+        "_in_inbox",
+        "_inbox",
+        "_logprobs",
+        "_stream",
+        "_text",
+        "finish_reason",
+        "index",
+        "rid",
+        "sent",
+        "wire_rid",
+        "wish",
+    )
+
+    def __init__(self, rid: str, wire_rid: str, index: int, inbox: Inbox, *, stream: bool) -> None:
+        self.rid = rid
+        self.wire_rid = wire_rid
+        """Its name between the processes, never used twice: what comes late for an old request meets no new one."""
+        self.index = index
+        self.sent = False
+        """Whether the scheduler has heard of it."""
+        self.finish_reason: FinishReason | None = None
+        self.wish: LogprobRequest | None = None
+        self._inbox = inbox
+        self._stream = stream
+        self._in_inbox = False
+        self._text: list[str] = []
+        self._ids: list[bytes] = []
+        self._logprobs: list[RowLogprobs] = []
+        self._counters = RowCounters()
+
+    def add(
+        self,
+        text: str,
+        ids: bytes,
+        counters: RowCounters,
+        finish_reason: FinishReason | None,
+        logprobs: RowLogprobs | None,
+    ) -> None:
+        """Take what a message says about it."""
+        self._text.append(text)
+        self._ids.append(ids)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+        self._counters = counters
+        self.finish_reason = finish_reason
+        self._tell()
+
+    def finish(self, reason: FinishReason) -> None:
+        """End it from this side."""
+        self.finish_reason = reason
+        self._tell()
+
+    def fail(self, why: str) -> None:
+        """The engine is gone: its reader gets WorkerDied."""
+        self._inbox.fail(why)
+
+    def take(self) -> GenerationChunk:
+        """What came since the last call. Raises Aborted for a request that the engine refused or gave up."""
+        self._in_inbox = False
+        match self.finish_reason:
+            case Abort(message=message, status=int(status), kind=kind):
+                raise Aborted(message, status=status, kind=kind)
+        counters = self._counters
+        chunk = GenerationChunk(
+            index=self.index,
+            rid=self.rid,
+            text="".join(self._text),
+            token_ids=unpack_ids(b"".join(self._ids)),
+            finish_reason=self.finish_reason,
+            prompt_tokens=counters.prompt_tokens,
+            completion_tokens=counters.completion_tokens,
+            cached_tokens=counters.cached_tokens,
+            retractions=counters.retractions,
+            logprobs=None if self.wish is None else join_logprobs(self._logprobs, self.wish),
+        )
+        self._text.clear()
+        self._ids.clear()
+        self._logprobs.clear()
+        return chunk
+
+    def _tell(self) -> None:
+        if not self._in_inbox and (self._stream or self.finish_reason is not None):
+            self._in_inbox = True
+            self._inbox.put(self)
+
+
+def join_logprobs(rows: list[RowLogprobs], wish: LogprobRequest) -> LogprobChunk:
+    """The columns of several messages as arrays."""
+    asked = unpack_ids(wish.token_ids)
+    output = _columns(
+        b"".join(row.output_vals for row in rows),
+        b"".join(row.output_ids for row in rows),
+        b"".join(row.output_top_vals for row in rows),
+        b"".join(row.output_top_ids for row in rows),
+        b"".join(row.output_token_ids_vals for row in rows),
+        wish,
+    )
+    prompt = next((row for row in rows if row.input_vals), None)
+    if prompt is None:
+        return LogprobChunk(output, None, asked)
+    columns = (prompt.input_vals, prompt.input_ids, prompt.input_top_vals, prompt.input_top_ids)
+    return LogprobChunk(output, _columns(*columns, prompt.input_token_ids_vals, wish), asked)
+
+
+def _columns(
+    vals: bytes, ids: bytes, top_vals: bytes, top_ids: bytes, token_ids_vals: bytes, wish: LogprobRequest
+) -> TokenLogprobs:
+    chosen = np.frombuffer(vals, dtype=np.float32)
+    count, asked = len(chosen), len(wish.token_ids) // 4
+    return TokenLogprobs(
+        vals=chosen,
+        ids=unpack_ids(ids),
+        top_vals=np.frombuffer(top_vals, dtype=np.float32).reshape(count, wish.top_num),
+        top_ids=unpack_ids(top_ids).reshape(count, wish.top_num),
+        token_ids_vals=np.frombuffer(token_ids_vals, dtype=np.float32).reshape(count, asked),
+    )

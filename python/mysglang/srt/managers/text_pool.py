@@ -1,0 +1,37 @@
+"""TextPool: work on text (tokenizing, rendering) in a few threads, off the event loop.
+
+Long texts have threads of their own, so that a short prompt never waits behind a megabyte. Knows no tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+LONG_TEXT = 1 << 15
+"""From this many characters or tokens on (some milliseconds of work) a text is long."""
+
+THREADS = 2
+"""Of each kind."""
+
+Result = TypeVar("Result")
+
+
+class TextPool:
+    """Runs functions that release the GIL for most of their time."""
+
+    def __init__(self) -> None:
+        self._short = ThreadPoolExecutor(THREADS, "text")
+        self._long = ThreadPoolExecutor(THREADS, "long-text")
+
+    async def run(self, size: int, work: Callable[[], Result]) -> Result:
+        """What `work` returns or raises; `size` is the length of its text. Cancelled, its result is dropped."""
+        pool = self._long if size >= LONG_TEXT else self._short
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+    def close(self) -> None:
+        """Finish what runs; drop what waits."""
+        self._short.shutdown(wait=False, cancel_futures=True)
+        self._long.shutdown(wait=False, cancel_futures=True)

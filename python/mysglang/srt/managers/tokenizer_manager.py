@@ -1,0 +1,246 @@
+"""TokenizerManager: the life of requests on the front side, between whoever asks and the scheduler.
+
+A request is opened (named, counted), tokenized, sent, and read chunk by chunk; however its reader ends, the scheduler
+is told at once and nothing of it stays. Lives in one event loop; imports no torch. Does not know HTTP.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mysglang.srt.errors import InvalidRequest, Overloaded, WorkerDied
+from mysglang.srt.managers.control_client import ControlClient
+from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
+from mysglang.srt.managers.request_state import GenerationChunk, Inbox, ReqState, RowCounters
+from mysglang.srt.managers.unfold import Unfolded, unfold
+from mysglang.srt.messages.channels import AsyncReceiver, Sender
+from mysglang.srt.messages.codec import ToScheduler, ToTokenizer, unpack_ids
+from mysglang.srt.messages.control import FlushCacheReqOutput, GetInternalStateReqOutput, HeartBeat
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.outputs import Abort, BatchStrOutput, Counters, FinishReason
+from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
+
+CLIENT_ABORT = "Aborted by the client."
+ID_BYTES = 4
+
+
+@dataclass(slots=True)
+class FrontCounters:
+    """Answers asked for since the start: accepted = finished + aborted + those open now."""
+
+    accepted: int = 0
+    """Sent to the scheduler."""
+    finished: int = 0
+    aborted: int = 0
+    """Ended before their end: by the client, by the scheduler, or with the engine."""
+    refused: int = 0
+    """Never sent: invalid, no room in the queue, or given up while still being tokenized."""
+
+
+@dataclass(slots=True)
+class EngineSigns:
+    """Signs of life, in `time.monotonic()` seconds; 0 before the first."""
+
+    last_heartbeat: float = 0.0
+    heartbeat: HeartBeat | None = None
+    last_output: float = 0.0
+
+
+@dataclass(slots=True)
+class _Call:
+    """What one caller asked for: its answers, read through one inbox."""
+
+    unfolded: Unfolded
+    inbox: Inbox
+    states: list[ReqState]
+    open_answers: int
+    """Those whose last chunk was not read yet."""
+
+
+class TokenizerManager:
+    """Takes requests in and hands out what is generated. `handle_loop` must run while requests are served."""
+
+    def __init__(
+        self,
+        input_tokenizer: InputTokenizer,
+        limits: FrontLimits,
+        to_scheduler: Sender[ToScheduler],
+        from_workers: AsyncReceiver[ToTokenizer],
+        *,
+        max_queued_requests: int | None = None,
+    ) -> None:
+        """`max_queued_requests`: how many may be open beyond those that run at once; None for no bound."""
+        self.input_tokenizer = input_tokenizer
+        self.limits = limits
+        self.counters = FrontCounters()
+        self.signs = EngineSigns()
+        self.rid_to_state: dict[str, ReqState] = {}
+        """Answers that are not complete, by the name they have between the processes."""
+        self._named: dict[str, list[ReqState]] = {}
+        """Answers by the names that clients know: an answer's own, and its call's."""
+        self._to_scheduler = to_scheduler
+        self._from_workers = from_workers
+        self._control = ControlClient(to_scheduler)
+        self._max_open = sys.maxsize
+        if max_queued_requests is not None:
+            self._max_open = limits.max_running_requests + max_queued_requests
+        self._serial = 0
+        self._death: str | None = None
+
+    async def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
+        """What `obj` asks for, as it comes: with `stream` every chunk, else one whole chunk for each answer.
+
+        Closing or cancelling the iterator aborts what is not complete. Raises InvalidRequest, Overloaded, Aborted (the
+        scheduler refused or gave up) and WorkerDied, before the first chunk or between two.
+        """
+        call = self._open(obj)
+        try:
+            requests = await self._tokenize_one_request(obj, call)
+            for state, request in zip(call.states, requests, strict=True):
+                self._send_one_request(state, request)
+            while call.open_answers:
+                yield await self._wait_one_response(call)
+        finally:
+            self._close(call)
+
+    def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
+        """Stop working for the answer or the call named `rid`, or for everybody; returns how many were told to stop.
+
+        What was generated so far is still delivered, with the finish reason abort. 0 if there is no such request.
+        """
+        states = list(self.rid_to_state.values()) if abort_all else self._named.get(rid, [])
+        told = [state for state in states if state.finish_reason is None]
+        for state in told:
+            if state.sent:
+                self._to_scheduler.send(AbortReq(rid=state.wire_rid))
+            else:
+                del self.rid_to_state[state.wire_rid]
+                self.counters.refused += 1
+                state.finish(Abort(CLIENT_ABORT))
+        return len(told)
+
+    async def flush_cache(self) -> FlushCacheReqOutput:
+        """Empty the prefix cache, if nothing runs. Raises Aborted (503) if no reply comes, WorkerDied."""
+        self._check_alive()
+        return await self._control.flush_cache()
+
+    async def get_internal_state(self) -> GetInternalStateReqOutput:
+        """What the scheduler holds. Raises likewise."""
+        self._check_alive()
+        return await self._control.get_internal_state()
+
+    def fail_all(self, error: WorkerDied) -> None:
+        """The engine is gone: every open answer ends with this error, and so does every later request."""
+        self._death = str(error)
+        for state in self.rid_to_state.values():
+            state.fail(self._death)
+        self._control.fail_all(self._death)
+
+    async def handle_loop(self) -> None:
+        """Take what the detokenizer and the scheduler send, for ever."""
+        while True:
+            match await self._from_workers.receive():
+                case BatchStrOutput() as output:
+                    self._handle_batch_output(output)
+                case HeartBeat() as beat:
+                    self.signs.heartbeat = beat
+                    self.signs.last_heartbeat = time.monotonic()
+                case reply:
+                    self._control.answer(reply)
+
+    def _open(self, obj: GenerateReqInput) -> _Call:
+        """Name the answers. From here on they can be aborted."""
+        self._check_alive()
+        unfolded = unfold(obj, self.limits.vocab_size, self._max_open)
+        if taken := {unfolded.name, *unfolded.rids} & self._named.keys():
+            raise InvalidRequest(f"rid {min(taken)!r} is in use by an open request.", param="rid")
+        count = len(unfolded.rids)
+        if len(self.rid_to_state) + count > self._max_open:
+            self.counters.refused += count
+            raise Overloaded("The request queue is full.")
+        self._serial += 1
+        inbox = Inbox()
+        # The serial number tells apart two requests that a client gives the same name, one after the other.
+        states = [
+            ReqState(rid, f"{rid}@{self._serial}", index, inbox, stream=obj.stream)
+            for index, rid in enumerate(unfolded.rids)
+        ]
+        for state in states:
+            self.rid_to_state[state.wire_rid] = state
+            self._named[state.rid] = [state]
+        self._named[unfolded.name] = states
+        return _Call(unfolded, inbox, states, count)
+
+    async def _tokenize_one_request(self, obj: GenerateReqInput, call: _Call) -> list[TokenizedGenerateReqInput]:
+        """A request for each answer of the call."""
+        wire_rids = [state.wire_rid for state in call.states]
+        return await self.input_tokenizer.tokenize(obj, call.unfolded, wire_rids)
+
+    def _send_one_request(self, state: ReqState, request: TokenizedGenerateReqInput) -> None:
+        """Hand it to the scheduler, unless it was aborted meanwhile."""
+        if state.finish_reason is not None:
+            return
+        state.wish = request.logprobs
+        state.sent = True
+        self.counters.accepted += 1
+        self._to_scheduler.send(request)
+
+    async def _wait_one_response(self, call: _Call) -> GenerationChunk:
+        """The next chunk of any of the call's answers."""
+        chunk = (await call.inbox.get()).take()
+        if chunk.finish_reason is not None:
+            call.open_answers -= 1
+        return chunk
+
+    def _close(self, call: _Call) -> None:
+        """Forget the call, and tell the scheduler to stop what is not complete."""
+        for state in call.states:
+            del self._named[state.rid]
+            if self.rid_to_state.pop(state.wire_rid, None) is None:
+                continue
+            if not state.sent:
+                self.counters.refused += 1
+                continue
+            self.counters.aborted += 1
+            if self._death is None:
+                self._to_scheduler.send(AbortReq(rid=state.wire_rid))
+        self._named.pop(call.unfolded.name, None)
+
+    def _handle_batch_output(self, output: BatchStrOutput) -> None:
+        """Give every row to its state. Rows of requests that are gone are dropped: their abort is on its way."""
+        self.signs.last_output = time.monotonic()
+        ends = (np.cumsum(unpack_ids(output.token_counts), dtype=np.int64) * ID_BYTES).tolist()
+        start = 0
+        for row, (rid, text, end, numbers) in enumerate(
+            zip(output.rids, output.texts, ends, _rows(output.counters), strict=True)
+        ):
+            state = self.rid_to_state.get(rid)
+            if state is not None:
+                finish_reason = output.finished.get(row)
+                if finish_reason is not None:
+                    self._complete(state, finish_reason)
+                ids = output.token_ids[start:end]
+                state.add(text, ids, RowCounters(*numbers), finish_reason, output.logprobs.get(row))
+            start = end
+
+    def _complete(self, state: ReqState, reason: FinishReason) -> None:
+        del self.rid_to_state[state.wire_rid]
+        if isinstance(reason, Abort):
+            self.counters.aborted += 1
+        else:
+            self.counters.finished += 1
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise WorkerDied(self._death)
+
+
+def _rows(counters: Counters) -> Iterable[tuple[int, int, int, int]]:
+    """The counters row by row."""
+    columns = (counters.prompt_tokens, counters.completion_tokens, counters.cached_tokens, counters.retractions)
+    return zip(*(unpack_ids(column).tolist() for column in columns), strict=True)

@@ -1,0 +1,194 @@
+"""A GenerateReqInput, single or batch, laid out as prompts, each with its own parameters; sizes and ranges checked.
+
+Knows neither tokenizer nor limits of the engine, except the size of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+MAX_TOP_LOGPROBS = 128
+MAX_LOGPROB_IDS = 1024
+MAX_RID_LENGTH = 256
+MAX_KEY_LENGTH = 1024
+"""Longest extra_key and cache_salt, in characters."""
+MAX_PRIORITY = (1 << 31) - 1
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobWish:
+    """Which log-probabilities a prompt asks for; the prompt's length is not known yet."""
+
+    start: int
+    top_num: int
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt; `params.n` answers are wanted."""
+
+    content: str | list[int]
+    params: SamplingParams
+    clip_max_new_tokens: bool
+    logprobs: LogprobWish | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unfolded:
+    """What one call asks for. Answers are numbered prompt by prompt."""
+
+    name: str
+    """What the call as a whole is called: a client may abort it by that name."""
+    rids: list[str]
+    """One for each answer."""
+    prompts: list[Prompt]
+    n: int
+    """Answers for each prompt."""
+    extra_key: str
+
+
+def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded:
+    """Lay `obj` out. Raises InvalidRequest that names the field."""
+    contents, batch = _contents(obj)
+    params = _per_prompt("sampling_params", obj.sampling_params, len(contents), batch)
+    n = params[0].n
+    if any(other.n != n for other in params):
+        raise InvalidRequest("n must be the same for all prompts of a batch.", param="n")
+    # Before anything is made n times.
+    if n >= 1 and len(contents) * n > max_answers:
+        raise InvalidRequest(
+            f"{len(contents)} prompts with n = {n} are more than the {max_answers} requests that this server holds.",
+            param="n",
+        )
+    for one in {id(one): one for one in params}.values():
+        one.verify(vocab_size)
+    clips = _per_prompt("clip_max_new_tokens", obj.clip_max_new_tokens, len(contents), batch)
+    wishes = _logprob_wishes(obj, len(contents), batch, vocab_size, n)
+    if obj.priority is not None and abs(obj.priority) > MAX_PRIORITY:
+        raise InvalidRequest(f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")
+    name, rids = _rids(obj.rid, len(contents), n, batch)
+    prompts = [Prompt(*row) for row in zip(contents, params, clips, wishes, strict=True)]
+    return Unfolded(name, rids, prompts, n, _cache_namespace(obj))
+
+
+def _contents(obj: GenerateReqInput) -> tuple[Sequence[str | list[int]], bool]:
+    """The prompts, and whether they came as a batch."""
+    if (obj.text is None) == (obj.input_ids is None):
+        raise InvalidRequest("Exactly one of text and input_ids must be given.", param="text")
+    if isinstance(obj.text, str):
+        return [obj.text], False
+    name, contents = ("text", obj.text) if obj.text is not None else ("input_ids", obj.input_ids)
+    if not contents:
+        raise InvalidRequest(f"{name} must not be empty.", param=name)
+    if obj.text is not None:
+        return obj.text, True
+    prompts = [entry for entry in contents if isinstance(entry, list)]
+    if not prompts:
+        return [contents], False  # type: ignore[list-item]  # ids all of them, which the tokenizing thread checks
+    if len(prompts) != len(contents):
+        raise InvalidRequest("input_ids must be a list of ids, or a list of lists of ids.", param="input_ids")
+    return prompts, True
+
+
+def _per_prompt(name: str, value: Value | list[Value], count: int, batch: bool) -> list[Value]:
+    """One value for each prompt: the list's entries, or the one value for all."""
+    if not isinstance(value, list):
+        return [value] * count
+    if not batch:
+        raise InvalidRequest(f"{name} may be a list only for a batch of prompts.", param=name)
+    if len(value) != count:
+        raise InvalidRequest(f"{name} has {len(value)} entries for {count} prompts.", param=name)
+    return value
+
+
+def _logprob_wishes(
+    obj: GenerateReqInput, count: int, batch: bool, vocab_size: int, n: int
+) -> Sequence[LogprobWish | None]:
+    per_prompt_ids = any(not isinstance(entry, int) for entry in obj.token_ids_logprob or [])
+    lists = {
+        "return_logprob": isinstance(obj.return_logprob, list),
+        "logprob_start_len": isinstance(obj.logprob_start_len, list),
+        "top_logprobs_num": isinstance(obj.top_logprobs_num, list),
+        "token_ids_logprob": per_prompt_ids,
+    }
+    for name, is_list in lists.items():
+        if is_list and n > 1:
+            raise InvalidRequest(f"{name} may not be given per prompt together with n > 1.", param=name)
+    wanted = _per_prompt("return_logprob", obj.return_logprob, count, batch)
+    starts = _per_prompt("logprob_start_len", obj.logprob_start_len, count, batch)
+    tops = _per_prompt("top_logprobs_num", obj.top_logprobs_num, count, batch)
+    ids = _ids_per_prompt(obj.token_ids_logprob, per_prompt_ids, count, batch)
+    rows = zip(wanted, starts, tops, ids, strict=True)
+    return [_logprob_wish(want, LogprobWish(start, top, list(row)), vocab_size) for want, start, top, row in rows]
+
+
+def _ids_per_prompt(
+    value: list[int | list[int] | None] | None, per_prompt: bool, count: int, batch: bool
+) -> Sequence[Sequence[int]]:
+    if not per_prompt:
+        return [value or []] * count  # type: ignore[list-item]  # only ids in it
+    rows: list[Sequence[int]] = [entry or [] for entry in value or [] if not isinstance(entry, int)]
+    if len(rows) != len(value or []):
+        message = "token_ids_logprob must be a list of ids, or a list of lists of ids."
+        raise InvalidRequest(message, param="token_ids_logprob")
+    return _per_prompt("token_ids_logprob", rows, count, batch)
+
+
+def _logprob_wish(wanted: bool, wish: LogprobWish, vocab_size: int) -> LogprobWish | None:
+    fields = {
+        "logprob_start_len": (wish.start >= -1, wish.start != -1, "-1 or a position of the prompt"),
+        "top_logprobs_num": (
+            0 <= wish.top_num <= min(MAX_TOP_LOGPROBS, vocab_size),
+            wish.top_num > 0,
+            f"between 0 and {min(MAX_TOP_LOGPROBS, vocab_size)}",
+        ),
+        "token_ids_logprob": (
+            len(wish.token_ids) <= MAX_LOGPROB_IDS and all(0 <= token < vocab_size for token in wish.token_ids),
+            bool(wish.token_ids),
+            f"at most {MAX_LOGPROB_IDS} ids between 0 and {vocab_size - 1}",
+        ),
+    }
+    for name, (ok, given, limit) in fields.items():
+        if not ok:
+            raise InvalidRequest(f"{name} must be {limit}.", param=name)
+        if given and not wanted:
+            raise InvalidRequest(f"{name} needs return_logprob.", param=name)
+    return wish if wanted else None
+
+
+def _rids(rid: str | list[str] | None, count: int, n: int, batch: bool) -> tuple[str, list[str]]:
+    """The call's name and its answers': a lone answer has the name itself, of several each has a number behind it."""
+    name = rid if isinstance(rid, str) else uuid.uuid4().hex
+    bases = [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
+    if isinstance(rid, list):
+        bases = _per_prompt("rid", rid, count, batch)
+    rids = bases if n == 1 else [f"{base}_{copy}" for base in bases for copy in range(n)]
+    if any(not 0 < len(one) <= MAX_RID_LENGTH for one in (name, *bases)):
+        raise InvalidRequest(f"rid must have 1 to {MAX_RID_LENGTH} characters.", param="rid")
+    if len(set(rids)) != len(rids):
+        raise InvalidRequest("rid: every request of a batch needs its own.", param="rid")
+    return name, rids
+
+
+def _cache_namespace(obj: GenerateReqInput) -> str:
+    """The one key that extra_key and cache_salt make; different pairs make different keys."""
+    extra, salt = obj.extra_key or "", obj.cache_salt
+    for name, value in (("extra_key", extra), ("cache_salt", salt or "")):
+        if len(value) > MAX_KEY_LENGTH:
+            raise InvalidRequest(f"{name} must have at most {MAX_KEY_LENGTH} characters.", param=name)
+    if salt is None:
+        return extra
+    if not salt:
+        # Who sends a salt wants to share with nobody; an empty one would share with everybody.
+        raise InvalidRequest("cache_salt must not be empty.", param="cache_salt")
+    return f"{len(extra)}:{extra}{salt}"

@@ -1,0 +1,148 @@
+"""GenerateReqInput: what a client may ask of generation, under SGLang's names, checked field by field.
+
+A field is honoured or refused by name, never ignored. Fields of SGLang that this version does not have may still be
+sent with the value that asks for nothing. Knows neither tokenizer nor limits: `managers/input_tokenizer.py` checks
+those.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+# Value that asks for nothing, by field.
+_UNSUPPORTED: dict[str, object] = {
+    **dict.fromkeys(("input_embeds", "image_data", "video_data", "audio_data", "modalities", "images_config")),
+    **dict.fromkeys(("video_config", "mm_processor_kwargs", "mm_content_hashes", "session_params", "session_id")),
+    **dict.fromkeys(("lora_path", "custom_logit_processor", "max_thinking_tokens", "routing_key", "routed_dp_rank")),
+    **dict.fromkeys(("data_parallel_rank", "disagg_prefill_dp_rank", "bootstrap_host", "bootstrap_port")),
+    **dict.fromkeys(("bootstrap_room", "bootstrap_pair_key", "decode_tp_size", "conversation_id", "custom_labels")),
+    **dict.fromkeys(("external_trace_header", "received_time", "watermark", "kv_hints", "encoder_urls")),
+    **dict.fromkeys(("multi_item_delimiter_indices", "token_indices_to_pool", "sampling_logprobs_mode")),
+    "num_items_assigned": None,
+    **dict.fromkeys(("return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs"), False),
+    **dict.fromkeys(("return_flat_raw_top_logprobs_b64", "return_sampling_mask", "return_hidden_states"), False),
+    **dict.fromkeys(("return_routed_experts", "return_indexer_topk", "return_prompt_token_ids"), False),
+    **dict.fromkeys(("return_bytes", "return_entropy", "use_audio_in_video", "require_reasoning"), False),
+    **dict.fromkeys(("need_wait_for_mm_inputs", "background"), False),
+    "routed_experts_start_len": 0,
+    "log_metrics": True,
+}
+
+_UNSUPPORTED_SAMPLING: dict[str, object] = {
+    **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params", "watermark")),
+    "beam_width": 1,
+}
+
+# How msgspec says where a value is wrong.
+_PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$\.?(?P<field>.*)`", re.DOTALL)
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt, or a batch of them. A field that may be a list then has one entry for each prompt.
+
+    Made by `parse_generate` from what a client sent, or by our own code with checked values.
+    """
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    """The prompt as token ids, or a list of such prompts."""
+    sampling_params: SamplingParams | list[SamplingParams] = SamplingParams()
+    stream: bool = False
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] = False
+    logprob_start_len: int | list[int] = -1
+    """First prompt position with a logprob; -1 for none of the prompt, 0 for all of it."""
+    top_logprobs_num: int | list[int] = 0
+    token_ids_logprob: list[int | list[int] | None] | None = None
+    """Ids whose logprob is wanted at every position; the same for all prompts, or a list for each."""
+    return_text_in_logprobs: bool = False
+    extra_key: str | None = None
+    """Namespace of the prefix cache; `cache_salt` is the same by another name, and both together are one key."""
+    cache_salt: str | None = None
+    priority: int | None = None
+    no_logs: bool = False
+    """Keep the request out of the log, where no request's content stands anyway."""
+    add_special_tokens: bool = True
+    """Whether `text` is framed as the tokenizer says (BOS …); a rendered chat template has its frame already."""
+    clip_max_new_tokens: bool | list[bool] = False
+    """Whether max_new_tokens is only a default, to be cut to what fits, and not the client's own word."""
+
+
+# Not the client's to say.
+_INTERNAL = {"add_special_tokens", "clip_max_new_tokens"}
+_FIELDS = [name for name in GenerateReqInput.__struct_fields__ if name not in _INTERNAL]
+
+
+def parse_generate(data: Mapping[str, object]) -> GenerateReqInput:
+    """A native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default."""
+    fields = _settled(data, _FIELDS, _UNSUPPORTED)
+    params = fields.pop("sampling_params", {})
+    if isinstance(params, list):
+        parsed = [parse_sampling_params(entry, f"sampling_params[{i}]") for i, entry in enumerate(params)]
+        clips: bool | list[bool] = ["max_new_tokens" not in entry for entry in params]
+        return _convert({**fields, "sampling_params": parsed, "clip_max_new_tokens": clips}, GenerateReqInput, "")
+    one = parse_sampling_params(params, "sampling_params")
+    clip = "max_new_tokens" not in params  # type: ignore[operator]  # parsed, so a mapping
+    return _convert({**fields, "sampling_params": one, "clip_max_new_tokens": clip}, GenerateReqInput, "")
+
+
+def parse_sampling_params(data: object, path: str = "sampling_params") -> SamplingParams:
+    """The `sampling_params` of a native request, types checked; ranges are `SamplingParams.verify`'s."""
+    if not isinstance(data, Mapping):
+        raise InvalidRequest(f"{path} must be an object, got {_json_name(data)}.", param=path)
+    fields = _settled(data, SamplingParams.__struct_fields__, _UNSUPPORTED_SAMPLING, path)
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = [fields["stop"]]
+    if data.get("max_new_tokens", 0) is None:
+        # The one field whose default is not what null means: fill the context.
+        fields["max_new_tokens"] = None
+    return _convert(fields, SamplingParams, path)
+
+
+def _settled(
+    data: Mapping[str, object], known: tuple[str, ...] | list[str], unsupported: Mapping[str, object], path: str = ""
+) -> dict[str, object]:
+    """The known fields that are set. Raises InvalidRequest for the others."""
+    fields = {}
+    for name, value in data.items():
+        if value is None and (name in known or name in unsupported):
+            continue
+        if name in unsupported:
+            neutral = unsupported[name]
+            # 0 == False in Python, not in JSON.
+            if type(value) is not type(neutral) or value != neutral:
+                raise InvalidRequest(f"`{_join(path, name)}` is not supported by this version.", param=name)
+        elif name in known:
+            fields[name] = value
+        else:
+            expected = ", ".join(f"`{field}`" for field in known)
+            raise InvalidRequest(f"unknown field `{_join(path, name)}`, expected one of {expected}.", param=str(name))
+    return fields
+
+
+def _convert(fields: Mapping[str, object], kind: type[Struct], path: str) -> Struct:
+    try:
+        return msgspec.convert(fields, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        found = _PLACE.fullmatch(str(error))
+        what, field = (found["what"], found["field"]) if found else (str(error), "")
+        name = _join(path, field)
+        raise InvalidRequest(f"{name}: {what}." if name else f"{what}.", param=field or name or None) from None
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _json_name(value: object) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), "null" if value is None else type(value).__name__)

@@ -1,0 +1,208 @@
+"""TemplateManager: which chat template a model has, and the way from a conversation to the prompt it was trained on.
+
+Messages come as OpenAI has them and are brought into the form that the template takes. Knows no tokenizer: what a
+prompt is made of as text, it says; as ids, others.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import jinja2
+
+from mysglang.srt.errors import ConfigError, InvalidRequest
+from mysglang.srt.parser.builtin_templates import BUILTIN_TEMPLATES
+from mysglang.srt.parser.chat_template import ChatTemplate, ContentFormat
+
+logger = logging.getLogger(__name__)
+
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Names that transformers gives a meaning to, where a model has several templates."""
+
+_RESERVED = """
+    messages conversation tools documents chat_template add_generation_prompt continue_final_message tokenize
+    return_dict return_tensors return_assistant_tokens_mask padding truncation max_length tokenizer_kwargs
+    raise_exception strftime_now namespace range dict lipsum cycler joiner
+    bos_token eos_token unk_token sep_token pad_token cls_token mask_token
+"""
+RESERVED_KWARGS = frozenset(_RESERVED.split())
+"""What `chat_template_kwargs` may not name: ours to say, or the template's tools."""
+
+_CUT = "\ue000the answer goes on here\ue000"
+
+Message: TypeAlias = Mapping[str, object]
+
+
+class TemplateManager:
+    """The templates of one model. Rendering belongs in a thread: it may take long."""
+
+    def __init__(
+        self, tokenizer_config: Mapping[str, object], special_tokens: Mapping[str, str], override: str | None = None
+    ) -> None:
+        """`override`: a file with a Jinja template, or the name of a built-in one, instead of the tokenizer's.
+
+        Raises ConfigError for an override that cannot be used. A broken template of the model's own only means that it
+        has none: a model that cannot chat can still complete.
+        """
+        self._special_tokens = dict(special_tokens)
+        self._missing = "This model has no chat template; start the server with --chat-template to give it one."
+        if override is not None:
+            self._templates = {DEFAULT: _override(override)}
+        else:
+            self._templates = self._own_templates(tokenizer_config.get("chat_template"))
+
+    @property
+    def has_template(self) -> bool:
+        """Whether conversations can be rendered at all."""
+        return bool(self._templates)
+
+    @property
+    def content_format(self) -> ContentFormat:
+        """Of the default template: whether it takes content as parts, or only as a string."""
+        return self._template(None).content_format
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt of a conversation, its BOS included: it is tokenized without `add_special_tokens`.
+
+        `tools` as OpenAI has them; `template_kwargs` are further variables, such as enable_thinking. The prompt ends
+        with the head of the assistant's answer, or, with `continue_final_message`, inside the last message, for the
+        model to go on with. Raises InvalidRequest.
+        """
+        kwargs = template_kwargs or {}
+        if not messages:
+            raise InvalidRequest("messages must not be empty.", param="messages")
+        if reserved := RESERVED_KWARGS & kwargs.keys():
+            message = f"chat_template_kwargs may not hold {min(reserved)!r}."
+            raise InvalidRequest(message, param="chat_template_kwargs")
+        template = self._template(tools)
+        conversation = [_fit(message, template) for message in messages]
+        variables: dict[str, object] = {
+            **self._special_tokens,
+            **kwargs,
+            "messages": conversation,
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        }
+        if not continue_final_message:
+            return template.render(variables)
+        conversation[-1] = _with_cut(conversation[-1])
+        return _cut(template.render(variables))
+
+    def _template(self, tools: Sequence[Mapping[str, object]] | None) -> ChatTemplate:
+        if tools and TOOL_USE in self._templates:
+            return self._templates[TOOL_USE]
+        if DEFAULT not in self._templates:
+            raise InvalidRequest(self._missing, param="messages")
+        return self._templates[DEFAULT]
+
+    def _own_templates(self, found: object) -> dict[str, ChatTemplate]:
+        """The tokenizer's: a string, or a list of objects with name and template."""
+        sources: dict[str, str] = {}
+        if isinstance(found, str):
+            sources[DEFAULT] = found
+        for entry in found if isinstance(found, list) else []:
+            match entry:
+                case {"name": str(name), "template": str(source)}:
+                    sources[name] = source
+        templates = {}
+        for name, source in sources.items():
+            try:
+                templates[name] = ChatTemplate(source)
+            except jinja2.TemplateSyntaxError as error:
+                self._missing = f"The model's chat template cannot be read ({error}); give one with --chat-template."
+                logger.warning("the model's chat template %r cannot be read: %s", name, error)
+        return templates
+
+
+def text_size(messages: Sequence[Message]) -> int:
+    """About how many characters a conversation has: whether rendering it is long work."""
+    return sum(len(str(message.get("content", ""))) for message in messages)
+
+
+def _override(name: str) -> ChatTemplate:
+    path = Path(name)
+    if path.is_file():
+        try:
+            return ChatTemplate(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, jinja2.TemplateSyntaxError) as error:
+            raise ConfigError(f"--chat-template {name} cannot be used: {error}") from error
+    if name not in BUILTIN_TEMPLATES:
+        known = ", ".join(sorted(BUILTIN_TEMPLATES))
+        raise ConfigError(f"--chat-template {name}: no such file, and not one of the built-in templates ({known}).")
+    return ChatTemplate(BUILTIN_TEMPLATES[name])
+
+
+def _fit(message: Message, template: ChatTemplate) -> dict[str, object]:
+    """The message as the template takes it. Absent and null are the same to us, but not to a template."""
+    fitted = {key: value for key, value in message.items() if value is not None}
+    fitted["content"] = _fit_content(message.get("content"), template)
+    if fitted.get("role") == "developer" and not template.knows_developer:
+        fitted["role"] = "system"
+    if isinstance(calls := fitted.get("tool_calls"), list):
+        fitted["tool_calls"] = [_with_arguments(call) for call in calls]
+    return fitted
+
+
+def _fit_content(content: object, template: ChatTemplate) -> object:
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        texts = [_text_of(part) for part in content]
+        return content if template.content_format == "openai" else " ".join(texts)
+    return content if template.takes_strings else [{"type": "text", "text": content}]
+
+
+def _text_of(part: object) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": kind}:
+            raise InvalidRequest(f"Content of type {kind!r} is not supported by this model.", param="messages")
+    raise InvalidRequest("Each part of a message's content must have a type.", param="messages")
+
+
+def _with_arguments(call: object) -> object:
+    """A tool call whose arguments are an object, as templates expect, where the client sent them as JSON text."""
+    match call:
+        case {"function": {"arguments": str(text), **function}, **rest}:
+            try:
+                arguments = json.loads(text)
+            except (ValueError, RecursionError):
+                return call
+            if isinstance(arguments, dict):
+                return {**rest, "function": {**function, "arguments": arguments}}
+    return call
+
+
+def _with_cut(message: dict[str, object]) -> dict[str, object]:
+    """The message with a mark at the end of its text, and a space behind it that shows whether the template trims."""
+    if message.get("role") != "assistant":
+        raise InvalidRequest("continue_final_message needs a final message of the assistant.", param="messages")
+    match message["content"]:
+        case str(text):
+            return {**message, "content": f"{text}{_CUT} "}
+        case [*parts, {"type": "text", "text": str(text)}]:
+            return {**message, "content": [*parts, {"type": "text", "text": f"{text}{_CUT} "}]}
+    raise InvalidRequest("continue_final_message needs a final message that ends in text.", param="messages")
+
+
+def _cut(rendered: str) -> str:
+    before, mark, behind = rendered.rpartition(_CUT)
+    if not mark:
+        message = "The chat template drops the end of the final message, so that it cannot be continued."
+        raise InvalidRequest(message, param="continue_final_message")
+    # Where the template trims a message's text, it would have trimmed what stands before the mark as well.
+    return before if behind.startswith(" ") else before.rstrip()
