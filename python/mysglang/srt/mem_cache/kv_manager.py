@@ -1,5 +1,6 @@
 """KvManager: all that planning may ask of memory. It knows slots, pages and token ids; no request, no device.
 
+Its verbs speak of rows and tokens, never of a pool: models that need several pools change what is behind them only.
 A row is opened on a cached prefix, extended as it grows, committed as its tokens are planned, and released:
 
     match ──> open ──> extend / extend_rows ──> commit ──> … ──> release
@@ -196,7 +197,7 @@ class KvManager:
         )
 
     def check(self) -> None:
-        """Walk everything; an AssertionError names the law that is broken. For tests and for an idle server."""
+        """Walk everything; an AssertionError names the law that is broken. For tests: takes as long as memory is large."""
         state = self.state()
         sum_of_parts = state.free + state.evictable + state.protected + state.private
         assert sum_of_parts == state.total, f"pages were lost or doubled: {state}"
