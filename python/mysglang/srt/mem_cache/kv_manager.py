@@ -197,7 +197,7 @@ class KvManager:
         )
 
     def check(self) -> None:
-        """Walk everything; an AssertionError names the law that is broken. For tests: takes as long as memory is large."""
+        """Walk everything; an AssertionError names the law that is broken. For tests: visits all memory."""
         state = self.state()
         sum_of_parts = state.free + state.evictable + state.protected + state.private
         assert sum_of_parts == state.total, f"pages were lost or doubled: {state}"
