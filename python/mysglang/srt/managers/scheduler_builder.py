@@ -63,7 +63,7 @@ def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Lo
         vocab_size=capacity.vocab_size,
         device=worker.device_name,
         dtype=model.dtype,
-        attention_backend=args.kernels.attention_backend,
+        attention_backend=worker.attention_backend,
         memory_usage=capacity.memory_usage,
     )
     return assembled.loop, facts

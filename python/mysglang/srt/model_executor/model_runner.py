@@ -56,9 +56,8 @@ class ModelRunner:
         penalties = PenaltyTable(model_config.vocab_size, device)
         self._stager = StepStager(Uploader(self.platform), penalties)
         self._sampler = Sampler(penalties)
-        backend = create_attention_backend(
-            _backend_name(config, self.platform.attention_backends), pool, self._tables.pages
-        )
+        self.attention_backend = _backend_name(config, self.platform.attention_backends)
+        backend = create_attention_backend(self.attention_backend, pool, self._tables.pages)
         logits = LogitsProcessor(model.compute_logits, model_config.vocab_size)
         self._eager = EagerRunner(model, logits, backend, self._tables)
         weights = sum(parameter.nbytes for parameter in model.parameters())

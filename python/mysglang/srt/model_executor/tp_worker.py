@@ -29,6 +29,7 @@ class TpModelWorker:
             memory_usage=self._runner.memory_usage,
         )
         self.device_name = self._runner.platform.device_name
+        self.attention_backend = self._runner.attention_backend
 
     def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
         """Queue the step. On CUDA it returns while the device still works; on a CPU when the step is done."""
