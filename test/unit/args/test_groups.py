@@ -24,7 +24,7 @@ def test_every_name_is_given_once() -> None:
 
 def test_names_are_sglangs() -> None:
     own = {option.name for members in group_options().values() for option in members} - SGLANG_OPTIONS
-    assert own <= OWN_OPTIONS | {"download_dir", "sampling_backend"}
+    assert own == OWN_OPTIONS
 
 
 def test_flat_and_back() -> None:

@@ -8,15 +8,17 @@ from typing import Literal
 from mysglang.srt.args.field import arg
 
 AttentionBackend = Literal["auto", "torch_native", "triton", "flashinfer"]
-SamplingBackend = Literal["auto", "pytorch", "flashinfer"]
+SamplingBackend = Literal["auto", "pytorch", "triton"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelArgs:
     """Which kernels compute, and which steps are captured as CUDA graphs."""
 
-    attention_backend: AttentionBackend = arg("auto", help="auto takes the best that the device and installation have.")
-    sampling_backend: SamplingBackend = arg("auto", help="auto takes the best that the device and installation have.")
+    attention_backend: AttentionBackend | None = arg(
+        None, help="Attention kernels; the device's best if unset or auto."
+    )
+    sampling_backend: SamplingBackend | None = arg(None, help="Sampling kernels; the device's best if unset or auto.")
     disable_cuda_graph: bool = arg(False, aliases=("disable_decode_cuda_graph",), help="Run decode steps uncaptured.")
     cuda_graph_max_bs: int | None = arg(
         None, at_least=1, aliases=("cuda_graph_max_bs_decode",), help="Largest captured batch; by GPU memory if unset."

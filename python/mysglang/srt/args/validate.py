@@ -73,24 +73,6 @@ RULES = (
         lambda a, _: a.memory.max_total_tokens is not None and a.memory.max_total_tokens < a.memory.page_size,
         lambda a: f"--max-total-tokens must be at least --page-size ({a.memory.page_size}).",
     ),
-    Rule(
-        lambda a, _: a.parallel.device == "cpu" and a.kernels.attention_backend in ("triton", "flashinfer"),
-        lambda a: f"--attention-backend {a.kernels.attention_backend} needs --device cuda.",
-    ),
-    Rule(
-        lambda a, _: a.parallel.device == "cpu" and a.kernels.sampling_backend == "flashinfer",
-        lambda _: "--sampling-backend flashinfer needs --device cuda.",
-    ),
-    Rule(
-        lambda a, hardware: (
-            not hardware.has_flashinfer and "flashinfer" in (a.kernels.attention_backend, a.kernels.sampling_backend)
-        ),
-        lambda _: "flashinfer is asked for, but not installed; install mysglang[cuda], or give triton and pytorch.",
-    ),
-    Rule(
-        lambda a, hardware: not hardware.has_triton and a.kernels.attention_backend == "triton",
-        lambda _: "--attention-backend triton: triton is not installed; install mysglang[cuda].",
-    ),
 )
 
 

@@ -6,7 +6,6 @@ A first answer for defaults and for early errors; the scheduler process, which d
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +16,10 @@ _NVML_NAMES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The devices that a launch may use, and the kernels installed for them."""
+    """The devices that a launch may use."""
 
     gpu_memory: tuple[float, ...] = ()
     """GiB of each NVIDIA GPU that is visible to this process."""
-    has_flashinfer: bool = False
-    has_triton: bool = False
 
     @property
     def num_gpus(self) -> int:
@@ -31,11 +28,7 @@ class Hardware:
 
 def detect_hardware() -> Hardware:
     """Look at this machine. Takes milliseconds; never fails."""
-    return Hardware(
-        gpu_memory=visible(_gpu_memory(), os.environ),
-        has_flashinfer=importlib.util.find_spec("flashinfer") is not None,
-        has_triton=importlib.util.find_spec("triton") is not None,
-    )
+    return Hardware(gpu_memory=visible(_gpu_memory(), os.environ))
 
 
 def visible(gpu_memory: tuple[float, ...], environment: Mapping[str, str]) -> tuple[float, ...]:

@@ -1,0 +1,54 @@
+"""`python -m mysglang.check_env`: versions, devices and settings, as a bug report needs them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from mysglang.srt.environ import VARIABLES
+from mysglang.srt.utils.hardware import detect_hardware
+from mysglang.srt.utils.version import __version__
+
+PACKAGES = (
+    "torch triton flashinfer-python transformers tokenizers safetensors huggingface-hub numpy msgspec pyzmq fastapi "
+    "starlette pydantic uvicorn uvloop httptools orjson openai"
+).split()
+
+STANDARD_VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "PYTHONPATH")
+
+
+def facts() -> Iterator[tuple[str, str]]:
+    """(what, value) in the order in which they are printed."""
+    yield "mysglang", f"{__version__} in {Path(__file__).parent}"
+    yield "python", f"{platform.python_version()} ({sys.executable})"
+    yield "system", platform.platform()
+    yield "cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
+    yield "memory", f"{psutil.virtual_memory().total / 2**30:.1f} GiB"
+    yield "gpus", ", ".join(f"{gib:.1f} GiB" for gib in detect_hardware().gpu_memory) or "none"
+    for package in PACKAGES:
+        yield package, _version(package)
+    for name in [*(variable.name for variable in VARIABLES), *STANDARD_VARIABLES]:
+        if name in os.environ:
+            yield name, os.environ[name]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def main() -> None:
+    for what, value in facts():
+        print(f"{what:<24}{value}")
+
+
+if __name__ == "__main__":
+    main()

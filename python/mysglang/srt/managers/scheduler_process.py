@@ -1,0 +1,72 @@
+"""run_scheduler_process: one scheduler as a process. Set up, report ready, loop, report death.
+
+Importing this imports no torch: the launcher reads `SchedulerLaunch` here, and only the process itself loads the rest.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+
+import msgspec
+
+from mysglang.srt.managers.child import run_child, tell_parent
+from mysglang.srt.messages.launch import Ready
+from mysglang.srt.server_args import PortArgs, ServerArgs
+from mysglang.srt.utils.logging import configure_logging, timed
+from mysglang.srt.utils.process import ParentLink, set_title
+
+logger = logging.getLogger(__name__)
+
+FEW_CORES = 4
+"""Up to here one core is left to the front, whose threads would otherwise wait behind every matrix product."""
+
+
+class SchedulerLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """What one scheduler process is told."""
+
+    server_args: ServerArgs
+    port_args: PortArgs
+    tp_rank: int
+
+
+def scheduler_title(tp_rank: int) -> str:
+    return f"mysglang::scheduler_TP{tp_rank}"
+
+
+def run_scheduler_process(link: ParentLink) -> None:
+    """Serve until the process is ended. Raises what keeps it from going on."""
+    launch = msgspec.json.decode(link.spec, type=SchedulerLaunch)
+    args, rank = launch.server_args, launch.tp_rank
+    set_title(scheduler_title(rank))
+    configure_logging(args.observability.log_level, f"TP{rank}")
+    with timed(logger, "scheduler set up"):
+        if args.parallel.device == "cpu":
+            # Read when the OpenMP runtime is loaded, so before torch is.
+            os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads(cores(), args.parallel.tp_size)))
+        from mysglang.srt.managers.scheduler_builder import build_scheduler
+
+        loop, facts = build_scheduler(args, launch.port_args, rank)
+    # What is alive now lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    tell_parent(link, Ready(facts))
+    while True:
+        loop.step()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_threads(num_cores: int, tp_size: int) -> int:
+    """Threads of one rank's computation."""
+    if num_cores <= FEW_CORES:
+        num_cores -= 1
+    return max(1, num_cores // tp_size)
+
+
+if __name__ == "__main__":
+    run_child(run_scheduler_process)
