@@ -1,0 +1,133 @@
+"""DetokenizerManager: token ids -> text, for all requests of all schedulers; runs in its own process.
+
+For each request it keeps the text that is not shown yet, and nothing longer than the request lives. Everything but the
+text is passed on as it came. Knows neither prompts nor clients; imports no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+from mysglang.srt.messages.channels import Receiver, Sender
+from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer, unpack_ids
+from mysglang.srt.messages.outputs import (
+    NO_STOP_TRIM,
+    SKIP_SPECIAL_TOKENS,
+    BatchStrOutput,
+    BatchTokenIDOutput,
+    FinishReason,
+    Stop,
+)
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_LIVE_REQUESTS = 1 << 16
+"""More than any scheduler runs at once: only a scheduler that never ends its requests could exceed it."""
+
+POLL_MS = 1000
+
+
+class Status(Protocol):
+    """One request that is not finished."""
+
+    def advance(self, ids: list[int], finish_reason: FinishReason | None) -> str:
+        """What the text grows by with `ids`; with a finish reason they are its last, and nothing is held back."""
+        ...
+
+
+class NoText:
+    """Of a server without a tokenizer."""
+
+    def advance(self, ids: list[int], finish_reason: FinishReason | None) -> str:
+        return ""
+
+
+class DecodeStatus:
+    """The text of one request."""
+
+    __slots__ = ("_text", "_trims")
+
+    def __init__(self, tokenizer: Tokenizer, flags: int, stops: Sequence[str]) -> None:
+        self._trims = not flags & NO_STOP_TRIM
+        # What is not trimmed need not be held back.
+        shown_stops = stops if self._trims else ()
+        self._text = tokenizer.output_text(shown_stops, skip_special_tokens=bool(flags & SKIP_SPECIAL_TOKENS))
+
+    def advance(self, ids: list[int], finish_reason: FinishReason | None) -> str:
+        match finish_reason:
+            case None:
+                return self._text.feed(ids)[0]
+            case Stop(matched=int(token)) if self._trims and ids and ids[-1] == token:
+                ids = ids[:-1]
+        shown, _ = self._text.feed(ids)
+        return shown + self._text.finish()
+
+
+class DetokenizerManager:
+    """Reads tokens, sends text. `event_loop` is the whole process."""
+
+    def __init__(
+        self,
+        receiver: Receiver[ToDetokenizer],
+        sender: Sender[ToTokenizer],
+        tokenizer: Tokenizer | None,
+        *,
+        max_live: int = MAX_LIVE_REQUESTS,
+    ) -> None:
+        self._receiver = receiver
+        self._sender = sender
+        self._tokenizer = tokenizer
+        self._max_live = max_live
+        self.decode_status: OrderedDict[str, Status] = OrderedDict()
+        """The requests that are not finished, oldest first."""
+
+    def event_loop(self) -> NoReturn:
+        """Turn every message into its answer, for ever."""
+        while True:
+            self._receiver.poll(POLL_MS)
+            self.handle_messages()
+
+    def handle_messages(self) -> None:
+        """The same for the messages that are there."""
+        for message in self._receiver.drain():
+            self._sender.send(self.handle_batch_token_id_out(message))
+
+    def handle_batch_token_id_out(self, message: BatchTokenIDOutput) -> BatchStrOutput:
+        """What `message` adds to the texts of its requests."""
+        ids = unpack_ids(message.token_ids).tolist()
+        counts = unpack_ids(message.token_counts).tolist()
+        texts: list[str] = []
+        start = 0
+        for row, (rid, count) in enumerate(zip(message.rids, counts, strict=True)):
+            finish_reason = message.finished.get(row)
+            status = self.decode_status.get(rid)
+            if status is None:
+                status = self._new_status(message.decode_flags[row], message.stops.get(row, ()))
+                if finish_reason is None:
+                    self._keep(rid, status)
+            elif finish_reason is not None:
+                del self.decode_status[rid]
+            texts.append(status.advance(ids[start : start + count], finish_reason))
+            start += count
+        return BatchStrOutput(
+            rids=message.rids,
+            texts=texts,
+            token_ids=message.token_ids,
+            token_counts=message.token_counts,
+            counters=message.counters,
+            finished=message.finished,
+            logprobs=message.logprobs,
+        )
+
+    def _new_status(self, flags: int, stops: Sequence[str]) -> Status:
+        return NoText() if self._tokenizer is None else DecodeStatus(self._tokenizer, flags, stops)
+
+    def _keep(self, rid: str, status: Status) -> None:
+        self.decode_status[rid] = status
+        if len(self.decode_status) > self._max_live:
+            oldest, _ = self.decode_status.popitem(last=False)
+            logger.error("more than %d requests are open; forgot the text of %s", self._max_live, oldest)

@@ -1,0 +1,158 @@
+"""Native responses: the chunks of one call -> the objects that /generate and Engine answer with.
+
+A response is {text, output_ids, meta_info}. In a stream it holds everything so far, or, incremental, what is new. Knows
+SGLang's names for all of it; knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.managers.request_state import GenerationChunk, Ints, LogprobChunk, TokenLogprobs
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+Response: TypeAlias = dict[str, Any]
+Answer: TypeAlias = Response | list[Response]
+"""The response of one prompt; a list of them for a batch or n > 1."""
+
+TokenTuple: TypeAlias = tuple[float | None, int, str | None]
+"""(logprob, token id, its text if asked for)."""
+
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+WEIGHT_VERSION = "default"
+"""SGLang's name for the weights that a server started with."""
+
+
+class ResponseDicts:
+    """The responses of one call. Feed it every chunk, in order."""
+
+    def __init__(self, obj: GenerateReqInput, tokenizer: Tokenizer | None, *, incremental: bool = False) -> None:
+        """Raises InvalidRequest if `obj` asks for token texts and there is no tokenizer."""
+        if obj.return_text_in_logprobs and tokenizer is None:
+            message = "return_text_in_logprobs needs a tokenizer, and this server runs without one."
+            raise InvalidRequest(message, param="return_text_in_logprobs")
+        self._text_of: Callable[[int], str | None] = _no_text
+        if obj.return_text_in_logprobs and tokenizer is not None:
+            self._text_of = tokenizer.token_text
+        self._incremental = incremental and obj.stream
+        self._indexed = obj.stream and _several(obj)
+        self._list = _several(obj)
+        self._started = time.monotonic()
+        self._answers: dict[int, _AnswerSoFar] = {}
+        self._responses: dict[int, Response] = {}
+
+    def add(self, chunk: GenerationChunk) -> Response:
+        """The response that `chunk` makes; in a stream of several answers it says which by `index`."""
+        known = None if self._incremental else self._answers.get(chunk.index)
+        if known is None:
+            known = self._answers[chunk.index] = _AnswerSoFar(self._text_of)
+        known.add(chunk)
+        meta_info = {**_meta_info(chunk), **known.logprobs()}
+        if chunk.finish_reason is not None:
+            meta_info["e2e_latency"] = time.monotonic() - self._started
+        response: Response = {"text": known.text, "output_ids": list(known.ids), "meta_info": meta_info}
+        if self._indexed:
+            response["index"] = chunk.index
+        self._responses[chunk.index] = response
+        return response
+
+    def answer(self) -> Answer:
+        """The last response, or the last of every answer in order."""
+        if self._list:
+            return [self._responses[index] for index in sorted(self._responses)]
+        return self._responses[0]
+
+
+class _AnswerSoFar:
+    """What an answer's chunks add up to."""
+
+    def __init__(self, text_of: Callable[[int], str | None]) -> None:
+        self.text = ""
+        self.ids: list[int] = []
+        self._text_of = text_of
+        self._columns: dict[str, list[Any]] = {}
+
+    def add(self, chunk: GenerationChunk) -> None:
+        self.text += chunk.text
+        self.ids += chunk.token_ids.tolist()
+        if (found := chunk.logprobs) is not None:
+            self._add("output", found.output, found)
+            self._add("input", found.input, found)
+
+    def logprobs(self) -> dict[str, Any]:
+        """The columns of meta_info; none if no log-probabilities were asked for."""
+        if not self._columns:
+            return {}
+        columns = {name: list(rows) for name, rows in self._columns.items()}
+        return {**columns, "output_token_logprobs_length": len(columns["output_token_logprobs"])}
+
+    def _add(self, side: str, found: TokenLogprobs | None, chunk: LogprobChunk) -> None:
+        wants_top = chunk.output.top_ids.shape[1] > 0
+        chosen = self._columns.setdefault(f"{side}_token_logprobs", [])
+        top = self._columns.setdefault(f"{side}_top_logprobs", []) if wants_top else []
+        asked = self._columns.setdefault(f"{side}_token_ids_logprobs", []) if len(chunk.token_ids) else []
+        if found is None:
+            return
+        vals = [_told(value) for value in found.vals.tolist()]
+        chosen += [(value, token, self._text_of(token)) for value, token in zip(vals, found.ids.tolist(), strict=True)]
+        top += self._rows(vals, found.top_vals.tolist(), found.top_ids)
+        asked += self._rows(
+            vals, found.token_ids_vals.tolist(), np.broadcast_to(chunk.token_ids, found.token_ids_vals.shape)
+        )
+
+    def _rows(self, vals: list[float | None], rows: list[list[float]], ids: Ints) -> Iterator[list[TokenTuple] | None]:
+        """For each position a list of tuples; None where there is no log-probability."""
+        for value, row, row_ids in zip(vals, rows, ids.tolist(), strict=True):
+            tuples = [(_told(one), token, self._text_of(token)) for one, token in zip(row, row_ids, strict=True)]
+            yield None if value is None else tuples
+
+
+def finish_reason_dict(reason: FinishReason | None) -> dict[str, Any] | None:
+    """A finish reason as SGLang writes it; None while the answer goes on."""
+    match reason:
+        case Stop(matched=matched):
+            return {"type": "stop", "matched": matched}
+        case Length(length=length):
+            return {"type": "length", "length": length}
+        case Abort(message=message, status=status, kind=kind):
+            return {"type": "abort", "message": message, "status_code": status, "err_type": kind}
+    return None
+
+
+def _meta_info(chunk: GenerationChunk) -> dict[str, Any]:
+    return {
+        "id": chunk.rid,
+        "finish_reason": finish_reason_dict(chunk.finish_reason),
+        "prompt_tokens": chunk.prompt_tokens,
+        "completion_tokens": chunk.completion_tokens,
+        "cached_tokens": chunk.cached_tokens,
+        "reasoning_tokens": 0,  # no token is told apart as reasoning
+        "num_retractions": chunk.retractions,
+        "weight_version": WEIGHT_VERSION,
+        "dp_rank": None,
+        "response_sent_to_client_ts": time.time(),
+    }
+
+
+def _several(obj: GenerateReqInput) -> bool:
+    """Whether the call has a list of answers, be it a list of one."""
+    if isinstance(obj.text, list) or isinstance(obj.sampling_params, list):
+        return True
+    return obj.sampling_params.n > 1 or any(isinstance(entry, list) for entry in (obj.input_ids or [])[:1])
+
+
+def _no_text(_token: int) -> None:
+    return None
+
+
+def _told(value: float) -> float | None:
+    return None if value != value else max(value, LOWEST)
