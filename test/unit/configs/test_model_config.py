@@ -182,7 +182,7 @@ class TestFaults:
         assert "int4" in problem(tmp_path, LLAMA, dtype="int4")
 
     def test_files(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="has no config.json"):
+        with pytest.raises(ConfigError, match=r"has no config\.json"):
             ModelConfig.from_path(str(tmp_path))
         (tmp_path / "config.json").write_text('{"architectures": [')
         with pytest.raises(ConfigError, match=r"config.json is not valid JSON"):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from mysglang.srt.kernels.gemm import linear, pack_linear_weight
 from mysglang.srt.kernels.kvcache import store_kv
 from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
 from mysglang.srt.kernels.rotary import apply_rope, qk_norm_rope
@@ -67,6 +68,19 @@ class TestNormAndActivation:
         close(gelu_and_mul(x), gate * (1 + torch.erf(gate / math.sqrt(2))) / 2 * up)
         close(gelu_tanh_and_mul(x), gate * (1 + cube.tanh()) / 2 * up)
         assert silu_and_mul(x).is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("num_rows", [0, 1, 7, 70])
+def test_a_packed_weight_gives_the_same_bits(num_rows: int, with_bias: bool, dtype: torch.dtype) -> None:
+    weight = torch.randn(96, 64).to(dtype)
+    bias = torch.randn(96).to(dtype) if with_bias else None
+    x = torch.randn(num_rows, 200).to(dtype)[:, 50:114]
+    packed = pack_linear_weight(weight)
+    assert torch.equal(linear(x, packed, bias), linear.reference(x, weight, bias))
+    back = packed.to_dense() if packed.is_mkldnn else packed
+    assert torch.equal(back.to(dtype), weight)
 
 
 def projections(tokens: int, layout: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -110,10 +110,8 @@ class TestParts:
 
         def work(tp: ThreadGroup) -> tuple[Tensor, Tensor]:
             embedding = VocabParallelEmbedding(vocab_size, HIDDEN, context(tp))
-            head = ParallelLMHead(vocab_size, HIDDEN, context(tp))
             embedding.weight.load(table)
-            head.weight.load(table)
-            return embedding(ids), head.logits(X)
+            return embedding(ids), ParallelLMHead(vocab_size, embedding)(X)
 
         for vectors, logits in run_on_ranks(size, work):
             assert torch.equal(vectors, table[ids])

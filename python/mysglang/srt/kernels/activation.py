@@ -24,6 +24,8 @@ def _gelu_tanh_and_mul(x: Tensor) -> Tensor:
 
 
 # All: [..., 2 * d] -> [..., d], contiguous, same dtype.
-silu_and_mul = Op("silu_and_mul", reference=_silu_and_mul)
-gelu_and_mul = Op("gelu_and_mul", reference=_gelu_and_mul)
-gelu_tanh_and_mul = Op("gelu_tanh_and_mul", reference=_gelu_tanh_and_mul)
+silu_and_mul = Op("silu_and_mul", reference=_silu_and_mul, cuda="mysglang.srt.kernels.cuda.activation:silu_and_mul")
+gelu_and_mul = Op("gelu_and_mul", reference=_gelu_and_mul, cuda="mysglang.srt.kernels.cuda.activation:gelu_and_mul")
+gelu_tanh_and_mul = Op(
+    "gelu_tanh_and_mul", reference=_gelu_tanh_and_mul, cuda="mysglang.srt.kernels.cuda.activation:gelu_tanh_and_mul"
+)

@@ -18,4 +18,4 @@ def _store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations:
     v_cache.index_copy_(0, locations, head_view(v, head_dim).to(v_cache.dtype))
 
 
-store_kv = Op("store_kv", reference=_store_kv)
+store_kv = Op("store_kv", reference=_store_kv, cuda="mysglang.srt.kernels.cuda.kvcache:store_kv")

@@ -48,5 +48,15 @@ def _turn(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     heads.copy_(torch.cat((x * cos - y * sin, y * cos + x * sin), dim=-1))
 
 
-apply_rope = Op("apply_rope", reference=_apply_rope, cpu="mysglang.srt.kernels.cpu.rotary:apply_rope")
-qk_norm_rope = Op("qk_norm_rope", reference=_qk_norm_rope, cpu="mysglang.srt.kernels.cpu.rotary:qk_norm_rope")
+apply_rope = Op(
+    "apply_rope",
+    reference=_apply_rope,
+    cpu="mysglang.srt.kernels.cpu.rotary:apply_rope",
+    cuda="mysglang.srt.kernels.cuda.rotary:apply_rope",
+)
+qk_norm_rope = Op(
+    "qk_norm_rope",
+    reference=_qk_norm_rope,
+    cpu="mysglang.srt.kernels.cpu.rotary:qk_norm_rope",
+    cuda="mysglang.srt.kernels.cuda.rotary:qk_norm_rope",
+)

@@ -87,3 +87,10 @@ class WeightParameter(nn.Parameter):
             )
             target_at += part.size
             source_at += part.full
+
+
+def replace_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put what was made of a loaded parameter in its place; nothing is loaded into it any more."""
+    if tensor is not getattr(module, name):
+        delattr(module, name)
+        setattr(module, name, tensor)

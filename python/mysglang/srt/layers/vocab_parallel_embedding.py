@@ -9,17 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mysglang.srt.distributed.groups import Group
+from mysglang.srt.kernels.gemm import linear, pack_linear_weight
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.parameter import Section, WeightParameter
+from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Token ids to vectors, and (for models with tied weights) vectors to logits."""
+    """Token ids to vectors."""
 
     def __init__(self, vocab_size: int, hidden_size: int, context: LayerContext) -> None:
         super().__init__()
         self.tp: Group = context.tp
-        self.vocab_size = vocab_size
         rows = -(-vocab_size // self.tp.size)
         self.first = rows * self.tp.rank
         section = Section(vocab_size, min(self.first, vocab_size), rows)
@@ -34,10 +34,22 @@ class VocabParallelEmbedding(nn.Module):
         vectors = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
         return self.tp.all_reduce(vectors.masked_fill(elsewhere.unsqueeze(-1), 0))
 
-    def logits(self, hidden: Tensor) -> Tensor:
+
+class ParallelLMHead(nn.Module):
+    """Vectors to logits, with the weight of an embedding: a model's own (tied weights), or one made for this alone."""
+
+    weight: Tensor
+
+    def __init__(self, vocab_size: int, table: VocabParallelEmbedding) -> None:
+        super().__init__()
+        self.tp: Group = table.tp
+        self.vocab_size = vocab_size
+        self.weight = table.weight
+
+    def process_weights_after_loading(self) -> None:
+        """A tied embedding keeps the plain weight."""
+        replace_parameter(self, "weight", pack_linear_weight(self.weight))
+
+    def forward(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], the same on every rank."""
-        return self.tp.all_gather(F.linear(hidden, self.weight))[:, : self.vocab_size]
-
-
-class ParallelLMHead(VocabParallelEmbedding):
-    """The same table used only for logits, where it is not tied to the embedding."""
+        return self.tp.all_gather(linear(hidden, self.weight, None))[:, : self.vocab_size]

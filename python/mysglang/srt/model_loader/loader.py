@@ -20,6 +20,7 @@ from mysglang.srt.distributed.pipeline import Stage, WholeModel
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import LinearBase
+from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
 from mysglang.srt.models.causal_lm import CausalLM, weight_parameters
 from mysglang.srt.models.registry import model_class
@@ -51,15 +52,16 @@ def load_model(
                 fill_with_dummy_weights(model, load_config.seed)
             else:
                 _load(model, files, load_config, device, show_progress=context.tp.rank == 0)
+            num_bytes = sum(parameter.nbytes for parameter in model.parameters())
             for module in model.modules():
-                if isinstance(module, LinearBase):
+                if isinstance(module, LinearBase | ParallelLMHead):
                     module.process_weights_after_loading()
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"the weights of {model_config.path} do not fit into the memory of {device}; use a smaller model, another "
             "--dtype, or more devices with --tp-size"
         ) from error
-    logger.info("Loaded %.2f GB of weights in %.1f s", _num_bytes(model) / 1e9, time.perf_counter() - began)
+    logger.info("Loaded %.2f GB of weights in %.1f s", num_bytes / 1e9, time.perf_counter() - began)
     return model.eval()
 
 
@@ -84,7 +86,3 @@ def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
         centre = 1.0 if values.dim() == 1 and not name.endswith("bias") else 0.0
         half_width = DUMMY_STD * 3**0.5  # of the uniform distribution with that deviation
         values.uniform_(centre - half_width, centre + half_width, generator=generator)
-
-
-def _num_bytes(model: CausalLM) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters())

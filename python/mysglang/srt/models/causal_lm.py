@@ -60,11 +60,12 @@ class CausalLM(nn.Module):
             }
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context)
-        self.lm_head = (
+        table = (
             self.embed_tokens
             if config.tie_word_embeddings
-            else ParallelLMHead(config.vocab_size, config.hidden_size, context)
+            else VocabParallelEmbedding(config.vocab_size, config.hidden_size, context)
         )
+        self.lm_head = ParallelLMHead(config.vocab_size, table)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] hidden states after the last norm."""
@@ -76,7 +77,8 @@ class CausalLM(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], in the model's dtype."""
-        return self.lm_head.logits(hidden)
+        logits: Tensor = self.lm_head(hidden)
+        return logits
 
     def attention_specs(self) -> list[AttentionSpec]:
         """One for each attention layer of this rank, by layer."""

@@ -23,7 +23,7 @@ class LinearMethod(Protocol):
         ...
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Bring loaded weights into the form that `apply` wants."""
+        """Bring loaded weights into the form that `apply` wants; afterwards nothing can be loaded into them."""
         ...
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:

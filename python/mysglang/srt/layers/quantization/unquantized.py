@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mysglang.srt.layers.parameter import Section, WeightParameter
+from mysglang.srt.kernels.gemm import linear, pack_linear_weight
+from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter
 from mysglang.srt.layers.quantization.base import LinearMethod
 
 
@@ -24,11 +24,11 @@ class UnquantizedLinearMethod:
         layer.register_parameter("weight", weight)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Nothing: weights are used as they were loaded."""
+        """Where the device has a form of its own for weights, it takes the place of the loaded one."""
+        replace_parameter(layer, "weight", pack_linear_weight(_weight(layer)))
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
-        weight: Tensor = layer.weight  # type: ignore[assignment]
-        return F.linear(x, weight, bias)
+        return linear(x, _weight(layer), bias)
 
 
 class Unquantized:
@@ -36,3 +36,9 @@ class Unquantized:
 
     def linear_method(self, prefix: str) -> LinearMethod:
         return UnquantizedLinearMethod()
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight

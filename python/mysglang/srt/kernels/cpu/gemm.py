@@ -1,0 +1,34 @@
+"""Matrix products on the CPU, with bfloat16 weights laid out once as oneDNN wants them.
+
+Otherwise oneDNN lays them out anew in every call, which for a few rows costs as much as the product itself. The results
+are the same bit for bit.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `kernels/gemm.py`."""
+    if weight.is_mkldnn:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return out
+    return F.linear(x, weight, bias)
+
+
+def pack_linear_weight(weight: Tensor) -> Tensor:
+    """See `kernels/gemm.py`. The copy is opaque; `to_dense` gives the weight back."""
+    if weight.dtype is torch.bfloat16 and _onednn_knows_bfloat16():
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+        return packed
+    return weight
+
+
+@cache
+def _onednn_knows_bfloat16() -> bool:
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

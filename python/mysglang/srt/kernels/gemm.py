@@ -1,0 +1,24 @@
+"""Matrix products with weights, and the form of a weight that the device likes best."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mysglang.srt.kernels.op import Op
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[N, input] -> [N, output], for a weight [output, input] that may have been packed."""
+    return F.linear(x, weight, bias)
+
+
+def _pack_linear_weight(weight: Tensor) -> Tensor:
+    """The weight in the form that `linear` is quickest with: itself, or a copy that nothing else may look into."""
+    return weight
+
+
+linear = Op("linear", reference=_linear, cpu="mysglang.srt.kernels.cpu.gemm:linear")
+pack_linear_weight = Op(
+    "pack_linear_weight", reference=_pack_linear_weight, cpu="mysglang.srt.kernels.cpu.gemm:pack_linear_weight"
+)
