@@ -26,6 +26,13 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 2048,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
 
 
 def read(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None, **options: Any) -> ModelConfig:
@@ -108,18 +115,10 @@ class TestWindows:
 
 
 class TestRope:
-    LLAMA3 = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 512,
-    }
-
     def test_old_and_new_spelling(self, tmp_path: Path) -> None:
-        old = read(tmp_path, LLAMA | {"rope_theta": 5e5, "rope_scaling": self.LLAMA3})
-        new = read(tmp_path, LLAMA | {"rope_parameters": self.LLAMA3 | {"rope_theta": 5e5}})
-        assert old.rope_parameters == new.rope_parameters == self.LLAMA3 | {"rope_theta": 5e5}
+        old = read(tmp_path, LLAMA | {"rope_theta": 5e5, "rope_scaling": LLAMA3})
+        new = read(tmp_path, LLAMA | {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}})
+        assert old.rope_parameters == new.rope_parameters == LLAMA3 | {"rope_theta": 5e5}
         assert old.context_len == 2048
 
     def test_oldest_spelling(self, tmp_path: Path) -> None:
@@ -166,6 +165,8 @@ class TestFaults:
             ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, ["factor"]),
             ({"rope_scaling": 4}, ["rope_scaling"]),
             ({"rope_theta": -1}, ["rope_theta"]),
+            ({"rope_theta": 1}, ["rope_theta", "more than 1"]),
+            ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, ["high_freq_factor"]),
             ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
         ],
     )

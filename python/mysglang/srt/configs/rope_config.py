@@ -44,6 +44,10 @@ def rope_parameters(hf: dict[str, Any], max_position_embeddings: int) -> dict[st
     for key, value in rope.items():
         if not isinstance(value, (int, float)) or (value <= 0 and key != "truncate"):
             raise ConfigError(f"config.json: {key} of the rotary embedding must be a positive number, not {value!r}")
+    if rope["rope_theta"] <= 1:
+        raise ConfigError(f"config.json: rope_theta must be more than 1, not {rope['rope_theta']}")
+    if rope_type == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
+        raise ConfigError("config.json: high_freq_factor of the rotary embedding must be more than low_freq_factor")
     return {"rope_type": rope_type} | rope
 
 
