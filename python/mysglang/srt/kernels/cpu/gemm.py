@@ -31,4 +31,5 @@ def pack_linear_weight(weight: Tensor) -> Tensor:
 
 @cache
 def _onednn_knows_bfloat16() -> bool:
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """False also where torch was built without oneDNN, which then registers none of its operators."""
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
