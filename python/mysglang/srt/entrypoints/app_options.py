@@ -1,0 +1,81 @@
+"""AppOptions: what the HTTP application must know of the server's options and of its model, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.entrypoints.auth import is_loopback
+from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
+from mysglang.srt.entrypoints.openai.serving_base import ServingOptions
+from mysglang.srt.managers.response_dict import WEIGHT_VERSION
+from mysglang.srt.server_args import ServerArgs
+
+HEARTBEAT_LIMIT_S = 20.0
+"""A scheduler beats about once a second, and is silent for one forward pass at most."""
+
+SECRETS = frozenset({"api_key", "admin_api_key"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppOptions:
+    """The defaults are those of a server with no option given."""
+
+    served_model_name: str = "default"
+    model_path: str = ""
+    serving: ServingOptions = field(default_factory=ServingOptions)
+    api_key: str | None = None
+    admin_key: str | None = None
+    loopback_only: bool = False
+    """Whether requests must name this machine in their Host header."""
+    root_path: str = ""
+    incremental_streaming_output: bool = False
+    heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
+    model_info: Mapping[str, Any] = field(default_factory=dict)
+    server_info: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_args(cls, args: ServerArgs, model: ModelConfig) -> AppOptions:
+        """`args` resolved, and the config of the model that they name."""
+        serving = args.serving
+        model_path = args.model.model_path or ""
+        name = serving.served_model_name or model_path
+        return cls(
+            served_model_name=name,
+            model_path=model_path,
+            serving=ServingOptions(
+                defaults=SamplingDefaults.choose(serving.sampling_defaults, model.generation_config),
+                report_cached_tokens=serving.enable_cache_report,
+                weight_version=WEIGHT_VERSION,
+            ),
+            api_key=serving.api_key,
+            admin_key=serving.admin_api_key,
+            # Who brings a key came here on purpose, under whatever name.
+            loopback_only=is_loopback(serving.host) and not serving.api_key,
+            root_path=serving.fastapi_root_path,
+            incremental_streaming_output=serving.incremental_streaming_output,
+            heartbeat_limit_s=min(HEARTBEAT_LIMIT_S, args.observability.watchdog_timeout),
+            model_info=_model_info(args, model, name),
+            server_info={key: value for key, value in args.flat().items() if key not in SECRETS},
+        )
+
+
+def _model_info(args: ServerArgs, model: ModelConfig, name: str) -> dict[str, Any]:
+    return {
+        "model_path": args.model.model_path,
+        "tokenizer_path": args.model.tokenizer_path,
+        "served_model_name": name,
+        "is_generation": True,
+        "preferred_sampling_params": None,
+        "weight_version": WEIGHT_VERSION,
+        "load_format": args.model.load_format,
+        "reasoning_parser": None,
+        "tool_call_parser": None,
+        "disaggregation_mode": "null",
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "model_type": model.hf.get("model_type"),
+        "architectures": [model.architecture],
+    }

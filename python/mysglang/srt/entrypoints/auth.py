@@ -1,0 +1,132 @@
+"""Who may come in: API keys for every path that is not named open, and no foreign host on the loopback address.
+
+Two middlewares that look at a request before any route does. Paths are compared exactly and as the router sees them, so
+that no other spelling of an open path is open; what no table names needs a key, routes that do not exist included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response, type_of
+
+LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Paths that differ from the rest: open ones need no key, admin ones the admin key, where there is one."""
+
+    open: frozenset[str]
+    admin: frozenset[str]
+
+
+class ApiKeyAuth:
+    """Middleware: `Authorization: Bearer KEY`.
+
+    | configured   | open paths | admin paths      | everything else |
+    | ------------ | ---------- | ---------------- | --------------- |
+    | neither      | -          | -                | -               |
+    | api key      | -          | api key          | api key         |
+    | admin key    | -          | admin key        | -               |
+    | both         | -          | admin key        | api key         |
+
+    A known key of the wrong rank is answered 403, anything else 401.
+    """
+
+    def __init__(self, app: ASGIApp, *, access: Access, api_key: str | None, admin_key: str | None) -> None:
+        self._app = app
+        self._access = access
+        self._api_key = _digest(api_key) if api_key else None
+        self._admin_key = _digest(admin_key) if admin_key else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._refusal(scope) if scope["type"] != "lifespan" else None
+        if refused is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            headers = {"www-authenticate": "Bearer"} if refused.status == 401 else {}
+            await error_response(refused, scope, headers)(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    def _refusal(self, scope: Scope) -> ErrorFacts | None:
+        path = _route_path(scope)
+        if path in self._access.open:
+            return None
+        needed = self._api_key
+        if path in self._access.admin and self._admin_key:
+            needed = self._admin_key
+        if needed is None:
+            return None
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+        if hmac.compare_digest(given, needed):
+            return None
+        known = any(hmac.compare_digest(given, key) for key in (self._api_key, self._admin_key) if key)
+        if known:
+            return ErrorFacts(403, "Forbidden: this key may not do that.", type_of(403))
+        return ErrorFacts(401, "Unauthorized: send `Authorization: Bearer KEY` with a valid key.", type_of(401))
+
+
+class LoopbackGuard:
+    """Middleware for a server on a loopback address: only requests that name such an address come in.
+
+    A page in the user's own browser can reach the loopback address too: under a name of its own that resolves there
+    (DNS rebinding, seen in Host) or across sites (seen in Origin).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (foreign := _foreign_name(Headers(scope=scope))):
+            message = f"Forbidden: {foreign!r} does not name this machine; start with an API key to serve other names."
+            await error_response(ErrorFacts(403, message, type_of(403)), scope)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address, without its port, is this machine's own."""
+    name = name.strip("[]").rstrip(".").lower()
+    if name in LOOPBACK_NAMES or name.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _foreign_name(headers: Headers) -> str:
+    """The name in Host or Origin that is not this machine's, or "" where there is none."""
+    names = [f"//{headers.get('host', '')}"]
+    if "origin" in headers:
+        names.append(headers["origin"])
+    for name in names:
+        try:
+            host = urlsplit(name).hostname
+        except ValueError:
+            host = None
+        if not is_loopback(host or ""):
+            return name.removeprefix("//") or "(nothing)"
+    return ""
+
+
+def _route_path(scope: Scope) -> str:
+    """The path as the router matches it: below the path that a proxy shows this server under."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "").rstrip("/")
+    return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+def _digest(key: str) -> bytes:
+    # Compared as digests, so that not even the length of a key shows in the time that it takes.
+    return hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,141 @@
+"""From the bytes of a request to a checked object: bounded in size and depth, every fault named with its place.
+
+Reading stops at the limit, before anything is parsed. JSON is strict: no NaN, no Infinity, no lone surrogates. Knows no
+route's fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import Request
+
+from mysglang.srt.errors import InvalidRequest, MysglangError
+
+MAX_BODY_BYTES = 32 << 20
+"""Room for a few million token ids, or 30 MB of text: more than any context, and quick to refuse."""
+
+MAX_DEPTH = 64
+"""Levels of lists and objects. Nothing we accept needs ten; templates and validators recurse over what clients send."""
+
+MAX_FINDINGS = 8
+"""Faults told at once."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class ClientDisconnected(MysglangError):
+    """The client left before its answer was complete."""
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body is longer than the server reads."""
+
+
+async def read_model(request: Request, model: type[Model]) -> Model:
+    """The body of `request` as a checked `model`. Raises InvalidRequest that names the fields and what is wrong."""
+    return validate(model, parse_json(await read_body(request)))
+
+
+async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
+    """The whole body, if it calls itself JSON and is no longer than `limit` bytes.
+
+    Raises InvalidRequest for another content type, BodyTooLarge as soon as the excess is known, ClientDisconnected.
+    """
+    require_json(request)
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected("The client left while it sent its request.")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def require_json(request: Request) -> None:
+    """A form or a plain text is refused: what a web page may send across sites without asking, we do not read."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise InvalidRequest(f"The content type must be application/json, got {kind or 'none'!r}.")
+
+
+def parse_json(body: bytes) -> dict[str, object]:
+    """The JSON object in `body`. Raises InvalidRequest with line and column, or the depth that is too much."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+    if not isinstance(data, dict):
+        raise InvalidRequest(f"The body must be a JSON object, got {_json_name(data)}.")
+    # Depth cannot exceed the number of brackets: most bodies need no walk.
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and too_deep(data):
+        raise InvalidRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
+    return data
+
+
+def too_deep(data: object) -> bool:
+    """Whether lists and objects nest more than MAX_DEPTH levels."""
+    level = [data]
+    for _ in range(MAX_DEPTH):
+        values = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [inner for group in values for inner in group if isinstance(inner, dict | list)]  # type: ignore[attr-defined]
+        if not level:
+            return False
+    return True
+
+
+def validate(model: type[Model], data: dict[str, object]) -> Model:
+    """`data` as a `model`. Raises InvalidRequest: every finding in one line, `param` the first field."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        raise InvalidRequest(flatten(found), param=_path(found[0]) or None) from None
+
+
+def flatten(errors: Sequence[ErrorDetails]) -> str:
+    """Pydantic's findings in one line, each with the path of its field: `messages.0.role: ...; n: ...`."""
+    lines = [_finding(error) for error in errors[:MAX_FINDINGS]]
+    if len(errors) > MAX_FINDINGS:
+        lines.append(f"and {len(errors) - MAX_FINDINGS} more")
+    return "; ".join(lines)
+
+
+def _finding(error: ErrorDetails) -> str:
+    match error["type"]:
+        case "extra_forbidden":
+            message = "this server does not know the field"
+        case "missing":
+            message = "the field is required"
+        case "value_error":
+            message = str(error["ctx"]["error"])
+        case _:
+            message = error["msg"].removeprefix("Input ")
+    path = _path(error)
+    return f"{path}: {message}" if path else message
+
+
+def _path(error: ErrorDetails) -> str:
+    return ".".join(str(part) for part in error["loc"])
+
+
+def _json_name(data: object) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(data), "a number")
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {limit} bytes.")

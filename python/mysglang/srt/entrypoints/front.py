@@ -1,0 +1,75 @@
+"""What the HTTP routes need of the rest, as one Protocol: the runtime of this process satisfies it, and so does a test.
+
+Knows no route, and neither sockets nor processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.managers.text_pool import TextPool
+from mysglang.srt.messages.control import FlushCacheReqOutput, GetInternalStateReqOutput
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.launch import SchedulerFacts
+from mysglang.srt.parser.template_manager import TemplateManager
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+
+class Signs(Protocol):
+    """When the engine was last heard of."""
+
+    @property
+    def last_heartbeat(self) -> float:
+        """In `time.monotonic()` seconds; 0 before the first."""
+        ...
+
+
+class TextCoder(Protocol):
+    """Text to ids and back, off the event loop. Raises InvalidRequest, also for a server without a tokenizer."""
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+class Manager(Protocol):
+    """The TokenizerManager, as the routes see it."""
+
+    @property
+    def signs(self) -> Signs: ...
+
+    @property
+    def input_tokenizer(self) -> TextCoder: ...
+
+    def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]: ...
+
+    def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int: ...
+
+    async def flush_cache(self) -> FlushCacheReqOutput: ...
+
+    async def get_internal_state(self) -> GetInternalStateReqOutput: ...
+
+
+class Front(Protocol):
+    """All that serves requests in this process."""
+
+    @property
+    def tokenizer_manager(self) -> Manager: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None for a server that takes token ids only."""
+        ...
+
+    @property
+    def template_manager(self) -> TemplateManager | None:
+        """None where there is no tokenizer."""
+        ...
+
+    @property
+    def text_pool(self) -> TextPool: ...
+
+    @property
+    def facts(self) -> SchedulerFacts: ...

@@ -1,0 +1,60 @@
+"""build_app: the HTTP application over a front that serves: routes, access rules and errors, put together.
+
+Does not know how the front came to be, nor the server that will run the application.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from starlette.middleware import Middleware
+
+from mysglang.srt.entrypoints import error_responses
+from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.auth import Access, ApiKeyAuth, LoopbackGuard
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
+from mysglang.srt.entrypoints.openapi import describe_bodies
+from mysglang.srt.entrypoints.request_id import RequestId
+from mysglang.srt.entrypoints.routes import openai
+from mysglang.srt.entrypoints.routes.control import AbortRequest, control_router
+from mysglang.srt.entrypoints.routes.health import health_router
+from mysglang.srt.entrypoints.routes.info import info_router
+from mysglang.srt.entrypoints.routes.native import native_router
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.utils.version import __version__
+
+
+def build_app(front: Front, options: AppOptions) -> FastAPI:
+    """The application that answers for `front`."""
+    models = OpenAIServingModels(options.served_model_name, options.model_path, front.facts.context_len)
+    health = health_router(front.tokenizer_manager, options.heartbeat_limit_s)
+    control = control_router(front.tokenizer_manager)
+    app = FastAPI(
+        title="mysglang",
+        version=__version__,
+        description="LLM inference: the OpenAI-compatible API, and the native one of SGLang.",
+        redoc_url=None,
+        # /health/ is not /health: one spelling for each path, so that access rules have nothing to miss.
+        redirect_slashes=False,
+        middleware=_middleware(options, Access(open=_paths(health), admin=_paths(control))),
+    )
+    app.include_router(health)
+    app.include_router(control)
+    app.include_router(info_router(front, options.model_info, options.server_info))
+    app.include_router(native_router(front, incremental=options.incremental_streaming_output))
+    app.include_router(openai.openai_router(front, models, options.serving))
+    error_responses.install(app)
+    describe_bodies(app, [*openai.BODIES, GenerateReqInput, AbortRequest])
+    return app
+
+
+def _middleware(options: AppOptions, access: Access) -> list[Middleware]:
+    """From the outside in."""
+    guard = [Middleware(LoopbackGuard)] if options.loopback_only else []
+    auth = Middleware(ApiKeyAuth, access=access, api_key=options.api_key, admin_key=options.admin_key)
+    return [Middleware(RequestId), *guard, auth]
+
+
+def _paths(router: APIRouter) -> frozenset[str]:
+    return frozenset(route.path for route in router.routes if isinstance(route, APIRoute))

@@ -1,0 +1,114 @@
+"""Log-probabilities in the shapes of OpenAI's API: chat's list of tokens, and the four columns of plain completions.
+
+A token is told as text and, in chat, as its bytes: of half a character the text is U+FFFD, but the bytes are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import isnan
+from typing import NamedTuple
+
+from mysglang.srt.managers.request_state import TokenLogprobs
+from mysglang.srt.utils.text import IncrementalDecoder
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+LOWEST = -9999.0
+"""Told in place of minus infinity, which JSON cannot say. OpenAI's own number."""
+
+
+class TokenLogprob(NamedTuple):
+    """One position: its token and the likeliest ones. `logprob` is None where nothing stood before the token."""
+
+    token_id: int
+    logprob: float | None
+    top: Sequence[tuple[int, float]]
+
+
+def positions(found: TokenLogprobs) -> list[TokenLogprob]:
+    """The columns of a chunk, position by position. NaN stands for what there is not."""
+    top_ids, top_vals = found.top_ids.tolist(), found.top_vals.tolist()
+    return [
+        TokenLogprob(
+            token_id,
+            None if isnan(logprob) else logprob,
+            [(top_id, top) for top_id, top in zip(top_ids[row], top_vals[row], strict=True) if not isnan(top)],
+        )
+        for row, (token_id, logprob) in enumerate(zip(found.ids.tolist(), found.vals.tolist(), strict=True))
+    ]
+
+
+def chat_logprobs(tokenizer: Tokenizer, positions: Iterable[TokenLogprob]) -> dict[str, object]:
+    """`choices[].logprobs` of a chat answer, or of one frame of it."""
+    content = [
+        {
+            **_chat_token(tokenizer, token_id, logprob),
+            "top_logprobs": [_chat_token(tokenizer, top_id, top_logprob) for top_id, top_logprob in top],
+        }
+        for token_id, logprob, top in positions
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float | None) -> dict[str, object]:
+    data = tokenizer.token_bytes(token_id)
+    return {"token": data.decode(errors="replace"), "bytes": list(data), "logprob": _told(logprob)}
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of one plain completion, which may come in several frames.
+
+    Offsets count characters from the start of the choice's text: 0 is where an echoed prompt starts, and without echo
+    the answer. A token in the midst of a character has that character's offset.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, top_num: int) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special_tokens
+        self._top_num = top_num
+        self._offset = 0
+        self._decoder = self._new_decoder(at_start=False)
+
+    def columns(self, positions: Sequence[TokenLogprob]) -> dict[str, list[object]]:
+        """The next tokens of the answer."""
+        return {
+            "text_offset": [self._advance(position.token_id) for position in positions],
+            "token_logprobs": [_told(position.logprob) for position in positions],
+            "tokens": [self._word(position.token_id) for position in positions],
+            "top_logprobs": [self._likeliest(position) for position in positions],
+        }
+
+    def prompt_columns(self, positions: Sequence[TokenLogprob]) -> dict[str, list[object]]:
+        """The echoed prompt, once and before the answer."""
+        self._decoder = self._new_decoder(at_start=True)
+        found = self.columns(positions)
+        self._offset += len(self._decoder.finish())
+        self._decoder = self._new_decoder(at_start=False)
+        return found
+
+    def _new_decoder(self, *, at_start: bool) -> IncrementalDecoder:
+        return self._tokenizer.incremental_decoder(skip_special_tokens=self._skip_special, at_start=at_start)
+
+    def _advance(self, token_id: int) -> int:
+        offset = self._offset
+        self._offset += len(self._decoder.feed([token_id]))
+        return offset
+
+    def _word(self, token_id: int) -> str:
+        """The token as text; as `bytes:\\xe4\\xbd` where it is a part of a character, so that words stay distinct."""
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _likeliest(self, position: TokenLogprob) -> dict[str, float] | None:
+        """The `top_num` likeliest tokens, and the token itself where it is not among them."""
+        if position.logprob is None or not self._top_num:
+            return None
+        words = {self._word(token_id): max(logprob, LOWEST) for token_id, logprob in position.top}
+        return words | {self._word(position.token_id): max(position.logprob, LOWEST)}
+
+
+def _told(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LOWEST)

@@ -1,0 +1,268 @@
+"""The requests of the OpenAI-compatible API, as clients may send them.
+
+Beside the fields that are honoured there are those of OpenAI and SGLang that are not served (`unsupported`) and the
+client's own bookkeeping, which is taken and changes nothing: user, metadata, safety_identifier, prompt_cache_key.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator, model_validator
+
+from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
+from mysglang.srt.errors import InvalidRequest
+
+MAX_TOP_LOGPROBS = 20
+
+
+def _text_or_texts(value: object) -> object:
+    if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        return value
+    raise ValueError("must be a string or a list of strings")
+
+
+def _prompts(value: object) -> object:
+    """However many there are: a list of them."""
+    match value:
+        case str():
+            return [value]
+        case []:
+            raise ValueError("must not be empty")
+        case list() if all(isinstance(item, str) for item in value):
+            return value
+        case list() if _all_ints(value):
+            return [value]
+        case list() if all(isinstance(item, list) and _all_ints(item) for item in value):
+            return value
+    raise ValueError("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
+
+
+def _ids_or_lists(value: object) -> object:
+    if isinstance(value, list) and (_all_ints(value) or all(isinstance(i, list) and _all_ints(i) for i in value)):
+        return value
+    raise ValueError("must be a list of token ids, or a list of lists of token ids")
+
+
+def _all_ints(values: list[object]) -> bool:
+    # By exact type: true is no token id.
+    return all(type(value) is int for value in values)
+
+
+Texts = Annotated[str | list[str], PlainValidator(_text_or_texts, json_schema_input_type=str | list[str])]
+PromptTypes = str | list[str] | list[int] | list[list[int]]
+Prompts = Annotated[list[str] | list[list[int]], PlainValidator(_prompts, json_schema_input_type=PromptTypes)]
+IdLists = list[int] | list[list[int]]
+TokenIds = Annotated[IdLists, PlainValidator(_ids_or_lists, json_schema_input_type=IdLists)]
+
+
+class StreamOptions(StrictModel):
+    """What a stream carries beside the text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    unsupported = not_here("include_obfuscation", unless=OFF)
+
+
+class GenerationRequest(StrictModel):
+    """What chat and plain completions have in common."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    min_tokens: int = 0
+    n: int = 1
+    stop: Texts = []
+    stop_token_ids: list[int] = []
+    no_stop_trim: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[str, float] = {}
+    seed: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    extra_key: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+
+    # Bookkeeping of the client's: taken, and without effect here.
+    user: str | None = None
+    metadata: dict[str, Any] = {}
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> GenerationRequest:
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise InvalidRequest("stream_options: only for stream=true.", param="stream_options")
+        return self
+
+
+_UNSUPPORTED_EVERYWHERE = {
+    **not_here("store", "return_hidden_states", "return_routed_experts", "return_token_ids", unless=OFF),
+    **not_here("return_cached_tokens_details", "return_spec_tokens_details", unless=OFF),
+    **not_here("service_tier", unless=("auto", "default")),
+    **not_here("response_format", unless=({"type": "text"},)),
+    **not_here("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "lora_path", "beam_width"),
+    **not_here("session_id", "session_params", "custom_params", "custom_logit_processor", "custom_labels"),
+    **not_here("watermark", "images_config", "mm_processor_kwargs", "routed_dp_rank", "data_parallel_rank"),
+    **not_here("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_prefill_dp_rank"),
+    **not_here("routed_experts_start_len", unless=(0,)),
+    **not_here("prompt_cache_retention", "kv_hints"),
+    **not_here("priority", unless=(0,)),
+}
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=0)] = 16
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    best_of: int | None = None
+    rid: Texts | None = None
+    unsupported = {**_UNSUPPORTED_EVERYWHERE, **not_here("suffix")}
+
+    @model_validator(mode="after")
+    def _best_of_is_n(self) -> CompletionRequest:
+        if self.best_of not in (None, self.n):
+            message = (
+                f"best_of: choosing among more answers than are returned is not supported; must equal n ({self.n})."
+            )
+            raise InvalidRequest(message, param="best_of")
+        return self
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    chat_template_kwargs: dict[str, Any] = {}
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    tool_choice: Literal["none", "auto"] = "auto"
+    tools: list[dict[str, Any]] = []
+    rid: str | None = None
+    unsupported = {
+        **_UNSUPPORTED_EVERYWHERE,
+        **not_here("functions", unless=([],)),
+        **not_here("function_call", unless=("none", "auto")),
+        **not_here("parallel_tool_calls", unless=(True, False)),
+        **not_here("modalities", unless=(["text"],)),
+        **not_here("audio", "prediction", "verbosity", "web_search_options", "moderation"),
+        **not_here("reasoning_effort", "reasoning", "thinking", "task", "input_ids", "chat_template"),
+        **not_here("separate_reasoning", "stream_reasoning", unless=(True, False)),
+        **not_here("input_ids_in_sglext", "output_ids_in_sglext", "return_meta_info", unless=OFF),
+        **not_here("return_prompt_token_ids", "return_sampling_mask", "use_audio_in_video", unless=OFF),
+        **not_here("max_dynamic_patch", "min_dynamic_patch", "video_config"),
+    }
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> ChatCompletionRequest:
+        if self.tools and self.tool_choice != "none":
+            message = 'tools: calling tools is not supported by this server yet; send tool_choice "none".'
+            raise InvalidRequest(message, param="tools")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs: only with logprobs=true.", param="top_logprobs")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            message = "max_tokens and max_completion_tokens differ; send max_completion_tokens alone."
+            raise InvalidRequest(message, param="max_tokens")
+        return self
+
+
+class TextPart(StrictModel):
+    """One part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _content(value: object) -> object:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of content parts")
+    for place, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise ValueError(f"part {place} is of type {kind!r}; this server reads parts of type 'text' only")
+        if not isinstance(part.get("text"), str) or part.keys() - {"type", "text"}:
+            raise ValueError(f'part {place} must be {{"type": "text", "text": "..."}}')
+    return value
+
+
+ContentTypes = str | list[TextPart]
+Content = Annotated[str | list[dict[str, str]], PlainValidator(_content, json_schema_input_type=ContentTypes)]
+
+
+class CalledFunction(StrictModel):
+    """Which function an earlier answer called."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(StrictModel):
+    """A call in an earlier answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class ChatMessage(StrictModel):
+    """One message of the conversation so far."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+    unsupported = not_here("audio", "refusal", "function_call", "annotations", unless=([],))
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ChatMessage:
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.reasoning_content)):
+            raise ValueError("content is required")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls: only an assistant message has them, not a {self.role} message")
+        return self
+
+
+class TokenizeRequest(StrictModel):
+    """POST /tokenize: a prompt, several, or a conversation."""
+
+    model: str | None = None
+    prompt: Texts | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    tools: list[dict[str, Any]] = []
+    chat_template_kwargs: dict[str, Any] = {}
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _one_of(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("Exactly one of prompt and messages is required.", param="prompt")
+        return self
+
+
+class DetokenizeRequest(StrictModel):
+    """POST /detokenize: the ids of a text, or of several."""
+
+    model: str | None = None
+    tokens: TokenIds
+    skip_special_tokens: bool = True

@@ -1,0 +1,117 @@
+"""What all OpenAI routes share: read and check the body, then answer it in one piece or as a stream.
+
+A route says how its body becomes a GenerateReqInput and how chunks become choices or frames; the rest is here.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
+from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
+from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
+from mysglang.srt.entrypoints.openai.usage import UsageMeter
+from mysglang.srt.entrypoints.streaming import open_stream, while_connected
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.messages.generate import GenerateReqInput
+
+Body = TypeVar("Body", bound=GenerationRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingOptions:
+    """How OpenAI's routes answer, the same for all requests."""
+
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    report_cached_tokens: bool = False
+    weight_version: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What stands around every answer and frame of one request."""
+
+    rid: str
+    created: int
+    model: str
+
+    def head(self, kind: str) -> dict[str, object]:
+        return {"id": self.rid, "object": kind, "created": self.created, "model": self.model}
+
+
+class OpenAIServingBase(ABC, Generic[Body]):
+    """One route that generates."""
+
+    body_model: ClassVar[type[Any]]
+    native_names: ClassVar[dict[str, str]] = {}
+    """Names that the front has for this route's fields -> the route's own, for errors."""
+
+    def __init__(self, front: Front, models: OpenAIServingModels, options: ServingOptions) -> None:
+        self._front = front
+        self._models = models
+        self._options = options
+
+    async def handle(self, request: Request) -> Response:
+        """The answer to `request`. Raises what `error_responses` knows."""
+        body: Body = await read_model(request, self.body_model)
+        self._models.check(body.model)
+        envelope = Envelope(self._rid(body), int(time.time()), self._models.name)
+        if body.stream:
+            return await open_stream(request, self._stream(body, envelope))
+        answer = await while_connected(request.receive, self._complete(body, envelope))
+        return Response(orjson.dumps(answer), media_type="application/json")
+
+    @abstractmethod
+    async def _complete(self, body: Body, envelope: Envelope) -> dict[str, object]:
+        """The whole answer."""
+
+    @abstractmethod
+    def _stream(self, body: Body, envelope: Envelope) -> AsyncGenerator[bytes, None]:
+        """The frames, the last one `[DONE]`. Raises at any point; no `[DONE]` then."""
+
+    def _meter(self, body: Body) -> UsageMeter:
+        return UsageMeter(body.n, report_cached=self._options.report_cached_tokens)
+
+    def _answer(
+        self, head: dict[str, object], choices: dict[int, dict[str, object]], meter: UsageMeter
+    ) -> dict[str, object]:
+        return {
+            **head,
+            "choices": [choices[index] for index in sorted(choices)],
+            "usage": meter.total(),
+            "metadata": {"weight_version": self._options.weight_version},
+        }
+
+    @asynccontextmanager
+    async def _chunks(self, obj: GenerateReqInput) -> AsyncIterator[AsyncGenerator[GenerationChunk, None]]:
+        """The chunks of `obj`; leaving ends the request. Errors name the fields that this route's client sent."""
+        try:
+            async with aclosing(self._front.tokenizer_manager.generate_request(obj)) as chunks:
+                yield chunks
+        except InvalidRequest as error:
+            names = self.native_names
+            message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.message)
+            raise type(error)(message, param=names.get(error.param or "", error.param)) from None
+
+    @staticmethod
+    def _rid(body: Body) -> str:
+        given = getattr(body, "rid", None)
+        return given if isinstance(given, str) else uuid.uuid4().hex
+
+
+def note_usage(meter: UsageMeter, chunk: GenerationChunk) -> None:
+    meter.note(chunk.index, prompt=chunk.prompt_tokens, completion=chunk.completion_tokens, cached=chunk.cached_tokens)

@@ -1,0 +1,119 @@
+"""/v1/completions: prompts as text or ids, several in one request; chunks to choices or frames."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from mysglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, positions
+from mysglang.srt.entrypoints.openai.protocol import CompletionRequest
+from mysglang.srt.entrypoints.openai.sampling import NATIVE_NAMES, sampling_params
+from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, note_usage
+from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
+from mysglang.srt.entrypoints.openai.usage import finish_words
+from mysglang.srt.entrypoints.streaming import DONE
+from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+
+class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
+    body_model = CompletionRequest
+    native_names = NATIVE_NAMES | {"text": "prompt", "input_ids": "prompt", "top_logprobs_num": "logprobs"}
+
+    async def _complete(self, body: CompletionRequest, envelope: Envelope) -> dict[str, object]:
+        meter, teller = self._meter(body), await self._teller(body)
+        choices: dict[int, dict[str, object]] = {}
+        async with self._chunks(self._convert(body, envelope)) as chunks:
+            async for chunk in chunks:
+                note_usage(meter, chunk)
+                choices[chunk.index] = teller.choice(chunk)
+        return self._answer(envelope.head("text_completion"), choices, meter)
+
+    async def _stream(self, body: CompletionRequest, envelope: Envelope) -> AsyncGenerator[bytes, None]:
+        options, meter, teller = body.stream_options, self._meter(body), await self._teller(body)
+        with_usage = options.include_usage or options.continuous_usage_stats
+        frames = StreamFrames(envelope.head("text_completion"), usage_key=with_usage)
+        async with self._chunks(self._convert(body, envelope)) as chunks:
+            async for chunk in chunks:
+                note_usage(meter, chunk)
+                choice = teller.choice(chunk)
+                # There may be nothing to tell, while a character or a stop string is incomplete.
+                if choice["text"] or choice["logprobs"] or choice["finish_reason"]:
+                    yield frames.choice(choice, meter.of(chunk.index) if options.continuous_usage_stats else None)
+        yield (frames.usage(meter.total()) if options.include_usage else b"") + DONE
+
+    def _convert(self, body: CompletionRequest, envelope: Envelope) -> GenerateReqInput:
+        wants_logprobs = body.logprobs is not None
+        texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+        ids: list[int | list[int]] = [prompt for prompt in body.prompt if isinstance(prompt, list)]
+        return GenerateReqInput(
+            text=texts or None,
+            input_ids=ids or None,
+            sampling_params=sampling_params(body, self._options.defaults, body.max_tokens),
+            clip_max_new_tokens="max_tokens" not in body.model_fields_set,
+            stream=body.stream,
+            rid=body.rid or envelope.rid,
+            return_logprob=wants_logprobs,
+            logprob_start_len=0 if wants_logprobs and body.echo else -1,
+            top_logprobs_num=body.logprobs or 0,
+            extra_key=body.extra_key,
+            cache_salt=body.cache_salt,
+        )
+
+    async def _teller(self, body: CompletionRequest) -> _Teller:
+        echoes = [await self._text_of(prompt, body) for prompt in body.prompt] if body.echo else []
+        return _Teller(body, echoes, self._front.tokenizer)
+
+    async def _text_of(self, prompt: str | list[int], body: CompletionRequest) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        coder = self._front.tokenizer_manager.input_tokenizer
+        return await coder.decode(prompt, skip_special_tokens=body.skip_special_tokens)
+
+
+class _Teller:
+    """Chunks -> choices, each telling what is new in it: its echoed prompt first, then its text."""
+
+    def __init__(self, body: CompletionRequest, echoes: list[str], tokenizer: Tokenizer | None) -> None:
+        self._body = body
+        self._echoes = echoes
+        self._tokenizer = tokenizer
+        self._begun: set[int] = set()
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+
+    def choice(self, chunk: GenerationChunk) -> dict[str, object]:
+        reason, matched = (None, None) if chunk.finish_reason is None else finish_words(chunk.finish_reason)
+        return {
+            "index": chunk.index,
+            "text": self._echo(chunk.index) + chunk.text,
+            "logprobs": self._columns(chunk),
+            "finish_reason": reason,
+            "matched_stop": matched,
+        }
+
+    def _echo(self, index: int) -> str:
+        if not self._echoes or index in self._begun:
+            return ""
+        self._begun.add(index)
+        return self._echoes[index // self._body.n]
+
+    def _columns(self, chunk: GenerationChunk) -> dict[str, list[object]] | None:
+        if chunk.logprobs is None:
+            return None
+        columns = self._columns_of(chunk.index)
+        prompt = [] if chunk.logprobs.input is None else positions(chunk.logprobs.input)
+        output = positions(chunk.logprobs.output)
+        if not prompt and not output:
+            return None
+        told = columns.prompt_columns(prompt) if prompt else {}
+        return {name: told.get(name, []) + column for name, column in columns.columns(output).items()}
+
+    def _columns_of(self, index: int) -> CompletionLogprobs:
+        if index not in self._logprobs:
+            assert self._tokenizer is not None, "logprobs are told as text"
+            self._logprobs[index] = CompletionLogprobs(
+                self._tokenizer,
+                skip_special_tokens=self._body.skip_special_tokens,
+                top_num=self._body.logprobs or 0,
+            )
+        return self._logprobs[index]

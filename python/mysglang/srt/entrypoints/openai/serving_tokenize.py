@@ -1,0 +1,70 @@
+"""/tokenize and /detokenize: what a prompt or a conversation is in token ids, and what ids are as text."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.openai.chat_prompt import render_chat
+from mysglang.srt.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
+from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
+from mysglang.srt.entrypoints.streaming import while_connected
+
+
+class OpenAIServingTokenize:
+    """Both routes. One prompt gives one list of ids, several give a list of such lists; ids likewise."""
+
+    def __init__(self, front: Front, models: OpenAIServingModels) -> None:
+        self._front = front
+        self._coder = front.tokenizer_manager.input_tokenizer
+        self._models = models
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await read_model(request, TokenizeRequest)
+        self._models.check(body.model)
+        answer = await while_connected(request.receive, self._tokenized(body))
+        return Response(orjson.dumps(answer), media_type="application/json")
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await read_model(request, DetokenizeRequest)
+        self._models.check(body.model)
+        answer = await while_connected(request.receive, self._detokenized(body))
+        return Response(orjson.dumps(answer), media_type="application/json")
+
+    async def _tokenized(self, body: TokenizeRequest) -> dict[str, object]:
+        tokens: list[int] | list[list[int]]
+        count: int | list[int]
+        if isinstance(body.prompt, list):
+            tokens = [await self._ids(text, body.add_special_tokens) for text in body.prompt]
+            count = [len(ids) for ids in tokens]
+        elif body.prompt is not None:
+            tokens = await self._ids(body.prompt, body.add_special_tokens)
+            count = len(tokens)
+        else:
+            assert body.messages is not None, "one of the two is given"
+            prompt = await render_chat(
+                self._front,
+                body.messages,
+                tools=body.tools,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                template_kwargs=body.chat_template_kwargs,
+            )
+            tokens = await self._ids(prompt, False)  # the template has written them
+            count = len(tokens)
+        return {"tokens": tokens, "count": count, "max_model_len": self._models.max_model_len}
+
+    async def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        return await self._coder.encode(text, add_special_tokens=add_special_tokens)
+
+    async def _detokenized(self, body: DetokenizeRequest) -> dict[str, object]:
+        lists = [ids for ids in body.tokens if isinstance(ids, list)]
+        if lists:
+            return {"text": [await self._text(ids, body) for ids in lists]}
+        return {"text": await self._text([token for token in body.tokens if isinstance(token, int)], body)}
+
+    async def _text(self, ids: list[int], body: DetokenizeRequest) -> str:
+        return await self._coder.decode(ids, skip_special_tokens=body.skip_special_tokens)

@@ -1,0 +1,33 @@
+"""The frames of OpenAI's streams: what is the same in all frames of one stream is rendered once.
+
+Knows what stands around the choices, not what is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+
+
+class StreamFrames:
+    """Frames of one stream, of chat or of completions: what is the same in all of them is rendered once."""
+
+    def __init__(self, head: Mapping[str, object], *, usage_key: bool) -> None:
+        """`head`: id, object, created, model. `usage_key`: the client asked for usage, so that every frame has the key,
+        null where it is not told.
+        """
+        self._head = b"data: " + orjson.dumps(dict(head))[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if usage_key else b"]}\n\n"
+
+    def choice(self, choice: Mapping[str, object], usage: Mapping[str, object] | None = None) -> bytes:
+        """What one choice has to say."""
+        return self._head + orjson.dumps(choice) + (self._tail if usage is None else _usage_tail(usage))
+
+    def usage(self, usage: Mapping[str, object]) -> bytes:
+        """The frame behind all choices, with what they used together."""
+        return self._head + _usage_tail(usage)
+
+
+def _usage_tail(usage: Mapping[str, object]) -> bytes:
+    return b'],"usage":' + orjson.dumps(usage) + b"}\n\n"

@@ -1,0 +1,63 @@
+"""What a request used, counted while its choices come in; and why a choice ended, in OpenAI's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    prompt: int
+    completion: int
+    cached: int
+
+
+class UsageMeter:
+    """Tokens of one request, over all of its prompts and their `n` choices each (choice = prompt * n + sample)."""
+
+    def __init__(self, n: int, *, report_cached: bool) -> None:
+        self._n = n
+        self._report_cached = report_cached
+        self._choices: dict[int, _Counts] = {}
+
+    def note(self, choice: int, *, prompt: int, completion: int, cached: int) -> None:
+        """The counters of `choice` as they stand now."""
+        self._choices[choice] = _Counts(prompt, completion, cached)
+
+    def of(self, choice: int) -> dict[str, object]:
+        """`usage` of one choice so far."""
+        counts = self._choices[choice]
+        return self._fields(counts.prompt, counts.completion, counts.cached)
+
+    def total(self) -> dict[str, object]:
+        """`usage` of the whole request. A prompt counts once, however many choices it has."""
+        # The other choices find the prompt cached by the first: what was there before is the least of them.
+        cached: dict[int, int] = {}
+        prompts: dict[int, int] = {}
+        for choice, counts in self._choices.items():
+            prompt = choice // self._n
+            prompts[prompt] = counts.prompt
+            cached[prompt] = min(cached.get(prompt, counts.cached), counts.cached)
+        completion = sum(counts.completion for counts in self._choices.values())
+        return self._fields(sum(prompts.values()), completion, sum(cached.values()))
+
+    def _fields(self, prompt: int, completion: int, cached: int) -> dict[str, object]:
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached} if self._report_cached else None,
+        }
+
+
+def finish_words(reason: FinishReason) -> tuple[str, int | str | None]:
+    """(finish_reason, matched_stop)."""
+    match reason:
+        case Stop(matched=matched):
+            return "stop", matched
+        case Length():
+            return "length", None
+        case Abort():
+            return "abort", None

@@ -1,0 +1,45 @@
+"""A name for every HTTP request: the client's own, or ours, in the `x-request-id` header of every response."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = "x-request-id"
+
+_KEY = "mysglang.request_id"
+
+# What may be echoed into a header and a log line without a second thought.
+_ACCEPTABLE = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+def request_id_of(scope: Scope) -> str:
+    """The id of the request that `scope` belongs to, given on first asking."""
+    known: str | None = scope.get(_KEY)
+    if known is None:
+        given = Headers(scope=scope).get(HEADER, "")
+        known = scope[_KEY] = given if _ACCEPTABLE.fullmatch(given) else uuid.uuid4().hex
+    return known
+
+
+class RequestId:
+    """Middleware: puts the id on every response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = request_id_of(scope)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[HEADER] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

@@ -1,0 +1,65 @@
+"""/health, /health_generate, /ready: open to everybody, and cheap, so that probes cannot hurt.
+
+Liveness is the scheduler's heartbeat, never its output: an engine in a long prefill is well, and a probe gives a frozen
+one nothing to do. Only /health_generate asks for a token, and takes the request back if none comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response, type_of
+from mysglang.srt.entrypoints.front import Manager
+from mysglang.srt.entrypoints.streaming import while_connected
+from mysglang.srt.errors import RequestError, WorkerDied
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+GENERATE_TIMEOUT_S = 20.0
+"""For one token, behind whatever else is running."""
+
+PROBE_PARAMS = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+
+
+def health_router(manager: Manager, heartbeat_limit_s: float, clock: Callable[[], float] = time.monotonic) -> APIRouter:
+    """`heartbeat_limit_s`: how long the scheduler may be silent and still count as alive."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/health")
+    @router.get("/ready")
+    async def health(request: Request) -> Response:
+        """200 while the engine is alive and takes requests; else 503."""
+        silent = clock() - manager.signs.last_heartbeat
+        if silent > heartbeat_limit_s:
+            return _unwell(request, "The scheduler gives no sign of life.")
+        return Response()
+
+    @router.get("/health_generate")
+    async def health_generate(request: Request) -> Response:
+        """200 once one token was generated; 503 if that fails or takes too long."""
+        try:
+            async with asyncio.timeout(GENERATE_TIMEOUT_S):
+                await while_connected(request.receive, _generate_one(manager))
+        except TimeoutError:
+            return _unwell(request, f"No token was generated within {GENERATE_TIMEOUT_S:g} s.")
+        except (RequestError, WorkerDied) as error:
+            return _unwell(request, f"No token was generated: {error}")
+        return Response()
+
+    return router
+
+
+async def _generate_one(manager: Manager) -> None:
+    probe = GenerateReqInput(input_ids=[0], sampling_params=PROBE_PARAMS, rid=f"HEALTH_CHECK_{uuid.uuid4().hex}")
+    async for _ in manager.generate_request(probe):
+        pass
+
+
+def _unwell(request: Request, why: str) -> Response:
+    return error_response(ErrorFacts(503, why, type_of(503)), request.scope)

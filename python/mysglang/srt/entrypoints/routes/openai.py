@@ -1,0 +1,68 @@
+"""/v1/*, as OpenAI's clients know it, and the two tokenizer routes under their short names."""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.openai.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from mysglang.srt.entrypoints.openai.serving_base import ServingOptions
+from mysglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+from mysglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
+from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
+from mysglang.srt.entrypoints.openai.serving_tokenize import OpenAIServingTokenize
+from mysglang.srt.entrypoints.openapi import takes
+
+BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+
+
+def openai_router(front: Front, models: OpenAIServingModels, options: ServingOptions) -> APIRouter:
+    router = APIRouter(tags=["openai"])
+    chat = OpenAIServingChat(front, models, options)
+    completion = OpenAIServingCompletion(front, models, options)
+    tokenizing = OpenAIServingTokenize(front, models)
+
+    @router.post("/v1/chat/completions", openapi_extra=takes(ChatCompletionRequest))
+    async def chat_completions(request: Request) -> Response:
+        """The assistant's next message; with `stream`, as server-sent events."""
+        return await chat.handle(request)
+
+    @router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        """What follows a prompt; with `stream`, as server-sent events."""
+        return await completion.handle(request)
+
+    @router.post("/v1/tokenize", openapi_extra=takes(TokenizeRequest))
+    @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        """The token ids of a prompt, of several, or of a conversation."""
+        return await tokenizing.tokenize(request)
+
+    @router.post("/v1/detokenize", openapi_extra=takes(DetokenizeRequest))
+    @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
+        return await tokenizing.detokenize(request)
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        """The served model."""
+        return _json(models.list())
+
+    @router.get("/v1/models/{model:path}")
+    async def get_model(model: str) -> Response:
+        """The served model by its name, or 404."""
+        return _json(models.get(model))
+
+    return router
+
+
+def _json(data: dict[str, object]) -> Response:
+    return Response(orjson.dumps(data), media_type="application/json")
