@@ -2,7 +2,7 @@
 
 A row's tokens are ranked by probability, the lower id first among equals. Of the distribution after temperature, a
 token may be drawn if it is among the top_k, if those ranked before it hold less than top_p, and if it has at least
-min_p times the probability of the first. What is left is drawn from by inverting its cumulative sum in the order of ids.
+min_p times the probability of the first. What is left is drawn from by inverting its cumulative sum, in order of ids.
 """
 
 from __future__ import annotations
@@ -102,5 +102,10 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     return found.clamp(max=weights.shape[1] - 1)
 
 
-greedy_tokens = Op("greedy_tokens", reference=_greedy_tokens)
-draw_tokens = Op("draw_tokens", reference=_draw_tokens, cpu="mysglang.srt.kernels.sampling:_draw_tokens_cpu")
+greedy_tokens = Op("greedy_tokens", reference=_greedy_tokens, cuda="mysglang.srt.kernels.cuda.sampling:greedy_tokens")
+draw_tokens = Op(
+    "draw_tokens",
+    reference=_draw_tokens,
+    cpu="mysglang.srt.kernels.sampling:_draw_tokens_cpu",
+    cuda="mysglang.srt.kernels.cuda.sampling:draw_tokens",
+)

@@ -21,6 +21,11 @@ class DeviceTables:
         self.pages = torch.zeros(num_slots + 1, max_pages, dtype=torch.int32, device=device)
         self.newest = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
 
+    @property
+    def padding_slot(self) -> int:
+        """The row after the requests'."""
+        return len(self.newest) - 1
+
     def write_pages(self, entries: Tensor, pages: Tensor) -> None:
         """Set the entries, given as slot * max_pages + column [W] int64, to pages [W] int32."""
         self.pages.view(-1).index_copy_(0, entries, pages)

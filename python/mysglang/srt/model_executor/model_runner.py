@@ -11,20 +11,20 @@ import torch
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
-from mysglang.srt.layers.attention.factory import create_attention_backend
+from mysglang.srt.layers.attention.factory import choose_backend, create_attention_backend
+from mysglang.srt.layers.attention.graph import GraphAttentionBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import Sampled, Sampler
+from mysglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner, StepGraphs
 from mysglang.srt.model_executor.eager_runner import EagerRunner
 from mysglang.srt.model_executor.graph_sizes import graph_sizes
 from mysglang.srt.model_executor.kv_setup import make_pool, plan_kv
-from mysglang.srt.model_executor.memory_budget import KvBudget
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_columns import table_columns, token_columns
 from mysglang.srt.model_executor.step_inputs import StepStager
-from mysglang.srt.model_executor.step_output import PendingLogprobs, pending_result
+from mysglang.srt.model_executor.step_output import pending_result
 from mysglang.srt.model_executor.upload import Uploader
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.platforms import platform_named
@@ -36,36 +36,49 @@ class ModelRunner:
     """One rank's model, ready to run steps."""
 
     def __init__(self, config: RunnerConfig, model_config: ModelConfig, load_config: LoadConfig) -> None:
-        """Load, size, allocate. Raises ConfigError where the launch's values and this machine do not fit."""
-        self.platform = platform_named(config.device)
-        device, dtype = self.platform.device, getattr(torch, model_config.dtype)
-        sizes = graph_sizes(config, self.platform)
-        before = self.platform.memory()
+        """Load, size, allocate, capture. Raises ConfigError where the launch's values and this machine do not fit."""
+        self.platform = platform = platform_named(config.device)
+        device, dtype = platform.device, getattr(torch, model_config.dtype)
+        sizes = graph_sizes(config, platform)
+        before = platform.memory()
         model = load_model(model_config, load_config, device, dtype)
         specs = model.attention_specs()
-        self.budget: KvBudget = plan_kv(
-            config,
-            self.platform,
-            specs,
-            dtype,
-            context=model_config.context_len,
-            graph_sizes=sizes,
-            before=before,
+        self.attention_backend = choose_backend(config.attention_backend, platform.attention_backends, specs, dtype)
+        self.budget = plan_kv(
+            config, platform, specs, dtype, context=model_config.context_len, graph_sizes=sizes, before=before
         )
-        pool, self._tables = make_pool(self.budget, specs, dtype, self.platform)
+        pool, self._tables = make_pool(self.budget, specs, dtype, platform)
         penalties = PenaltyTable(model_config.vocab_size, device)
-        self._stager = StepStager(Uploader(self.platform), penalties)
+        self._stager = StepStager(Uploader(platform), penalties)
         self._sampler = Sampler(penalties)
-        self.attention_backend = _backend_name(config, self.platform.attention_backends)
         backend = create_attention_backend(self.attention_backend, pool, self._tables.pages)
         logits = LogitsProcessor(model.compute_logits, model_config.vocab_size)
         self._eager = EagerRunner(model, logits, backend, self._tables)
+        self._graphs = StepGraphs()
+        if sizes and isinstance(backend, GraphAttentionBackend):
+            self._graphs = CudaGraphRunner(sizes, model, logits, backend, self._tables, platform)
         weights = sum(parameter.nbytes for parameter in model.parameters())
-        self.memory_usage = {"weights": weights / GIB, "kvcache": pool.nbytes / GIB}
+        self.memory_usage = {
+            "weights": weights / GIB,
+            "kvcache": pool.nbytes / GIB,
+            "graph": self._graphs.nbytes / GIB,
+        }
 
     @torch.inference_mode()
     def launch(self, batch: ModelWorkerBatch) -> BatchResult:
         """Queue the step."""
+        return self._replay(batch) if self._graphs.covers(batch) else self._run_eagerly(batch)
+
+    def _replay(self, batch: ModelWorkerBatch) -> BatchResult:
+        inputs = self._stager.stage(batch, {})
+        replayed = self._graphs.run(batch)
+        if inputs.sampling.plain_greedy:
+            return pending_result(self.platform, batch, inputs, Sampled(replayed.tokens), None)
+        sampled = self._sampler.sample(replayed.logits, inputs.sampling)
+        self._tables.record(replayed.slots, sampled.tokens)
+        return pending_result(self.platform, batch, inputs, sampled, None)
+
+    def _run_eagerly(self, batch: ModelWorkerBatch) -> BatchResult:
         tables = self._tables
         columns = {**table_columns(batch.table_writes, tables.pages.shape[1]), **token_columns(batch)}
         inputs = self._stager.stage(batch, columns)
@@ -73,26 +86,8 @@ class ModelRunner:
         if "table_entries" in up:
             tables.write_pages(up["table_entries"], up["table_pages"])
         output = self._eager.run(batch, up, inputs.prompt)
-        prompt_logprobs = PendingLogprobs.queue(output.prompt_logprobs, inputs.prompt_layout)
-        if output.logits is None:
-            sampled = Sampled(up["positions"][:0])
-        else:
+        sampled = Sampled(up["slots"][:0])
+        if output.logits is not None:
             sampled = self._sampler.sample(output.logits, inputs.sampling)
             tables.record(up["slots"] if batch.mode.is_decode else up["sample_slots"], sampled.tokens)
-        return pending_result(
-            self.platform,
-            batch,
-            sampled.tokens,
-            PendingLogprobs.queue(sampled.logprobs, inputs.output_layout),
-            prompt_logprobs,
-        )
-
-
-def _backend_name(config: RunnerConfig, available: tuple[str, ...]) -> str:
-    """The attention backend that was asked for, or the platform's first."""
-    name = config.attention_backend or available[0]
-    if name not in available:
-        raise ConfigError(
-            f"--attention-backend {name} does not run on this device. Choose one of {', '.join(available)}."
-        )
-    return name
+        return pending_result(self.platform, batch, inputs, sampled, output.prompt_logprobs)

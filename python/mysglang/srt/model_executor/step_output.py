@@ -10,7 +10,9 @@ from torch import Tensor
 from mysglang.srt.forward.outputs import BatchResult, PositionLogprobs, StepOutput
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.logprobs import Logprobs
+from mysglang.srt.layers.sampler import Sampled
 from mysglang.srt.model_executor.step_columns import LogprobLayout
+from mysglang.srt.model_executor.step_inputs import StepInputs
 from mysglang.srt.platforms.interface import Platform
 
 
@@ -46,14 +48,12 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def pending_result(
-    platform: Platform,
-    batch: ModelWorkerBatch,
-    tokens: Tensor,
-    output_logprobs: PendingLogprobs | None,
-    prompt_logprobs: PendingLogprobs | None,
+    platform: Platform, batch: ModelWorkerBatch, inputs: StepInputs, sampled: Sampled, prompt: Logprobs | None
 ) -> BatchResult:
-    """The step's result. tokens: [S] int64 on the device; the copies must have been queued before."""
-    tokens = to_host(tokens)
+    """Queue the copies of a step's answers. `prompt`: the log-probabilities of prompt tokens."""
+    output_logprobs = PendingLogprobs.queue(sampled.logprobs, inputs.output_layout)
+    prompt_logprobs = PendingLogprobs.queue(prompt, inputs.prompt_layout)
+    tokens = to_host(sampled.tokens)
     done = platform.record_event()
 
     def finish() -> StepOutput:

@@ -22,7 +22,7 @@ class CpuPlatform(Platform):
 
     name = "cpu"
     has_graphs = False
-    attention_backends = ("torch_native", "triton")
+    attention_backends = ("torch_native",)
     sampling_backends = ("pytorch",)
 
     @property

@@ -1,0 +1,47 @@
+"""Gated activations in Triton: both halves are read once, the product is written once."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def _gate_kernel(x, out, dim, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < dim
+    gate = tl.load(x + row * 2 * dim + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * dim + dim + columns, mask=inside, other=0.0).to(tl.float32)
+    if KIND == "silu":
+        gate = gate * tl.sigmoid(gate)
+    elif KIND == "gelu":
+        gate = 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476))
+    else:
+        gate = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    tl.store(out + row * dim + columns, gate * up, mask=inside)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """As `kernels.activation.silu_and_mul`."""
+    return _gated(x, "silu")
+
+
+def gelu_and_mul(x: Tensor) -> Tensor:
+    """As `kernels.activation.gelu_and_mul`."""
+    return _gated(x, "gelu")
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """As `kernels.activation.gelu_tanh_and_mul`; (1 + tanh(y)) / 2 is the sigmoid of 2 y."""
+    return _gated(x, "gelu_tanh")
+
+
+def _gated(x: Tensor, kind: str) -> Tensor:
+    dim = x.shape[-1] // 2
+    rows = x.reshape(-1, 2 * dim).contiguous()
+    out = torch.empty(*x.shape[:-1], dim, dtype=x.dtype, device=x.device)
+    _gate_kernel[(len(rows), triton.cdiv(dim, BLOCK))](rows, out, dim, KIND=kind, BLOCK=BLOCK, num_warps=4)
+    return out

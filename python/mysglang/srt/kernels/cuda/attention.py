@@ -1,0 +1,288 @@
+"""Paged attention in Triton, the portable one: split decode, and extend over a cached prefix.
+
+Both read keys and values through the page table: position p of a row lies at page table[slot, p // page] and offset
+p % page. Softmax is computed online (Milakov and Gimelshein, 2018) in base 2; a row's splits are joined by their
+log-sum-exp.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mysglang.srt.forward.forward_batch import AttentionSpec
+
+LOG2E = 1.4426950408889634
+MAX_SPLITS = 16
+"""Of one row's keys in decoding; fixed, so that the launch does not depend on lengths and can be captured."""
+
+
+@triton.jit
+def _scores(q, k, scale, cap, CAP: tl.constexpr):
+    """Scores in base 2, [queries, keys]."""
+    s = tl.dot(q, k, input_precision="ieee") * scale
+    if CAP:
+        x = s / cap
+        # tanh, which Triton does not have, from the sigmoid.
+        s = cap * (2 * tl.sigmoid(2 * x) - 1)
+    return s * 1.4426950408889634
+
+
+@triton.jit
+def _kv_slots(table, positions, inside, PAGE: tl.constexpr):
+    """KV slots of positions of one row of the table; slot 0 outside."""
+    pages = tl.load(table + positions // PAGE, mask=inside, other=0).to(tl.int64)
+    return tl.where(inside, pages * PAGE + positions % PAGE, 0)
+
+
+@triton.jit
+def _decode_kernel(
+    q,
+    keys,
+    values,
+    table,
+    slots,
+    seq_lens,
+    partial,
+    partial_lse,
+    q_stride,
+    table_stride,
+    scale,
+    cap,
+    window,
+    kv_heads,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """One split of one row's keys for the query heads of one KV head."""
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    seq_len = tl.load(seq_lens + row)
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(seq_len - window, 0)
+    span = tl.cdiv(tl.cdiv(seq_len - first, SPLITS), KEYS) * KEYS
+    begin = first + split * span
+    end = tl.minimum(begin + span, seq_len)
+
+    query = tl.arange(0, QUERIES)
+    d = tl.arange(0, WIDTH)
+    head = kv_head * GROUP + query
+    own = (query < GROUP)[:, None] & (d < DIM)[None, :]
+    q_block = tl.load(q + row * q_stride + head[:, None] * DIM + d[None, :], mask=own, other=0.0)
+    row_table = table + tl.load(slots + row) * table_stride
+
+    highest = tl.full((QUERIES,), float("-inf"), tl.float32)
+    sums = tl.zeros((QUERIES,), tl.float32)
+    acc = tl.zeros((QUERIES, WIDTH), tl.float32)
+    for at in tl.range(begin, end, KEYS):
+        positions = at + tl.arange(0, KEYS)
+        inside = positions < end
+        offsets = (_kv_slots(row_table, positions, inside, PAGE) * kv_heads + kv_head) * DIM
+        there = inside[:, None] & (d < DIM)[None, :]
+        k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0.0)
+        v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0.0)
+        s = tl.where(inside[None, :], _scores(q_block, tl.trans(k), scale, cap, CAP), float("-inf"))
+        top = tl.maximum(highest, tl.max(s, 1))
+        p = tl.exp2(s - top[:, None])
+        shrink = tl.exp2(highest - top)
+        sums = sums * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        highest = top
+    # An empty split stays at -inf and weighs nothing.
+    lse = tl.where(sums > 0, highest + tl.log2(tl.maximum(sums, 1e-30)), float("-inf"))
+    acc = acc / tl.maximum(sums, 1e-30)[:, None]
+    out = ((row * kv_heads * GROUP + head) * SPLITS + split).to(tl.int64)
+    tl.store(partial + out[:, None] * DIM + d[None, :], acc, mask=own)
+    tl.store(partial_lse + out, lse, mask=query < GROUP)
+
+
+@triton.jit
+def _join_kernel(partial, partial_lse, out, DIM: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr):
+    """The splits of one query head of one row."""
+    head = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    d = tl.arange(0, WIDTH)
+    lse = tl.load(partial_lse + head * SPLITS + split)
+    weights = tl.exp2(lse - tl.max(lse))
+    parts = tl.load(partial + (head * SPLITS + split)[:, None] * DIM + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    joined = tl.sum(parts * weights[:, None], 0) / tl.sum(weights)
+    tl.store(out + head * DIM + d, joined, mask=d < DIM)
+
+
+@triton.jit
+def _extend_kernel(
+    q,
+    keys,
+    values,
+    table,
+    slots,
+    seq_lens,
+    extend_lens,
+    token_starts,
+    out,
+    q_stride,
+    out_stride,
+    table_stride,
+    scale,
+    cap,
+    window,
+    kv_heads,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """A block of one row's new tokens, for one query head."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    block = tl.program_id(2)
+    extend_len = tl.load(extend_lens + row)
+    if block * QUERIES >= extend_len:
+        return
+    start = tl.load(seq_lens + row) - extend_len
+    kv_head = head // GROUP
+    index = block * QUERIES + tl.arange(0, QUERIES)
+    d = tl.arange(0, WIDTH)
+    own = (index < extend_len)[:, None] & (d < DIM)[None, :]
+    tokens = (tl.load(token_starts + row) + index).to(tl.int64)
+    q_block = tl.load(q + tokens[:, None] * q_stride + head * DIM + d[None, :], mask=own, other=0.0)
+    q_positions = start + index
+    row_table = table + tl.load(slots + row) * table_stride
+
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(start + block * QUERIES + 1 - window, 0) // KEYS * KEYS
+    end = tl.minimum(start + (block + 1) * QUERIES, start + extend_len)
+    highest = tl.full((QUERIES,), float("-inf"), tl.float32)
+    sums = tl.zeros((QUERIES,), tl.float32)
+    acc = tl.zeros((QUERIES, WIDTH), tl.float32)
+    for at in tl.range(first, end, KEYS):
+        positions = at + tl.arange(0, KEYS)
+        inside = positions < end
+        offsets = (_kv_slots(row_table, positions, inside, PAGE) * kv_heads + kv_head) * DIM
+        there = inside[:, None] & (d < DIM)[None, :]
+        k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0.0)
+        v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0.0)
+        visible = inside[None, :] & (positions[None, :] <= q_positions[:, None])
+        if HAS_WINDOW:
+            visible &= positions[None, :] > q_positions[:, None] - window
+        s = tl.where(visible, _scores(q_block, tl.trans(k), scale, cap, CAP), float("-inf"))
+        top = tl.maximum(highest, tl.max(s, 1))
+        # A query that has seen no key yet would compare -inf with -inf.
+        base = tl.where(top == float("-inf"), 0.0, top)
+        p = tl.exp2(s - base[:, None])
+        shrink = tl.exp2(highest - base)
+        sums = sums * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        highest = top
+    acc = acc / tl.maximum(sums, 1e-30)[:, None]
+    tl.store(out + tokens[:, None] * out_stride + head * DIM + d[None, :], acc, mask=own)
+
+
+def decode_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    seq_lens: Tensor,
+    page_size: int,
+    spec: AttentionSpec,
+) -> Tensor:
+    """One new token in each row. q: [R, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim]; like q back."""
+    rows, group = len(slots), spec.num_heads // spec.num_kv_heads
+    splits = MAX_SPLITS
+    partial = torch.empty(rows * spec.num_heads, splits, spec.head_dim, dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty(rows * spec.num_heads, splits, dtype=torch.float32, device=q.device)
+    width = triton.next_power_of_2(spec.head_dim)
+    _decode_kernel[(rows, spec.num_kv_heads, splits)](
+        q,
+        keys,
+        values,
+        table,
+        slots,
+        seq_lens,
+        partial,
+        partial_lse,
+        q.stride(0),
+        table.stride(0),
+        spec.scale,
+        spec.logit_cap,
+        spec.window or 0,
+        spec.num_kv_heads,
+        GROUP=group,
+        DIM=spec.head_dim,
+        PAGE=page_size,
+        SPLITS=splits,
+        HAS_WINDOW=spec.window is not None,
+        CAP=spec.logit_cap > 0,
+        QUERIES=max(16, triton.next_power_of_2(group)),
+        WIDTH=width,
+        KEYS=64 if width <= 128 else 32,
+        num_warps=4,
+    )
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _join_kernel[(rows * spec.num_heads,)](
+        partial, partial_lse, out, DIM=spec.head_dim, SPLITS=splits, WIDTH=width, num_warps=2
+    )
+    return out
+
+
+def extend_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    seq_lens: Tensor,
+    extend_lens: Tensor,
+    token_starts: Tensor,
+    max_extend: int,
+    page_size: int,
+    spec: AttentionSpec,
+) -> Tensor:
+    """Any number of new tokens in each row, which begin at token_starts [R] int64. Otherwise as `decode_attention`."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    width = triton.next_power_of_2(spec.head_dim)
+    queries = min(64, max(16, triton.next_power_of_2(max_extend)))
+    _extend_kernel[(len(slots), spec.num_heads, triton.cdiv(max_extend, queries))](
+        q,
+        keys,
+        values,
+        table,
+        slots,
+        seq_lens,
+        extend_lens,
+        token_starts,
+        out,
+        q.stride(0),
+        out.stride(0),
+        table.stride(0),
+        spec.scale,
+        spec.logit_cap,
+        spec.window or 0,
+        spec.num_kv_heads,
+        GROUP=spec.num_heads // spec.num_kv_heads,
+        DIM=spec.head_dim,
+        PAGE=page_size,
+        HAS_WINDOW=spec.window is not None,
+        CAP=spec.logit_cap > 0,
+        QUERIES=queries,
+        WIDTH=width,
+        KEYS=64 if width <= 128 else 32,
+        num_warps=4,
+    )
+    return out

@@ -1,0 +1,59 @@
+"""RMS norms in Triton: one program normalises one row, which it reads and writes once."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rms_norm_kernel(x, weight, out, x_stride, dim, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < dim
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values) / dim + eps)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * dim + columns, values * scale * gain, mask=inside)
+
+
+@triton.jit
+def _fused_add_rms_norm_kernel(x, residual, weight, x_stride, residual_stride, dim, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < dim
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    stream = residual + row * residual_stride + columns
+    values += tl.load(stream, mask=inside, other=0.0).to(tl.float32)
+    # What is normalised is the sum as it is kept, rounded.
+    rounded = values.to(residual.dtype.element_ty)
+    tl.store(stream, rounded, mask=inside)
+    values = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values) / dim + eps)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + row * x_stride + columns, values * scale * gain, mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `kernels.norm.rms_norm`. x: [..., dim], rows dense."""
+    dim = x.shape[-1]
+    rows = x.reshape(-1, dim)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(dim)
+    _rms_norm_kernel[(len(rows),)](rows, weight, out, rows.stride(0), dim, eps, BLOCK=block, num_warps=_warps(block))
+    return out
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """As `kernels.norm.fused_add_rms_norm`: the norm is written over x, the sum over residual. Both [T, dim]."""
+    dim = x.shape[-1]
+    block = triton.next_power_of_2(dim)
+    _fused_add_rms_norm_kernel[(len(x),)](
+        x, residual, weight, x.stride(0), residual.stride(0), dim, eps, BLOCK=block, num_warps=_warps(block)
+    )
+    return x, residual
+
+
+def _warps(block: int) -> int:
+    """About eight values a thread."""
+    return min(max(block // 256, 1), 16)

@@ -1,0 +1,65 @@
+"""Attention with our own Triton kernels: the portable backend of CUDA, which plans nothing on the host.
+
+All it needs of a step are the batch's tensors, so a captured step can be replayed as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.kernels.cuda.attention import decode_attention, extend_attention
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendMetadata:
+    """Where each row's new tokens begin [R] int64, and the most that a row has."""
+
+    token_starts: Tensor
+    max_extend: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeMetadata:
+    """Nothing: a decoding row has one token."""
+
+
+class TritonBackend:
+    """Split decode, and extend over the cached prefix."""
+
+    def __init__(self, pool: KvPool, page_table: Tensor) -> None:
+        self._pool = pool
+        self._page_table = page_table
+
+    def plan(self, batch: ForwardBatch) -> AttentionMetadata:
+        if batch.mode.is_decode:
+            return DecodeMetadata()
+        ends = batch.extend_lens.cumsum(dim=0)
+        return ExtendMetadata(ends - batch.extend_lens, int(batch.host.extend_lens.max()))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
+        self._pool.store(spec.layer_id, batch.out_cache_loc, k, v)
+        keys, values = self._pool.slots(spec.layer_id)
+        metadata, page_size = batch.attn_metadata, self._pool.page_size
+        rows = (self._page_table, batch.slots, batch.seq_lens)
+        if isinstance(metadata, DecodeMetadata):
+            return decode_attention(q, keys, values, *rows, page_size, spec)
+        assert isinstance(metadata, ExtendMetadata)
+        extends = (batch.extend_lens, metadata.token_starts, metadata.max_extend)
+        return extend_attention(q, keys, values, *rows, *extends, page_size, spec)
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        return self.plan(batch)
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        pass
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
+        pass
+
+    def covers(self, seq_lens: Ints) -> bool:
+        return True

@@ -1,0 +1,66 @@
+"""Every op's CUDA kernel against its reference on the same device."""
+
+import pytest
+import torch
+
+from fixtures.op_cases import OPS, check_op
+from fixtures.sampling_cases import Draws, assert_true, random_draws
+from mysglang.srt.kernels.cuda.kvcache import list_pages
+from mysglang.srt.kernels.sampling import draw_tokens, greedy_tokens
+
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 6e-3, torch.float16: 1e-3}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_layer_ops(name: str, dtype: torch.dtype) -> None:
+    check_op(name, "cuda", dtype, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("filters", ["", "k", "p", "m", "kp", "kpm"])
+def test_draws_are_true(filters: str, ties: bool) -> None:
+    for seed in range(4):
+        draws = random_draws(seed, vocab=5000, ties=ties, **dict.fromkeys(filters, True))
+        assert_true(draw_tokens(*draws.arguments("cuda")), draws)
+
+
+def test_a_draw_does_not_depend_on_the_batch() -> None:
+    draws = random_draws(1, rows=64, vocab=32000, k=True, p=True, m=True)
+    together = draw_tokens(*draws.arguments("cuda"))
+    for row in range(0, 64, 7):
+        one = Draws(*(None if column is None else column[row : row + 1] for column in draws.arguments()))
+        assert int(draw_tokens(*one.arguments("cuda"))) == int(together[row])
+
+
+def test_draws_are_those_of_the_cpu() -> None:
+    draws = random_draws(2, rows=200, vocab=32000, p=True, k=True)
+    on_cpu, on_gpu = draw_tokens(*draws.arguments()), draw_tokens(*draws.arguments("cuda")).cpu()
+    assert int((on_cpu != on_gpu).sum()) <= 1  # a draw may fall within rounding of a boundary
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [100, 4096, 128256, 151936])
+def test_greedy_tokens(vocab: int, dtype: torch.dtype) -> None:
+    logits = torch.randn(9, vocab, device="cuda").to(dtype)
+    logits[1, vocab // 2] = float("nan")
+    logits[2, vocab - 1] = float("-inf")
+    logits[3, 5] = logits[3, vocab - 2] = 100.0
+    assert torch.equal(greedy_tokens(logits), greedy_tokens.reference(logits))
+    assert greedy_tokens(logits)[1:4].tolist() == [-1, -1, 5]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_list_pages(page_size: int) -> None:
+    table = torch.randint(1 << 30, (20, 9000), dtype=torch.int32, device="cuda")
+    slots = torch.randperm(20, device="cuda")[:13]
+    counts = torch.randint(1, 9000, (13,), dtype=torch.int32, device="cuda")
+    last = torch.randint(1, page_size + 1, (13,), dtype=torch.int32, device="cuda")
+    total = int(counts.sum())
+    indptr, indices, found = (torch.full((n,), -1, dtype=torch.int32, device="cuda") for n in (14, total + 5, 13))
+    list_pages(table, slots, (counts - 1) * page_size + last, page_size, indptr, indices, found)
+    assert indptr.tolist() == [0, *counts.cumsum(0).tolist()]
+    assert torch.equal(found, last)
+    rows = [table[slot, :count] for slot, count in zip(slots.tolist(), counts.tolist(), strict=True)]
+    assert torch.equal(indices[:total], torch.cat(rows))
+    assert (indices[total:] == -1).all()

@@ -1,0 +1,64 @@
+"""Every attention backend on CUDA against the slow reference, on every story."""
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fixtures.attention_cases import PLAIN, Step, check_shared_pages, check_story, every_spec, every_story
+from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
+from mysglang.srt.layers.attention.triton_backend import TritonBackend
+
+needs_flashinfer = pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="no flashinfer")
+pytestmark = pytest.mark.timeout(400)  # FlashInfer builds what was never built before
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@every_spec
+@every_story
+def test_triton(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
+    check_story(TritonBackend, story, spec, page_size=page_size, dtype=torch.bfloat16, device="cuda", tolerance=2e-2)
+
+
+@every_story
+def test_triton_float32(story: list[Step]) -> None:
+    check_story(TritonBackend, story, PLAIN, page_size=4, device="cuda", tolerance=1e-4)
+
+
+@every_story
+def test_torch_native(story: list[Step]) -> None:
+    check_story(
+        TorchNativeBackend, story, PLAIN, page_size=4, dtype=torch.bfloat16, device="cuda", tolerance=2e-2
+    )
+
+
+@needs_flashinfer
+@pytest.mark.parametrize("page_size", [1, 16])
+@every_spec
+@every_story
+def test_flashinfer(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
+    from mysglang.srt.layers.attention.flashinfer_backend import FlashInferBackend
+
+    check_story(
+        FlashInferBackend, story, spec, page_size=page_size, dtype=torch.bfloat16, device="cuda", tolerance=2e-2
+    )
+
+
+@needs_flashinfer
+@every_story
+def test_flashinfer_with_wide_heads(story: list[Step]) -> None:
+    from mysglang.srt.layers.attention.flashinfer_backend import FlashInferBackend
+
+    spec = replace(PLAIN, num_heads=8, head_dim=128, scale=128**-0.5)
+    check_story(FlashInferBackend, story, spec, page_size=1, dtype=torch.bfloat16, device="cuda", tolerance=2e-2)
+
+
+@pytest.mark.parametrize("name", ["triton", "torch_native", pytest.param("flashinfer", marks=needs_flashinfer)])
+def test_rows_that_share_pages_of_the_same_step(name: str) -> None:
+    from mysglang.srt.layers.attention.factory import create_attention_backend
+
+    check_shared_pages(
+        lambda pool, table: create_attention_backend(name, pool, table), device="cuda", dtype=torch.bfloat16
+    )

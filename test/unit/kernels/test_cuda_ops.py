@@ -1,0 +1,51 @@
+"""The Triton ops by Triton's interpreter, against their references."""
+
+import pytest
+
+from fixtures.triton_on_cpu import run_interpreted
+
+pytest.importorskip("triton")
+
+OPS = """
+from fixtures.op_cases import OPS, check_op
+for name, (op, _) in OPS.items():
+    op.implementations["cpu"] = op.implementations["cuda"]
+    check_op(name, "cpu", torch.float32, 1e-5)
+print("all agree")
+"""
+
+SAMPLING = """
+from fixtures.sampling_cases import assert_true, random_draws
+from mysglang.srt.kernels.cuda import sampling
+from mysglang.srt.kernels.sampling import greedy_tokens
+sampling.BLOCK = 64
+filters = [(False, False, False), (True, False, False), (False, True, False), (False, False, True), (True, True, True)]
+for ties in (False, True):
+    for k, p, m in filters:
+        draws = random_draws(3, rows=4, vocab=150, ties=ties, k=k, p=p, m=m)
+        assert_true(sampling.draw_tokens(*draws.arguments()), draws)
+logits = torch.randn(6, 1000).mul_(4).round_()
+logits[1, 700] = float("nan")
+logits[2, 999] = float("inf")
+assert torch.equal(sampling.greedy_tokens(logits), greedy_tokens.reference(logits))
+print("all agree")
+"""
+
+PAGES = """
+from mysglang.srt.kernels.cuda.kvcache import list_pages
+table = torch.arange(3 * 700, dtype=torch.int32).view(3, 700)
+slots, seq_lens = torch.tensor([2, 0, 1, 0]), torch.tensor([1, 1399, 2, 8], dtype=torch.int32)
+indptr, indices = torch.full((5,), -1, dtype=torch.int32), torch.full((800,), -1, dtype=torch.int32)
+last = torch.full((4,), -1, dtype=torch.int32)
+list_pages(table, slots, seq_lens, 2, indptr, indices, last)
+assert indptr.tolist() == [0, 1, 701, 702, 706], indptr
+assert last.tolist() == [1, 1, 2, 2], last
+assert torch.equal(indices[:706], torch.cat((table[2, :1], table[0], table[1, :1], table[0, :4])))
+assert (indices[706:] == -1).all()
+print("all agree")
+"""
+
+
+@pytest.mark.parametrize("program", [OPS, SAMPLING, PAGES], ids=["ops", "sampling", "pages"])
+def test_under_the_interpreter(program: str) -> None:
+    assert run_interpreted(program).strip() == "all agree"

@@ -1,0 +1,25 @@
+"""The Triton backend by Triton's interpreter: the stories of every backend, on small shapes."""
+
+import pytest
+
+from fixtures.triton_on_cpu import run_interpreted
+
+pytest.importorskip("triton")
+
+PROGRAM = """
+from dataclasses import replace
+from fixtures.attention_cases import PLAIN, STORIES, check_shared_pages, check_story
+from mysglang.srt.layers.attention.triton_backend import TritonBackend
+
+small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16)
+for name in ("chunks", "prompt then decode"):
+    for spec in (small, replace(small, window=5, logit_cap=3.0), replace(small, head_dim=24)):
+        for page_size in (1, 4):
+            check_story(TritonBackend, STORIES[name], spec, page_size=page_size, tolerance=1e-4)
+check_shared_pages(TritonBackend)
+print("all agree")
+"""
+
+
+def test_stories() -> None:
+    assert run_interpreted(PROGRAM).strip() == "all agree"
