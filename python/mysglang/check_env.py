@@ -15,10 +15,10 @@ from mysglang.srt.environ import VARIABLES
 from mysglang.srt.utils.hardware import detect_hardware
 from mysglang.srt.utils.version import __version__
 
-PACKAGES = (
-    "torch triton flashinfer-python transformers tokenizers safetensors huggingface-hub numpy msgspec pyzmq fastapi "
-    "starlette pydantic uvicorn uvloop httptools orjson openai"
-).split()
+PACKAGES = """
+    torch triton flashinfer-python transformers tokenizers safetensors huggingface-hub numpy msgspec pyzmq fastapi
+    starlette pydantic uvicorn uvloop httptools orjson openai
+"""
 
 STANDARD_VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "PYTHONPATH")
 
@@ -31,7 +31,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
     yield "memory", f"{psutil.virtual_memory().total / 2**30:.1f} GiB"
     yield "gpus", ", ".join(f"{gib:.1f} GiB" for gib in detect_hardware().gpu_memory) or "none"
-    for package in PACKAGES:
+    for package in PACKAGES.split():
         yield package, _version(package)
     for name in [*(variable.name for variable in VARIABLES), *STANDARD_VARIABLES]:
         if name in os.environ:

@@ -17,6 +17,7 @@ class ServingArgs:
     host: str = arg("127.0.0.1", help="Address to listen on; 0.0.0.0 or :: for everybody.")
     port: int = arg(30000, at_least=0, at_most=65535, help="Port to listen on; 0 takes a free one.")
     api_key: str | None = arg(None, help="What clients must send as `Authorization: Bearer KEY`.")
+    admin_api_key: str | None = arg(None, help="The key for routes that change what the server does, instead.")
     fastapi_root_path: str = arg("", help="Path under which a proxy shows this server.")
     served_model_name: str | None = arg(None, help="The model's name in the API; its path if unset.")
     chat_template: str | None = arg(None, help="File of a Jinja chat template, instead of the tokenizer's.")

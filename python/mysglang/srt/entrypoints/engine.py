@@ -1,0 +1,233 @@
+"""Engine: the same runtime without HTTP, inside a program.
+
+    with Engine(model_path="...") as engine:
+        print(engine.generate("Hello", {"max_new_tokens": 8})["text"])
+
+The front lives in a thread of its own with its event loop; the verbs may be called from any thread, and the `async_`
+ones from any event loop. A program that uses it needs no `if __name__ == "__main__"`: the children do not run it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
+
+import msgspec
+import uvloop
+
+from mysglang.srt.entrypoints.launcher import find_model
+from mysglang.srt.entrypoints.runtime import ReadyFront, Runtime
+from mysglang.srt.entrypoints.warmup import warm_up
+from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
+from mysglang.srt.managers.tokenizer_manager import TokenizerManager
+from mysglang.srt.messages.control import FlushCacheReqOutput
+from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
+from mysglang.srt.server_args import ServerArgs
+from mysglang.srt.utils.logging import configure_logging
+from mysglang.srt.utils.version import __version__
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Prompt: TypeAlias = str | list[str]
+InputIds: TypeAlias = list[int] | list[list[int]]
+Params: TypeAlias = Mapping[str, Any] | list[Mapping[str, Any]]
+"""Sampling parameters by their native names, for all prompts or for each."""
+
+UNQUEUED = 1 << 30
+"""A program may hand over as many prompts as it likes: nobody else is waiting."""
+
+
+class Engine:
+    """A model that generates. `options` are those of the server, by name; see `ServerArgs`."""
+
+    def __init__(self, *, server_args: ServerArgs | None = None, **options: Any) -> None:
+        """Launch, and return when ready. Raises ConfigError, or WorkerDied if a process ended before it was ready."""
+        if server_args is None:
+            defaults = {"log_level": "error", "max_queued_requests": UNQUEUED}
+            server_args = ServerArgs.from_kwargs(**{**defaults, **options})
+        configure_logging(server_args.observability.log_level)
+        self._closed = False
+        self._loop = uvloop.new_event_loop()
+        # The children's lives hang on the thread that starts them, so it is one that stays.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="mysglang engine", daemon=True)
+        self._thread.start()
+        try:
+            self._runtime, self._front = self._await(self._start(server_args))
+        except BaseException:
+            self._end_thread()
+            raise
+        self.server_args = self._runtime.server_args
+        atexit.register(self.shutdown)
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: Params | None = None,
+        input_ids: InputIds | None = None,
+        *,
+        stream: Literal[False] = False,
+        **fields: Any,
+    ) -> Any: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: Params | None = None,
+        input_ids: InputIds | None = None,
+        *,
+        stream: Literal[True],
+        **fields: Any,
+    ) -> Iterator[Response]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: Params | None = None,
+        input_ids: InputIds | None = None,
+        *,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """The native response {text, output_ids, meta_info}; a list of them for a batch or n > 1.
+
+        `fields` are the other fields of POST /generate, by name. With `stream`, an iterator over responses as they
+        grow, which say by `index` whose they are if there are several; leaving it ends the request. Raises
+        InvalidRequest that names the field, Aborted, WorkerDied.
+        """
+        request = _request(prompt, sampling_params, input_ids, stream, fields)
+        return self._iterate(request) if stream else self._await(self._answer(request))
+
+    async def async_generate(
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: Params | None = None,
+        input_ids: InputIds | None = None,
+        *,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """The same for a caller with an event loop of its own; with `stream`, an async iterator."""
+        request = _request(prompt, sampling_params, input_ids, stream, fields)
+        return self._async_iterate(request) if stream else await self._call(self._answer(request))
+
+    def flush_cache(self) -> FlushCacheReqOutput:
+        """Empty the prefix cache, if nothing runs."""
+        return self._await(self._front.tokenizer_manager.flush_cache())
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The options, what the scheduler found out about itself, and what it holds now."""
+        state = self._await(self._front.tokenizer_manager.get_internal_state())
+        return {
+            **self.server_args.flat(),
+            "version": __version__,
+            "scheduler_info": msgspec.to_builtins(self._front.facts),
+            "internal_states": [msgspec.to_builtins(state)],
+        }
+
+    def shutdown(self) -> None:
+        """End the processes. Called once more, and at the program's end, it does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.shutdown)
+        self._runtime.cut_off("the engine was shut down")
+        self._await(self._runtime.stop())
+        self._end_thread()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    async def _start(self, server_args: ServerArgs) -> tuple[Runtime, ReadyFront]:
+        found, model_config = await asyncio.to_thread(find_model, server_args)
+        runtime = Runtime(found, model_config)
+        try:
+            front = await runtime.wait_ready()
+            if not server_args.serving.skip_server_warmup:
+                await warm_up(front)
+        except BaseException:
+            await runtime.stop()
+            raise
+        return runtime, front
+
+    def _responses(self, request: GenerateReqInput) -> AsyncGenerator[Response, None]:
+        incremental = self.server_args.serving.incremental_streaming_output
+        dicts = ResponseDicts(request, self._front.tokenizer, incremental=incremental)
+        return _responses(self._front.tokenizer_manager, request, dicts)
+
+    async def _answer(self, request: GenerateReqInput) -> Answer:
+        dicts = ResponseDicts(request, self._front.tokenizer)
+        async for _ in _responses(self._front.tokenizer_manager, request, dicts):
+            pass
+        return dicts.answer()
+
+    def _iterate(self, request: GenerateReqInput) -> Iterator[Response]:
+        responses = self._responses(request)
+        try:
+            while (response := self._await(anext(responses, None))) is not None:
+                yield response
+        finally:
+            self._await(responses.aclose())
+
+    async def _async_iterate(self, request: GenerateReqInput) -> AsyncIterator[Response]:
+        responses = self._responses(request)
+        try:
+            while (response := await self._call(anext(responses, None))) is not None:
+                yield response
+        finally:
+            await self._call(responses.aclose())
+
+    def _await(self, work: Awaitable[T]) -> T:
+        """Run `work` in the engine's loop; the result, for a caller that waits."""
+        return self._submit(work).result()
+
+    async def _call(self, work: Awaitable[T]) -> T:
+        """The same for a caller in another event loop."""
+        return await asyncio.wrap_future(self._submit(work))
+
+    def _submit(self, work: Awaitable[T]) -> concurrent.futures.Future[T]:
+        async def run() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop)
+
+    def _end_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _responses(
+    manager: TokenizerManager, request: GenerateReqInput, dicts: ResponseDicts
+) -> AsyncGenerator[Response, None]:
+    """Responses chunk by chunk; closing it closes the request."""
+    async with contextlib.aclosing(manager.generate_request(request)) as chunks:
+        async for chunk in chunks:
+            yield dicts.add(chunk)
+
+
+def _request(
+    prompt: Prompt | None,
+    sampling_params: Params | None,
+    input_ids: InputIds | None,
+    stream: bool,
+    fields: Mapping[str, Any],
+) -> GenerateReqInput:
+    """Checked like a request that came by HTTP."""
+    given = {"text": prompt, "sampling_params": sampling_params, "input_ids": input_ids, "stream": stream}
+    return parse_generate({**fields, **given})

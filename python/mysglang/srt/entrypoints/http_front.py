@@ -1,0 +1,124 @@
+"""The HTTP front door: uvicorn on a socket that is already taken, and the gate before the application.
+
+The gate answers 503 itself until there is an application behind it, and again when the server ends, so that a probe
+hears at any moment what is true. Knows neither routes nor processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mysglang.srt.args.serving import ServingArgs
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response, type_of
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.http_app import build_app
+from mysglang.srt.server_args import ServerArgs
+
+KEEP_ALIVE_S = 75
+"""Longer than the 60 s that proxies keep an idle connection, so that they never write into one that we just closed."""
+
+CLOSE_S = 2
+"""For connections to close by themselves at the end."""
+
+
+class Gate:
+    """The application as uvicorn sees it. Closed from the start."""
+
+    def __init__(self) -> None:
+        self._app: ASGIApp | None = None
+        self._why_closed = "The server is starting."
+        self._open_requests = 0
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+
+    def open(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def close(self, why: str) -> None:
+        """Let nobody in any more. Who is inside is not disturbed."""
+        self._app = None
+        self._why_closed = why
+
+    async def emptied(self, timeout: float) -> bool:
+        """Wait until no request is open, but no longer than `timeout` seconds; whether that came true."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._none_open.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def open_requests(self) -> int:
+        return self._open_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is None:
+            refused = ErrorFacts(503, self._why_closed, type_of(503))
+            await error_response(refused, scope)(scope, receive, send)
+            return
+        self._open_requests += 1
+        self._none_open.clear()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open_requests -= 1
+            if not self._open_requests:
+                self._none_open.set()
+
+
+class HttpFront:
+    """uvicorn over `listener`, answering from the moment it is made."""
+
+    def __init__(self, listener: socket.socket, args: ServingArgs, log_level: str | None) -> None:
+        self.gate = Gate()
+        self._port: int = listener.getsockname()[1]
+        self._server = _Server(
+            uvicorn.Config(
+                self.gate,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=log_level or "warning",
+                access_log=log_level in ("info", "debug"),
+                root_path=args.fastapi_root_path,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=CLOSE_S,
+            )
+        )
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    def open(self, front: Front, args: ServerArgs, model_config: ModelConfig) -> None:
+        """Put the application behind the gate, and open it."""
+        self.gate.open(build_app(front, AppOptions.from_args(args, model_config)))
+
+    async def ended(self) -> None:
+        """Returns when uvicorn ends by itself, which it has no reason to; raises what made it end."""
+        await asyncio.shield(self._serving)
+
+    async def stop(self) -> None:
+        """Close the socket and the connections."""
+        self._server.should_exit = True
+        await asyncio.gather(self._serving, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the business of the whole server (`http_server.py`), not of its front door."""
+        yield

@@ -1,0 +1,152 @@
+"""launch_server: a whole server in this process and its children, from the taken port to the exit code.
+
+    port taken → model found → children launched → front door answers 503 → children ready → warm → gate open
+                                    … until a signal asks to end, or a process of ours has died …
+    gate closed → open requests end, or are told why they cannot → children ended → sockets removed → exit code
+
+This file is the order of these things; each is done elsewhere. Importing it loads no web framework: that is left for
+the time in which the children load theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from mysglang.srt.entrypoints.launcher import THE_CHILDREN, ChildModules, find_model
+from mysglang.srt.entrypoints.runtime import Death, Runtime
+from mysglang.srt.entrypoints.warmup import warm_up
+from mysglang.srt.errors import ConfigError, WorkerDied
+from mysglang.srt.server_args import ServerArgs
+from mysglang.srt.utils.exit_codes import ExitCode, complain
+from mysglang.srt.utils.logging import configure_logging
+from mysglang.srt.utils.network import bind_http_socket, http_url
+
+if TYPE_CHECKING:
+    from mysglang.srt.entrypoints.http_front import HttpFront
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_S = 3.0
+"""For clients to be told why their request ends."""
+
+SAME_SIGNAL_S = 0.5
+"""Wrappers (`timeout`, shells, supervisors) deliver one wish to end twice: to the process, and to its group."""
+
+CURL = """\
+curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  -d '{{"model": "default", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'"""
+
+
+def launch_server(server_args: ServerArgs, modules: ChildModules = THE_CHILDREN) -> ExitCode:
+    """Serve until asked to end. Returns the exit code; what went wrong has been said on stderr."""
+    configure_logging(server_args.observability.log_level)
+    try:
+        # Before anything heavy: a busy port ends the launch at once.
+        with bind_http_socket(server_args.serving.host, server_args.serving.port) as listener:
+            return uvloop.run(_serve(server_args, modules, listener))
+    except (ConfigError, WorkerDied) as error:
+        complain(error)
+        return ExitCode.START_FAILED
+
+
+async def _serve(server_args: ServerArgs, modules: ChildModules, listener: socket.socket) -> ExitCode:
+    """Raises ConfigError or WorkerDied if the server never came to be ready."""
+    begun = time.perf_counter()
+    found, model_config = await asyncio.to_thread(find_model, server_args)
+    runtime = Runtime(found, model_config, modules)
+    stop = StopSignals(runtime.kill)
+    try:
+        # Only now, while the children load what they need.
+        from mysglang.srt.entrypoints.http_front import HttpFront
+
+        door = HttpFront(listener, server_args.serving, server_args.observability.log_level_http)
+        try:
+            return await _until_end(runtime, door, stop, begun)
+        finally:
+            await door.stop()
+    finally:
+        await runtime.stop()
+
+
+async def _until_end(runtime: Runtime, door: HttpFront, stop: StopSignals, begun: float) -> ExitCode:
+    life = asyncio.create_task(_live(runtime, door, begun))
+    asked = asyncio.create_task(stop.requested.wait())
+    try:
+        await asyncio.wait({life, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if life.done():
+            return await _bury(life.result(), door)
+        return await _drain(runtime, door)
+    finally:
+        life.cancel()
+        asked.cancel()
+
+
+async def _live(runtime: Runtime, door: HttpFront, begun: float) -> Death:
+    """Become ready, and serve until a process of ours has died. Raises what keeps it from becoming ready."""
+    args = runtime.server_args
+    front = await runtime.wait_ready()
+    if not args.serving.skip_server_warmup:
+        await warm_up(front)
+    door.open(front, args, runtime.model_config)
+    # What is alive now lives as long as the server: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    url = http_url(args.serving.host, door.port)
+    logger.info("The server is fired up and ready to roll! It took %.1f s.", time.perf_counter() - begun)
+    print(f"\n{args.serving.served_model_name} answers on {url}\n\n{CURL.format(url=url)}\n", flush=True)
+    return await runtime.death()
+
+
+async def _bury(death: Death, door: HttpFront) -> ExitCode:
+    """A process of ours has died, and the runtime has told every open request."""
+    door.gate.close(f"The engine has died: {death.error}")
+    await door.gate.emptied(LAST_WORDS_S)
+    complain(death.error)
+    return death.exit_code
+
+
+async def _drain(runtime: Runtime, door: HttpFront) -> ExitCode:
+    """Asked to end: nobody new comes in, and who is in may finish, for a while."""
+    door.gate.close("The server is shutting down.")
+    patience = runtime.server_args.serving.drain_timeout
+    if door.gate.open_requests:
+        logger.info("Shutting down: %d open requests get %g s to end.", door.gate.open_requests, patience)
+    if await door.gate.emptied(patience):
+        logger.info("Shut down.")
+        return ExitCode.DONE
+    logger.warning("Shutting down: %d requests did not end in time and are cut off.", door.gate.open_requests)
+    runtime.cut_off("the server was told to shut down")
+    await door.gate.emptied(LAST_WORDS_S)
+    return ExitCode.CUT_OFF
+
+
+class StopSignals:
+    """SIGINT and SIGTERM: the first asks to end, the second ends."""
+
+    def __init__(self, kill: Callable[[], None]) -> None:
+        self.requested = asyncio.Event()
+        self._requested_at = 0.0
+        self._kill = kill
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        now = time.monotonic()
+        if self.requested.is_set():
+            if now - self._requested_at < SAME_SIGNAL_S:
+                return
+            logger.warning("Ended by a second %s.", number.name)
+            self._kill()
+            os._exit(ExitCode.CUT_OFF)
+        self._requested_at = now
+        self.requested.set()

@@ -1,0 +1,170 @@
+"""Launch the child processes, wait until they are ready, watch them, end them.
+
+Knows how a launch fails and how a server's processes die; does not know HTTP, nor what the children do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.environ import START_TIMEOUT
+from mysglang.srt.errors import ConfigError, WorkerDied
+from mysglang.srt.managers.detokenizer_process import DETOKENIZER_TITLE, DetokenizerLaunch
+from mysglang.srt.managers.scheduler_process import SchedulerLaunch, scheduler_title
+from mysglang.srt.messages.launch import Failed, FromChild, Ready, SchedulerFacts
+from mysglang.srt.server_args import PortArgs, ServerArgs
+from mysglang.srt.utils.hf import resolve_model_path
+from mysglang.srt.utils.network import ipc_endpoint, make_ipc_dir, remove_ipc_dir
+from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, stop_children
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 2.0
+"""Between SIGTERM and SIGKILL. A child holds nothing that it would have to save."""
+
+STACKS_S = 0.5
+"""For the children to write their stacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildModules:
+    """What the children run. Tests put something smaller in the scheduler's place."""
+
+    scheduler: str = "mysglang.srt.managers.scheduler_process"
+    detokenizer: str = "mysglang.srt.managers.detokenizer_process"
+
+
+THE_CHILDREN = ChildModules()
+
+
+def make_port_args(ipc_dir: Path) -> PortArgs:
+    return PortArgs(
+        scheduler_input_ipc_name=ipc_endpoint(ipc_dir, "scheduler"),
+        detokenizer_ipc_name=ipc_endpoint(ipc_dir, "detokenizer"),
+        tokenizer_ipc_name=ipc_endpoint(ipc_dir, "tokenizer"),
+    )
+
+
+def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
+    """The same options with paths of this machine, and the model's config: what is wrong with either is known before
+    anything is launched. Downloads a repository. Raises ConfigError.
+    """
+    model = server_args.model
+    assert model.model_path is not None and model.tokenizer_path is not None, "server_args are resolved"
+    weights = model.load_format != "dummy"
+    fetch = partial(resolve_model_path, revision=model.revision, download_dir=model.download_dir)
+    path = tokenizer_path = fetch(model.model_path, weights=weights)
+    if model.tokenizer_path != model.model_path:
+        tokenizer_path = fetch(model.tokenizer_path, weights=False)
+    found = replace(model, model_path=str(path), tokenizer_path=str(tokenizer_path))
+    config = ModelConfig.from_path(
+        str(path), dtype=model.dtype, context_length=model.context_length, overrides=model.overrides
+    )
+    return replace(server_args, model=found), config
+
+
+class Subprocesses:
+    """The children of one server: a scheduler for each rank, and the detokenizer."""
+
+    def __init__(self, server_args: ServerArgs, modules: ChildModules = THE_CHILDREN) -> None:
+        """Start them all, side by side. Must run in the event loop that watches them."""
+        self.ipc_dir = make_ipc_dir()
+        self.port_args = make_port_args(self.ipc_dir)
+        self._children: list[Child] = []
+        self._stopping = False
+        for rank in range(server_args.parallel.tp_size):
+            launch = SchedulerLaunch(server_args=server_args, port_args=self.port_args, tp_rank=rank)
+            self._start(modules.scheduler, scheduler_title(rank), launch)
+        self._start(
+            modules.detokenizer,
+            DETOKENIZER_TITLE,
+            DetokenizerLaunch(server_args=server_args, port_args=self.port_args),
+        )
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Title -> process id."""
+        return {child.title: child.pid for child in self._children}
+
+    async def wait_ready(self) -> SchedulerFacts:
+        """Until all have said that they are ready; the facts of rank 0. Raises ConfigError or WorkerDied with the cause
+        as soon as one has failed.
+        """
+        timeout = START_TIMEOUT.get()
+        waits = [asyncio.ensure_future(_ready(child)) for child in self._children]
+        try:
+            async with asyncio.timeout(timeout):
+                answers = await asyncio.gather(*waits)
+        except TimeoutError:
+            late = [child.title for child in self._children if not child.first_message.done()]
+            raise WorkerDied(f"{' and '.join(late)} did not become ready within {timeout:g} s.") from None
+        finally:
+            for wait in waits:
+                wait.cancel()
+        facts = answers[0].facts
+        assert facts is not None, "a scheduler tells its facts"
+        return facts
+
+    async def death(self) -> WorkerDied:
+        """Returns once a child has ended, whatever its exit code: none has an end of its own."""
+        await asyncio.wait([child.exited for child in self._children], return_when=asyncio.FIRST_COMPLETED)
+        return WorkerDied("; ".join(_obituary(child) for child in self._children if child.exited.done()))
+
+    async def dump_stacks(self) -> None:
+        """Have every child write the stacks of its threads to stderr."""
+        for child in self._children:
+            child.send_signal(DUMP_SIGNAL)
+        await asyncio.sleep(STACKS_S)
+
+    async def stop(self) -> None:
+        """End all children and remove their sockets. Nothing of ours is left after this."""
+        await stop_children(self._children, STOP_GRACE_S)
+        remove_ipc_dir(self.ipc_dir)
+
+    def kill(self) -> None:
+        """The same at once, without waiting: for a process that is about to end itself."""
+        for child in self._children:
+            child.send_signal(signal.SIGKILL)
+        remove_ipc_dir(self.ipc_dir)
+
+    def _start(self, module: str, title: str, launch: msgspec.Struct) -> None:
+        self._children.append(Child(module, title, msgspec.json.encode(launch)))
+
+
+async def _ready(child: Child) -> Ready:
+    events: list[asyncio.Future[Any]] = [child.first_message, child.exited]
+    await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+    if child.first_message.done():
+        message = _read(child.first_message.result())
+        if isinstance(message, Ready):
+            return message
+    # It has told why and is ending, or has ended without a word.
+    await asyncio.wait([child.exited], timeout=STOP_GRACE_S)
+    if causes := _causes(child):
+        raise ConfigError(*causes)
+    raise WorkerDied(f"{child.title} {describe_exit(child.exited.result())} before it was ready.")
+
+
+def _obituary(child: Child) -> str:
+    text = f"{child.title} {describe_exit(child.exited.result())}"
+    return ": ".join([text, *_causes(child)])
+
+
+def _causes(child: Child) -> list[str]:
+    """Why it could not go on, if that was the last thing it said."""
+    message = _read(child.last_message) if child.last_message is not None else None
+    return message.problems if isinstance(message, Failed) else []
+
+
+def _read(line: bytes) -> FromChild:
+    message: FromChild = msgspec.json.decode(line, type=FromChild)
+    return message

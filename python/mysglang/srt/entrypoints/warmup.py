@@ -1,0 +1,34 @@
+"""The first request, before "ready": one short generation through tokenizer, scheduler and detokenizer.
+
+It finds what only running finds (a kernel that does not compile, a socket that nobody reads), and the first client does
+not pay for what is done once.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from mysglang.srt.entrypoints.runtime import ReadyFront
+from mysglang.srt.errors import RequestError, WorkerDied
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.utils.logging import timed
+
+logger = logging.getLogger(__name__)
+
+PROMPT = "The capital city of France is"
+PARAMS = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
+
+
+async def warm_up(front: ReadyFront) -> None:
+    """Raises WorkerDied if the request does not come to its end."""
+    if front.tokenizer is None:
+        request = GenerateReqInput(input_ids=[0], sampling_params=PARAMS, clip_max_new_tokens=True)
+    else:
+        request = GenerateReqInput(text=PROMPT, sampling_params=PARAMS, clip_max_new_tokens=True)
+    with timed(logger, "warm-up"):
+        try:
+            async for _ in front.tokenizer_manager.generate_request(request):
+                pass
+        except RequestError as error:
+            raise WorkerDied(f"the warm-up request failed: {error}") from error
