@@ -29,9 +29,7 @@ def test_triton_float32(story: list[Step]) -> None:
 
 @every_story
 def test_torch_native(story: list[Step]) -> None:
-    check_story(
-        TorchNativeBackend, story, PLAIN, page_size=4, dtype=torch.bfloat16, device="cuda", tolerance=2e-2
-    )
+    check_story(TorchNativeBackend, story, PLAIN, page_size=4, dtype=torch.bfloat16, device="cuda", tolerance=2e-2)
 
 
 @needs_flashinfer

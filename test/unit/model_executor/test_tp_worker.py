@@ -1,0 +1,209 @@
+"""The CPU worker, driven by hand: steps of every shape give the tokens of each prompt on its own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fixtures.forward_batches import Row, worker_batch
+from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
+from fixtures.worker_driver import GREEDY, Choice, Driver, columns
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.worker_batch import (
+    LogitEdits,
+    LogprobColumns,
+    ModelWorkerBatch,
+    PenaltyReset,
+    PenaltyRows,
+)
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.tp_worker import TpModelWorker
+
+PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 17, 1))]
+SAMPLED = [Choice(0.9, top_p=0.95, top_k=50, seed=i) for i in range(3)] + [GREEDY]
+CPU = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=6)
+
+
+@pytest.fixture(scope="module")
+def model_config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    folder = tmp_path_factory.mktemp("model")
+    make_checkpoint("qwen3", folder)
+    return ModelConfig.from_path(str(folder), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def make_worker(model_config: ModelConfig):
+    torch.set_num_threads(1)
+
+    def make(page_size: int = 1) -> TpModelWorker:
+        return TpModelWorker(replace(CPU, page_size=page_size), model_config, LoadConfig())
+
+    return make
+
+
+@pytest.fixture
+def worker(make_worker) -> TpModelWorker:
+    return make_worker()
+
+
+@pytest.fixture(scope="module")
+def alone(make_worker) -> dict[str, list[list[int]]]:
+    """Tokens of each prompt in a worker of its own."""
+    return {
+        name: [
+            Driver.start(make_worker(), [choice]).generate([prompt], 8)[0]
+            for prompt, choice in zip(PROMPTS, choices, strict=True)
+        ]
+        for name, choices in {"greedy": [GREEDY] * 4, "sampled": SAMPLED}.items()
+    }
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk", [5, 1000])
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_together_is_like_alone(make_worker, alone, name: str, chunk: int, page_size: int) -> None:
+    choices = [GREEDY] * 4 if name == "greedy" else SAMPLED
+    driver = Driver.start(make_worker(page_size), choices)
+    assert driver.generate(PROMPTS, 8, chunk) == alone[name]
+
+
+def test_capacity(worker: TpModelWorker) -> None:
+    capacity = worker.capacity
+    assert (capacity.num_pages, capacity.page_size, capacity.num_slots) == (600, 1, 6)
+    assert (capacity.max_context, capacity.vocab_size) == (256, VOCAB_SIZE)
+    assert capacity.memory_usage["kvcache"] > 0
+    assert worker.tokens_per_step == 1
+
+
+def test_a_decoding_row_beside_a_prompt(worker: TpModelWorker, alone) -> None:
+    """An id that only the device knows, in a step of new tokens."""
+    driver = Driver.start(worker, [GREEDY] * 2)
+    first = driver.prefill(PROMPTS[:1]).tokens.tolist()
+    rows = [Row(0, [-1], start=len(PROMPTS[0])), Row(1, PROMPTS[1])]
+    step = worker.forward_batch_generation(worker_batch(rows, driver.pages)).complete()
+    assert [*first, int(step.tokens[0])] == alone["greedy"][0][:2]
+    assert int(step.tokens[1]) == alone["greedy"][1][0]
+
+
+def test_a_chunk_without_a_token(worker: TpModelWorker) -> None:
+    driver = Driver.start(worker, [GREEDY])
+    batch = worker_batch([Row(0, PROMPTS[0][:7], yields=False)], driver.pages)
+    output = worker.forward_batch_generation(batch).complete()
+    assert len(output.tokens) == 0 and output.counts.tolist() == [0]
+
+
+def prompt_step(worker: TpModelWorker, **changes: object) -> ModelWorkerBatch:
+    """All prompts in one step."""
+    driver = Driver.start(worker, [GREEDY] * 4)
+    batch = worker_batch([Row(slot, prompt) for slot, prompt in enumerate(PROMPTS)], driver.pages)
+    return replace(batch, **changes)
+
+
+def test_forbidden_and_bias(worker: TpModelWorker, alone) -> None:
+    """Edits count batch rows, also where some rows have no logits."""
+    best = [tokens[0] for tokens in alone["greedy"]]
+    yields = np.array([True, False, True, True])
+    rows = np.array([2, 2, 1], dtype=np.int32)
+    ids = np.array([best[2], 77, best[1]], dtype=np.int32)
+    forbidden = LogitEdits(rows, ids, np.array([-np.inf, 1000.0, 0.0], dtype=np.float32))
+    biased = replace(
+        columns([GREEDY] * 4),
+        bias=LogitEdits(np.array([3, 1], np.int32), np.array([5, 6], np.int32), np.array([500.0, 500.0], np.float32)),
+    )
+    batch = prompt_step(worker, yields=yields, forbidden=forbidden, sampling=biased)
+    assert worker.forward_batch_generation(batch).complete().tokens.tolist() == [best[0], 77, 5]
+
+
+def test_penalties_count_what_the_worker_samples(worker: TpModelWorker, alone) -> None:
+    """With a presence penalty that forbids every token seen, no token comes twice."""
+    none = np.zeros(0, dtype=np.int32)
+    sampling = replace(
+        columns([GREEDY] * 4),
+        penalties=PenaltyRows(
+            rows=np.array([1], dtype=np.int32),
+            lines=np.array([9], dtype=np.int32),
+            frequency=np.zeros(1, dtype=np.float32),
+            presence=np.full(1, 1000, dtype=np.float32),
+            repetition=np.ones(1, dtype=np.float32),
+        ),
+    )
+    driver = Driver.start(worker, [GREEDY] * 4)
+    batch = worker_batch([Row(slot, prompt) for slot, prompt in enumerate(PROMPTS)], driver.pages, sampling=sampling)
+    batch = replace(batch, penalty_reset=PenaltyReset(np.array([9], dtype=np.int32), [none], [none]))
+    outputs = [worker.forward_batch_generation(batch)]
+    driver.lengths = [len(prompt) for prompt in PROMPTS]
+    outputs += [driver.launch(sampling) for _ in range(40)]
+    tokens = np.array([output.complete().tokens for output in outputs])
+    assert len(set(tokens[:, 1].tolist())) == 41
+    assert tokens[:8, [0, 2, 3]].T.tolist() == [alone["greedy"][row] for row in (0, 2, 3)]
+
+
+def test_logprobs(worker: TpModelWorker) -> None:
+    """Against a softmax over logits that the worker itself reports for every token of the vocabulary."""
+    everything = np.arange(VOCAB_SIZE, dtype=np.int32)
+    none = np.zeros(0, dtype=np.int32)
+    wanted = LogprobColumns(
+        rows=np.array([True, False, True, True]),
+        top_num=np.array([2, 0, 0, 4], dtype=np.int32),
+        token_ids=[everything, none, np.array([9], dtype=np.int32), none],
+        prompt_positions=np.array([0, 1, 43], dtype=np.int32),
+        prompt_targets=np.array([PROMPTS[0][1], PROMPTS[0][2], PROMPTS[2][1]], dtype=np.int32),
+        prompt_counts=np.array([2, 0, 1, 0], dtype=np.int32),
+    )
+    sampling = columns([Choice(0.7, top_k=3, seed=1), GREEDY, GREEDY, GREEDY])
+    output = worker.forward_batch_generation(prompt_step(worker, logprobs=wanted, sampling=sampling)).complete()
+    found, prompt = output.output_logprobs, output.prompt_logprobs
+    assert found is not None and prompt is not None
+    assert [len(x) for x in (found.chosen, found.top_vals, found.top_ids, found.token_ids_vals)] == [
+        3,
+        6,
+        6,
+        VOCAB_SIZE + 1,
+    ]
+    row = found.token_ids_vals[:VOCAB_SIZE]
+    assert np.exp(row).sum() == pytest.approx(1, abs=1e-4)
+    assert found.chosen[0] == row[output.tokens[0]]
+    assert found.top_vals[:2].tolist() == sorted(row.tolist(), reverse=True)[:2]
+    assert found.top_ids[:2].tolist() == np.argsort(-row)[:2].tolist()
+    assert found.chosen[2] == found.top_vals[2] and output.tokens[3] == found.top_ids[2]
+
+    assert [len(x) for x in (prompt.chosen, prompt.top_vals, prompt.token_ids_vals)] == [3, 4, 2 * VOCAB_SIZE + 1]
+    for i in range(2):
+        row = prompt.token_ids_vals[i * VOCAB_SIZE : (i + 1) * VOCAB_SIZE]
+        assert np.exp(row).sum() == pytest.approx(1, abs=1e-4)
+        assert prompt.chosen[i] == row[wanted.prompt_targets[i]]
+        assert prompt.top_vals[2 * i : 2 * i + 2].tolist() == sorted(row.tolist(), reverse=True)[:2]
+
+
+def test_a_broken_row_gets_minus_one_alone(make_worker, alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = make_worker()
+    logits = worker._runner._eager._logits
+    compute = logits.next_token_logits
+
+    def break_row_one(hidden: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        found = compute(hidden, rows)
+        found[1, 5] = float("nan")
+        return found
+
+    monkeypatch.setattr(logits, "next_token_logits", break_row_one)
+    driver = Driver.start(worker, SAMPLED)
+    tokens = np.array(driver.generate(PROMPTS, 4))
+    assert tokens[1].tolist() == [-1] * 4
+    assert tokens[[0, 2, 3]].tolist() == [alone["sampled"][row][:4] for row in (0, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"max_total_tokens": 1 << 40}, "--max-total-tokens"),
+        ({"page_size": 512}, "KV cache"),
+        ({"attention_backend": "flashinfer"}, "--attention-backend"),
+        ({"device": "tpu"}, "--device"),
+    ],
+)
+def test_what_does_not_fit_is_refused(model_config: ModelConfig, change: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        TpModelWorker(replace(CPU, **change), model_config, LoadConfig())
