@@ -24,7 +24,6 @@ import uvloop
 
 from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.entrypoints.runtime import ReadyFront, Runtime
-from mysglang.srt.entrypoints.warmup import warm_up
 from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
 from mysglang.srt.messages.control import FlushCacheReqOutput
@@ -158,8 +157,6 @@ class Engine:
         runtime = Runtime(found, model_config)
         try:
             front = await runtime.wait_ready()
-            if not server_args.serving.skip_server_warmup:
-                await warm_up(front)
         except BaseException:
             await runtime.stop()
             raise

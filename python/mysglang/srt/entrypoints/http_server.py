@@ -24,7 +24,6 @@ import uvloop
 
 from mysglang.srt.entrypoints.launcher import THE_CHILDREN, ChildModules, find_model
 from mysglang.srt.entrypoints.runtime import Death, Runtime
-from mysglang.srt.entrypoints.warmup import warm_up
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.exit_codes import ExitCode, complain
@@ -95,8 +94,6 @@ async def _live(runtime: Runtime, door: HttpFront, begun: float) -> Death:
     """Become ready, and serve until a process of ours has died. Raises what keeps it from becoming ready."""
     args = runtime.server_args
     front = await runtime.wait_ready()
-    if not args.serving.skip_server_warmup:
-        await warm_up(front)
     door.open(front, args, runtime.model_config)
     # What is alive now lives as long as the server: the collector need not look at it again.
     gc.collect()

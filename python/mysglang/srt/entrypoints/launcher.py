@@ -125,6 +125,10 @@ class Subprocesses:
             child.send_signal(DUMP_SIGNAL)
         await asyncio.sleep(STACKS_S)
 
+    def remove_sockets(self) -> None:
+        """Nobody will connect any more."""
+        remove_ipc_dir(self.ipc_dir)
+
     async def stop(self) -> None:
         """End all children and remove their sockets. Nothing of ours is left after this."""
         await stop_children(self._children, STOP_GRACE_S)

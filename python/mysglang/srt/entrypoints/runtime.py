@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.launcher import THE_CHILDREN, ChildModules, Subprocesses
+from mysglang.srt.entrypoints.warmup import warm_up
 from mysglang.srt.errors import WorkerDied
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.text_pool import TextPool
@@ -67,7 +68,9 @@ class Runtime:
         self._watching: asyncio.Task[Death] | None = None
 
     async def wait_ready(self) -> ReadyFront:
-        """Raises ConfigError or WorkerDied with the cause as soon as something keeps it from becoming ready."""
+        """Until requests can be served, and one has been. Raises ConfigError or WorkerDied with the cause as soon as
+        something keeps it from that.
+        """
         args = self.server_args
         loading = asyncio.create_task(self._subprocesses.wait_ready())
         try:
@@ -86,7 +89,11 @@ class Runtime:
         self._manager = manager
         self._receiving = asyncio.create_task(manager.handle_loop(), name="receive")
         self._watching = asyncio.create_task(self._watch(manager, self._receiving), name="watch")
-        return ReadyFront(manager, tokenizer, templates, self._text_pool, facts)
+        front = ReadyFront(manager, tokenizer, templates, self._text_pool, facts)
+        if not args.serving.skip_server_warmup:
+            await warm_up(front)
+            await self._seal(manager, self._watching)
+        return front
 
     async def death(self) -> Death:
         """Returns once a process of ours has died or hangs; every open request has been told so."""
@@ -111,6 +118,15 @@ class Runtime:
     def kill(self) -> None:
         """The same at once, for a process that is about to end itself."""
         self._subprocesses.kill()
+
+    async def _seal(self, manager: TokenizerManager, watching: asyncio.Task[Death]) -> None:
+        """Remove the sockets' files once every link has carried a message: the warm-up request went over three, and a
+        heartbeat goes over the fourth. What is connected stays connected, nobody else ever can, and nothing is left
+        should this process be killed.
+        """
+        while not manager.signs.last_heartbeat and not watching.done():
+            await asyncio.sleep(0.02)
+        self._subprocesses.remove_sockets()
 
     async def _watch(self, manager: TokenizerManager, receiving: asyncio.Task[None]) -> Death:
         died = asyncio.create_task(self._subprocesses.death())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from mysglang.srt.entrypoints.runtime import ReadyFront
+from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.errors import RequestError, WorkerDied
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
@@ -20,7 +20,7 @@ PROMPT = "The capital city of France is"
 PARAMS = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
 
 
-async def warm_up(front: ReadyFront) -> None:
+async def warm_up(front: Front) -> None:
     """Raises WorkerDied if the request does not come to its end."""
     if front.tokenizer is None:
         request = GenerateReqInput(input_ids=[0], sampling_params=PARAMS, clip_max_new_tokens=True)

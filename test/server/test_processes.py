@@ -1,0 +1,321 @@
+"""How a server starts, ends, and dies: every way out has an exit code, a last line, and leaves nothing behind."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from fixtures.server_process import ServerProcess, all_gone
+from mysglang.srt.args.resolve import EMBEDDED_MODEL
+from mysglang.srt.utils.exit_codes import ExitCode
+from mysglang.srt.utils.network import is_private
+
+SCHEDULER, DETOKENIZER = "mysglang::scheduler_TP0", "mysglang::detokenizer"
+QUIET = ("--log-level", "warning")
+FAULTY = ("-m", "fixtures.faulty_scheduler")
+
+LONG = {"text": "Count:", "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}, "stream": True}
+
+
+@pytest.fixture
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess(*QUIET) as process:
+        yield process
+
+
+class Stream:
+    """One open stream: its frames as they come."""
+
+    def __init__(self, url: str, body: object) -> None:
+        self.frames: list[str] = []
+        self.begun = asyncio.Event()
+        self.task = asyncio.create_task(self._read(url, body))
+
+    async def _read(self, url: str, body: object) -> None:
+        async with httpx.AsyncClient(timeout=60) as client, client.stream("POST", url, json=body) as response:
+            assert response.status_code == 200
+            async for line in response.aiter_lines():
+                if line:
+                    self.frames.append(line.removeprefix("data: "))
+                    self.begun.set()
+
+    @property
+    def error(self) -> dict[str, object] | None:
+        """Of the last frame, if that is an error."""
+        found: dict[str, object] | None = json.loads(self.frames[-1]).get("error") if self.complete is False else None
+        return found
+
+    @property
+    def complete(self) -> bool:
+        return self.frames[-1] == "[DONE]"
+
+
+async def open_streams(url: str, count: int, body: object = LONG) -> list[Stream]:
+    streams = [Stream(f"{url}/generate", body) for _ in range(count)]
+    await asyncio.wait_for(asyncio.gather(*(stream.begun.wait() for stream in streams)), timeout=30)
+    return streams
+
+
+async def ended(streams: list[Stream], within: float) -> None:
+    await asyncio.wait_for(asyncio.gather(*(stream.task for stream in streams)), timeout=within)
+
+
+def assert_nothing_left(server: ServerProcess, children: list[psutil.Process]) -> None:
+    assert all_gone(children), "a child is left"
+    assert server.sockets() == [], "a socket is left"
+
+
+class TestServing:
+    def test_processes_are_named_light_and_private(self, server: ServerProcess) -> None:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert set(server.children()) == {SCHEDULER, DETOKENIZER}
+        for pid in (server.popen.pid, server.child(DETOKENIZER).pid):
+            assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+        listening = [each.laddr for each in psutil.Process(server.popen.pid).net_connections("tcp") if not each.raddr]
+        assert [address.ip for address in listening] == ["127.0.0.1"]
+        assert all(not child.net_connections("tcp") for child in server.children().values())
+
+    def test_the_printed_curl_works(self, server: ServerProcess) -> None:
+        url = server.url
+        command = server.stdout[server.stdout.index("curl") :].strip()
+        answer = json.loads(os.popen(command).read())
+        assert answer["choices"][0]["message"]["content"]
+        assert url in command
+
+    def test_sockets_are_private_while_there_are_any(self) -> None:
+        with ServerProcess(*QUIET, program=FAULTY, FAULT="slow") as server:
+            server.child(DETOKENIZER)
+            (folder,) = server.runtime_dir.iterdir()
+            assert is_private(folder)
+
+
+class TestStop:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_idle(self, server: ServerProcess, number: signal.Signals) -> None:
+        assert server.url
+        children = list(server.children().values())
+        server.send(number)
+        assert server.wait(5) == ExitCode.DONE
+        assert_nothing_left(server, children)
+        assert server.stderr == ""
+
+    async def test_open_requests_may_end_and_nobody_new_comes_in(self, server: ServerProcess) -> None:
+        url = server.url
+        body = {**LONG, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+        streams = await open_streams(url, 4, body)
+        server.send(signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        async with httpx.AsyncClient() as client:
+            refused = await client.get(f"{url}/health")
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        await ended(streams, within=15)
+        assert all(stream.complete for stream in streams)
+        assert server.wait(5) == ExitCode.DONE
+
+    async def test_what_takes_too_long_is_cut_off_and_told(self) -> None:
+        with ServerProcess(*QUIET, "--drain-timeout", "0.2") as server:
+            streams = await open_streams(server.url, 2)
+            children = list(server.children().values())
+            server.send(signal.SIGTERM)
+            await ended(streams, within=5)
+            for stream in streams:
+                assert stream.error is not None and "shut down" in str(stream.error["message"])
+            assert server.wait(5) == ExitCode.CUT_OFF
+            assert_nothing_left(server, children)
+
+    async def test_a_second_signal_ends_at_once(self, server: ServerProcess) -> None:
+        streams = await open_streams(server.url, 2)
+        children = list(server.children().values())
+        server.send(signal.SIGTERM)
+        await asyncio.sleep(0.8)
+        server.send(signal.SIGTERM)
+        assert server.wait(2) == ExitCode.CUT_OFF
+        assert_nothing_left(server, children)
+        for stream in streams:
+            stream.task.cancel()
+
+    def test_while_it_still_loads(self) -> None:
+        with ServerProcess(*QUIET, program=FAULTY, FAULT="slow") as server:
+            server.child(DETOKENIZER)
+            children = list(server.children().values())
+            server.send(signal.SIGTERM)
+            assert server.wait(8) == ExitCode.DONE
+            assert_nothing_left(server, children)
+
+
+class TestDeath:
+    @pytest.mark.parametrize("title", [SCHEDULER, DETOKENIZER])
+    async def test_a_killed_child_ends_the_server_and_every_stream_hears_of_it(
+        self, server: ServerProcess, title: str
+    ) -> None:
+        url = server.url
+        streams = await open_streams(url, 64)
+        children = list(server.children().values())
+        server.child(title).kill()
+        begun = time.monotonic()
+        await ended(streams, within=5)
+        for stream in streams:
+            assert stream.error is not None and stream.error["code"] == "engine_dead"
+        assert server.wait(10 - (time.monotonic() - begun)) == ExitCode.WORKER_DIED
+        assert_nothing_left(server, children)
+        assert title in server.last_line and "SIGKILL" in server.last_line
+
+    async def test_an_answer_that_is_no_stream_becomes_an_error(self, server: ServerProcess) -> None:
+        url = server.url
+        async with httpx.AsyncClient(timeout=30) as client:
+            asking = asyncio.create_task(client.post(f"{url}/generate", json={**LONG, "stream": False}))
+            await asyncio.sleep(0.5)
+            server.child(SCHEDULER).kill()
+            answer = await asking
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "engine_dead"
+
+    @pytest.mark.parametrize(
+        ("fault", "says"),
+        [("exit 0 later", "exited with code 0"), ("bug later", "ZeroDivisionError: division by zero")],
+    )
+    async def test_a_scheduler_that_leaves_by_itself_is_as_dead(self, fault: str, says: str) -> None:
+        with ServerProcess(*QUIET, program=FAULTY, FAULT=fault) as server:
+            streams = await open_streams(server.url, 2)
+            await ended(streams, within=20)
+            assert all(stream.error is not None for stream in streams)
+            assert server.wait(5) == ExitCode.WORKER_DIED
+            assert says in server.last_line
+
+    async def test_a_frozen_scheduler_is_given_up(self) -> None:
+        with ServerProcess(*QUIET, "--watchdog-timeout", "2") as server:
+            streams = await open_streams(server.url, 2)
+            children = list(server.children().values())
+            server.child(SCHEDULER).suspend()
+            await ended(streams, within=6)
+            assert all(stream.error is not None for stream in streams)
+            assert server.wait(6) == ExitCode.WATCHDOG
+            assert_nothing_left(server, children)
+            assert "--watchdog-timeout 2" in server.last_line
+            assert "detokenizer_manager.py" in server.stderr, "the stacks of the other processes"
+
+    async def test_nothing_outlives_a_killed_parent(self, server: ServerProcess) -> None:
+        url = server.url
+        streams = await open_streams(url, 4)
+        children = list(server.children().values())
+        server.send(signal.SIGKILL)
+        assert server.wait(5) == -signal.SIGKILL
+        assert_nothing_left(server, children)
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind(("127.0.0.1", httpx.URL(url).port or 0))
+        for stream in streams:
+            stream.task.cancel()
+
+
+class TestStart:
+    def fails(self, *options: str, code: ExitCode, within: float, says: str) -> None:
+        with ServerProcess(*QUIET, *options) as server:
+            assert server.wait(within) == code
+            assert says in server.last_line
+            assert "Traceback" not in server.stderr
+            assert server.sockets() == []
+
+    def test_bad_options_are_all_named(self) -> None:
+        with ServerProcess("--page-size", "3", "--tp-size", "8", "--model-path", "/nowhere") as server:
+            assert server.wait(3) == ExitCode.BAD_OPTIONS
+            lines = server.stderr.splitlines()
+        assert len(lines) == 3
+        assert all(line.startswith("mysglang: error: --") for line in lines)
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (("--enable-metrics",), "--enable-metrics is an option of SGLang that this version"),
+            (("--prot", "80"), "did you mean --port?"),
+            (("--model-path", "/nowhere"), "--model-path /nowhere: there is no such directory"),
+        ],
+    )
+    def test_bad_option(self, options: tuple[str, ...], says: str) -> None:
+        self.fails(*options, code=ExitCode.BAD_OPTIONS, within=3, says=says)
+
+    def test_busy_port(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            says = f"--port {port}: the port is in use by process {os.getpid()}"
+            self.fails("--port", str(port), code=ExitCode.START_FAILED, within=3, says=says)
+
+    def test_unknown_architecture(self, tmp_path: Path) -> None:
+        model = broken_copy(tmp_path, "config.json", b'{"architectures": ["MambaForCausalLM"]}')
+        self.fails(
+            "--model-path", model, code=ExitCode.START_FAILED, within=5, says="MambaForCausalLM is not supported"
+        )
+
+    def test_config_that_is_no_json(self, tmp_path: Path) -> None:
+        model = broken_copy(tmp_path, "config.json", b"{")
+        self.fails("--model-path", model, code=ExitCode.START_FAILED, within=5, says="config.json is not valid JSON")
+
+    def test_truncated_weights(self, tmp_path: Path) -> None:
+        whole = (EMBEDDED_MODEL / "model.safetensors").read_bytes()
+        model = broken_copy(tmp_path, "model.safetensors", whole[: len(whole) // 2])
+        self.fails("--model-path", model, code=ExitCode.START_FAILED, within=10, says="model.safetensors")
+
+    def test_missing_weights(self, tmp_path: Path) -> None:
+        model = broken_copy(tmp_path, "model.safetensors", None)
+        self.fails("--model-path", model, code=ExitCode.START_FAILED, within=10, says=model)
+
+    def test_broken_tokenizer(self, tmp_path: Path) -> None:
+        model = broken_copy(tmp_path, "tokenizer.json", b"{}")
+        self.fails("--model-path", model, code=ExitCode.START_FAILED, within=5, says="tokenizer.json")
+
+    @pytest.mark.parametrize(
+        ("fault", "says"),
+        [
+            ("silent exit", f"{SCHEDULER} exited with code 0 before it was ready"),
+            ("memory", "MemoryError: no room for the weights"),
+            ("abort", f"{SCHEDULER} was ended by SIGABRT before it was ready"),
+        ],
+    )
+    def test_a_scheduler_that_dies_while_it_starts(self, fault: str, says: str) -> None:
+        with ServerProcess(*QUIET, program=FAULTY, FAULT=fault) as server:
+            assert server.wait(8) == ExitCode.START_FAILED
+            assert says in server.last_line
+            assert server.sockets() == []
+
+    def test_probes_hear_503_while_it_loads(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with ServerProcess(*QUIET, "--port", str(port), program=FAULTY, FAULT="slow"):
+            answer = wait_for_answer(f"http://127.0.0.1:{port}/health")
+            assert answer.status_code == 503
+            assert answer.json()["error"]["message"] == "The server is starting."
+
+    def test_a_scheduler_that_takes_too_long_is_named(self) -> None:
+        with ServerProcess(*QUIET, program=FAULTY, FAULT="slow", MYSGLANG_START_TIMEOUT="2") as server:
+            assert server.wait(8) == ExitCode.START_FAILED
+            assert f"{SCHEDULER} did not become ready within 2 s" in server.last_line
+
+
+def broken_copy(folder: Path, name: str, content: bytes | None) -> str:
+    """The embedded model with one file replaced, or missing."""
+    model = folder / "model"
+    shutil.copytree(EMBEDDED_MODEL, model)
+    (model / name).unlink()
+    if content is not None:
+        (model / name).write_bytes(content)
+    return str(model)
+
+
+def wait_for_answer(url: str) -> httpx.Response:
+    end = time.monotonic() + 10
+    while True:
+        try:
+            return httpx.get(url)
+        except httpx.TransportError:
+            assert time.monotonic() < end, "nobody answers"
+            time.sleep(0.05)
