@@ -2,9 +2,10 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures import small_tokenizer
@@ -37,6 +38,7 @@ def pieces(data: st.DataObject, whole: Sequence[int]) -> Iterator[Sequence[int]]
 
 class TestIncrementalDecoder:
     @pytest.mark.parametrize("kind", KINDS)
+    @settings(deadline=None)
     @given(data=st.data(), skip=st.booleans())
     def test_random_streams_concatenate_to_the_decoded_whole(
         self, tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject, skip: bool
@@ -49,6 +51,17 @@ class TestIncrementalDecoder:
         assert "".join(shown) == tokenizer.decode(ids, skip_special_tokens=skip)
         for piece in shown:
             piece.encode()  # raises if a frame held half a character
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_thousands_of_streams_token_by_token(self, tokenizers: dict[str, Tokenizer], kind: str) -> None:
+        tokenizer, random = tokenizers[kind], Random(kind)
+        bytes_only = [i for i in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(i)) == 1]
+        for _ in range(5_000):
+            tokens = bytes_only if random.random() < 0.5 else range(tokenizer.vocab_size)
+            ids = random.choices(tokens, k=random.randrange(20))
+            decoder = tokenizer.incremental_decoder(at_start=True)
+            shown = "".join(decoder.feed((token,)) for token in ids) + decoder.finish()
+            assert shown == tokenizer.decode(ids)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("text", TEXTS)
@@ -168,6 +181,7 @@ class TestStopStringMatcher:
                 check_split([text[i:j] for i, j in itertools.pairwise([0, *cuts, len(text)])], stops)
         check_split(list(text), stops)
 
+    @settings(deadline=None)
     @given(
         split=st.lists(st.text(alphabet="ab\n🎉", max_size=4), max_size=12),
         stops=st.lists(st.text(alphabet="ab\n🎉", min_size=1, max_size=5), min_size=1, max_size=4),
@@ -207,6 +221,7 @@ class TestStopStringMatcher:
 
 class TestStoppableText:
     @pytest.mark.parametrize("kind", KINDS)
+    @settings(deadline=None)
     @given(data=st.data())
     def test_any_split_gives_the_same_text_and_the_same_stop(
         self, tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject

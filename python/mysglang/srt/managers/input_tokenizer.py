@@ -77,7 +77,7 @@ class InputTokenizer:
         tokenizer = self._need_tokenizer("decoding")
 
         def work() -> str:
-            self._check_ids(ids)
+            self._check_ids(ids, "tokens")
             return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
         return await self._pool.run(len(ids), work)
@@ -108,12 +108,13 @@ class InputTokenizer:
 
     def _ids(self, obj: GenerateReqInput, prompts: Sequence[Prompt]) -> list[list[int]]:
         texts = [prompt.content for prompt in prompts if isinstance(prompt.content, str)]
+        rows = [prompt.content for prompt in prompts if isinstance(prompt.content, list)]
         if texts:
-            return self._encode(texts, obj.add_special_tokens)
-        given = [prompt.content for prompt in prompts if isinstance(prompt.content, list)]
-        for ids in given:
-            self._check_ids(ids)
-        return given
+            # Checked like the client's: a tokenizer may know more tokens than the model has.
+            rows = self._encode(texts, obj.add_special_tokens)
+        for ids in rows:
+            self._check_ids(ids, _field(prompts[0]))
+        return rows
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         tokenizer = self._need_tokenizer("text")
@@ -135,15 +136,14 @@ class InputTokenizer:
             raise InvalidRequest(message, param=what)
         return self._tokenizer
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
+    def _check_ids(self, ids: Sequence[int], field: str) -> None:
         # By exact type: true is no token id.
         if not set(map(type, ids)) <= {int}:
-            raise InvalidRequest("input_ids must be integers.", param="input_ids")
+            raise InvalidRequest(f"{field} must be integers.", param=field)
         last = self._limits.vocab_size - 1
         if ids and (min(ids) < 0 or max(ids) > last):
             wrong = next(token for token in ids if not 0 <= token <= last)
-            message = f"input_ids: token id {wrong} is outside the vocabulary (0 to {last})."
-            raise InvalidRequest(message, param="input_ids")
+            raise InvalidRequest(f"{field}: token id {wrong} is outside the vocabulary (0 to {last}).", param=field)
 
     def _settle(self, prompt: Prompt, length: int) -> SamplingParams:
         """The prompt's parameters as the scheduler wants them: one answer, its length known to fit."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +71,7 @@ class GenerationChunk:
     """None if not asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowCounters:
+class RowCounters(NamedTuple):
     """A request's counters so far."""
 
     prompt_tokens: int = 0

@@ -1,0 +1,254 @@
+"""From prompts to what the scheduler accepts: lengths, ids, seeds, and tokenizing off the event loop."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures import small_tokenizer
+from mysglang.srt.errors import ContextTooLong, InvalidRequest
+from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
+from mysglang.srt.managers.text_pool import LONG_TEXT, TextPool
+from mysglang.srt.managers.unfold import unfold
+from mysglang.srt.messages.codec import unpack_ids
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.launch import SchedulerFacts
+from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqInput
+from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+LIMITS = FrontLimits(context_len=40, max_req_len=30, vocab_size=600, max_running_requests=8)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("tokenizer"), "metaspace"))
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[TextPool]:
+    found = TextPool()
+    yield found
+    found.close()
+
+
+class Front:
+    """An InputTokenizer with the unfolding before it."""
+
+    def __init__(self, tokenizer: Tokenizer | None, pool: TextPool, limits: FrontLimits = LIMITS) -> None:
+        self.limits = limits
+        self.inner = InputTokenizer(tokenizer, limits, pool, seed=1)
+
+    async def __call__(self, **fields: Any) -> list[TokenizedGenerateReqInput]:
+        obj = GenerateReqInput(**{"clip_max_new_tokens": True, **fields})
+        unfolded = unfold(obj, self.limits.vocab_size, 10_000)
+        return await self.inner.tokenize(obj, unfolded, unfolded.rids)
+
+    async def refusal(self, **fields: Any) -> InvalidRequest:
+        with pytest.raises(InvalidRequest) as caught:
+            await self(**fields)
+        return caught.value
+
+
+@pytest.fixture
+async def front(tokenizer: Tokenizer, pool: TextPool) -> Front:
+    return Front(tokenizer, pool)
+
+
+def test_limits_from_facts() -> None:
+    facts = SchedulerFacts(
+        max_total_num_tokens=100,
+        max_req_input_len=89,
+        context_len=128,
+        max_running_requests=4,
+        page_size=1,
+        vocab_size=300,
+        device="cpu",
+        dtype="float32",
+        attention_backend="torch_native",
+    )
+    expected = FrontLimits(context_len=128, max_req_len=90, vocab_size=300, max_running_requests=4)
+    assert FrontLimits.from_facts(facts) == expected
+
+
+async def test_a_request_as_the_scheduler_wants_it(front: Front, tokenizer: Tokenizer) -> None:
+    [request] = await front(
+        text="The fox",
+        rid="r",
+        stream=True,
+        sampling_params=SamplingParams(max_new_tokens=5, top_k=-1, sampling_seed=7),
+        return_logprob=True,
+        logprob_start_len=1,
+        top_logprobs_num=2,
+        token_ids_logprob=[3],
+        extra_key="k",
+        priority=2,
+    )
+    assert unpack_ids(request.input_ids).tolist() == tokenizer.encode("The fox")
+    assert request.sampling_params == SamplingParams(max_new_tokens=5, top_k=TOP_K_ALL, sampling_seed=7)
+    assert request.logprobs == LogprobRequest(prompt_start=1, top_num=2, token_ids=(3).to_bytes(4, "little"))
+    assert (request.rid, request.stream, request.extra_key, request.priority) == ("r", True, "k", 2)
+
+
+async def test_a_rendered_chat_has_its_frame_already(front: Front, tokenizer: Tokenizer) -> None:
+    [request] = await front(text="<s>The fox", add_special_tokens=False)
+    assert unpack_ids(request.input_ids).tolist().count(tokenizer.bos_token_id or 0) == 1
+    [request] = await front(text="<s>The fox")
+    assert unpack_ids(request.input_ids).tolist().count(tokenizer.bos_token_id or 0) == 2
+
+
+class TestSeeds:
+    async def test_each_prompt_draws_its_own(self, front: Front) -> None:
+        requests = await front(text=["a", "b"]) + await front(text="a")
+        assert len({request.sampling_params.sampling_seed for request in requests}) == 3
+
+    async def test_drawing_repeats_with_the_servers_seed(self, tokenizer: Tokenizer, pool: TextPool) -> None:
+        first, second = Front(tokenizer, pool), Front(tokenizer, pool)
+        assert await first(text=["a", "b"], rid="r") == await second(text=["a", "b"], rid="r")
+
+    @pytest.mark.parametrize(("seed", "expected"), [(7, [7, 8, 9]), (2**63 - 2, [2**63 - 2, 2**63 - 1, -(2**63)])])
+    async def test_copies_count_up(self, front: Front, seed: int, expected: list[int]) -> None:
+        requests = await front(text="a", sampling_params=SamplingParams(n=3, sampling_seed=seed))
+        assert [request.sampling_params.sampling_seed for request in requests] == expected
+        assert {request.sampling_params.n for request in requests} == {1}
+
+
+class TestLengths:
+    @pytest.mark.parametrize(
+        ("prompt", "max_new", "clip", "expected"),
+        [
+            (10, 20, False, 20),
+            (10, None, False, 20),
+            (29, None, False, 1),
+            (10, 128, True, 20),
+            (10, 5, True, 5),
+            (10, 0, False, 0),
+        ],
+    )
+    async def test_what_fits(self, front: Front, prompt: int, max_new: int | None, clip: bool, expected: int) -> None:
+        params = SamplingParams(max_new_tokens=max_new)
+        [request] = await front(input_ids=[5] * prompt, sampling_params=params, clip_max_new_tokens=clip)
+        assert request.sampling_params.max_new_tokens == expected
+
+    @pytest.mark.parametrize(
+        ("prompt", "max_new", "param", "words"),
+        [
+            (40, 1, "input_ids", "The input (40 tokens) is longer than the model's context length (40 tokens)."),
+            (30, None, "input_ids", "The input (30 tokens) is longer than the KV cache can hold (30 tokens)."),
+            (
+                10,
+                31,
+                "max_new_tokens",
+                "The input (10 tokens) and max_new_tokens (31) together exceed the model's context length (40 tokens).",
+            ),
+            (
+                10,
+                21,
+                "max_new_tokens",
+                "The input (10 tokens) and max_new_tokens (21) together exceed what the KV cache can hold (30 tokens).",
+            ),
+        ],
+    )
+    async def test_what_does_not(self, front: Front, prompt: int, max_new: int | None, param: str, words: str) -> None:
+        params = SamplingParams(max_new_tokens=max_new)
+        error = await front.refusal(input_ids=[5] * prompt, sampling_params=params, clip_max_new_tokens=False)
+        assert isinstance(error, ContextTooLong)
+        assert (error.param, error.message) == (param, words)
+
+    async def test_min_new_tokens_that_clipping_leaves_no_room_for(self, front: Front) -> None:
+        params = SamplingParams(min_new_tokens=25)
+        error = await front.refusal(input_ids=[5] * 10, sampling_params=params, clip_max_new_tokens=True)
+        assert error.param == "min_new_tokens"
+
+    async def test_a_text_that_cannot_fit_is_not_even_tokenized(self, front: Front) -> None:
+        start = time.monotonic()
+        error = await front.refusal(text="fox " * 5_000_000)
+        assert "at least" in error.message
+        assert "(40 tokens)" in error.message
+        assert time.monotonic() - start < 1
+
+    @pytest.mark.parametrize(("start", "expected"), [(0, 0), (2, 2), (3, -1), (-1, -1)])
+    async def test_logprob_start(self, front: Front, start: int, expected: int) -> None:
+        [request] = await front(input_ids=[5, 6, 7], return_logprob=True, logprob_start_len=start)
+        assert request.logprobs is not None
+        assert request.logprobs.prompt_start == expected
+
+    async def test_logprob_start_behind_the_prompt(self, front: Front) -> None:
+        error = await front.refusal(input_ids=[5, 6, 7], return_logprob=True, logprob_start_len=4)
+        assert error.param == "logprob_start_len"
+
+
+class TestContents:
+    @pytest.mark.parametrize("ids", [[-1], [600], [5, 10**30], [5, -(2**63)]])
+    async def test_ids_outside_the_vocabulary(self, front: Front, ids: list[int]) -> None:
+        error = await front.refusal(input_ids=ids)
+        assert error.param == "input_ids"
+        assert "0 to 599" in error.message
+
+    @pytest.mark.parametrize("ids", [[True], [1.0], ["1"], [None]])
+    async def test_ids_that_are_none(self, front: Front, ids: list[Any]) -> None:
+        assert (await front.refusal(input_ids=ids)).message == "input_ids must be integers."
+
+    async def test_empty_prompts(self, front: Front, pool: TextPool, tmp_path: Path) -> None:
+        assert "empty" in (await front.refusal(input_ids=[[5], []])).message
+        # This one has BOS all the same; a tokenizer that adds none has nothing to start from.
+        assert len(unpack_ids((await front(text=""))[0].input_ids)) == 1
+        bare = Front(Tokenizer.load(small_tokenizer.write(tmp_path, "byte_level")), pool)
+        assert (await bare.refusal(text="")).param == "text"
+
+    async def test_a_tokenizer_larger_than_the_model(self, tokenizer: Tokenizer, pool: TextPool) -> None:
+        small = FrontLimits(context_len=40, max_req_len=30, vocab_size=300, max_running_requests=8)
+        error = await Front(tokenizer, pool, small).refusal(text="The fox")
+        assert "outside the vocabulary (0 to 299)" in error.message
+
+    async def test_half_a_surrogate_pair(self, front: Front) -> None:
+        assert "surrogate" in (await front.refusal(text="ab\ud800")).message
+
+    async def test_one_bad_prompt_of_a_batch(self, front: Front) -> None:
+        assert "(50 tokens)" in (await front.refusal(input_ids=[[5], [6] * 50])).message
+
+    async def test_without_a_tokenizer(self, pool: TextPool) -> None:
+        bare = Front(None, pool)
+        assert (await bare.refusal(text="a")).param == "text"
+        assert (await bare.refusal(input_ids=[1], sampling_params=SamplingParams(stop=["x"]))).param == "stop"
+        assert len(await bare(input_ids=[1])) == 1
+        with pytest.raises(InvalidRequest, match="--skip-tokenizer-init"):
+            await bare.inner.encode("a")
+        with pytest.raises(InvalidRequest, match="--skip-tokenizer-init"):
+            await bare.inner.decode([1])
+
+
+async def test_encode_and_decode(front: Front) -> None:
+    ids = await front.inner.encode("The fox")
+    assert await front.inner.decode(ids) == "The fox"
+    assert await front.inner.decode(ids, skip_special_tokens=False) == "<s> The fox"
+    assert await front.inner.encode("The fox", add_special_tokens=False) == ids[1:]
+    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+        await front.inner.decode([10**9])
+
+
+class TestOffTheLoop:
+    LARGE = FrontLimits(context_len=10**8, max_req_len=10**8, vocab_size=600, max_running_requests=8)
+
+    async def test_long_prompts_do_not_delay_others(self, tokenizer: Tokenizer, pool: TextPool) -> None:
+        front = Front(tokenizer, pool, self.LARGE)
+        long = [asyncio.create_task(front(text="The quick brown fox. " * 100_000)) for _ in range(4)]
+        await asyncio.sleep(0)
+        [short] = await front(text="The fox")
+        assert len(unpack_ids(short.input_ids)) > 0
+        assert not any(task.done() for task in long)
+        for task in long:
+            task.cancel()
+        await asyncio.gather(*long, return_exceptions=True)
+
+    async def test_the_loop_turns_meanwhile(self, tokenizer: Tokenizer, pool: TextPool) -> None:
+        front = Front(tokenizer, pool, self.LARGE)
+        task = asyncio.create_task(front(text="The quick brown fox. " * (2 * LONG_TEXT // 20)))
+        turns = 0
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > 10

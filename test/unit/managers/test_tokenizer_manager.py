@@ -1,0 +1,512 @@
+"""The front against a scripted engine: answers, batches, aborts in every state, errors, and the engine's death."""
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures import small_tokenizer
+from fixtures.fake_engine import FakeEngine, Row
+from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, WorkerDied
+from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
+from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.managers.text_pool import TextPool
+from mysglang.srt.managers.tokenizer_manager import TokenizerManager
+from mysglang.srt.messages.codec import unpack_ids
+from mysglang.srt.messages.control import FlushCacheReqInput, FlushCacheReqOutput, HeartBeat
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.outputs import Abort, Length, RowLogprobs, Stop
+from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
+from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+LIMITS = FrontLimits(context_len=1000, max_req_len=1000, vocab_size=600, max_running_requests=4)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("tokenizer"), "byte_fallback"))
+
+
+class Bench:
+    """A TokenizerManager and the engine behind it."""
+
+    def __init__(self, tokenizer: Tokenizer, pool: TextPool, **options: Any) -> None:
+        self.engine = FakeEngine()
+        self.manager = TokenizerManager(
+            InputTokenizer(tokenizer, LIMITS, pool, seed=1),
+            LIMITS,
+            self.engine.to_scheduler,
+            self.engine.to_tokenizer,
+            **options,
+        )
+
+    def ask(self, **fields: Any) -> AsyncGenerator[GenerationChunk, None]:
+        return self.manager.generate_request(GenerateReqInput(**{"text": "The fox", **fields}))
+
+    async def collect(self, **fields: Any) -> list[GenerationChunk]:
+        return [chunk async for chunk in self.ask(**fields)]
+
+    async def started(self, count: int = 1, **fields: Any) -> tuple[asyncio.Task[Any], list[TokenizedGenerateReqInput]]:
+        """A reader, and its requests once the engine has them."""
+        task = asyncio.create_task(self.collect(**fields))
+        return task, await self.engine.requests(count)
+
+    def quiet(self) -> bool:
+        """Nothing of any request is left."""
+        return not self.manager.rid_to_state and not self.manager._named
+
+
+@pytest.fixture
+async def make(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Bench]]:
+    pool = TextPool()
+    loops: list[asyncio.Task[None]] = []
+
+    def build(**options: Any) -> Bench:
+        bench = Bench(tokenizer, pool, **options)
+        loops.append(asyncio.create_task(bench.manager.handle_loop()))
+        return bench
+
+    yield build
+    for loop in loops:
+        assert not loop.done(), loop
+        loop.cancel()
+    await asyncio.gather(*loops, return_exceptions=True)
+    pool.close()
+
+
+@pytest.fixture
+async def bench(make: Callable[..., Bench]) -> Bench:
+    return make()
+
+
+async def settle() -> None:
+    """Let everything that can run, run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class TestAnswers:
+    async def test_a_stream(self, bench: Bench) -> None:
+        stream = bench.ask(stream=True, rid="r")
+        first = asyncio.create_task(anext(stream))
+        [request] = await bench.engine.requests(1)
+        assert request.stream
+        bench.engine.say(Row(request.rid, "a", [5], prompt_tokens=3, cached_tokens=2, retractions=1))
+        chunk = await first
+        assert (chunk.index, chunk.rid, chunk.text, chunk.token_ids.tolist()) == (0, "r", "a", [5])
+        assert (chunk.prompt_tokens, chunk.completion_tokens, chunk.cached_tokens, chunk.retractions) == (3, 1, 2, 1)
+        assert chunk.finish_reason is None
+        assert chunk.logprobs is None
+        bench.engine.say(Row(request.rid, "b", [6], Stop(6), completion_tokens=2))
+        last = await anext(stream)
+        assert (last.text, last.token_ids.dtype, last.finish_reason) == ("b", np.int32, Stop(6))
+        assert [chunk async for chunk in stream] == []
+        assert bench.quiet()
+        assert bench.engine.aborts() == []
+
+    async def test_what_piles_up_is_one_chunk(self, bench: Bench) -> None:
+        stream = bench.ask(stream=True)
+        first = asyncio.create_task(anext(stream))
+        [request] = await bench.engine.requests(1)
+        for number in range(5):
+            bench.engine.say(Row(request.rid, str(number), [number, number], completion_tokens=2 * number + 2))
+        bench.engine.say(Row(request.rid, "", [], Length(10), completion_tokens=10))
+        await settle()
+        chunks = [await first, *[chunk async for chunk in stream]]
+        assert "".join(chunk.text for chunk in chunks) == "01234"
+        assert len(chunks) <= 2
+        assert np.concatenate([chunk.token_ids for chunk in chunks]).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+        assert (chunks[-1].completion_tokens, chunks[-1].finish_reason) == (10, Length(10))
+
+    async def test_without_stream_one_chunk_at_the_end(self, bench: Bench) -> None:
+        task, [request] = await bench.started()
+        bench.engine.say(Row(request.rid, "a", [1]))
+        bench.engine.say(Row(request.rid, "b", [2]))
+        await settle()
+        assert not task.done()
+        bench.engine.say(Row(request.rid, "c", [3], Length(3)))
+        [chunk] = await task
+        assert (chunk.text, chunk.token_ids.tolist(), chunk.finish_reason) == ("abc", [1, 2, 3], Length(3))
+
+    async def test_a_batch_with_copies(self, bench: Bench) -> None:
+        task, requests = await bench.started(4, text=["one", "two"], rid="r", sampling_params=SamplingParams(n=2))
+        assert [unpack_ids(request.input_ids).tolist() for request in requests] == [
+            *[bench.manager.input_tokenizer._tokenizer.encode("one")] * 2,
+            *[bench.manager.input_tokenizer._tokenizer.encode("two")] * 2,
+        ]
+        for number in (2, 0, 3, 1):
+            bench.engine.say(Row(requests[number].rid, f"answer {number}", [number], Length(1)))
+        chunks = await task
+        assert sorted((chunk.index, chunk.rid, chunk.text) for chunk in chunks) == [
+            (0, "r_0_0", "answer 0"),
+            (1, "r_0_1", "answer 1"),
+            (2, "r_1_0", "answer 2"),
+            (3, "r_1_1", "answer 3"),
+        ]
+        assert bench.quiet()
+
+    async def test_rows_of_one_message_find_their_readers(self, bench: Bench) -> None:
+        tasks = [asyncio.create_task(bench.collect(rid=str(i), stream=True)) for i in range(3)]
+        requests = await bench.engine.requests(3)
+        bench.engine.say(*(Row(request.rid, request.rid, [1, 2]) for request in requests), Row("stranger", "x", [9]))
+        bench.engine.say(*(Row(request.rid, "!", [3], Length(3)) for request in reversed(requests)))
+        for number, task in enumerate(tasks):
+            chunks = await task
+            assert "".join(chunk.text for chunk in chunks).startswith(f"{number}@")
+            assert [token for chunk in chunks for token in chunk.token_ids.tolist()] == [1, 2, 3]
+
+    async def test_logprobs(self, bench: Bench) -> None:
+        wish = {"return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [7], "logprob_start_len": 0}
+        stream = bench.ask(stream=True, **wish)
+        first = asyncio.create_task(anext(stream))
+        [request] = await bench.engine.requests(1)
+        prompt = {
+            "input_vals": floats(np.nan, -1),
+            "input_ids": ints(3, 4),
+            "input_top_vals": floats(np.nan, np.nan, -1, -2),
+            "input_top_ids": ints(-1, -1, 4, 5),
+            "input_token_ids_vals": floats(np.nan, -7),
+        }
+        bench.engine.say(Row(request.rid, "a", [1], logprobs=RowLogprobs(**output(1), **prompt)))
+        chunk = await first
+        assert chunk.logprobs is not None
+        assert chunk.logprobs.token_ids.tolist() == [7]
+        assert chunk.logprobs.input is not None
+        assert chunk.logprobs.input.ids.tolist() == [3, 4]
+        assert chunk.logprobs.input.top_ids.tolist() == [[-1, -1], [4, 5]]
+        assert np.isnan(chunk.logprobs.input.vals[0])
+        bench.engine.say(Row(request.rid, "b", [2], logprobs=RowLogprobs(**output(2))))
+        bench.engine.say(Row(request.rid, "c", [3], Length(3), logprobs=RowLogprobs(**output(3))))
+        await settle()
+        [last] = [chunk async for chunk in stream]
+        assert last.logprobs is not None
+        assert last.logprobs.input is None
+        assert last.logprobs.output.ids.tolist() == [2, 3]
+        assert last.logprobs.output.vals.tolist() == [-2, -3]
+        assert last.logprobs.output.top_vals.tolist() == [[-2, -3], [-3, -4]]
+        assert last.logprobs.output.token_ids_vals.shape == (2, 1)
+
+
+def floats(*values: float) -> bytes:
+    return np.asarray(values, dtype=np.float32).tobytes()
+
+
+def ints(*values: int) -> bytes:
+    return np.asarray(values, dtype=np.int32).tobytes()
+
+
+def output(token: int) -> dict[str, bytes]:
+    """The output columns of one token, top 2, one id asked for."""
+    return {
+        "output_vals": floats(-token),
+        "output_ids": ints(token),
+        "output_top_vals": floats(-token, -token - 1),
+        "output_top_ids": ints(token, token + 1),
+        "output_token_ids_vals": floats(-token),
+    }
+
+
+class TestLeaving:
+    """The reader goes: the scheduler is told at once, and nothing stays."""
+
+    async def check_gone(self, bench: Bench, requests: list[TokenizedGenerateReqInput], already: int = 0) -> None:
+        assert bench.quiet()
+        assert bench.engine.aborts() == [request.rid for request in requests]
+        # What still comes for it is dropped.
+        for request in requests:
+            bench.engine.say(Row(request.rid, "late", [1]))
+            bench.engine.say(Row(request.rid, "", [], Abort("Aborted by the client.")))
+        await settle()
+        assert bench.quiet()
+        counters = bench.manager.counters
+        assert counters.accepted == counters.finished + counters.aborted == len(requests) + already
+
+    async def test_while_tokenizing(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        never = asyncio.get_running_loop().create_future()
+
+        async def tokenize(*_: object) -> list[TokenizedGenerateReqInput]:
+            await never
+            return []
+
+        monkeypatch.setattr(bench.manager.input_tokenizer, "tokenize", tokenize)
+        task = asyncio.create_task(bench.collect())
+        await settle()
+        assert len(bench.manager.rid_to_state) == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert bench.engine.listen() == []
+        await self.check_gone(bench, [])
+        assert bench.manager.counters.refused == 1
+
+    @pytest.mark.parametrize("stream", [True, False])
+    async def test_while_waiting_for_the_first_output(self, bench: Bench, stream: bool) -> None:
+        task, requests = await bench.started(stream=stream)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await self.check_gone(bench, requests)
+
+    async def test_between_two_chunks(self, bench: Bench) -> None:
+        stream = bench.ask(stream=True)
+        first = asyncio.create_task(anext(stream))
+        requests = await bench.engine.requests(1)
+        bench.engine.say(Row(requests[0].rid, "a", [1]))
+        await first
+        await stream.aclose()
+        await self.check_gone(bench, requests)
+
+    async def test_a_reader_that_is_just_dropped(self, bench: Bench) -> None:
+        stream = bench.ask(stream=True)
+        first = asyncio.create_task(anext(stream))
+        requests = await bench.engine.requests(1)
+        bench.engine.say(Row(requests[0].rid, "a", [1]))
+        await first
+        del stream, first
+        gc.collect()
+        await settle()
+        await self.check_gone(bench, requests)
+
+    async def test_after_some_answers_of_a_batch(self, bench: Bench) -> None:
+        stream = bench.ask(stream=True, sampling_params=SamplingParams(n=3))
+        first = asyncio.create_task(anext(stream))
+        requests = await bench.engine.requests(3)
+        bench.engine.say(Row(requests[1].rid, "a", [1], Length(1)))
+        assert (await first).finish_reason == Length(1)
+        await stream.aclose()
+        await self.check_gone(bench, [requests[0], requests[2]], already=1)
+
+    async def test_when_the_last_chunk_has_come_there_is_nothing_to_abort(self, bench: Bench) -> None:
+        stream = bench.ask(stream=True)
+        first = asyncio.create_task(anext(stream))
+        [request] = await bench.engine.requests(1)
+        bench.engine.say(Row(request.rid, "a", [1], Length(1)))
+        await first
+        await stream.aclose()
+        assert bench.engine.aborts() == []
+        assert bench.quiet()
+
+    async def test_the_name_is_free_at_once_and_old_news_do_not_reach_the_new_owner(self, bench: Bench) -> None:
+        task, [old] = await bench.started(rid="same")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        again, [new] = await bench.started(rid="same")
+        bench.engine.say(Row(old.rid, "old", [1], Abort("Aborted by the client.")))
+        bench.engine.say(Row(new.rid, "new", [2], Length(1)))
+        [chunk] = await again
+        assert (chunk.rid, chunk.text, chunk.finish_reason) == ("same", "new", Length(1))
+
+
+class TestAbortRequest:
+    async def test_what_there_is_becomes_the_answer(self, bench: Bench) -> None:
+        task, [request] = await bench.started(rid="r")
+        assert bench.manager.abort_request("r") == 1
+        assert bench.engine.aborts() == [request.rid]
+        bench.engine.say(Row(request.rid, "part", [1], Abort("Aborted by the client.")))
+        [chunk] = await task
+        assert (chunk.text, chunk.finish_reason) == ("part", Abort("Aborted by the client."))
+        assert bench.quiet()
+        assert bench.manager.counters.aborted == 1
+
+    async def test_the_unknown_the_empty_and_the_finished(self, bench: Bench) -> None:
+        task, [request] = await bench.started(rid="r")
+        assert bench.manager.abort_request("") == 0
+        assert bench.manager.abort_request("unknown") == 0
+        bench.engine.say(Row(request.rid, "a", [1], Length(1)))
+        await task
+        assert bench.manager.abort_request("r") == 0
+        assert bench.engine.aborts() == []
+
+    async def test_twice(self, bench: Bench) -> None:
+        task, [request] = await bench.started(rid="r")
+        bench.manager.abort_request("r")
+        bench.manager.abort_request("r")
+        bench.engine.say(Row(request.rid, "", [], Abort("Aborted by the client.")))
+        assert len(await task) == 1
+
+    async def test_one_answer_of_a_call_or_the_whole_call(self, bench: Bench) -> None:
+        task, requests = await bench.started(3, rid="r", sampling_params=SamplingParams(n=3))
+        assert bench.manager.abort_request("r_1") == 1
+        assert bench.engine.aborts() == [requests[1].rid]
+        bench.engine.say(Row(requests[1].rid, "", [], Abort("x")))
+        await settle()
+        assert bench.manager.abort_request("r") == 2
+        for request in (requests[0], requests[2]):
+            bench.engine.say(Row(request.rid, "", [], Abort("x")))
+        assert len(await task) == 3
+
+    async def test_all(self, bench: Bench) -> None:
+        tasks = [asyncio.create_task(bench.collect(rid=str(i))) for i in range(3)]
+        requests = await bench.engine.requests(3)
+        assert bench.manager.abort_request(abort_all=True) == 3
+        assert bench.engine.aborts() == [request.rid for request in requests]
+        bench.engine.say(*(Row(request.rid, "", [], Abort("x")) for request in requests))
+        await asyncio.gather(*tasks)
+
+    async def test_while_tokenizing(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        go = asyncio.Event()
+        real = bench.manager.input_tokenizer.tokenize
+
+        async def tokenize(*arguments: Any) -> list[TokenizedGenerateReqInput]:
+            await go.wait()
+            return await real(*arguments)
+
+        monkeypatch.setattr(bench.manager.input_tokenizer, "tokenize", tokenize)
+        task = asyncio.create_task(bench.collect(rid="r", sampling_params=SamplingParams(n=2)))
+        await settle()
+        assert bench.manager.abort_request("r_0") == 1
+        assert bench.manager.abort_request("r_0") == 0
+        go.set()
+        [request] = await bench.engine.requests(1)
+        assert request.rid.startswith("r_1@")
+        bench.engine.say(Row(request.rid, "a", [1], Length(1)))
+        chunks = await task
+        assert sorted((chunk.rid, type(chunk.finish_reason)) for chunk in chunks) == [("r_0", Abort), ("r_1", Length)]
+        assert bench.quiet()
+
+
+class TestErrors:
+    async def test_bad_requests_leave_nothing(self, bench: Bench) -> None:
+        for fields in ({"text": ""}, {"sampling_params": SamplingParams(top_p=7)}, {"input_ids": [1]}, {"rid": ""}):
+            with pytest.raises(InvalidRequest):
+                await bench.collect(**fields)
+        assert bench.quiet()
+        assert bench.engine.listen() == []
+
+    async def test_a_name_in_use(self, bench: Bench) -> None:
+        task, [request] = await bench.started(rid="r")
+        for taken in ("r", ["x", "r"]):
+            with pytest.raises(InvalidRequest, match="'r' is in use") as caught:
+                await bench.collect(rid=taken, text="a" if taken == "r" else ["a", "b"])
+            assert caught.value.param == "rid"
+        bench.engine.say(Row(request.rid, "a", [1], Length(1)))
+        await task
+
+    async def test_an_abort_with_a_status_is_an_error(self, bench: Bench) -> None:
+        task, requests = await bench.started(2, sampling_params=SamplingParams(n=2))
+        bench.engine.say(Row(requests[0].rid, "a", [1], Abort("no memory", status=500, kind="InternalServerError")))
+        with pytest.raises(Aborted, match="no memory") as caught:
+            await task
+        assert (caught.value.status, caught.value.kind) == (500, "InternalServerError")
+        assert bench.engine.aborts() == [requests[1].rid]
+        assert bench.quiet()
+
+    async def test_a_full_queue(self, make: Callable[..., Bench]) -> None:
+        bench = make(max_queued_requests=1)
+        room = LIMITS.max_running_requests + 1
+        task, requests = await bench.started(room, sampling_params=SamplingParams(n=room))
+        with pytest.raises(Overloaded, match="queue is full"):
+            await bench.collect()
+        assert bench.manager.counters.refused == 1
+        bench.engine.say(Row(requests[0].rid, "", [], Length(0)))
+        await settle()
+        other, [late] = await bench.started()
+        bench.engine.say(*(Row(request.rid, "", [], Length(0)) for request in [*requests[1:], late]))
+        await asyncio.gather(task, other)
+        # More than ever fits is no matter of waiting.
+        with pytest.raises(InvalidRequest, match=f"the {room} requests"):
+            await bench.collect(sampling_params=SamplingParams(n=room + 1))
+
+
+class TestDeath:
+    async def test_every_open_stream_hears_of_it(self, bench: Bench) -> None:
+        waiting, _ = await bench.started()
+        stream = bench.ask(stream=True)
+        first = asyncio.create_task(anext(stream))
+        [request] = await bench.engine.requests(1)
+        bench.engine.say(Row(request.rid, "a", [1]))
+        await first
+        asking = asyncio.create_task(bench.manager.flush_cache())
+        await settle()
+        bench.engine.listen()
+        bench.manager.fail_all(WorkerDied("scheduler_TP0 was killed"))
+        for doomed in (waiting, anext(stream), asking):
+            with pytest.raises(WorkerDied, match="scheduler_TP0 was killed"):
+                await doomed
+        assert bench.quiet()
+        assert bench.engine.aborts() == []
+        with pytest.raises(WorkerDied, match="scheduler_TP0"):
+            await bench.collect()
+        with pytest.raises(WorkerDied, match="scheduler_TP0"):
+            await bench.manager.get_internal_state()
+
+    async def test_what_has_come_is_still_delivered(self, bench: Bench) -> None:
+        task, [request] = await bench.started()
+        bench.engine.say(Row(request.rid, "a", [1], Length(1)))
+        while bench.manager.rid_to_state:
+            await asyncio.sleep(0)
+        bench.manager.fail_all(WorkerDied("gone"))
+        assert [chunk.text for chunk in await task] == ["a"]
+
+
+class TestControl:
+    async def test_questions_and_replies(self, bench: Bench) -> None:
+        asking = [asyncio.create_task(bench.manager.flush_cache()) for _ in range(2)]
+        await settle()
+        first, second = bench.engine.listen()
+        assert isinstance(first, FlushCacheReqInput)
+        assert isinstance(second, FlushCacheReqInput)
+        bench.engine.to_tokenizer.send(FlushCacheReqOutput(id=second.id, success=False, message="busy"))
+        bench.engine.to_tokenizer.send(FlushCacheReqOutput(id=first.id, success=True))
+        bench.engine.to_tokenizer.send(FlushCacheReqOutput(id=999, success=True))
+        replies = await asyncio.gather(*asking)
+        assert [reply.success for reply in replies] == [True, False]
+
+    async def test_no_reply(self, bench: Bench) -> None:
+        bench.manager._control._timeout_s = 0.01
+        with pytest.raises(Aborted, match=r"did not answer within 0\.01 s") as caught:
+            await bench.manager.flush_cache()
+        assert caught.value.status == 503
+
+    async def test_heartbeats(self, bench: Bench) -> None:
+        assert bench.manager.signs.last_heartbeat == 0
+        beat = HeartBeat(rank=0, forward_steps=7, num_running_reqs=1, num_waiting_reqs=2)
+        bench.engine.to_tokenizer.send(beat)
+        await settle()
+        assert bench.manager.signs.heartbeat == beat
+        assert bench.manager.signs.last_heartbeat > 0
+
+
+async def test_a_storm_of_readers_that_leave(bench: Bench) -> None:
+    """Readers come and go at every moment; the engine answers all it hears of; in the end nothing is left anywhere."""
+    random = np.random.default_rng(0)
+    outcomes: list[str] = []
+
+    async def reader(number: int) -> None:
+        stream = bench.ask(stream=bool(number % 2), sampling_params=SamplingParams(n=1 + number % 3))
+        try:
+            async with asyncio.timeout(float(random.uniform(0, 0.3))):
+                async for _ in stream:
+                    pass
+            outcomes.append("complete")
+        except TimeoutError:
+            outcomes.append("left")
+
+    async def engine() -> None:
+        live: list[str] = []
+        while True:
+            for message in bench.engine.listen():
+                match message:
+                    case TokenizedGenerateReqInput(rid=rid):
+                        live.append(rid)
+                    case AbortReq(rid=rid) if rid in live:
+                        live.remove(rid)
+                        bench.engine.say(Row(rid, "", [], Abort("left")))
+            for rid in list(live):
+                done = random.random() < 0.2
+                bench.engine.say(Row(rid, "x", [1], Length(1) if done else None))
+                if done:
+                    live.remove(rid)
+            await asyncio.sleep(0.001)
+
+    serving = asyncio.create_task(engine())
+    await asyncio.gather(*(reader(number) for number in range(200)))
+    await asyncio.sleep(0.02)
+    serving.cancel()
+    assert {"complete", "left"} == set(outcomes)
+    assert bench.quiet()
+    counters = bench.manager.counters
+    assert counters.accepted == counters.finished + counters.aborted

@@ -1,0 +1,136 @@
+"""What a client may send to /generate: every field honoured or refused by name."""
+
+import re
+
+import pytest
+
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.messages.generate import GenerateReqInput, parse_generate, parse_sampling_params
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+
+def test_every_field_arrives() -> None:
+    sent = {
+        "text": ["a", "b"],
+        "sampling_params": [{"temperature": 0, "stop": "x"}, {"max_new_tokens": 3, "logit_bias": {"5": 1}}],
+        "stream": True,
+        "rid": ["r1", "r2"],
+        "return_logprob": [True, False],
+        "logprob_start_len": [0, -1],
+        "top_logprobs_num": [2, 0],
+        "token_ids_logprob": [[1, 2], None],
+        "return_text_in_logprobs": True,
+        "extra_key": "k",
+        "cache_salt": "s",
+        "priority": 3,
+        "no_logs": True,
+    }
+    assert parse_generate(sent) == GenerateReqInput(
+        text=["a", "b"],
+        sampling_params=[
+            SamplingParams(temperature=0.0, stop=["x"]),
+            SamplingParams(max_new_tokens=3, logit_bias={5: 1.0}),
+        ],
+        stream=True,
+        rid=["r1", "r2"],
+        return_logprob=[True, False],
+        logprob_start_len=[0, -1],
+        top_logprobs_num=[2, 0],
+        token_ids_logprob=[[1, 2], None],
+        return_text_in_logprobs=True,
+        extra_key="k",
+        cache_salt="s",
+        priority=3,
+        no_logs=True,
+        clip_max_new_tokens=[True, False],
+    )
+
+
+def test_null_is_the_default() -> None:
+    every_field = dict.fromkeys(name for name in GenerateReqInput.__struct_fields__ if name[:3] not in ("add", "cli"))
+    assert parse_generate(every_field) == parse_generate({}) == GenerateReqInput(clip_max_new_tokens=True)
+    every_param = dict.fromkeys(SamplingParams.__struct_fields__)
+    assert parse_sampling_params(every_param) == SamplingParams(max_new_tokens=None)
+
+
+def test_a_max_new_tokens_of_the_clients_own_is_not_clipped() -> None:
+    assert parse_generate({"sampling_params": {"max_new_tokens": 128}}).clip_max_new_tokens is False
+    assert parse_generate({"sampling_params": {"max_new_tokens": None}}).clip_max_new_tokens is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("image_data", "http://x"),
+        ("image_data", []),
+        ("input_embeds", [[0.1]]),
+        ("lora_path", "x"),
+        ("session_params", {}),
+        ("return_hidden_states", True),
+        ("return_hidden_states", 0),
+        ("return_prompt_token_ids", True),
+        ("custom_logit_processor", "x"),
+        ("routed_experts_start_len", False),
+        ("log_metrics", False),
+        ("kv_hints", {}),
+    ],
+)
+def test_what_this_version_lacks_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(f"`{name}` is not supported by this version.")) as caught:
+        parse_generate({"text": "a", name: value})
+    assert caught.value.param == name
+
+
+def test_asking_for_nothing_is_no_fault() -> None:
+    sent = {"text": "a", "lora_path": None, "return_hidden_states": False, "log_metrics": True, "background": False}
+    assert parse_generate(sent) == parse_generate({"text": "a"})
+
+
+@pytest.mark.parametrize("name", ["json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params"])
+def test_constraints_are_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        parse_generate({"text": "a", "sampling_params": {name: "x"}})
+    assert caught.value.param == name
+    parse_generate({"text": "a", "sampling_params": {name: None, "beam_width": 1}})
+
+
+def test_unknown_fields_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"unknown field `sampling_params\.max_tokens`, expected .*`max_new_tokens`"
+    ):
+        parse_generate({"text": "a", "sampling_params": {"max_tokens": 5}})
+    with pytest.raises(InvalidRequest, match=r"unknown field `prompt`, expected one of `text`, `input_ids`") as caught:
+        parse_generate({"prompt": "a"})
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("name", ["add_special_tokens", "clip_max_new_tokens"])
+def test_what_is_ours_to_say_cannot_be_sent(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="unknown field"):
+        parse_generate({"text": "a", name: True})
+
+
+@pytest.mark.parametrize(
+    ("sent", "param", "message"),
+    [
+        ({"text": 5}, "text", "got `int`"),
+        ({"text": ["a", 5]}, "text[1]", "got `int`"),
+        ({"input_ids": [1, True]}, "input_ids[1]", "got `bool`"),
+        ({"input_ids": [1, 2.0]}, "input_ids[1]", "got `float`"),
+        ({"input_ids": [[1, None]]}, "input_ids[0][1]", "got `null`"),
+        ({"stream": 1}, "stream", "got `int`"),
+        ({"priority": "high"}, "priority", "got `str`"),
+        ({"sampling_params": "x"}, "sampling_params", "must be an object, got a string"),
+        ({"sampling_params": [{}, 7]}, "sampling_params[1]", "must be an object, got a number"),
+        ({"sampling_params": {"temperature": "hot"}}, "temperature", "sampling_params.temperature: Expected `float`"),
+        ({"sampling_params": {"n": 1.5}}, "n", "got `float`"),
+        ({"sampling_params": {"stop": [1]}}, "stop[0]", "got `int`"),
+        ({"sampling_params": {"logit_bias": {"x": 1}}}, "logit_bias", "Expected `int`"),
+        ({"sampling_params": [{}, {"top_k": "a"}]}, "top_k", "sampling_params[1].top_k"),
+    ],
+)
+def test_wrong_types_name_their_place(sent: dict[str, object], param: str, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_generate(sent)
+    assert caught.value.param == param
+    assert message in caught.value.message
