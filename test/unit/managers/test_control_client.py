@@ -1,0 +1,60 @@
+"""Questions to the scheduler and their replies."""
+
+import asyncio
+
+import pytest
+
+from mysglang.srt.errors import Aborted, WorkerDied
+from mysglang.srt.managers.control_client import ControlClient
+from mysglang.srt.messages.channels import InProcess
+from mysglang.srt.messages.codec import ToScheduler, scheduler_codec
+from mysglang.srt.messages.control import FlushCacheReqInput, FlushCacheReqOutput, GetInternalStateReq
+
+
+@pytest.fixture
+def link() -> InProcess[ToScheduler]:
+    return InProcess(scheduler_codec())
+
+
+async def test_each_reply_finds_its_question(link: InProcess[ToScheduler]) -> None:
+    client = ControlClient(link)
+    asking = [asyncio.create_task(client.flush_cache()) for _ in range(2)]
+    await asyncio.sleep(0)
+    first, second = link.drain()
+    assert isinstance(first, FlushCacheReqInput)
+    assert isinstance(second, FlushCacheReqInput)
+    client.answer(FlushCacheReqOutput(id=second.id, success=False, message="busy"))
+    client.answer(FlushCacheReqOutput(id=first.id, success=True))
+    client.answer(FlushCacheReqOutput(id=first.id, success=True))
+    client.answer(FlushCacheReqOutput(id=999, success=True))
+    assert [reply.success for reply in await asyncio.gather(*asking)] == [True, False]
+
+
+async def test_no_reply(link: InProcess[ToScheduler]) -> None:
+    client = ControlClient(link, timeout_s=0.01)
+    with pytest.raises(Aborted, match=r"did not answer within 0\.01 s") as caught:
+        await client.get_internal_state()
+    assert caught.value.status == 503
+    [question] = link.drain()
+    assert isinstance(question, GetInternalStateReq)
+    # A reply that comes too late is dropped.
+    client.answer(FlushCacheReqOutput(id=question.id, success=True))
+
+
+async def test_the_engine_dies_meanwhile(link: InProcess[ToScheduler]) -> None:
+    client = ControlClient(link)
+    asking = [asyncio.create_task(client.flush_cache()) for _ in range(2)]
+    await asyncio.sleep(0)
+    client.fail_all("scheduler_TP0 was killed")
+    for task in asking:
+        with pytest.raises(WorkerDied, match="was killed"):
+            await task
+
+
+async def test_a_question_that_is_cancelled_leaves_nothing(link: InProcess[ToScheduler]) -> None:
+    client = ControlClient(link)
+    asking = asyncio.create_task(client.flush_cache())
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert not client._waiting

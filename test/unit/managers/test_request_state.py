@@ -1,0 +1,127 @@
+"""What piles up for one answer, and how its log-probabilities come out as arrays."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from mysglang.srt.errors import Aborted, WorkerDied
+from mysglang.srt.managers.request_state import Inbox, ReqState, RowCounters
+from mysglang.srt.messages.codec import pack_ids
+from mysglang.srt.messages.outputs import Abort, Length, RowLogprobs
+from mysglang.srt.messages.requests import LogprobRequest
+
+
+def floats(*values: float) -> bytes:
+    return np.asarray(values, dtype=np.float32).tobytes()
+
+
+def state(inbox: Inbox, *, stream: bool = True) -> ReqState:
+    return ReqState("r", "r@1", 0, inbox, stream=stream)
+
+
+def output(token: int, prompt: RowLogprobs | None = None) -> RowLogprobs:
+    """The columns of one token, top 2, one id asked for; beside what is known of the prompt."""
+    prompt = prompt or RowLogprobs()
+    return RowLogprobs(
+        output_vals=floats(-token),
+        output_ids=pack_ids([token]),
+        output_top_vals=floats(-token, -token - 1),
+        output_top_ids=pack_ids([token, token + 1]),
+        output_token_ids_vals=floats(-9),
+        input_vals=prompt.input_vals,
+        input_ids=prompt.input_ids,
+        input_top_vals=prompt.input_top_vals,
+        input_top_ids=prompt.input_top_ids,
+        input_token_ids_vals=prompt.input_token_ids_vals,
+    )
+
+
+class TestPiling:
+    async def test_a_stream_tells_its_reader_once(self) -> None:
+        inbox = Inbox()
+        answer = state(inbox)
+        for number in range(3):
+            answer.add(str(number), pack_ids([number]), RowCounters(1, number + 1, 0, 0), None, None)
+        assert await inbox.get() is answer
+        chunk = answer.take()
+        assert (chunk.text, chunk.token_ids.tolist(), chunk.completion_tokens) == ("012", [0, 1, 2], 3)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(inbox.get(), 0.01)
+        answer.add("3", pack_ids([3]), RowCounters(1, 4, 0, 0), Length(4), None)
+        assert await inbox.get() is answer
+        assert (answer.take().text, answer.finish_reason) == ("3", Length(4))
+
+    async def test_without_stream_only_the_end_is_told(self) -> None:
+        inbox = Inbox()
+        answer = state(inbox, stream=False)
+        answer.add("a", pack_ids([1]), RowCounters(), None, None)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(inbox.get(), 0.01)
+        answer.finish(Abort("gone"))
+        assert await inbox.get() is answer
+        assert answer.take().text == "a"
+
+    async def test_an_error_of_the_engine_is_raised(self) -> None:
+        answer = state(Inbox())
+        answer.finish(Abort("no memory", status=500, kind="InternalServerError"))
+        with pytest.raises(Aborted, match="no memory"):
+            answer.take()
+
+    async def test_failure_comes_behind_what_is_there(self) -> None:
+        inbox = Inbox()
+        answer = state(inbox)
+        answer.add("a", pack_ids([1]), RowCounters(), None, None)
+        answer.fail("gone")
+        assert await inbox.get() is answer
+        with pytest.raises(WorkerDied, match="gone"):
+            await inbox.get()
+
+
+class TestLogprobs:
+    WISH = LogprobRequest(prompt_start=0, top_num=2, token_ids=pack_ids([7]))
+    PROMPT = RowLogprobs(
+        input_vals=floats(np.nan, -1),
+        input_ids=pack_ids([3, 4]),
+        input_top_vals=floats(np.nan, np.nan, -1, -2),
+        input_top_ids=pack_ids([-1, -1, 4, 5]),
+        input_token_ids_vals=floats(np.nan, -7),
+    )
+
+    def test_columns_of_several_messages(self) -> None:
+        answer = state(Inbox())
+        answer.wish = self.WISH
+        answer.add("a", pack_ids([1]), RowCounters(), None, output(1, self.PROMPT))
+        answer.add("b", pack_ids([2]), RowCounters(), None, output(2))
+        found = answer.take().logprobs
+        assert found is not None
+        assert found.token_ids.tolist() == [7]
+        assert found.output.ids.tolist() == [1, 2]
+        assert found.output.vals.tolist() == [-1, -2]
+        assert found.output.top_vals.tolist() == [[-1, -2], [-2, -3]]
+        assert found.output.top_ids.tolist() == [[1, 2], [2, 3]]
+        assert found.output.token_ids_vals.tolist() == [[-9], [-9]]
+        assert found.input is not None
+        assert found.input.ids.tolist() == [3, 4]
+        assert np.isnan(found.input.vals[0])
+        assert found.input.top_ids.tolist() == [[-1, -1], [4, 5]]
+        assert found.input.token_ids_vals[1].tolist() == [-7]
+
+    def test_the_prompts_come_once(self) -> None:
+        answer = state(Inbox())
+        answer.wish = self.WISH
+        answer.add("a", pack_ids([1]), RowCounters(), None, output(1, self.PROMPT))
+        answer.take()
+        answer.add("b", pack_ids([2]), RowCounters(), Length(2), output(2))
+        found = answer.take().logprobs
+        assert found is not None
+        assert found.input is None
+        assert found.output.ids.tolist() == [2]
+
+    def test_no_output_yet(self) -> None:
+        answer = state(Inbox())
+        answer.wish = LogprobRequest()
+        answer.add("", b"", RowCounters(), Abort("early"), None)
+        found = answer.take().logprobs
+        assert found is not None
+        assert found.output.top_ids.shape == (0, 0)
