@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from mysglang import Engine, ServerArgs
 from mysglang.eval.chat_prompt import TINY, chat_template, prompt_text
 from mysglang.eval.tiny_world.items import Item
+from mysglang.srt.entrypoints.engine import Engine
+from mysglang.srt.server_args import ServerArgs
 
 MAX_NEW_TOKENS = 448
 CHUNK = 64
@@ -19,12 +20,10 @@ def answers(items: Sequence[Item], flags: Sequence[str]) -> Iterator[str]:
     template = chat_template()
     prompts = [tokenizer.encode(prompt_text(template, item)).ids for item in items]
     sampling = {"temperature": 0.0, "max_new_tokens": MAX_NEW_TOKENS}
-    engine = Engine(**ServerArgs.from_cli(flags).flat())
-    try:
-        with tqdm(total=len(items), unit="item") as bar:
-            for at in range(0, len(prompts), CHUNK):
-                outputs = engine.generate(input_ids=prompts[at : at + CHUNK], sampling_params=sampling)
-                yield from (output["text"] for output in outputs)
-                bar.update(len(outputs))
-    finally:
-        engine.shutdown()
+    args = ServerArgs.from_cli(["--log-level", "error", *flags])
+    with Engine(server_args=args) as engine, tqdm(total=len(items), unit="item") as bar:
+        for at in range(0, len(prompts), CHUNK):
+            outputs = engine.generate(input_ids=prompts[at : at + CHUNK], sampling_params=sampling)
+            assert isinstance(outputs, list)
+            yield from (str(output["text"]) for output in outputs)
+            bar.update(len(outputs))
