@@ -4,6 +4,7 @@ A server with parsers gives thoughts and tool calls in fields of their own; here
 """
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ TIMEOUT_SECONDS = 300
 
 
 def answers(items: Sequence[Item], url: str) -> Iterator[str]:
-    """The greedy answer to each item, in order. Raises urllib.error.URLError when the server does not answer well."""
+    """The greedy answer to each item, in order. Raises RuntimeError for a refusal, URLError without a server."""
     base = url.rstrip("/").removesuffix("/v1")
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         yield from tqdm(pool.map(lambda item: _ask(base, item), items), total=len(items), unit="item")
@@ -31,10 +32,22 @@ def _ask(base: str, item: Item) -> str:
     if item.raw:
         reply = _post(f"{base}/v1/completions", {**body, "prompt": item.turns[0].content})
         return str(reply["choices"][0]["text"])
-    body |= {"messages": item.messages(), "chat_template_kwargs": {"enable_thinking": item.thinking}}
+    body |= {"messages": _messages(item), "chat_template_kwargs": {"enable_thinking": item.thinking}}
     if item.tools:
         body["tools"] = list(item.tools)
     return message_text(_post(f"{base}/v1/chat/completions", body)["choices"][0]["message"])
+
+
+def _messages(item: Item) -> list[dict[str, Any]]:
+    """The messages as the API has them: a call has an id, and its arguments are JSON in a string."""
+    messages = item.messages()
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            call["id"] = "call_0"
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        if message["role"] == "tool":
+            message["tool_call_id"] = "call_0"
+    return messages
 
 
 def message_text(message: dict[str, Any]) -> str:
@@ -48,6 +61,10 @@ def message_text(message: dict[str, Any]) -> str:
 
 def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-        reply: dict[str, Any] = json.load(response)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            reply: dict[str, Any] = json.load(response)
+    except urllib.error.HTTPError as error:
+        said = error.read(500).decode(errors="replace")
+        raise RuntimeError(f"{url} answered {error.code} (--tasks leaves tasks out): {said}") from error
     return reply
