@@ -100,6 +100,16 @@ async def test_a_rendered_chat_has_its_frame_already(front: Front, tokenizer: To
     assert unpack_ids(request.input_ids).tolist().count(tokenizer.bos_token_id or 0) == 2
 
 
+@pytest.mark.parametrize(("skip", "expected"), [(True, [9, 1]), (False, [9])])
+async def test_a_stop_string_that_is_a_special_token(front: Front, skip: bool, expected: list[int]) -> None:
+    """Where special tokens are not part of the text, a stop string could not be found there."""
+    stops = ["</s>", "the", "no token"]
+    params = SamplingParams(stop=stops, stop_token_ids=[9], skip_special_tokens=skip)
+    [request] = await front(text="a", sampling_params=params)
+    assert request.sampling_params.stop == stops
+    assert request.sampling_params.stop_token_ids == expected
+
+
 class TestSeeds:
     async def test_each_prompt_draws_its_own(self, front: Front) -> None:
         requests = await front(text=["a", "b"]) + await front(text="a")

@@ -85,6 +85,42 @@ def test_special_tokens_map_completes_an_old_configuration(tmp_path: Path) -> No
     assert Tokenizer.load(tmp_path).special_tokens == {"bos_token": BOS, "eos_token": TURN}
 
 
+class TestChatTemplates:
+    """Where a model's chat template may stand."""
+
+    def found(self, folder: Path) -> object:
+        return Tokenizer.load(folder).config.get("chat_template")
+
+    def test_in_the_configuration(self, tmp_path: Path) -> None:
+        small_tokenizer.write(tmp_path, "byte_level", chat_template="configured")
+        assert self.found(tmp_path) == "configured"
+        (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "legacy"}))
+        assert self.found(tmp_path) == "configured"
+
+    def test_in_a_legacy_file(self, tmp_path: Path) -> None:
+        small_tokenizer.write(tmp_path, "byte_level")
+        assert self.found(tmp_path) is None
+        (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "legacy"}))
+        assert self.found(tmp_path) == "legacy"
+
+    def test_in_files(self, tmp_path: Path) -> None:
+        small_tokenizer.write(tmp_path, "byte_level", chat_template="configured")
+        (tmp_path / "chat_template.jinja").write_text("file")
+        assert self.found(tmp_path) == "file"
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+        assert self.found(tmp_path) == [
+            {"name": "default", "template": "file"},
+            {"name": "tool_use", "template": "tools"},
+        ]
+
+    def test_a_file_that_cannot_be_read(self, tmp_path: Path) -> None:
+        small_tokenizer.write(tmp_path, "byte_level")
+        (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+        with pytest.raises(ConfigError, match=r"chat_template\.jinja cannot be read"):
+            self.found(tmp_path)
+
+
 def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
     backend = small_tokenizer.KINDS["byte_level"]()
     backend.enable_truncation(max_length=2)

@@ -87,9 +87,7 @@ class InputTokenizer:
     ) -> list[TokenizedGenerateReqInput]:
         requests: list[TokenizedGenerateReqInput] = []
         for prompt, ids, seed in zip(unfolded.prompts, self._ids(obj, unfolded.prompts), drawn, strict=True):
-            if prompt.params.stop:
-                self._need_tokenizer("stop")
-            params = self._settle(prompt, len(ids))
+            params = self._with_stop_tokens(self._settle(prompt, len(ids)))
             first_seed = seed if params.sampling_seed is None else params.sampling_seed
             packed, wish = pack_ids(ids), _logprob_request(prompt.logprobs, len(ids))
             for copy in range(unfolded.n):
@@ -175,6 +173,17 @@ class InputTokenizer:
             )
         top_k = TOP_K_ALL if params.top_k == -1 else params.top_k
         return msgspec.structs.replace(params, n=1, max_new_tokens=max_new, top_k=top_k)
+
+    def _with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
+        """A stop string that is a special token stops by its id: skipped in the text, it would not be found there."""
+        if not params.stop:
+            return params
+        tokenizer = self._need_tokenizer("stop")
+        if not params.skip_special_tokens:
+            return params
+        special = [token for stop in params.stop if (token := tokenizer.id_of(stop)) in tokenizer.special_ids]
+        known = [token for token in special if token is not None and token < self._limits.vocab_size]
+        return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *known])
 
     def _too_long(self, tokens: str, field: str = "text") -> ContextTooLong:
         limit = self._limits.context_len

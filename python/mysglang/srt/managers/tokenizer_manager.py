@@ -25,7 +25,6 @@ from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, BatchStrOutput, Counters, FinishReason
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 
-CLIENT_ABORT = "Aborted by the client."
 ID_BYTES = 4
 
 
@@ -92,6 +91,11 @@ class TokenizerManager:
         self._serial = 0
         self._death: str | None = None
 
+    @property
+    def open_requests(self) -> int:
+        """Answers that are not complete."""
+        return len(self.rid_to_state)
+
     async def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         """What `obj` asks for, as it comes: with `stream` every chunk, else one whole chunk for each answer.
 
@@ -121,7 +125,7 @@ class TokenizerManager:
             else:
                 del self.rid_to_state[state.wire_rid]
                 self.counters.refused += 1
-                state.finish(Abort(CLIENT_ABORT))
+                state.finish(Abort(AbortReq().message))
         return len(told)
 
     async def flush_cache(self) -> FlushCacheReqOutput:

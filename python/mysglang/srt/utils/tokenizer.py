@@ -162,10 +162,21 @@ def _read_config(folder: Path) -> dict[str, Any]:
     template = folder / "chat_template.jinja"
     legacy = folder / "chat_template.json"
     if template.is_file():
-        config["chat_template"] = template.read_text(encoding="utf-8")
+        config["chat_template"] = _read_text(template)
+        more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        if more:
+            named = {"default": template} | {file.stem: file for file in more}
+            config["chat_template"] = [{"name": name, "template": _read_text(named[name])} for name in named]
     elif "chat_template" not in config and legacy.is_file():
         config["chat_template"] = read_json(legacy).get("chat_template")
     return config
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
 def _complete(backend: tokenizers.Tokenizer, config: dict[str, Any], post_processor: _PostProcessor | None) -> None:
