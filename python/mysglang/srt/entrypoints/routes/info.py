@@ -19,7 +19,8 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
     """`server_info`: every option of the server by its name, without the secret ones."""
     router = APIRouter(tags=["info"])
 
-    @router.api_route("/", methods=["GET", "HEAD"])
+    @router.head("/")
+    @router.get("/")
     async def root() -> Response:
         return PlainTextResponse("mysglang is running\n")
 
@@ -39,8 +40,9 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
                 **server_info,
                 "version": __version__,
                 "frontend": "python",
-                "scheduler_info": msgspec.to_builtins(front.facts),
-                "internal_states": [msgspec.to_builtins(state)],
+                "scheduler_info": msgspec.structs.asdict(front.facts),
+                "internal_states": [msgspec.structs.asdict(state)],
+                "frontend_state": {"open_requests": front.tokenizer_manager.open_requests},
             }
         )
 
