@@ -203,7 +203,7 @@ class TestRefusals:
         assert "too much" in self.refused("{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}").message
 
     def test_too_slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(chat_template, "MAX_RENDER_S", 0.0)
+        monkeypatch.setattr(chat_template, "MAX_RENDER_S", -1.0)
         assert "too much" in self.refused("a{{ messages[0].role }}b").message
 
     @pytest.mark.parametrize("name", sorted(RESERVED_KWARGS))
