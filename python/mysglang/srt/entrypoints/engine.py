@@ -22,6 +22,7 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 import msgspec
 import uvloop
 
+from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.entrypoints.runtime import ReadyFront, Runtime
 from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
@@ -54,17 +55,17 @@ class Engine:
             defaults = {"log_level": "error", "max_queued_requests": UNQUEUED}
             server_args = ServerArgs.from_kwargs(**{**defaults, **options})
         configure_logging(server_args.observability.log_level)
+        self.server_args, model_config = find_model(server_args)
         self._closed = False
         self._loop = uvloop.new_event_loop()
         # The children's lives hang on the thread that starts them, so it is one that stays.
         self._thread = threading.Thread(target=self._loop.run_forever, name="mysglang engine", daemon=True)
         self._thread.start()
         try:
-            self._runtime, self._front = self._await(self._start(server_args))
+            self._runtime, self._front = self._await(self._start(model_config))
         except BaseException:
             self._end_thread()
             raise
-        self.server_args = self._runtime.server_args
         atexit.register(self.shutdown)
 
     @overload
@@ -152,15 +153,13 @@ class Engine:
     ) -> None:
         self.shutdown()
 
-    async def _start(self, server_args: ServerArgs) -> tuple[Runtime, ReadyFront]:
-        found, model_config = await asyncio.to_thread(find_model, server_args)
-        runtime = Runtime(found, model_config)
+    async def _start(self, model_config: ModelConfig) -> tuple[Runtime, ReadyFront]:
+        runtime = Runtime(self.server_args, model_config)
         try:
-            front = await runtime.wait_ready()
+            return runtime, await runtime.wait_ready()
         except BaseException:
             await runtime.stop()
             raise
-        return runtime, front
 
     def _responses(self, request: GenerateReqInput) -> AsyncGenerator[Response, None]:
         incremental = self.server_args.serving.incremental_streaming_output

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 
@@ -17,10 +18,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.auth import is_loopback
 from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response, type_of
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_app import build_app
+from mysglang.srt.errors import WorkerDied
 from mysglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
 """Longer than the 60 s that proxies keep an idle connection, so that they never write into one that we just closed."""
@@ -105,11 +110,14 @@ class HttpFront:
 
     def open(self, front: Front, args: ServerArgs, model_config: ModelConfig) -> None:
         """Put the application behind the gate, and open it."""
+        if not is_loopback(args.serving.host) and not args.serving.api_key:
+            logger.warning("Whoever reaches %s may use this server: it has no --api-key.", args.serving.host)
         self.gate.open(build_app(front, AppOptions.from_args(args, model_config)))
 
-    async def ended(self) -> None:
-        """Returns when uvicorn ends by itself, which it has no reason to; raises what made it end."""
-        await asyncio.shield(self._serving)
+    async def ended(self) -> WorkerDied:
+        """Returns once uvicorn has ended, which it has no reason to do by itself."""
+        await asyncio.wait([self._serving])
+        return WorkerDied(f"the HTTP front ended: {self._serving.exception()!r}")
 
     async def stop(self) -> None:
         """Close the socket and the connections."""

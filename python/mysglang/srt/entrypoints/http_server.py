@@ -20,8 +20,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import psutil
 import uvloop
 
+from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.launcher import THE_CHILDREN, ChildModules, find_model
 from mysglang.srt.entrypoints.runtime import Death, Runtime
 from mysglang.srt.errors import ConfigError, WorkerDied
@@ -52,17 +54,21 @@ def launch_server(server_args: ServerArgs, modules: ChildModules = THE_CHILDREN)
     try:
         # Before anything heavy: a busy port ends the launch at once.
         with bind_http_socket(server_args.serving.host, server_args.serving.port) as listener:
-            return uvloop.run(_serve(server_args, modules, listener))
+            found, model_config = find_model(server_args)
+            return uvloop.run(_serve(found, model_config, modules, listener))
     except (ConfigError, WorkerDied) as error:
         complain(error)
         return ExitCode.START_FAILED
+    except KeyboardInterrupt:
+        # During a download; once there are children, signals have their handler.
+        return ExitCode.DONE
 
 
-async def _serve(server_args: ServerArgs, modules: ChildModules, listener: socket.socket) -> ExitCode:
+async def _serve(
+    server_args: ServerArgs, model_config: ModelConfig, modules: ChildModules, listener: socket.socket
+) -> ExitCode:
     """Raises ConfigError or WorkerDied if the server never came to be ready."""
-    begun = time.perf_counter()
-    found, model_config = await asyncio.to_thread(find_model, server_args)
-    runtime = Runtime(found, model_config, modules)
+    runtime = Runtime(server_args, model_config, modules)
     stop = StopSignals(runtime.kill)
     try:
         # Only now, while the children load what they need.
@@ -70,27 +76,30 @@ async def _serve(server_args: ServerArgs, modules: ChildModules, listener: socke
 
         door = HttpFront(listener, server_args.serving, server_args.observability.log_level_http)
         try:
-            return await _until_end(runtime, door, stop, begun)
+            return await _until_end(runtime, door, stop)
         finally:
             await door.stop()
     finally:
         await runtime.stop()
 
 
-async def _until_end(runtime: Runtime, door: HttpFront, stop: StopSignals, begun: float) -> ExitCode:
-    life = asyncio.create_task(_live(runtime, door, begun))
+async def _until_end(runtime: Runtime, door: HttpFront, stop: StopSignals) -> ExitCode:
+    life = asyncio.create_task(_live(runtime, door))
     asked = asyncio.create_task(stop.requested.wait())
+    shut = asyncio.create_task(door.ended())
     try:
-        await asyncio.wait({life, asked}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({life, asked, shut}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            return await _drain(runtime, door)
         if life.done():
             return await _bury(life.result(), door)
-        return await _drain(runtime, door)
+        return await _bury(Death(shut.result(), ExitCode.WORKER_DIED), door)
     finally:
-        life.cancel()
-        asked.cancel()
+        for task in (life, asked, shut):
+            task.cancel()
 
 
-async def _live(runtime: Runtime, door: HttpFront, begun: float) -> Death:
+async def _live(runtime: Runtime, door: HttpFront) -> Death:
     """Become ready, and serve until a process of ours has died. Raises what keeps it from becoming ready."""
     args = runtime.server_args
     front = await runtime.wait_ready()
@@ -99,7 +108,8 @@ async def _live(runtime: Runtime, door: HttpFront, begun: float) -> Death:
     gc.collect()
     gc.freeze()
     url = http_url(args.serving.host, door.port)
-    logger.info("The server is fired up and ready to roll! It took %.1f s.", time.perf_counter() - begun)
+    since_start = time.time() - psutil.Process().create_time()
+    logger.info("The server is fired up and ready to roll! It took %.1f s.", since_start)
     print(f"\n{args.serving.served_model_name} answers on {url}\n\n{CURL.format(url=url)}\n", flush=True)
     return await runtime.death()
 

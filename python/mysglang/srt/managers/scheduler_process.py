@@ -11,6 +11,7 @@ import os
 
 import msgspec
 
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.managers.child import run_child, tell_parent
 from mysglang.srt.messages.launch import Ready
 from mysglang.srt.server_args import PortArgs, ServerArgs
@@ -45,9 +46,18 @@ def run_scheduler_process(link: ParentLink) -> None:
         if args.parallel.device == "cpu":
             # Read when the OpenMP runtime is loaded, so before torch is.
             os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads(cores(), args.parallel.tp_size)))
+        else:
+            use_gpu(args.parallel.base_gpu_id + rank)
         from mysglang.srt.managers.scheduler_builder import build_scheduler
 
         loop, facts = build_scheduler(args, launch.port_args, rank)
+    logger.info(
+        "KV cache: %d tokens in %.2f GB; at most %d requests run at once, of %d tokens each",
+        facts.max_total_num_tokens,
+        facts.memory_usage.get("kvcache", 0.0),
+        facts.max_running_requests,
+        facts.context_len,
+    )
     # What is alive now lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
@@ -66,6 +76,18 @@ def cpu_threads(num_cores: int, tp_size: int) -> int:
     if num_cores <= FEW_CORES:
         num_cores -= 1
     return max(1, num_cores // tp_size)
+
+
+def use_gpu(index: int) -> None:
+    """Make the GPU of that number, among those visible, the one of this process. Raises ConfigError."""
+    import torch
+
+    if index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--base-gpu-id: torch sees {torch.cuda.device_count()} GPUs here, and number {index} is none of them; "
+            "check CUDA_VISIBLE_DEVICES and that torch is a CUDA build, or give --device cpu."
+        )
+    torch.cuda.set_device(index)
 
 
 if __name__ == "__main__":
