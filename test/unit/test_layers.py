@@ -55,8 +55,9 @@ MAY_IMPORT = {
     "disaggregation": "scheduling.role scheduling.request mem_cache",
     "constrained": "scheduling.role scheduling.request mem_cache",
     # the processes
-    "managers": "scheduling mem_cache multimodal parser sampling messages server_args args configs",
-    "managers.scheduler_builder": PLUG_INS + " model_executor.tp_worker forward distributed",
+    "managers": "scheduling mem_cache forward.worker multimodal parser sampling messages server_args args configs",
+    "managers.scheduler_builder": PLUG_INS + " distributed",
+    "managers.worker_factory": "model_executor.tp_worker model_executor.runner_config speculative",
     "entrypoints": "managers function_call parser sampling messages server_args args configs",
     "entrypoints.launcher": "disaggregation.bootstrap_server",
     # the package's own top
@@ -262,7 +263,7 @@ class TestTheseTests:
 
     def test_passes_a_sound_package(self, tmp_path: Path) -> None:
         files = {
-            "srt/managers/scheduler_builder.py": "from mysglang.srt.model_executor.tp_worker import TpModelWorker",
+            "srt/managers/worker_factory.py": "from mysglang.srt.model_executor.tp_worker import TpModelWorker",
             "srt/scheduling/x.py": "from mysglang.srt.forward import a",
             "srt/messages/x.py": "def child():\n    import torch",
         }

@@ -5,16 +5,38 @@ p % page. Softmax is computed online (Milakov and Gimelshein, 2018) in base 2; a
 log-sum-exp.
 """
 
+from typing import Protocol
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import AttentionSpec
-
 LOG2E = 1.4426950408889634
 MAX_SPLITS = 16
 """Of one row's keys in decoding; fixed, so that the launch does not depend on lengths and can be captured."""
+
+
+class AttentionShape(Protocol):
+    """What the kernels must know of a layer (forward.forward_batch.AttentionSpec)."""
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def scale(self) -> float: ...
+
+    @property
+    def window(self) -> int | None: ...
+
+    @property
+    def logit_cap(self) -> float: ...
 
 
 @triton.jit
@@ -200,7 +222,7 @@ def decode_attention(
     slots: Tensor,
     seq_lens: Tensor,
     page_size: int,
-    spec: AttentionSpec,
+    spec: AttentionShape,
 ) -> Tensor:
     """One new token in each row. q: [R, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim]; like q back."""
     rows, group = len(slots), spec.num_heads // spec.num_kv_heads
@@ -252,7 +274,7 @@ def extend_attention(
     token_starts: Tensor,
     max_extend: int,
     page_size: int,
-    spec: AttentionSpec,
+    spec: AttentionShape,
 ) -> Tensor:
     """Any number of new tokens in each row, which begin at token_starts [R] int64. Otherwise as `decode_attention`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
