@@ -23,10 +23,10 @@ import msgspec
 import uvloop
 
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.entrypoints.runtime import ReadyFront, Runtime
 from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
-from mysglang.srt.managers.tokenizer_manager import TokenizerManager
 from mysglang.srt.messages.control import FlushCacheReqOutput
 from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
 from mysglang.srt.server_args import ServerArgs
@@ -209,7 +209,7 @@ class Engine:
 
 
 async def _responses(
-    manager: TokenizerManager, request: GenerateReqInput, dicts: ResponseDicts
+    manager: Manager, request: GenerateReqInput, dicts: ResponseDicts
 ) -> AsyncGenerator[Response, None]:
     """Responses chunk by chunk; closing it closes the request."""
     async with contextlib.aclosing(manager.generate_request(request)) as chunks:

@@ -10,7 +10,9 @@ import time
 from dataclasses import dataclass
 
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.entrypoints.launcher import THE_CHILDREN, ChildModules, Subprocesses
+from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.entrypoints.warmup import warm_up
 from mysglang.srt.errors import WorkerDied
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
@@ -42,7 +44,7 @@ class Death:
 class ReadyFront:
     """What serves requests in this process, once the children are ready: `entrypoints.front.Front`."""
 
-    tokenizer_manager: TokenizerManager
+    tokenizer_manager: Manager
     tokenizer: Tokenizer | None
     template_manager: TemplateManager | None
     text_pool: TextPool
@@ -89,7 +91,8 @@ class Runtime:
         self._manager = manager
         self._receiving = asyncio.create_task(manager.handle_loop(), name="receive")
         self._watching = asyncio.create_task(self._watch(manager, self._receiving), name="watch")
-        front = ReadyFront(manager, tokenizer, templates, self._text_pool, facts)
+        served: Manager = LoggedManager(manager) if args.observability.log_requests else manager
+        front = ReadyFront(served, tokenizer, templates, self._text_pool, facts)
         if not args.serving.skip_server_warmup:
             await warm_up(front)
             await self._seal(manager, self._watching)

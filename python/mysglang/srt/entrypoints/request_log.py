@@ -1,0 +1,91 @@
+"""LoggedManager: the TokenizerManager with a line in the log for each request that comes and each answer that ends.
+
+Sizes, parameters and times; never what a request or an answer says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator
+
+from mysglang.srt.entrypoints.front import Manager, Signs, TextCoder
+from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.managers.response_dict import finish_reason_dict
+from mysglang.srt.messages.control import FlushCacheReqOutput, GetInternalStateReqOutput
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+class LoggedManager:
+    """In the place of the manager that it logs for: `entrypoints.front.Manager`."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    @property
+    def signs(self) -> Signs:
+        return self._manager.signs
+
+    @property
+    def input_tokenizer(self) -> TextCoder:
+        return self._manager.input_tokenizer
+
+    async def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
+        """As the manager's. A request that asks for `no_logs` leaves no line."""
+        begun = time.perf_counter()
+        if not obj.no_logs:
+            logger.info("Receive: %s", _coming(obj))
+        try:
+            async with contextlib.aclosing(self._manager.generate_request(obj)) as chunks:
+                async for chunk in chunks:
+                    if chunk.finish_reason is not None and not obj.no_logs:
+                        logger.info("Finish: %s, %.3f s", _ending(chunk), time.perf_counter() - begun)
+                    yield chunk
+        except Exception as error:
+            if not obj.no_logs:
+                logger.info("Fail: rid=%s, %s, %.3f s", obj.rid, type(error).__name__, time.perf_counter() - begun)
+            raise
+
+    def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
+        return self._manager.abort_request(rid, abort_all=abort_all)
+
+    async def flush_cache(self) -> FlushCacheReqOutput:
+        return await self._manager.flush_cache()
+
+    async def get_internal_state(self) -> GetInternalStateReqOutput:
+        return await self._manager.get_internal_state()
+
+
+def _coming(obj: GenerateReqInput) -> str:
+    """Sizes in characters for text, in tokens for ids."""
+    if obj.text is not None:
+        texts = [obj.text] if isinstance(obj.text, str) else obj.text
+        size = f"text of {', '.join(str(len(text)) for text in texts[:8])} characters"
+        count = len(texts)
+    else:
+        ids = obj.input_ids or []
+        sizes = [len(entry) for entry in ids if isinstance(entry, list)] or [len(ids)]
+        size = f"input_ids of {', '.join(map(str, sizes[:8]))} tokens"
+        count = len(sizes)
+    params = obj.sampling_params[0] if isinstance(obj.sampling_params, list) else obj.sampling_params
+    return f"rid={obj.rid}, {count} x {size}, stream={obj.stream}, {_not_default(params)}"
+
+
+def _not_default(params: SamplingParams) -> str:
+    """The parameters that were set, but for what may hold a client's words."""
+    default, shown = SamplingParams(), []
+    for name in params.__struct_fields__:
+        value = getattr(params, name)
+        if value != getattr(default, name):
+            shown.append(f"{name}={len(value)} entries" if isinstance(value, (list, dict)) else f"{name}={value}")
+    return " ".join(shown) or "default sampling"
+
+
+def _ending(chunk: GenerationChunk) -> str:
+    reason = finish_reason_dict(chunk.finish_reason) or {}
+    numbers = f"{chunk.prompt_tokens} prompt tokens ({chunk.cached_tokens} cached), {chunk.completion_tokens} new"
+    return f"rid={chunk.rid}, {reason.get('type')}, {numbers}"
