@@ -39,6 +39,7 @@ class TwoChunks:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
         self.closed = 0
+        self.open_requests = 5
 
     async def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         try:
@@ -106,3 +107,4 @@ async def test_leaving_early_closes_the_request() -> None:
 
 def test_other_verbs_pass_through() -> None:
     assert logged(TwoChunks()).abort_request("abc", abort_all=True) == 4
+    assert logged(TwoChunks()).open_requests == 5

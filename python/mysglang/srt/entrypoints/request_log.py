@@ -34,6 +34,10 @@ class LoggedManager:
     def input_tokenizer(self) -> TextCoder:
         return self._manager.input_tokenizer
 
+    @property
+    def open_requests(self) -> int:
+        return self._manager.open_requests
+
     async def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         """As the manager's. A request that asks for `no_logs` leaves no line."""
         begun = time.perf_counter()
