@@ -57,7 +57,7 @@ def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Lo
     facts = SchedulerFacts(
         max_total_num_tokens=capacity.num_tokens,
         max_req_input_len=max_len - 1,
-        context_len=max_len,
+        context_len=model.context_len,
         max_running_requests=capacity.num_slots,
         page_size=capacity.page_size,
         vocab_size=capacity.vocab_size,

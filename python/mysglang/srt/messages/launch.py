@@ -18,7 +18,7 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_req_input_len: int
     """Longest prompt that can be served, in tokens."""
     context_len: int
-    """Longest request, output included."""
+    """Longest request that the model allows, output included; the KV cache may hold less."""
     max_running_requests: int
     page_size: int
     vocab_size: int
