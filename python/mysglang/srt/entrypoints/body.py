@@ -120,6 +120,8 @@ def _finding(error: ErrorDetails) -> str:
             message = "this server does not know the field"
         case "missing":
             message = "the field is required"
+        case "too_short":
+            message = f"must have at least {error['ctx']['min_length']} item"
         case "value_error":
             message = str(error["ctx"]["error"])
         case _:

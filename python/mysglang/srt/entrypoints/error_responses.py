@@ -8,7 +8,7 @@ status is long sent, the nested part alone is a frame. Knows no route and no fro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 import orjson
@@ -122,8 +122,12 @@ def install(app: FastAPI) -> None:
     """Answer whatever a route of `app` raises by the table."""
 
     async def respond(request: Request, error: Exception) -> Response:
-        headers = error.headers if isinstance(error, HTTPException) else None
-        return error_response(describe(error), request.scope, headers)
+        facts = describe(error)
+        if not isinstance(error, HTTPException):
+            return error_response(facts, request.scope)
+        # The router knows only "Not Found" and "Method Not Allowed".
+        facts = replace(facts, message=f"{facts.message}: {request.method} {request.url.path}")
+        return error_response(facts, request.scope, error.headers)
 
     kinds = [kind for kind, _ in _STATUS] + [Aborted, HTTPException, Exception]
     for kind in kinds:

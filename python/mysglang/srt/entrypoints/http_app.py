@@ -13,6 +13,7 @@ from mysglang.srt.entrypoints import error_responses
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import Access, ApiKeyAuth, LoopbackGuard
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.header_limit import HeaderLimit
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openapi import describe_bodies
 from mysglang.srt.entrypoints.request_id import RequestId
@@ -53,7 +54,7 @@ def _middleware(options: AppOptions, access: Access) -> list[Middleware]:
     """From the outside in."""
     guard = [Middleware(LoopbackGuard)] if options.loopback_only else []
     auth = Middleware(ApiKeyAuth, access=access, api_key=options.api_key, admin_key=options.admin_key)
-    return [Middleware(RequestId), *guard, auth]
+    return [Middleware(RequestId), Middleware(HeaderLimit), *guard, auth]
 
 
 def _paths(router: APIRouter) -> frozenset[str]:

@@ -113,7 +113,7 @@ _UNSUPPORTED_EVERYWHERE = {
     **not_here("watermark", "images_config", "mm_processor_kwargs", "routed_dp_rank", "data_parallel_rank"),
     **not_here("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_prefill_dp_rank"),
     **not_here("routed_experts_start_len", unless=(0,)),
-    **not_here("prompt_cache_retention", "kv_hints"),
+    **not_here("prompt_cache_retention", "prompt_cache_options", "kv_hints"),
     **not_here("priority", unless=(0,)),
 }
 

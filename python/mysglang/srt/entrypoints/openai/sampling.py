@@ -10,14 +10,6 @@ from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
-NATIVE_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "sampling_seed": "seed",
-    "return_logprob": "logprobs",
-}
-"""Native name -> OpenAI's, where they differ."""
-
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
@@ -31,13 +23,18 @@ class SamplingDefaults:
 
     @classmethod
     def choose(cls, source: Literal["model", "openai"], generation_config: Mapping[str, Any]) -> SamplingDefaults:
-        """The model's recommendations (its generation_config.json), or the constants alone."""
+        """The model's recommendations (its generation_config.json), or the constants alone.
+
+        A model that says outright that it is not to be sampled from is greedy.
+        """
         if source == "openai":
             return cls()
         given = {name: generation_config.get(name) for name in cls.__slots__}
         chosen = {name: value for name, value in given.items() if value is not None}
         if chosen.get("top_k") == 0:
             chosen["top_k"] = TOP_K_ALL  # transformers' way to say: all
+        if generation_config.get("do_sample") is False:
+            chosen["temperature"] = 0.0
         return cls(**chosen)
 
 

@@ -5,11 +5,10 @@ A route says how its body becomes a GenerateReqInput and how chunks become choic
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -20,12 +19,12 @@ from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.usage import UsageMeter
 from mysglang.srt.entrypoints.streaming import open_stream, while_connected
-from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.generate import GenerateReqInput
 
@@ -57,8 +56,8 @@ class OpenAIServingBase(ABC, Generic[Body]):
     """One route that generates."""
 
     body_model: ClassVar[type[Any]]
-    native_names: ClassVar[dict[str, str]] = {}
-    """Names that the front has for this route's fields -> the route's own, for errors."""
+    names: ClassVar[Mapping[str, str]]
+    """The front's names of this route's fields -> its own."""
 
     def __init__(self, front: Front, models: OpenAIServingModels, options: ServingOptions) -> None:
         self._front = front
@@ -99,13 +98,9 @@ class OpenAIServingBase(ABC, Generic[Body]):
     @asynccontextmanager
     async def _chunks(self, obj: GenerateReqInput) -> AsyncIterator[AsyncGenerator[GenerationChunk, None]]:
         """The chunks of `obj`; leaving ends the request. Errors name the fields that this route's client sent."""
-        try:
+        with own_words(self.names):
             async with aclosing(self._front.tokenizer_manager.generate_request(obj)) as chunks:
                 yield chunks
-        except InvalidRequest as error:
-            names = self.native_names
-            message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.message)
-            raise type(error)(message, param=names.get(error.param or "", error.param)) from None
 
     @staticmethod
     def _rid(body: Body) -> str:

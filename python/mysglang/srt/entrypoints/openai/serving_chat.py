@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Mapping
 
 from mysglang.srt.entrypoints.openai.chat_prompt import render_chat
 from mysglang.srt.entrypoints.openai.chat_stream import ChatStream
+from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES
 from mysglang.srt.entrypoints.openai.logprobs import chat_logprobs, positions
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
-from mysglang.srt.entrypoints.openai.sampling import NATIVE_NAMES, sampling_params
+from mysglang.srt.entrypoints.openai.sampling import sampling_params
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, note_usage
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
 from mysglang.srt.entrypoints.openai.usage import finish_words
@@ -19,7 +20,7 @@ from mysglang.srt.messages.generate import GenerateReqInput
 
 class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
     body_model = ChatCompletionRequest
-    native_names = NATIVE_NAMES | {"text": "messages", "top_logprobs_num": "top_logprobs"}
+    names = CHAT_NAMES
 
     async def _complete(self, body: ChatCompletionRequest, envelope: Envelope) -> dict[str, object]:
         meter = self._meter(body)

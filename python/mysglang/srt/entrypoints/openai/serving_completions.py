@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
+from mysglang.srt.entrypoints.openai.field_names import COMPLETION_NAMES, own_words
 from mysglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, positions
 from mysglang.srt.entrypoints.openai.protocol import CompletionRequest
-from mysglang.srt.entrypoints.openai.sampling import NATIVE_NAMES, sampling_params
+from mysglang.srt.entrypoints.openai.sampling import sampling_params
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, note_usage
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
 from mysglang.srt.entrypoints.openai.usage import finish_words
 from mysglang.srt.entrypoints.streaming import DONE
+from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.utils.tokenizer import Tokenizer
@@ -18,7 +20,7 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 
 class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
     body_model = CompletionRequest
-    native_names = NATIVE_NAMES | {"text": "prompt", "input_ids": "prompt", "top_logprobs_num": "logprobs"}
+    names = COMPLETION_NAMES
 
     async def _complete(self, body: CompletionRequest, envelope: Envelope) -> dict[str, object]:
         meter, teller = self._meter(body), await self._teller(body)
@@ -61,6 +63,9 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
         )
 
     async def _teller(self, body: CompletionRequest) -> _Teller:
+        if body.logprobs is not None and self._front.tokenizer is None:
+            message = "logprobs are told as text, and this server runs without a tokenizer."
+            raise InvalidRequest(message, param="logprobs")
         echoes = [await self._text_of(prompt, body) for prompt in body.prompt] if body.echo else []
         return _Teller(body, echoes, self._front.tokenizer)
 
@@ -68,7 +73,8 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
         if isinstance(prompt, str):
             return prompt
         coder = self._front.tokenizer_manager.input_tokenizer
-        return await coder.decode(prompt, skip_special_tokens=body.skip_special_tokens)
+        with own_words(self.names):
+            return await coder.decode(prompt, skip_special_tokens=body.skip_special_tokens)
 
 
 class _Teller:
@@ -110,7 +116,7 @@ class _Teller:
 
     def _columns_of(self, index: int) -> CompletionLogprobs:
         if index not in self._logprobs:
-            assert self._tokenizer is not None, "logprobs are told as text"
+            assert self._tokenizer is not None, "refused before"
             self._logprobs[index] = CompletionLogprobs(
                 self._tokenizer,
                 skip_special_tokens=self._body.skip_special_tokens,

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.chat_prompt import render_chat
+from mysglang.srt.entrypoints.openai.field_names import TOKENIZE_NAMES, own_words
 from mysglang.srt.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.streaming import while_connected
@@ -58,7 +59,8 @@ class OpenAIServingTokenize:
         return {"tokens": tokens, "count": count, "max_model_len": self._models.max_model_len}
 
     async def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        return await self._coder.encode(text, add_special_tokens=add_special_tokens)
+        with own_words(TOKENIZE_NAMES):
+            return await self._coder.encode(text, add_special_tokens=add_special_tokens)
 
     async def _detokenized(self, body: DetokenizeRequest) -> dict[str, object]:
         lists = [ids for ids in body.tokens if isinstance(ids, list)]
@@ -67,4 +69,5 @@ class OpenAIServingTokenize:
         return {"text": await self._text([token for token in body.tokens if isinstance(token, int)], body)}
 
     async def _text(self, ids: list[int], body: DetokenizeRequest) -> str:
-        return await self._coder.decode(ids, skip_special_tokens=body.skip_special_tokens)
+        with own_words(TOKENIZE_NAMES):
+            return await self._coder.decode(ids, skip_special_tokens=body.skip_special_tokens)

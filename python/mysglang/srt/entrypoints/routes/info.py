@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.streaming import while_connected
+from mysglang.srt.messages.control import GetInternalStateReqOutput
 from mysglang.srt.utils.version import __version__
 
 
@@ -41,12 +42,17 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
                 "version": __version__,
                 "frontend": "python",
                 "scheduler_info": msgspec.structs.asdict(front.facts),
-                "internal_states": [msgspec.structs.asdict(state)],
+                "internal_states": [_without_id(state)],
                 "frontend_state": {"open_requests": front.tokenizer_manager.open_requests},
             }
         )
 
     return router
+
+
+def _without_id(state: GetInternalStateReqOutput) -> dict[str, Any]:
+    """The number that pairs a reply with its question is nobody's business."""
+    return {name: value for name, value in msgspec.structs.asdict(state).items() if name != "id"}
 
 
 def _json(data: Mapping[str, Any]) -> Response:

@@ -21,7 +21,8 @@ def native_router(front: Front, *, incremental: bool) -> APIRouter:
     """`incremental`: the frames of a stream carry what is new, not everything so far."""
     router = APIRouter(tags=["native"])
 
-    @router.api_route("/generate", methods=["POST", "PUT"], openapi_extra=takes(GenerateReqInput))
+    @router.put("/generate", openapi_extra=takes(GenerateReqInput))
+    @router.post("/generate", openapi_extra=takes(GenerateReqInput))
     async def generate(request: Request) -> Response:
         """What follows a prompt, or each of a batch; with `stream`, as server-sent events."""
         obj = parse_generate(parse_json(await read_body(request)))

@@ -1,0 +1,31 @@
+"""The front's names of fields, and the routes' own: an error names what the client sent, not what that became."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from mysglang.srt.errors import InvalidRequest
+
+SAMPLING_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "return_logprob": "logprobs",
+}
+"""Native name -> OpenAI's, where they differ."""
+
+CHAT_NAMES = SAMPLING_NAMES | {"text": "messages", "top_logprobs_num": "top_logprobs"}
+COMPLETION_NAMES = SAMPLING_NAMES | {"text": "prompt", "input_ids": "prompt", "top_logprobs_num": "logprobs"}
+TOKENIZE_NAMES = {"text": "prompt", "input_ids": "tokens"}
+
+
+@contextmanager
+def own_words(names: Mapping[str, str]) -> Iterator[None]:
+    """Raise an InvalidRequest again in the words of a route that calls fields by the values of `names`."""
+    try:
+        yield
+    except InvalidRequest as error:
+        message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.message)
+        raise type(error)(message, param=names.get(error.param or "", error.param)) from None

@@ -1,0 +1,55 @@
+"""Probes: liveness is the heartbeat and gives the engine nothing to do; the deep check takes its request back."""
+
+import pytest
+
+from fixtures.scripted_engine import Script, hello, serve, silent
+from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.routes import health
+from mysglang.srt.errors import WorkerDied
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_alive_by_heartbeat_alone(path: str) -> None:
+    async with serve(silent, AppOptions(heartbeat_limit_s=5)) as served:
+        signs = served.front.tokenizer_manager.signs
+        for silence, status in ((0.0, 200), (4.0, 200), (6.0, 503)):
+            signs.last_heartbeat -= silence
+            response = await served.client.get(path)
+            assert response.status_code == status
+            signs.last_heartbeat += silence
+        assert not served.engine.sent
+    assert response.json()["message"] == "The scheduler gives no sign of life."
+
+
+async def test_a_server_that_never_heard_of_its_engine() -> None:
+    async with serve(silent) as served:
+        served.front.tokenizer_manager.signs.last_heartbeat = -1e9
+        assert (await served.client.get("/health")).status_code == 503
+
+
+async def test_the_deep_check_generates_one_token() -> None:
+    async with serve(hello) as served:
+        assert (await served.client.get("/health_generate")).status_code == 200
+        (request,) = served.engine.requests
+    assert request.rid.startswith("HEALTH_CHECK_")
+    assert request.sampling_params.max_new_tokens == 1
+    assert request.sampling_params.greedy
+
+
+async def test_the_deep_check_gives_up_and_takes_its_request_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "GENERATE_TIMEOUT_S", 0.05)
+    async with serve(silent) as served:
+        response = await served.client.get("/health_generate")
+        assert served.engine.aborted == [served.engine.requests[0].rid]
+        assert not served.front.tokenizer_manager.rid_to_state
+    assert response.status_code == 503
+    assert "within 0.05 s" in response.json()["message"]
+
+
+@pytest.mark.parametrize("script", [hello, silent])
+async def test_the_deep_check_of_a_dead_engine(script: Script) -> None:
+    async with serve(script) as served:
+        served.front.tokenizer_manager.fail_all(WorkerDied("scheduler_TP0 was killed"))
+        response = await served.client.get("/health_generate")
+    assert response.status_code == 503
+    assert "scheduler_TP0 was killed" in response.json()["message"]

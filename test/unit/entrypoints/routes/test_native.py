@@ -1,0 +1,135 @@
+"""/generate over a scripted engine: single, batch, streams so far and incremental, refusals."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from fixtures.scripted_engine import CONTEXT_LEN, Step, events, serve, small
+from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.messages.outputs import Abort
+
+PATH = "/generate"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+async def test_one_prompt(method: str) -> None:
+    async with serve() as served:
+        response = await served.client.request(method, PATH, json={"text": "Hi", "rid": "r"})
+    answer = response.json()
+    meta = answer.pop("meta_info")
+    assert answer == {"text": "Hello world", "output_ids": [7, 8, 9, 2]}
+    assert meta["id"] == "r"
+    assert meta["finish_reason"] == {"type": "stop", "matched": 2}
+    assert meta["prompt_tokens"] == len(small("byte_level").encode("Hi"))
+    assert meta["completion_tokens"] == 4
+    assert meta["cached_tokens"] == 4
+    assert meta["e2e_latency"] >= 0
+
+
+async def test_a_batch_and_several_answers() -> None:
+    async with serve() as served:
+        batch = (await served.post(PATH, {"text": ["a", "b"]})).json()
+        lone = (await served.post(PATH, {"input_ids": [[5]]})).json()
+        twice = (await served.post(PATH, {"text": "a", "sampling_params": {"n": 2}})).json()
+    assert [len(answers) for answers in (batch, lone, twice)] == [2, 1, 2]
+
+
+async def test_a_stream_holds_everything_so_far() -> None:
+    async with serve() as served:
+        response = await served.post(PATH, {"text": "Hi", "stream": True})
+    *frames, done = events(response.content)
+    assert done == b"[DONE]"
+    found = [orjson.loads(frame) for frame in frames]
+    assert [frame["text"] for frame in found] == ["Hello", "Hello", "Hello world"]
+    assert [frame["output_ids"] for frame in found] == [[7], [7, 8], [7, 8, 9, 2]]
+    assert [frame["meta_info"]["finish_reason"] for frame in found] == [None, None, {"type": "stop", "matched": 2}]
+    assert all("index" not in frame for frame in found)
+
+
+async def test_an_incremental_stream_of_a_batch() -> None:
+    async with serve(options=AppOptions(incremental_streaming_output=True)) as served:
+        response = await served.post(PATH, {"text": ["a", "b"], "stream": True})
+    found = [orjson.loads(frame) for frame in events(response.content)[:-1]]
+    for index in range(2):
+        assert [frame["text"] for frame in found if frame["index"] == index] == ["Hello", "", " world"]
+
+
+async def test_a_stream_that_fails_is_no_success() -> None:
+    script = [Step("Hello"), Step("", [], Abort("out of memory", status=500))]
+    async with serve(lambda _: script) as served:
+        found = events((await served.post(PATH, {"text": "Hi", "stream": True})).content)
+        whole = await served.post(PATH, {"text": "Hi"})
+    assert len(found) == 2
+    assert orjson.loads(found[1])["error"]["message"] == "out of memory"
+    assert (whole.status_code, whole.json()["error"]["message"]) == (500, "out of memory")
+
+
+async def test_a_request_that_was_aborted_keeps_what_it_has() -> None:
+    async with serve(lambda _: [Step("Hello"), Step("", [], Abort("Aborted by the client."))]) as served:
+        answer = await served.post(PATH, {"text": "Hi"})
+        found = events((await served.post(PATH, {"text": "Hi", "stream": True})).content)
+    assert answer.status_code == 200
+    assert answer.json()["text"] == "Hello"
+    assert answer.json()["meta_info"]["finish_reason"]["type"] == "abort"
+    assert found[-1] == b"[DONE]"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "text", "Exactly one of text and input_ids"),
+        ({"text": "a", "input_ids": [5]}, "text", "Exactly one"),
+        ({"text": 5}, "text", "Expected"),
+        ({"text": "a", "tempo": 1}, "tempo", "unknown field"),
+        (
+            {"text": "a", "sampling_params": {"temprature": 0}},
+            "temprature",
+            "unknown field `sampling_params.temprature`",
+        ),
+        ({"text": "a", "sampling_params": {"temperature": "0"}}, "temperature", "Expected"),
+        ({"text": "a", "sampling_params": {"top_p": 2}}, "top_p", "at most 1"),
+        ({"text": "a", "sampling_params": []}, "sampling_params", "may be a list only for a batch"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": CONTEXT_LEN}}, "max_new_tokens", "together exceed"),
+        ({"text": "a" * 4000}, "text", "context length"),
+        ({"text": ""}, "text", "empty"),
+        ({"input_ids": [600]}, "input_ids", "outside the vocabulary"),
+        ({"text": "a", "lora_path": "x"}, "lora_path", "not supported"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**9}, "top_logprobs_num", "between 0 and"),
+        ({"text": "a", "rid": "r" * 300}, "rid", "characters"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_refusals_name_the_field_and_the_limit(
+    body: dict[str, Any], param: str, words: str, stream: bool
+) -> None:
+    async with serve() as served:
+        response = await served.post(PATH, body | {"stream": stream})
+        assert not served.engine.sent
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+    assert words in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "words"),
+    [
+        (b'{"text": ', {}, "not valid JSON"),
+        (b'{"text": "a", "sampling_params": {"temperature": NaN}}', {}, "line 1 column 50"),
+        (b'["text"]', {}, "must be a JSON object"),
+        (b'{"text": "a"}', {"content-type": "text/plain"}, "application/json"),
+    ],
+)
+async def test_bodies_that_are_no_json(content: bytes, headers: dict[str, str], words: str) -> None:
+    async with serve() as served:
+        response = await served.client.post(
+            PATH, content=content, headers={"content-type": "application/json"} | headers
+        )
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]
+
+
+async def test_a_body_without_end() -> None:
+    async with serve() as served:
+        headers = {"content-type": "application/json", "content-length": str(100 << 20)}
+        response = await served.client.post(PATH, content=b"{}", headers=headers)
+    assert response.status_code == 413

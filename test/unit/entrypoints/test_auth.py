@@ -1,0 +1,147 @@
+"""Access: every path but the named ones needs a key, however it is spelled; and no foreign name on the loopback."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+
+from fixtures.scripted_engine import Served, serve
+from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.auth import is_loopback
+
+OPEN = {"/health", "/health_generate", "/ready"}
+ADMIN = {"/flush_cache", "/abort_request"}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def routes(served: Served) -> Iterator[tuple[str, str]]:
+    """(method, path) of all there is, docs included."""
+    for route in served.app.routes:
+        path = route.path.replace("{model:path}", "x")  # type: ignore[attr-defined]
+        for method in route.methods if isinstance(route, APIRoute) else ("GET",):
+            yield method, path
+
+
+def spellings(path: str) -> list[str]:
+    ways = [path + "/", "/" + path, path + "x", path.upper(), path + "/x", path.replace("/", "/%2e/", 1), path + "%2f"]
+    return [way for way in ways if way not in OPEN]
+
+
+async def test_only_named_paths_are_open() -> None:
+    async with serve(options=AppOptions(api_key="k")) as served:
+        opened = set()
+        for method, path in routes(served):
+            response = await served.client.request(method, path)
+            if response.status_code != 401:
+                opened.add(path)
+                continue
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.json()["type"] == "AuthenticationError" if method != "HEAD" else True
+        assert opened == OPEN
+        for _, path in routes(served):
+            for way in spellings(path):
+                response = await served.client.get(httpx.URL("http://127.0.0.1:30000" + way))
+                assert response.status_code == 401, way
+        for method in ("OPTIONS", "DELETE", "TRACE"):
+            assert (await served.client.request(method, "/generate")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("api_key", "admin_key", "sent", "normal", "admin"),
+    [
+        (None, None, None, 200, 200),
+        ("k", None, None, 401, 401),
+        ("k", None, "k", 200, 200),
+        ("k", None, "K", 401, 401),
+        ("k", None, "", 401, 401),
+        (None, "a", None, 200, 401),
+        (None, "a", "a", 200, 200),
+        (None, "a", "wrong", 200, 401),
+        ("k", "a", "k", 200, 403),
+        ("k", "a", "a", 403, 200),
+        ("k", "a", "wrong", 401, 401),
+    ],
+)
+async def test_which_key_opens_what(
+    api_key: str | None, admin_key: str | None, sent: str | None, normal: int, admin: int
+) -> None:
+    options = AppOptions(api_key=api_key, admin_key=admin_key)
+    headers = {} if sent is None else bearer(sent)
+    async with serve(options=options) as served:
+        assert (await served.client.get("/v1/models", headers=headers)).status_code == normal
+        assert (await served.client.post("/flush_cache", headers=headers)).status_code == admin
+        assert (await served.client.get("/health", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("header", ["Basic k", "k", "Bearer", "bearerk", "Token k", "Bearer k k"])
+async def test_only_bearer_counts(header: str) -> None:
+    async with serve(options=AppOptions(api_key="k")) as served:
+        assert (await served.client.get("/v1/models", headers={"Authorization": header})).status_code == 401
+
+
+async def test_scheme_in_any_case() -> None:
+    async with serve(options=AppOptions(api_key="k")) as served:
+        assert (await served.client.get("/v1/models", headers={"Authorization": "bearer k"})).status_code == 200
+
+
+async def test_paths_below_a_proxys_root() -> None:
+    async with serve(options=AppOptions(api_key="k")) as served:
+        transport = httpx.ASGITransport(served.app, root_path="/llm")
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:30000") as client:
+            assert (await client.get("/llm/health")).status_code == 200
+            assert (await client.get("/llm/v1/models")).status_code == 401
+            assert (await client.get("/llm/v1/models", headers=bearer("k"))).status_code == 200
+
+
+async def test_nothing_changes_by_get() -> None:
+    async with serve() as served:
+        for path in ADMIN:
+            response = await served.client.get(path)
+            assert response.status_code == 405
+            assert response.headers["allow"] == "POST"
+        assert not served.engine.sent
+
+
+async def test_no_other_site_is_invited() -> None:
+    async with serve() as served:
+        response = await served.client.get("/v1/models", headers={"Origin": "https://example.com"})
+        assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "127.0.0.1:30000"}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "[::1]:30000"}, 200),
+        ({"Host": "a.localhost:1"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": "192.168.1.7:30000"}, 403),
+        ({"Host": "localhost@evil.example"}, 403),
+        ({"Host": ""}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Origin": "http://localhost:3000"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+async def test_loopback_hears_only_its_own_name(headers: dict[str, str], status: int) -> None:
+    async with serve(options=AppOptions(loopback_only=True)) as served:
+        assert (await served.client.get("/v1/models", headers=headers)).status_code == status
+    async with serve(options=AppOptions(loopback_only=False)) as served:
+        assert (await served.client.get("/v1/models", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost", "LOCALHOST.", "x.localhost"])
+def test_loopback_names(name: str) -> None:
+    assert is_loopback(name)
+
+
+@pytest.mark.parametrize("name", ["", "0.0.0.0", "::", "10.0.0.1", "localhost.example", "128.0.0.1", "xlocalhost"])
+def test_other_names(name: str) -> None:
+    assert not is_loopback(name)
