@@ -98,6 +98,7 @@ class HttpFront:
                 access_log=log_level in ("info", "debug"),
                 root_path=args.fastapi_root_path,
                 server_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=CLOSE_S,
             )

@@ -43,10 +43,6 @@ LAST_WORDS_S = 3.0
 SAME_SIGNAL_S = 0.5
 """Wrappers (`timeout`, shells, supervisors) deliver one wish to end twice: to the process, and to its group."""
 
-CURL = """\
-curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-  -d '{{"model": "default", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'"""
-
 
 def launch_server(server_args: ServerArgs, modules: ChildModules = THE_CHILDREN) -> ExitCode:
     """Serve until asked to end. Returns the exit code; what went wrong has been said on stderr."""
@@ -90,7 +86,8 @@ async def _until_end(runtime: Runtime, door: HttpFront, stop: StopSignals) -> Ex
     try:
         await asyncio.wait({life, asked, shut}, return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
-            return await _drain(runtime, door)
+            code = await _drain(runtime, door)
+            return life.result().exit_code if life.done() else code
         if life.done():
             return await _bury(life.result(), door)
         return await _bury(Death(shut.result(), ExitCode.WORKER_DIED), door)
@@ -107,10 +104,9 @@ async def _live(runtime: Runtime, door: HttpFront) -> Death:
     # What is alive now lives as long as the server: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    url = http_url(args.serving.host, door.port)
     since_start = time.time() - psutil.Process().create_time()
     logger.info("The server is fired up and ready to roll! It took %.1f s.", since_start)
-    print(f"\n{args.serving.served_model_name} answers on {url}\n\n{CURL.format(url=url)}\n", flush=True)
+    print(ready_text(args, http_url(args.serving.host, door.port)), flush=True)
     return await runtime.death()
 
 
@@ -135,6 +131,17 @@ async def _drain(runtime: Runtime, door: HttpFront) -> ExitCode:
     runtime.cut_off("the server was told to shut down")
     await door.gate.emptied(LAST_WORDS_S)
     return ExitCode.CUT_OFF
+
+
+def ready_text(args: ServerArgs, url: str) -> str:
+    """Where the server answers, with a command that asks it something. A key is not shown."""
+    path = "/v1/chat/completions"
+    body = '{"model": "default", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    if args.model.skip_tokenizer_init:
+        path, body = "/generate", '{"input_ids": [1, 2, 3]}'
+    key = ' -H "Authorization: Bearer $API_KEY"' if args.serving.api_key else ""
+    curl = f"curl -s {url}{path}{key} -H 'Content-Type: application/json' \\\n  -d '{body}'"
+    return f"\n{args.serving.served_model_name} answers on {url}\n\n{curl}\n"
 
 
 class StopSignals:

@@ -1,0 +1,61 @@
+"""What a server says when it is ready, and how it takes signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import orjson
+import pytest
+
+from mysglang.srt.entrypoints import http_server
+from mysglang.srt.entrypoints.http_server import StopSignals, ready_text
+from mysglang.srt.server_args import ServerArgs
+from mysglang.srt.utils.hardware import Hardware
+
+URL = "http://127.0.0.1:1"
+
+
+def command(tmp_path: Path, **options: object) -> list[str]:
+    args = ServerArgs.from_kwargs(Hardware(), model_path=str(tmp_path), served_model_name="llama", **options)
+    text = ready_text(args, URL)
+    assert text.strip().startswith(f"llama answers on {URL}")
+    return shlex.split(text[text.index("curl") :].replace("\\\n", ""))
+
+
+def test_ready_text_is_a_command(tmp_path: Path) -> None:
+    words = command(tmp_path)
+    assert words[2] == f"{URL}/v1/chat/completions"
+    assert orjson.loads(words[-1])["model"] == "default"
+    assert "Authorization" not in " ".join(words)
+
+
+def test_ready_text_keeps_the_key_to_itself(tmp_path: Path) -> None:
+    words = command(tmp_path, api_key="s3cret")
+    assert "Authorization: Bearer $API_KEY" in words
+    assert "s3cret" not in " ".join(words)
+
+
+def test_ready_text_without_a_tokenizer(tmp_path: Path) -> None:
+    words = command(tmp_path, skip_tokenizer_init=True)
+    assert words[2] == f"{URL}/generate"
+    assert "input_ids" in orjson.loads(words[-1])
+
+
+async def test_the_first_signal_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed, codes = asyncio.Event(), []
+    monkeypatch.setattr(http_server, "SAME_SIGNAL_S", 0.2)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    stop = StopSignals(killed.set)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(stop.requested.wait(), 5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.05)
+    assert not killed.is_set(), "a wrapper delivers the same signal twice"
+    await asyncio.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(killed.wait(), 5)
+    assert codes == [5]

@@ -1,0 +1,107 @@
+"""The model is found, and what is wrong with it said, before anything is launched; children are watched as a group."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mysglang.srt.args.resolve import EMBEDDED_MODEL
+from mysglang.srt.entrypoints.launcher import ChildModules, Subprocesses, find_model
+from mysglang.srt.errors import ConfigError, WorkerDied
+from mysglang.srt.server_args import ServerArgs
+from mysglang.srt.utils.hardware import Hardware
+from mysglang.srt.utils.network import is_private
+
+TESTS = Path(__file__).parents[2]
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def args(model: Path, **options: object) -> ServerArgs:
+    return ServerArgs.from_kwargs(Hardware(), model_path=str(model), **options)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def test_find_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("tokenizer")
+    options = {"context_length": 64, "json_model_override_args": '{"vocab_size": 96}', "tokenizer_path": str(elsewhere)}
+    found, config = find_model(args(model, **options))
+    assert found.model.model_path == str(model.resolve())
+    assert found.model.tokenizer_path == str(elsewhere.resolve())
+    assert (config.context_len, config.vocab_size) == (64, 96)
+
+
+def test_a_name_is_kept_when_paths_are_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model.parent)
+    found, _ = find_model(args(Path(model.name)))
+    assert found.model.model_path == found.model.tokenizer_path == str(model.resolve())
+    assert found.serving.served_model_name == model.name
+
+
+def test_find_model_refuses_what_cannot_be_served(tmp_path: Path, model: Path) -> None:
+    (model / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["Unheard"]}))
+    with pytest.raises(ConfigError, match="architecture Unheard is not supported"):
+        find_model(args(model))
+
+
+class TestSubprocesses:
+    """With obedient children in the places of both."""
+
+    @pytest.fixture(autouse=True)
+    def _children_find_the_fixtures(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+    def launch(self, scheduler: str, detokenizer: str) -> Subprocesses:
+        modules = ChildModules(f"fixtures.{scheduler}", f"fixtures.{detokenizer}")
+        return Subprocesses(args(EMBEDDED_MODEL), modules)
+
+    async def test_ready_then_death(self) -> None:
+        processes = self.launch("ready_child", "ready_child")
+        try:
+            assert is_private(processes.ipc_dir)
+            assert set(processes.pids) == {"mysglang::scheduler_TP0", "mysglang::detokenizer"}
+            facts = await asyncio.wait_for(processes.wait_ready(), 20)
+            assert facts.max_total_num_tokens == 1000
+            psutil.Process(processes.pids["mysglang::detokenizer"]).kill()
+            error = await asyncio.wait_for(processes.death(), 5)
+            assert "mysglang::detokenizer was ended by SIGKILL" in str(error)
+        finally:
+            await processes.stop()
+        assert not processes.ipc_dir.exists()
+        assert not any(psutil.pid_exists(pid) for pid in processes.pids.values())
+
+    async def test_one_failure_ends_the_wait_with_its_cause(self) -> None:
+        # The obedient child does not understand a launch, and says so.
+        processes = self.launch("ready_child", "obedient_child")
+        try:
+            with pytest.raises((ConfigError, WorkerDied), match="ValueError"):
+                await asyncio.wait_for(processes.wait_ready(), 20)
+        finally:
+            await processes.stop()
+
+    async def test_too_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MYSGLANG_START_TIMEOUT", "0.5")
+        monkeypatch.setenv("READY_CHILD_WAITS", "60")
+        processes = self.launch("ready_child", "ready_child")
+        try:
+            with pytest.raises(WorkerDied, match=r"did not become ready within 0\.5 s"):
+                await asyncio.wait_for(processes.wait_ready(), 20)
+        finally:
+            await processes.stop()

@@ -1,0 +1,52 @@
+"""The warm-up is one real request, and its failure is the launch's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.warmup import warm_up
+from mysglang.srt.errors import Aborted, WorkerDied
+from mysglang.srt.messages.generate import GenerateReqInput
+
+
+class Recorder:
+    """A manager that notes what it was asked, and may fail."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.asked: list[GenerateReqInput] = []
+
+    async def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[Any, None]:
+        self.asked.append(obj)
+        if self.error is not None:
+            raise self.error
+        yield None
+
+
+def front(manager: Recorder, tokenizer: object) -> Front:
+    return cast("Front", SimpleNamespace(tokenizer_manager=manager, tokenizer=tokenizer))
+
+
+async def test_asks_in_text_where_there_is_a_tokenizer() -> None:
+    manager = Recorder()
+    await warm_up(front(manager, object()))
+    (asked,) = manager.asked
+    assert asked.text and asked.input_ids is None
+    assert asked.clip_max_new_tokens, "a context of a few tokens is warmed up too"
+
+
+async def test_asks_in_ids_where_there_is_none() -> None:
+    manager = Recorder()
+    await warm_up(front(manager, None))
+    assert manager.asked[0].input_ids == [0]
+
+
+@pytest.mark.parametrize("error", [Aborted("no room", status=500), WorkerDied("gone")])
+async def test_failure(error: Exception) -> None:
+    with pytest.raises(WorkerDied, match=str(error)):
+        await warm_up(front(Recorder(error), None))
