@@ -1,0 +1,18 @@
+"""One server for all tests that only talk to it; who harms a server starts his own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from fixtures.server_process import ServerProcess
+
+# In float32 a request's numbers differ in company only by some 1e-6, too little to change what is drawn.
+OPTIONS = ("--log-level", "warning", "--dtype", "float32", "--enable-cache-report")
+
+
+@pytest.fixture(scope="session")
+def tiny_server() -> Iterator[ServerProcess]:
+    """The embedded model, ready."""
+    with ServerProcess(*OPTIONS) as server:
+        assert server.url
+        yield server
