@@ -18,9 +18,9 @@ SAMPLING = """
 from fixtures.sampling_cases import assert_true, random_draws
 from mysglang.srt.kernels.cuda import sampling
 from mysglang.srt.kernels.sampling import greedy_tokens
-sampling.BLOCK = 64
+sampling.BLOCK, sampling.GREEDY_BLOCK = 64, 64
 filters = [(False, False, False), (True, False, False), (False, True, False), (False, False, True), (True, True, True)]
-for ties in (False, True):
+for sampling.FEW, ties in ((16, False), (16, True), (256, True)):
     for k, p, m in filters:
         draws = random_draws(3, rows=4, vocab=150, ties=ties, k=k, p=p, m=m)
         assert_true(sampling.draw_tokens(*draws.arguments()), draws)

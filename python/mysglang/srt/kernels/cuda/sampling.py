@@ -1,8 +1,9 @@
 """From logits to tokens in Triton, without sorting and without waiting.
 
 `draw_tokens` finds the lowest weight that a row's filters leave by bisection. Weights lie between 0 and 1, where the
-bit patterns of floats, read as integers, are ordered as the floats are: thirty halvings find any of them. Weights are
-float32 and their sums float64, as in the reference.
+bit patterns of floats, read as integers, are ordered as the floats are: thirty halvings find any of them. Each halving
+reads the whole row until few candidates are left; these are put aside, and the rest of the search and the draw itself
+stay in registers. Weights are float32 and their sums float64, or few float32 terms, as exact as the reference's.
 """
 
 import torch
@@ -12,7 +13,11 @@ from torch import Tensor
 
 SPLITS = 16
 """Programs that share one row of greedy logits: a lone row must not be read by one multiprocessor."""
-BLOCK = 4096
+GREEDY_BLOCK = 4096
+BLOCK = 16384
+"""Tokens in flight in one program: reading a row is bound by latency."""
+FEW = 4096
+"""Candidates that are searched in registers."""
 
 
 @triton.jit
@@ -57,7 +62,7 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     best = torch.empty(rows, SPLITS, dtype=torch.float32, device=logits.device)
     best_id, broken = torch.empty(2, rows, SPLITS, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    block = min(BLOCK, triton.next_power_of_2(vocab))
+    block = min(GREEDY_BLOCK, triton.next_power_of_2(vocab))
     span = triton.cdiv(triton.cdiv(vocab, SPLITS), block) * block
     _greedy_part_kernel[(rows, SPLITS)](
         logits, best, best_id, broken, logits.stride(0), vocab, span, SPLITS=SPLITS, BLOCK=block, num_warps=8
@@ -75,15 +80,116 @@ def _weights(source, ids, vocab, heat, top):
 
 @triton.jit
 def _above(source, middle, vocab, heat, top, BLOCK: tl.constexpr):
-    """Number and mass of the weights above a bit pattern."""
+    """Number and mass of a row's weights above a bit pattern."""
     counts = tl.zeros((BLOCK,), tl.int32)
-    sums = tl.zeros((BLOCK,), tl.float64)
+    sums = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, vocab, BLOCK):
         w = _weights(source, first + tl.arange(0, BLOCK), vocab, heat, top)
         above = w.to(tl.int32, bitcast=True) > middle
         counts += above.to(tl.int32)
-        sums += tl.where(above, w, 0.0).to(tl.float64)
-    return tl.sum(counts), tl.sum(sums)
+        sums += tl.where(above, w, 0.0)
+    return tl.sum(counts), tl.sum(sums.to(tl.float64))
+
+
+@triton.jit
+def _quota(pattern, most, share, count_above, mass_above):
+    """How many of the weights of just this pattern may be drawn, the lowest ids first: the n-th may if the n - 1 before
+    it leave room."""
+    level = tl.maximum(tl.cast(pattern, tl.float32, bitcast=True).to(tl.float64), 1e-300)
+    room = tl.ceil(tl.minimum((share - mass_above) / level, 2.0e9)).to(tl.int32)
+    return tl.minimum(most - count_above, room)
+
+
+@triton.jit
+def _left(w, lowest, quota):
+    """A block's weights with 0 for what may not be drawn, and how many equal the lowest."""
+    pattern = w.to(tl.int32, bitcast=True)
+    equal = (pattern == lowest).to(tl.int32)
+    allowed = (pattern > lowest) | ((equal > 0) & (tl.cumsum(equal) <= quota))
+    return tl.where(allowed, w, 0.0), tl.sum(equal)
+
+
+@triton.jit
+def _first_past(w, ids, done, target):
+    """The lowest id at which the running sum passes the target, and the highest with a weight."""
+    passed = (done + tl.cumsum(w.to(tl.float64)) > target) & (w > 0)
+    return tl.min(tl.where(passed, ids, 0x7FFFFFFF)), tl.max(tl.where(w > 0, ids, 0))
+
+
+@triton.jit
+def _draw_from_row(source, uniform, vocab, heat, top, lowest, quota, BLOCK: tl.constexpr):
+    """Invert the cumulative sum of what is left of a whole row, block by block in the order of ids."""
+    columns = tl.arange(0, BLOCK)
+    total = tl.zeros((), tl.float64)
+    equals = 0
+    for first in range(0, vocab, BLOCK):
+        w, found = _left(_weights(source, first + columns, vocab, heat, top), lowest, quota - equals)
+        total += tl.sum(w.to(tl.float64))
+        equals += found
+    done = tl.zeros((), tl.float64)
+    equals = 0
+    token = 0x7FFFFFFF
+    last = 0
+    first = 0
+    while (first < vocab) & (token == 0x7FFFFFFF):
+        ids = first + columns
+        w, found = _left(_weights(source, ids, vocab, heat, top), lowest, quota - equals)
+        token, highest = _first_past(w, ids, done, uniform * total)
+        last = tl.maximum(last, highest)
+        done += tl.sum(w.to(tl.float64))
+        equals += found
+        first += BLOCK
+    return tl.where(token == 0x7FFFFFFF, last, token)
+
+
+@triton.jit
+def _draw_from_few(
+    source,
+    uniform,
+    vocab,
+    heat,
+    top,
+    low,
+    high,
+    most,
+    share,
+    count_above,
+    mass_above,
+    weights,
+    places,
+    BLOCK: tl.constexpr,
+    FEW: tl.constexpr,
+):
+    """Put the weights of at least `low` aside, in the order of ids, and go on halving and draw among them alone."""
+    columns = tl.arange(0, BLOCK)
+    kept = 0
+    for first in range(0, vocab, BLOCK):
+        ids = first + columns
+        w = _weights(source, ids, vocab, heat, top)
+        chosen = (w.to(tl.int32, bitcast=True) >= low) & (ids < vocab)
+        at = kept + tl.cumsum(chosen.to(tl.int32)) - 1
+        tl.store(weights + at, w, mask=chosen)
+        tl.store(places + at, ids, mask=chosen)
+        kept += tl.sum(chosen.to(tl.int32))
+    tl.debug_barrier()
+    few = tl.arange(0, FEW)
+    w = tl.load(weights + few, mask=few < kept, other=0.0)
+    ids = tl.load(places + few, mask=few < kept, other=0)
+    pattern = w.to(tl.int32, bitcast=True)
+    while low < high:
+        middle = (low + high) // 2
+        above = pattern > middle
+        count = tl.sum(above.to(tl.int32))
+        mass = tl.sum(tl.where(above, w, 0.0).to(tl.float64))
+        if (count < most) & (mass < share):
+            high = middle
+            count_above = count
+            mass_above = mass
+        else:
+            low = middle + 1
+    left, _ = _left(w, high, _quota(high, most, share, count_above, mass_above))
+    token, last = _first_past(left, ids, tl.zeros((), tl.float64), uniform * tl.sum(left.to(tl.float64)))
+    return tl.where(token == 0x7FFFFFFF, last, token)
 
 
 @triton.jit
@@ -94,6 +200,8 @@ def _draw_kernel(
     top_k,
     top_p,
     min_p,
+    few_weights,
+    few_ids,
     tokens,
     row_stride,
     vocab,
@@ -101,11 +209,13 @@ def _draw_kernel(
     HAS_P: tl.constexpr,
     HAS_M: tl.constexpr,
     BLOCK: tl.constexpr,
+    FEW: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     source = logits + row * row_stride
     columns = tl.arange(0, BLOCK)
     heat = tl.load(temperature + row)
+    uniform = tl.load(uniforms + row)
 
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)
     for first in range(0, vocab, BLOCK):
@@ -113,78 +223,59 @@ def _draw_kernel(
         highest = tl.maximum(highest, tl.load(source + ids, mask=ids < vocab, other=float("-inf")) / heat)
     top = tl.max(highest)
 
-    # 1. The lowest weight that may be drawn: all above it may, of its equals only the first `quota` ids. A weight may
-    # be drawn if fewer than `most` weights, and less than `share` of their sum, are above it; so may every higher one.
-    lowest = 0
-    quota = 0x7FFFFFFF
-    if HAS_K or HAS_P:
-        most = 0x7FFFFFFF
+    # A weight may be drawn if fewer than `most` weights, and less than `share` of their sum, are above it, and if it is
+    # at least `low`; so may every higher one. `high` is the lowest pattern known to hold, and what is above it.
+    most = 0x7FFFFFFF
+    share = tl.zeros((), tl.float64) + 1e300
+    low = tl.zeros((), tl.int32)
+    high = tl.zeros((), tl.int32)
+    candidates = tl.zeros((), tl.int32) + 0x7FFFFFFF
+    if HAS_K:
+        most = tl.load(top_k + row)
+    if HAS_P:
         _, all_mass = _above(source, -1, vocab, heat, top, BLOCK)
-        share = all_mass * 2  # which nothing reaches
-        if HAS_K:
-            most = tl.load(top_k + row)
-        if HAS_P:
-            share = tl.load(top_p + row).to(tl.float64) * all_mass
-        low = 0
-        high = 0x3F800000  # the pattern of 1.0, above which there is nothing
-        count_above = 0
-        mass_above = all_mass * 0
-        while low < high:
-            middle = (low + high) // 2
-            count, mass = _above(source, middle, vocab, heat, top, BLOCK)
-            if (count < most) & (mass < share):
-                high = middle
-                count_above = count
-                mass_above = mass
-            else:
-                low = middle + 1
-        lowest = high
-        quota = most - count_above
-        if HAS_P:
-            # The n-th of equals may be drawn if the n - 1 before it leave room.
-            level = tl.maximum(tl.cast(high, tl.float32, bitcast=True).to(tl.float64), 1e-300)
-            quota = tl.minimum(quota, tl.ceil(tl.minimum((share - mass_above) / level, 2.0e9)).to(tl.int32))
+        share = tl.load(top_p + row).to(tl.float64) * all_mass
     if HAS_M:
-        floor = tl.load(min_p + row).to(tl.int32, bitcast=True)
-        quota = tl.where(floor > lowest, 0x7FFFFFFF, quota)
-        lowest = tl.maximum(floor, lowest)
-
-    # 2. The sum of what is left, block by block in the order of ids.
-    total = tl.zeros((), tl.float64)
-    equals = 0
-    for first in range(0, vocab, BLOCK):
-        w, found = _left(source, first + columns, vocab, heat, top, lowest, quota - equals)
-        total += tl.sum(w.to(tl.float64))
-        equals += found
-
-    # 3. The first token at which the running sum passes the target, or else the last that may be drawn.
-    target = tl.load(uniforms + row) * total
-    done = tl.zeros((), tl.float64)
-    equals = 0
-    token = 0x7FFFFFFF
-    last = 0
-    first = 0
-    while (first < vocab) & (token == 0x7FFFFFFF):
-        ids = first + columns
-        w, found = _left(source, ids, vocab, heat, top, lowest, quota - equals)
-        wide = w.to(tl.float64)
-        passed = (done + tl.cumsum(wide) > target) & (w > 0)
-        token = tl.min(tl.where(passed, ids, 0x7FFFFFFF))
-        last = tl.maximum(last, tl.max(tl.where(w > 0, ids, 0)))
-        done += tl.sum(wide)
-        equals += found
-        first += BLOCK
-    tl.store(tokens + row, tl.where(token == 0x7FFFFFFF, last, token).to(tl.int64))
-
-
-@triton.jit
-def _left(source, ids, vocab, heat, top, lowest, quota):
-    """The weights of a block with 0 for what may not be drawn, and how many equal the lowest."""
-    w = _weights(source, ids, vocab, heat, top)
-    pattern = w.to(tl.int32, bitcast=True)
-    equal = (pattern == lowest).to(tl.int32)
-    allowed = (pattern > lowest) | ((equal > 0) & (tl.cumsum(equal) <= quota))
-    return tl.where(allowed, w, 0.0), tl.sum(equal)
+        low = tl.load(min_p + row).to(tl.int32, bitcast=True)
+        candidates, _ = _above(source, low - 1, vocab, heat, top, BLOCK)
+    if HAS_K or HAS_P or HAS_M:
+        high += 0x3F800000  # the pattern of 1.0, above which there is nothing
+    count_above = tl.zeros((), tl.int32)
+    mass_above = tl.zeros((), tl.float64)
+    # Halve over the whole row while there are many candidates, that is weights of at least `low`.
+    while (low < high) & (candidates > FEW):
+        middle = (low + high) // 2
+        count, mass = _above(source, middle, vocab, heat, top, BLOCK)
+        if (count < most) & (mass < share):
+            high = middle
+            count_above = count
+            mass_above = mass
+        else:
+            low = middle + 1
+            candidates = count
+    if candidates > FEW:
+        quota = _quota(high, most, share, count_above, mass_above)
+        token = _draw_from_row(source, uniform, vocab, heat, top, high, quota, BLOCK)
+    else:
+        aside = row * FEW
+        token = _draw_from_few(
+            source,
+            uniform,
+            vocab,
+            heat,
+            top,
+            low,
+            high,
+            most,
+            share,
+            count_above,
+            mass_above,
+            few_weights + aside,
+            few_ids + aside,
+            BLOCK,
+            FEW,
+        )
+    tl.store(tokens + row, token.to(tl.int64))
 
 
 def draw_tokens(
@@ -198,6 +289,7 @@ def draw_tokens(
     """As `kernels.sampling.draw_tokens`."""
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    few = min(FEW, triton.next_power_of_2(vocab))
     _draw_kernel[(rows,)](
         logits,
         uniforms,
@@ -205,6 +297,8 @@ def draw_tokens(
         top_k,
         top_p,
         min_p,
+        torch.empty(rows, few, dtype=torch.float32, device=logits.device),
+        torch.empty(rows, few, dtype=torch.int32, device=logits.device),
         tokens,
         logits.stride(0),
         vocab,
@@ -212,6 +306,7 @@ def draw_tokens(
         HAS_P=top_p is not None,
         HAS_M=min_p is not None,
         BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
+        FEW=few,
         num_warps=16,
     )
     return tokens

@@ -1,4 +1,4 @@
-"""Attention with FlashInfer: FlashAttention 3 (Hopper) or 2 for new tokens, tensor-core paged decode for decoding.
+"""Attention with FlashInfer: FlashAttention 3 (Hopper) or 2 for new tokens, paged decode on tensor cores.
 
     plan on the host from the lengths it knows  ->  work lists into the workspace  ->  kernels of all layers
 
@@ -156,7 +156,11 @@ class Kind:
         self._page_size = page_size
         self._workspace = workspace
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._extend = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=extend_backend)
+        # Of FlashAttention 3 only the plain kernel is built: each variant is a minute of compiling at first use.
+        variant = spec.window is not None or spec.logit_cap > 0
+        self._extend = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            workspace, "NHD", backend="fa2" if variant else extend_backend
+        )
         self._decode = self._share(
             flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
         )
