@@ -1,0 +1,36 @@
+"""The embedded model's held-out answers, whatever the loop, the cache, the chunks and the pages."""
+
+import pytest
+
+from mysglang.eval.engine_runner import answers
+from mysglang.eval.tiny_world.render import answer_text
+from mysglang.eval.tiny_world.world import held_out_items
+
+PER_TASK = 4
+
+WAYS = {
+    "no overlap": ("--disable-overlap-schedule",),
+    "no radix cache": ("--disable-radix-cache",),
+    "chunks of 16": ("--chunked-prefill-size", "16"),
+    "whole prompts": ("--chunked-prefill-size", "-1"),
+    "pages of 16": ("--page-size", "16"),
+    "all at once": ("--page-size", "16", "--chunked-prefill-size", "16", "--disable-overlap-schedule"),
+}
+
+
+@pytest.fixture(scope="module")
+def usual() -> list[str]:
+    """The answers of a server with no flags."""
+    return list(answers(held_out_items(PER_TASK), ()))
+
+
+def test_the_model_is_good_at_its_small_world(usual: list[str]) -> None:
+    items = held_out_items(PER_TASK)
+    expected = [answer_text(item.answer, item.thinking) for item in items]
+    right = sum(answer == wanted for answer, wanted in zip(usual, expected, strict=True))
+    assert right / len(items) >= 0.95
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_gives_the_same_answers(way: str, usual: list[str]) -> None:
+    assert list(answers(held_out_items(PER_TASK), WAYS[way])) == usual
