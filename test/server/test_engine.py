@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +32,15 @@ def children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
 
 
+def idle(engine: Engine) -> dict[str, int]:
+    """The scheduler's state once it has nothing to do."""
+    for _ in range(100):
+        state: dict[str, int] = engine.get_server_info()["internal_states"][0]
+        if state["num_running_reqs"] == state["num_waiting_reqs"] == 0:
+            return state
+    raise AssertionError(state)
+
+
 def test_one_prompt(engine: Engine) -> None:
     answer = engine.generate("The capital of France is", GREEDY)
     assert answer["meta_info"]["completion_tokens"] == 6
@@ -54,14 +64,10 @@ def test_a_stream_grows_to_the_whole_answer(engine: Engine) -> None:
 
 
 def test_leaving_a_stream_ends_the_request(engine: Engine) -> None:
+    before = idle(engine)["forward_steps"]
     for _ in engine.generate(input_ids=IDS, sampling_params={**GREEDY, "max_new_tokens": 1500}, stream=True):
         break
-    for _ in range(100):
-        state = engine.get_server_info()["internal_states"][0]
-        if state["num_running_reqs"] == state["num_waiting_reqs"] == 0:
-            break
-    assert state["num_running_reqs"] == 0
-    assert state["forward_steps"] < 1500
+    assert idle(engine)["forward_steps"] - before < 1500
 
 
 async def test_in_an_event_loop(engine: Engine) -> None:
@@ -166,3 +172,14 @@ print(*[child.pid for child in psutil.Process().children()])
     assert not any(psutil.pid_exists(int(pid)) for pid in pids.split())
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
+def test_an_interrupted_call_ends_its_request(engine: Engine) -> None:
+    before = idle(engine)["forward_steps"]
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(input_ids=IDS, sampling_params={**GREEDY, "max_new_tokens": 1900})
+    assert idle(engine)["forward_steps"] - before < 1900
+    assert len(engine.generate(input_ids=IDS, sampling_params=GREEDY)["output_ids"]) == 6

@@ -110,7 +110,7 @@ class TestStop:
 
     async def test_open_requests_may_end_and_nobody_new_comes_in(self, server: ServerProcess) -> None:
         url = server.url
-        body = {**LONG, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+        body = {**LONG, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
         streams = await open_streams(url, 4, body)
         server.send(signal.SIGTERM)
         await asyncio.sleep(0.05)
@@ -118,6 +118,16 @@ class TestStop:
             refused = await client.get(f"{url}/health")
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
+        await ended(streams, within=15)
+        assert all(stream.complete for stream in streams)
+        assert server.wait(5) == ExitCode.DONE
+
+    async def test_a_supervisor_that_signals_every_process_does_not_spoil_it(self, server: ServerProcess) -> None:
+        """As systemd does, and a terminal's Ctrl-C."""
+        body = {**LONG, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+        streams = await open_streams(server.url, 2, body)
+        for process in [*server.children().values(), psutil.Process(server.popen.pid)]:
+            process.terminate()
         await ended(streams, within=15)
         assert all(stream.complete for stream in streams)
         assert server.wait(5) == ExitCode.DONE

@@ -13,7 +13,6 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
-import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
 from types import TracebackType
@@ -32,8 +31,6 @@ from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.logging import configure_logging
 from mysglang.srt.utils.version import __version__
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -189,8 +186,13 @@ class Engine:
             await self._call(responses.aclose())
 
     def _await(self, work: Awaitable[T]) -> T:
-        """Run `work` in the engine's loop; the result, for a caller that waits."""
-        return self._submit(work).result()
+        """Run `work` in the engine's loop; the result, for a caller that waits. Interrupted, it is cancelled."""
+        future = self._submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
     async def _call(self, work: Awaitable[T]) -> T:
         """The same for a caller in another event loop."""

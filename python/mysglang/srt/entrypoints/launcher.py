@@ -6,7 +6,6 @@ Knows how a launch fails and how a server's processes die; does not know HTTP, n
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,10 +25,8 @@ from mysglang.srt.utils.hf import resolve_model_path
 from mysglang.srt.utils.network import ipc_endpoint, make_ipc_dir, remove_ipc_dir
 from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, stop_children
 
-logger = logging.getLogger(__name__)
-
 STOP_GRACE_S = 2.0
-"""Between SIGTERM and SIGKILL. A child holds nothing that it would have to save."""
+"""For a child to end by itself."""
 
 STACKS_S = 0.5
 """For the children to write their stacks."""
@@ -80,7 +77,6 @@ class Subprocesses:
         self.ipc_dir = make_ipc_dir()
         self.port_args = make_port_args(self.ipc_dir)
         self._children: list[Child] = []
-        self._stopping = False
         for rank in range(server_args.parallel.tp_size):
             launch = SchedulerLaunch(server_args=server_args, port_args=self.port_args, tp_rank=rank)
             self._start(modules.scheduler, scheduler_title(rank), launch)

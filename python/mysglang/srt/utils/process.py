@@ -6,8 +6,10 @@ again by its children, as multiprocessing's spawn would.
     first_message, last_message ◀── pipe: lines ── ParentLink.tell
     exited ◀────────────── waitpid
 
-The parent never closes the child's stdin while both live: its end of file is how a child learns, on any system, that
-the parent is gone. On Linux the kernel tells it too (PDEATHSIG), even while it is busy outside Python.
+The child's stdin is its lifeline: its end of file says that the parent let go, or is gone, and the child ends at once,
+with all that it started. On Linux the kernel sees to that too (PDEATHSIG), even while the child is busy outside Python.
+Signals that ask to end are for the parent alone: supervisors send them to every process, and a child that followed
+would take the open requests with it that the parent means to finish.
 """
 
 from __future__ import annotations
@@ -68,6 +70,12 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    def let_go(self) -> None:
+        """Have it end. It holds nothing that it would have to save."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
     def send_signal(self, number: signal.Signals) -> None:
         """To the child and whatever it started; nothing if it is gone."""
         if self._process.poll() is None:
@@ -108,9 +116,9 @@ class Child:
 
 
 async def stop_children(children: list[Child], grace: float) -> None:
-    """End them: SIGTERM, and SIGKILL for those still there after `grace` seconds."""
+    """Let go of them, and kill those that are still there after `grace` seconds."""
     for child in children:
-        child.send_signal(signal.SIGTERM)
+        child.let_go()
     if await _all_exited(children, grace):
         return
     for child in children:
@@ -137,15 +145,16 @@ class ParentLink:
 
     @classmethod
     def attach(cls) -> ParentLink:
-        """Called first thing in a child: from here on it does not outlive its parent, and Ctrl-C is not for it."""
+        """Called first thing in a child: from here on it ends when its parent says so or is gone, and only then."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _die_with_parent()
         faulthandler.enable()
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
         status = int(sys.argv[1])
         os.set_inheritable(status, False)
         spec = _read_line(_STDIN)
-        threading.Thread(target=_exit_with_parent, name="parent watch", daemon=True).start()
+        threading.Thread(target=_end_with_parent, name="parent watch", daemon=True).start()
         return cls(spec, status)
 
     def tell(self, message: bytes) -> None:
@@ -181,10 +190,11 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _exit_with_parent() -> None:
-    # Nothing more is ever written to it, so a read returns when the parent's end is closed: the parent is gone.
+def _end_with_parent() -> None:
+    # Nothing more is ever written to it, so a read returns when the parent's end is closed.
     os.read(_STDIN, 1)
-    os._exit(1)
+    # This process leads its group (see Child), in which is whatever it started.
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _read_line(source: int) -> bytes:
