@@ -9,7 +9,7 @@ PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 QUESTIONS = ["What is the capital of Japan?", "List three fruits.", "What is 12 + 30?"]
 
 with Engine(log_level="warning") as engine:
-    greedy = {"temperature": 0, "max_new_tokens": 64}
+    greedy = {"temperature": 0, "max_new_tokens": 128}
     answers = engine.generate(prompt=[PROMPT.format(question) for question in QUESTIONS], sampling_params=greedy)
     for question, answer in zip(QUESTIONS, answers, strict=True):
         print(f"{question} -> {answer['text']}")
