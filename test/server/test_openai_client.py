@@ -222,7 +222,8 @@ class TestCompletions:
 
     def test_seeds(self, client: openai.OpenAI) -> None:
         def draw(seed: int) -> str:
-            return client.completions.create(model=MODEL, prompt="Once", seed=seed, **WARM).choices[0].text
+            answer = client.completions.create(model=MODEL, prompt="Once", seed=seed, **WARM)
+            return str(answer.choices[0].text)
 
         assert draw(1) == draw(1) != draw(2)
 

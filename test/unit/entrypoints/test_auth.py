@@ -14,8 +14,8 @@ OPEN = {"/health", "/health_generate", "/ready"}
 ADMIN = {"/flush_cache", "/abort_request"}
 
 
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
+def bearer(key: str) -> dict[bytes, bytes]:
+    return {b"Authorization": f"Bearer {key}".encode()}
 
 
 def routes(served: Served) -> Iterator[tuple[str, str]]:
@@ -58,6 +58,8 @@ async def test_only_named_paths_are_open() -> None:
         ("k", None, "k", 200, 200),
         ("k", None, "K", 401, 401),
         ("k", None, "", 401, 401),
+        ("schlüssel", None, "schlüssel", 200, 200),
+        ("schlüssel", None, "schlussel", 401, 401),
         (None, "a", None, 200, 401),
         (None, "a", "a", 200, 200),
         (None, "a", "wrong", 200, 401),

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from fixtures.scripted_engine import Script, Served, endless, hello, serve, silent
 
-GENERATING = {
+GENERATING: dict[str, dict[str, Any]] = {
     "/generate": {"text": "Hi"},
     "/v1/completions": {"prompt": "Hi"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},

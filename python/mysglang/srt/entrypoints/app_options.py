@@ -30,7 +30,6 @@ class AppOptions:
     admin_key: str | None = None
     loopback_only: bool = False
     """Whether requests must name this machine in their Host header."""
-    root_path: str = ""
     incremental_streaming_output: bool = False
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
     model_info: Mapping[str, Any] = field(default_factory=dict)
@@ -54,7 +53,6 @@ class AppOptions:
             admin_key=serving.admin_api_key,
             # Who brings a key came here on purpose, under whatever name.
             loopback_only=is_loopback(serving.host) and not serving.api_key,
-            root_path=serving.fastapi_root_path,
             incremental_streaming_output=serving.incremental_streaming_output,
             heartbeat_limit_s=min(HEARTBEAT_LIMIT_S, args.observability.watchdog_timeout),
             model_info=_model_info(args, model, name),

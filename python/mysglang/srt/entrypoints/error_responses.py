@@ -29,15 +29,16 @@ RETRY_AFTER_S = 1
 CLIENT_CLOSED_REQUEST = 499
 """nginx's number for a client that left. Nobody reads that answer; the access log does."""
 
-# The first row that fits counts; any other RequestError is a 400.
-_STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (BodyTooLarge, 413),
-    (NotFound, 404),
-    (Overloaded, 429),
-    (WorkerDied, 503),
-    (ClientDisconnected, CLIENT_CLOSED_REQUEST),
-    (RequestError, 400),
-    (RequestValidationError, 400),
+# (exception, status, code), the first that fits counts; a code is a word where the status would say too little.
+# Aborted and HTTPException bring their own status; anything else is a 500.
+_TABLE: tuple[tuple[type[Exception], int, str | None], ...] = (
+    (BodyTooLarge, 413, None),
+    (NotFound, 404, None),
+    (Overloaded, 429, None),
+    (RequestError, 400, None),
+    (RequestValidationError, 400, None),
+    (WorkerDied, 503, "engine_dead"),
+    (ClientDisconnected, CLIENT_CLOSED_REQUEST, None),
 )
 
 # As OpenAI's clients name their exceptions.
@@ -61,8 +62,8 @@ class ErrorFacts:
     message: str
     type: str
     param: str | None = None
-    code: int | str | None = None
-    """A word where the status would say too little; else None, and the status stands for it."""
+    code: str | None = None
+    """None where the status says it all."""
 
     def fields(self, request_id: str) -> dict[str, object]:
         return {
@@ -78,22 +79,24 @@ class ErrorFacts:
 def describe(error: Exception) -> ErrorFacts:
     """What a client is told of `error`. Of what we did not raise on purpose it learns nothing."""
     match error:
-        case Aborted():
-            status = error.status or 500
-            return ErrorFacts(status, error.message, error.kind or type_of(status), error.param)
-        case HTTPException():
-            return ErrorFacts(error.status_code, str(error.detail), type_of(error.status_code))
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+        case Aborted(status=status):
+            status = status or 500
+            return ErrorFacts(status, error.message, error.kind or type_of(status))
+        case HTTPException(status_code=status):
+            return ErrorFacts(status, str(error.detail), type_of(status))
+    for kind, status, code in _TABLE:
+        if isinstance(error, kind):
+            return ErrorFacts(status, _words(error), type_of(status), getattr(error, "param", None), code)
+    return ErrorFacts(500, "Internal server error; the server's log says more.", type_of(500))
+
+
+def _words(error: Exception) -> str:
     match error:
-        case WorkerDied():
-            return ErrorFacts(status, f"The engine has died: {error}", type_of(status), code="engine_dead")
-        case RequestError():
-            return ErrorFacts(status, error.message, type_of(status), error.param)
         case RequestValidationError():
-            return ErrorFacts(status, flatten(error.errors()), type_of(status))
-        case ClientDisconnected():
-            return ErrorFacts(status, str(error), type_of(status))
-    return ErrorFacts(status, "Internal server error; the server's log says more.", type_of(status))
+            return flatten(error.errors())
+        case WorkerDied():
+            return f"The engine has died: {error}"
+    return str(error)
 
 
 def type_of(status: int) -> str:
@@ -129,6 +132,6 @@ def install(app: FastAPI) -> None:
         facts = replace(facts, message=f"{facts.message}: {request.method} {request.url.path}")
         return error_response(facts, request.scope, error.headers)
 
-    kinds = [kind for kind, _ in _STATUS] + [Aborted, HTTPException, Exception]
+    kinds = [kind for kind, _, _ in _TABLE] + [Aborted, HTTPException, Exception]
     for kind in kinds:
         app.add_exception_handler(kind, respond)

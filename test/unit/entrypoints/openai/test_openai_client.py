@@ -1,6 +1,6 @@
 """OpenAI's own client against the application: it reads our answers, our streams and our errors as its own types."""
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -10,8 +10,8 @@ from mysglang.srt.messages.outputs import Abort
 
 
 def client(served: Served, key: str = "k") -> openai.AsyncOpenAI:
-    transport = httpx.ASGITransport(served.app, raise_app_exceptions=False)
-    http = httpx.AsyncClient(transport=transport)
+    # The client's own HTTP library, which it brings along.
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(served.app, raise_app_exceptions=False))
     return openai.AsyncOpenAI(api_key=key, base_url="http://127.0.0.1:30000/v1", http_client=http, max_retries=0)
 
 
