@@ -21,7 +21,7 @@ def bearer(key: str) -> dict[bytes, bytes]:
 def routes(served: Served) -> Iterator[tuple[str, str]]:
     """(method, path) of all there is, docs included."""
     for route in served.app.routes:
-        path = route.path.replace("{model:path}", "x")  # type: ignore[attr-defined]
+        path = route.path.replace("{model:path}", "x")
         for method in route.methods if isinstance(route, APIRoute) else ("GET",):
             yield method, path
 
