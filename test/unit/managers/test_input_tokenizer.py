@@ -85,12 +85,11 @@ async def test_a_request_as_the_scheduler_wants_it(front: Front, tokenizer: Toke
         top_logprobs_num=2,
         token_ids_logprob=[3],
         extra_key="k",
-        priority=2,
     )
     assert unpack_ids(request.input_ids).tolist() == tokenizer.encode("The fox")
     assert request.sampling_params == SamplingParams(max_new_tokens=5, top_k=TOP_K_ALL, sampling_seed=7)
     assert request.logprobs == LogprobRequest(prompt_start=1, top_num=2, token_ids=(3).to_bytes(4, "little"))
-    assert (request.rid, request.stream, request.extra_key, request.priority) == ("r", True, "k", 2)
+    assert (request.rid, request.stream, request.extra_key) == ("r", True, "k")
 
 
 async def test_a_rendered_chat_has_its_frame_already(front: Front, tokenizer: Tokenizer) -> None:

@@ -101,7 +101,6 @@ def test_cache_namespaces_do_not_collide() -> None:
         ({"text": "a", "cache_salt": ""}, "cache_salt"),
         ({"text": "a", "cache_salt": "s" * (MAX_KEY_LENGTH + 1)}, "cache_salt"),
         ({"text": "a", "extra_key": "s" * (MAX_KEY_LENGTH + 1)}, "extra_key"),
-        ({"text": "a", "priority": 2**31}, "priority"),
         ({"text": "a", "top_logprobs_num": 1}, "top_logprobs_num"),
         ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob"),
         ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),

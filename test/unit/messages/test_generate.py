@@ -22,7 +22,6 @@ def test_every_field_arrives() -> None:
         "return_text_in_logprobs": True,
         "extra_key": "k",
         "cache_salt": "s",
-        "priority": 3,
         "no_logs": True,
     }
     assert parse_generate(sent) == GenerateReqInput(
@@ -40,7 +39,6 @@ def test_every_field_arrives() -> None:
         return_text_in_logprobs=True,
         extra_key="k",
         cache_salt="s",
-        priority=3,
         no_logs=True,
         clip_max_new_tokens=[True, False],
     )
@@ -119,7 +117,6 @@ def test_what_is_ours_to_say_cannot_be_sent(name: str) -> None:
         ({"input_ids": [1, 2.0]}, "input_ids[1]", "got `float`"),
         ({"input_ids": [[1, None]]}, "input_ids[0][1]", "got `null`"),
         ({"stream": 1}, "stream", "got `int`"),
-        ({"priority": "high"}, "priority", "got `str`"),
         ({"sampling_params": "x"}, "sampling_params", "must be an object, got a string"),
         ({"sampling_params": [{}, 7]}, "sampling_params[1]", "must be an object, got a number"),
         ({"sampling_params": {"temperature": "hot"}}, "temperature", "sampling_params.temperature: Expected `float`"),

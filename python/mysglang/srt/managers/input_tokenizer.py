@@ -99,7 +99,6 @@ class InputTokenizer:
                         stream=obj.stream,
                         logprobs=wish,
                         extra_key=unfolded.extra_key,
-                        priority=obj.priority or 0,
                     )
                 )
         return requests

@@ -98,7 +98,6 @@ class ReqMaker:
                 min_new=params.min_new_tokens,
             ),
             logprobs=LogprobBook(message.logprobs) if message.logprobs is not None else None,
-            priority=message.priority,
         )
         if not len(ids) or max_new > room:
             text = f"A prompt of {len(ids)} tokens and max_new_tokens {max_new} exceed the {self._max_req_len} tokens"

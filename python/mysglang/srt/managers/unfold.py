@@ -19,7 +19,6 @@ MAX_LOGPROB_IDS = 1024
 MAX_RID_LENGTH = 256
 MAX_KEY_LENGTH = 1024
 """Longest extra_key and cache_salt, in characters."""
-MAX_PRIORITY = (1 << 31) - 1
 
 Value = TypeVar("Value")
 
@@ -74,8 +73,6 @@ def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded
         one.verify(vocab_size)
     clips = _per_prompt("clip_max_new_tokens", obj.clip_max_new_tokens, len(contents), batch)
     wishes = _logprob_wishes(obj, len(contents), batch, vocab_size, n)
-    if obj.priority is not None and abs(obj.priority) > MAX_PRIORITY:
-        raise InvalidRequest(f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")
     name, rids = _rids(obj.rid, len(contents), n, batch)
     prompts = [Prompt(*row) for row in zip(contents, params, clips, wishes, strict=True)]
     return Unfolded(name, rids, prompts, n, _cache_namespace(obj))

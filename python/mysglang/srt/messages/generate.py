@@ -31,7 +31,7 @@ _UNSUPPORTED: dict[str, object] = {
     **dict.fromkeys(("return_routed_experts", "return_indexer_topk", "return_prompt_token_ids"), False),
     **dict.fromkeys(("return_bytes", "return_entropy", "use_audio_in_video", "require_reasoning"), False),
     **dict.fromkeys(("need_wait_for_mm_inputs", "background"), False),
-    "routed_experts_start_len": 0,
+    **dict.fromkeys(("priority", "routed_experts_start_len"), 0),
     "log_metrics": True,
 }
 
@@ -68,7 +68,6 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     extra_key: str | None = None
     """Namespace of the prefix cache; `cache_salt` is the same by another name, and both together are one key."""
     cache_salt: str | None = None
-    priority: int | None = None
     no_logs: bool = False
     """Keep the request out of the log, where no request's content stands anyway."""
     add_special_tokens: bool = True

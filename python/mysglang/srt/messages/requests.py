@@ -28,7 +28,6 @@ class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     logprobs: LogprobRequest | None = None
     extra_key: str = ""
     """Namespace of the prefix cache: only requests with the same key share pages."""
-    priority: int = 0
 
 
 class AbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):

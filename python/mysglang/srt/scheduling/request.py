@@ -40,7 +40,6 @@ class Req:
     extra_key: str
     stop_watch: StopWatch
     logprobs: LogprobBook | None = None
-    priority: int = 0
 
     slot: int = NO_SLOT
     sent: int = 0
