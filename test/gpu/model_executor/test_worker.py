@@ -13,7 +13,7 @@ from fixtures.worker_driver import GREEDY, Choice, Driver, columns
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import LogprobColumns, TableWrites
+from mysglang.srt.forward.worker_batch import LogprobColumns, ModelWorkerBatch, TableWrites
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
@@ -109,16 +109,22 @@ def test_launching_does_not_wait(folder: str, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", GRAPHS)
 def test_an_extend_step_does_not_wait(folder: str, backend: str) -> None:
-    driver = Driver.start(make_worker(folder, "bfloat16", attention_backend=backend), [GREEDY] * 2)
-    driver.prefill(PROMPTS[:1])
+    worker = make_worker(folder, "bfloat16", attention_backend=backend)
+
+    def next_step() -> ModelWorkerBatch:
+        driver = Driver.start(worker, [GREEDY] * 2)
+        driver.prefill(PROMPTS[:1])
+        return worker_batch([Row(1, PROMPTS[1]), Row(0, [-1], len(PROMPTS[0]))], driver.pages)
+
+    expected = worker.forward_batch_generation(next_step()).complete()  # what is compiled for this shape is compiled
+    batch = next_step()
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)
     asleep = torch.cuda.Event()
     asleep.record()
-    batch = worker_batch([Row(1, PROMPTS[1]), Row(0, [-1], len(PROMPTS[0]))], driver.pages)
-    result = driver.worker.forward_batch_generation(batch)
+    result = worker.forward_batch_generation(batch)
     assert not asleep.query()
-    assert len(result.complete().tokens) == 2
+    assert result.complete().tokens.tolist() == expected.tokens.tolist()
 
 
 def test_more_table_writes_than_a_captured_step_takes(folder: str, on_cpu: list[list[int]]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mysglang.srt.kernels.sampling import draw_tokens, greedy_tokens
+from mysglang.srt.kernels import sampling
 from mysglang.srt.layers.logprobs import LogprobQuery, Logprobs, find_logprobs
 from mysglang.srt.sampling.penalties import PenaltyTable
 from mysglang.srt.sampling.sampling_tensors import Edits, SamplingTensors
@@ -53,12 +53,15 @@ class Sampled:
 class Sampler:
     """Chooses, and counts what it chose for penalised rows."""
 
-    def __init__(self, penalties: PenaltyTable) -> None:
+    def __init__(self, penalties: PenaltyTable, *, reference: bool = False) -> None:
+        """`reference`: choose in plain torch, sorting, instead of with the device's kernels."""
         self._penalties = penalties
+        self._greedy = sampling.greedy_tokens.reference if reference else sampling.greedy_tokens
+        self._draw = sampling.draw_tokens.reference if reference else sampling.draw_tokens
 
     def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
         """logits: [S, vocab] as the model gives them, left as they are."""
-        greedy = greedy_tokens(logits)
+        greedy = self._greedy(logits)
         if step.plain_greedy:
             return Sampled(greedy)
         broken = greedy < 0
@@ -68,7 +71,7 @@ class Sampler:
         if drawing is not None:
             assert step.uniforms is not None
             filters = (drawing.top_k, drawing.top_p, drawing.min_p)
-            drawn = draw_tokens(edited.float(), step.uniforms, drawing.temperature, *filters)
+            drawn = self._draw(edited.float(), step.uniforms, drawing.temperature, *filters)
             tokens = torch.where(drawing.greedy, tokens, drawn)
         tokens = torch.where(broken, -1, tokens)
         self._count(tokens, step.tensors)

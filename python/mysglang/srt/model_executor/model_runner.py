@@ -11,6 +11,7 @@ import torch
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.attention.factory import choose_backend, create_attention_backend
@@ -28,7 +29,7 @@ from mysglang.srt.model_executor.step_output import pending_result
 from mysglang.srt.model_executor.upload import Uploader
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.platforms import platform_named
-from mysglang.srt.platforms.interface import GIB
+from mysglang.srt.platforms.interface import GIB, Platform
 from mysglang.srt.sampling.penalties import PenaltyTable
 
 
@@ -50,7 +51,7 @@ class ModelRunner:
         pool, self._tables = make_pool(self.budget, specs, dtype, platform)
         penalties = PenaltyTable(model_config.vocab_size, device)
         self._stager = StepStager(Uploader(platform), penalties)
-        self._sampler = Sampler(penalties)
+        self._sampler = Sampler(penalties, reference=wants_reference(config.sampling_backend, platform))
         backend = create_attention_backend(self.attention_backend, pool, self._tables.pages)
         logits = LogitsProcessor(model.compute_logits, model_config.vocab_size)
         self._eager = EagerRunner(model, logits, backend, self._tables)
@@ -91,3 +92,13 @@ class ModelRunner:
             sampled = self._sampler.sample(output.logits, inputs.sampling)
             tables.record(up["slots"] if batch.mode.is_decode else up["sample_slots"], sampled.tokens)
         return pending_result(self.platform, batch, inputs, sampled, output.prompt_logprobs)
+
+
+def wants_reference(sampling_backend: str | None, platform: Platform) -> bool:
+    """Whether tokens are chosen in plain torch. Raises ConfigError for a sampling backend that does not run here."""
+    if sampling_backend in (None, "auto"):
+        return False
+    if sampling_backend not in platform.sampling_backends:
+        choices = ", ".join(platform.sampling_backends)
+        raise ConfigError(f"--sampling-backend {sampling_backend} does not run here. Choose one of {choices}.")
+    return sampling_backend == "pytorch"

@@ -72,10 +72,15 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 
 
 @triton.jit
+def _scaled(source, ids, vocab, heat):
+    """Logits over the temperature, rounded as by IEEE: no difference to the highest of them may be positive."""
+    return tl.div_rn(tl.load(source + ids, mask=ids < vocab, other=float("-inf")), heat)
+
+
+@triton.jit
 def _weights(source, ids, vocab, heat, top):
     """Proportional to the probabilities of a block of tokens; the likeliest of the row has 1."""
-    x = tl.load(source + ids, mask=ids < vocab, other=float("-inf"))
-    return tl.exp(x / heat - top)
+    return tl.exp(_scaled(source, ids, vocab, heat) - top)
 
 
 @triton.jit
@@ -220,61 +225,62 @@ def _draw_kernel(
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)
     for first in range(0, vocab, BLOCK):
         ids = first + columns
-        highest = tl.maximum(highest, tl.load(source + ids, mask=ids < vocab, other=float("-inf")) / heat)
+        highest = tl.maximum(highest, _scaled(source, ids, vocab, heat))
     top = tl.max(highest)
 
-    # A weight may be drawn if fewer than `most` weights, and less than `share` of their sum, are above it, and if it is
-    # at least `low`; so may every higher one. `high` is the lowest pattern known to hold, and what is above it.
-    most = 0x7FFFFFFF
-    share = tl.zeros((), tl.float64) + 1e300
-    low = tl.zeros((), tl.int32)
-    high = tl.zeros((), tl.int32)
-    candidates = tl.zeros((), tl.int32) + 0x7FFFFFFF
-    if HAS_K:
-        most = tl.load(top_k + row)
-    if HAS_P:
-        _, all_mass = _above(source, -1, vocab, heat, top, BLOCK)
-        share = tl.load(top_p + row).to(tl.float64) * all_mass
-    if HAS_M:
-        low = tl.load(min_p + row).to(tl.int32, bitcast=True)
-        candidates, _ = _above(source, low - 1, vocab, heat, top, BLOCK)
     if HAS_K or HAS_P or HAS_M:
-        high += 0x3F800000  # the pattern of 1.0, above which there is nothing
-    count_above = tl.zeros((), tl.int32)
-    mass_above = tl.zeros((), tl.float64)
-    # Halve over the whole row while there are many candidates, that is weights of at least `low`.
-    while (low < high) & (candidates > FEW):
-        middle = (low + high) // 2
-        count, mass = _above(source, middle, vocab, heat, top, BLOCK)
-        if (count < most) & (mass < share):
-            high = middle
-            count_above = count
-            mass_above = mass
+        # A weight may be drawn if fewer than `most` weights, and less than `share` of their sum, are above it, and if
+        # it is at least `low`; so may every higher one. `high` is the lowest pattern known to hold.
+        most = 0x7FFFFFFF
+        share = tl.zeros((), tl.float64) + 1e300
+        low = tl.zeros((), tl.int32)
+        candidates = tl.zeros((), tl.int32) + vocab
+        if HAS_K:
+            most = tl.load(top_k + row)
+        if HAS_P:
+            _, all_mass = _above(source, -1, vocab, heat, top, BLOCK)
+            share = tl.load(top_p + row).to(tl.float64) * all_mass
+        if HAS_M:
+            low = tl.load(min_p + row).to(tl.int32, bitcast=True)
+            candidates, _ = _above(source, low - 1, vocab, heat, top, BLOCK)
+        high = tl.zeros((), tl.int32) + 0x3F800000  # the pattern of 1.0, above which there is nothing
+        count_above = tl.zeros((), tl.int32)
+        mass_above = tl.zeros((), tl.float64)
+        # Halve over the whole row while there are many candidates, that is weights of at least `low`.
+        while (low < high) & (candidates > FEW):
+            middle = (low + high) // 2
+            count, mass = _above(source, middle, vocab, heat, top, BLOCK)
+            if (count < most) & (mass < share):
+                high = middle
+                count_above = count
+                mass_above = mass
+            else:
+                low = middle + 1
+                candidates = count
+        if candidates > FEW:
+            quota = _quota(high, most, share, count_above, mass_above)
+            token = _draw_from_row(source, uniform, vocab, heat, top, high, quota, BLOCK)
         else:
-            low = middle + 1
-            candidates = count
-    if candidates > FEW:
-        quota = _quota(high, most, share, count_above, mass_above)
-        token = _draw_from_row(source, uniform, vocab, heat, top, high, quota, BLOCK)
+            aside = row * FEW
+            token = _draw_from_few(
+                source,
+                uniform,
+                vocab,
+                heat,
+                top,
+                low,
+                high,
+                most,
+                share,
+                count_above,
+                mass_above,
+                few_weights + aside,
+                few_ids + aside,
+                BLOCK,
+                FEW,
+            )
     else:
-        aside = row * FEW
-        token = _draw_from_few(
-            source,
-            uniform,
-            vocab,
-            heat,
-            top,
-            low,
-            high,
-            most,
-            share,
-            count_above,
-            mass_above,
-            few_weights + aside,
-            few_ids + aside,
-            BLOCK,
-            FEW,
-        )
+        token = _draw_from_row(source, uniform, vocab, heat, top, 0, 0, BLOCK)
     tl.store(tokens + row, token.to(tl.int64))
 
 
