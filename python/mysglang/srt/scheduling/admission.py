@@ -14,4 +14,3 @@ class AdmissionRule(Protocol):
     def allows(self, req: Req, others: Sequence[Req]) -> bool:
         """Whether `req` may run beside `others`, which run or were admitted before it."""
         ...
-
