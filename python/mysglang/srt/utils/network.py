@@ -22,7 +22,7 @@ _LONGEST_SOCKET_NAME = 24
 
 
 def bind_http_socket(host: str, port: int) -> socket.socket:
-    """Take `host`:`port` (0: a free one) and listen. Raises ConfigError if that cannot be, naming who holds the port."""
+    """Take `host`:`port` (0: a free one) and listen. Raises ConfigError if it is taken, naming who holds it."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
