@@ -8,6 +8,7 @@ Everything of a step is queued on one stream, so steps take effect in the order 
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
@@ -58,9 +59,8 @@ class ModelRunner:
         self._graphs = StepGraphs()
         if sizes and isinstance(backend, GraphAttentionBackend):
             self._graphs = CudaGraphRunner(sizes, model, logits, backend, self._tables, platform)
-        weights = sum(parameter.nbytes for parameter in model.parameters())
         self.memory_usage = {
-            "weights": weights / GIB,
+            "weights": weight_bytes(model) / GIB,
             "kvcache": pool.nbytes / GIB,
             "graph": self._graphs.nbytes / GIB,
         }
@@ -102,3 +102,14 @@ def wants_reference(sampling_backend: str | None, platform: Platform) -> bool:
         choices = ", ".join(platform.sampling_backends)
         raise ConfigError(f"--sampling-backend {sampling_backend} does not run here. Choose one of {choices}.")
     return sampling_backend == "pytorch"
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters, and of what some of them were laid out as for faster products."""
+    tensors = {
+        id(tensor): tensor
+        for module in model.modules()
+        for tensor in (*module.parameters(recurse=False), *vars(module).values())
+        if isinstance(tensor, Tensor)
+    }
+    return sum(tensor.nbytes for tensor in tensors.values())

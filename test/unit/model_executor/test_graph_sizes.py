@@ -1,0 +1,36 @@
+"""Which batch sizes are captured, on which platform."""
+
+from mysglang.srt.model_executor.graph_sizes import graph_sizes, usual_sizes
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.platforms.cpu import CpuPlatform
+from mysglang.srt.platforms.cuda import BY_MEMORY, CudaPlatform
+from mysglang.srt.platforms.interface import GIB, DeviceMemory
+
+
+class H200(CudaPlatform):
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(free=139 * GIB, total=140 * GIB)
+
+
+def test_the_usual_sizes() -> None:
+    assert usual_sizes(16) == (1, 2, 4, 8, 12, 16)
+    sizes = usual_sizes(600)
+    assert sizes[:8] == (1, 2, 4, 8, 12, 16, 24, 32)
+    assert [s for s in sizes if 250 < s < 300] == [256, 264, 272, 288]
+    assert sizes[-3:] == (544, 576, 600)
+    assert usual_sizes(5) == (1, 2, 4, 5)
+    assert usual_sizes(1) == (1,)
+
+
+def test_platform_and_flags() -> None:
+    assert graph_sizes(RunnerConfig(), CpuPlatform()) == ()
+    assert graph_sizes(RunnerConfig(disable_cuda_graph=True), H200()) == ()
+    assert graph_sizes(RunnerConfig(), H200())[-1] == 256
+    assert graph_sizes(RunnerConfig(max_running_requests=20), H200())[-1] == 20
+    assert graph_sizes(RunnerConfig(cuda_graph_max_bs=3), H200()) == (1, 2, 3)
+    assert graph_sizes(RunnerConfig(cuda_graph_bs=(8, 2, 8)), H200()) == (2, 8)
+
+
+def test_defaults_by_memory_cover_every_size() -> None:
+    assert H200().default_chunked_prefill_size() == 8192
+    assert [row[0] for row in BY_MEMORY] == sorted(row[0] for row in BY_MEMORY)

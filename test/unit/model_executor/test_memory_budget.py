@@ -1,0 +1,70 @@
+"""The size of the KV cache from bytes alone."""
+
+import pytest
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.model_executor.memory_budget import KvBudget, cpu_budget, cuda_budget, static_fraction
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.platforms.interface import GIB, DeviceMemory
+
+H200 = DeviceMemory(free=139 * GIB, total=140 * GIB)
+LOADED = DeviceMemory(free=123 * GIB, total=140 * GIB)
+TOKEN = 131072
+
+
+def on_cuda(config: RunnerConfig, after: DeviceMemory = LOADED, context: int = 8192) -> KvBudget:
+    fraction = static_fraction(config, 140 * GIB, (1, 256), 2048)
+    return cuda_budget(config, fraction=fraction, before=H200, after=after, token_bytes=TOKEN, context=context)
+
+
+def test_a_large_gpu_keeps_ten_gigabytes() -> None:
+    assert static_fraction(RunnerConfig(), 140 * GIB, (256,), 2048) == pytest.approx(130 / 140)
+    assert static_fraction(RunnerConfig(), 140 * GIB, (256,), 16384) < 0.9
+    small = static_fraction(RunnerConfig(), 24 * GIB, (8,), 2048)
+    assert 1 - small == pytest.approx((512 + 1.5 * 2048 + 128 + 16) / (24 * 1024))
+    assert static_fraction(RunnerConfig(mem_fraction_static=0.5), 24 * GIB, (), 1) == 0.5
+
+
+def test_the_cache_and_the_page_table_fill_the_share() -> None:
+    budget = on_cuda(RunnerConfig())
+    table = 4 * (budget.num_slots + 1) * budget.max_pages
+    room = 123 * GIB - 10 * GIB
+    assert room - 2 * TOKEN < budget.num_pages * TOKEN + table <= room
+    assert budget.num_slots == 4096 and budget.max_context == 8192
+
+
+def test_slots_follow_the_context() -> None:
+    assert on_cuda(RunnerConfig(), context=131072).num_slots == 925696 * 512 // 131072
+    assert on_cuda(RunnerConfig(max_running_requests=7)).num_slots == 7
+
+
+def test_pages_are_whole_and_bound_the_context() -> None:
+    budget = on_cuda(RunnerConfig(page_size=64, max_total_tokens=1000))
+    assert (budget.num_pages, budget.page_size) == (15, 64)
+    assert (budget.max_context, budget.max_pages) == (960, 15)
+
+
+def test_the_cpu_gives_each_row_room_as_memory_allows() -> None:
+    plenty = DeviceMemory(free=64 * GIB, total=64 * GIB)
+    assert cpu_budget(RunnerConfig(), after=plenty, token_bytes=4096, context=512).num_pages == 128 * 512
+    little = DeviceMemory(free=GIB, total=64 * GIB)
+    assert cpu_budget(RunnerConfig(), after=little, token_bytes=1 << 20, context=512).num_pages == 512
+
+
+@pytest.mark.parametrize(
+    ("config", "free", "named"),
+    [
+        (RunnerConfig(max_total_tokens=10**7), 123, "--max-total-tokens 10000000 needs 1220.7 GiB"),
+        (RunnerConfig(), 9, "--mem-fraction-static"),
+        (RunnerConfig(mem_fraction_static=0.1), 123, "--mem-fraction-static is 0.100"),
+    ],
+)
+def test_cuda_says_what_to_change(config: RunnerConfig, free: int, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        on_cuda(config, DeviceMemory(free * GIB, 140 * GIB))
+
+
+@pytest.mark.parametrize("config", [RunnerConfig(), RunnerConfig(max_total_tokens=100), RunnerConfig(page_size=9)])
+def test_the_cpu_says_what_to_change(config: RunnerConfig) -> None:
+    with pytest.raises(ConfigError, match="--max-total-tokens"):
+        cpu_budget(config, after=DeviceMemory(10, 10), token_bytes=4, context=512)

@@ -1,0 +1,63 @@
+"""The CPU as a platform, and the choice of one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.platforms import cpu, cuda, platform_named
+from mysglang.srt.platforms.cpu import CpuPlatform
+from mysglang.srt.platforms.interface import GIB
+
+PYTHON = Path(__file__).parents[3] / "python"
+
+
+def test_importing_the_platforms_imports_no_torch() -> None:
+    program = "import sys, mysglang.srt.platforms; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(PYTHON)}
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_names() -> None:
+    assert platform_named("cpu") is platform_named("cpu")
+    assert platform_named("cpu").device == torch.device("cpu")
+    with pytest.raises(ConfigError, match="--device gpu"):
+        platform_named("gpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_cuda_where_there_is_none() -> None:
+    with pytest.raises(ConfigError, match="--device cpu"):
+        platform_named("cuda")
+    assert platform_named("auto").name == "cpu"
+
+
+def test_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, usage = tmp_path / "max", tmp_path / "current"
+    monkeypatch.setattr(cpu, "CGROUP_LIMITS", (limit,))
+    monkeypatch.setattr(cpu, "CGROUP_USAGE", (usage,))
+    whole = CpuPlatform().memory()
+    assert 0 < whole.free <= whole.total
+    limit.write_text("max\n")
+    assert CpuPlatform().memory().total == whole.total
+    limit.write_text(f"{GIB}\n")
+    usage.write_text(f"{GIB // 4}\n")
+    memory = CpuPlatform().memory()
+    assert (memory.free, memory.total) == (GIB * 3 // 4, GIB)
+
+
+def test_the_cpu_never_lags() -> None:
+    platform = CpuPlatform()
+    platform.record_event().synchronize()
+    assert platform.upload_bytes(5).numel() == 5
+    assert platform.device_name and platform.default_graph_max_bs() == 0
+
+
+def test_defaults_of_a_gpu_follow_its_memory() -> None:
+    sizes = [row[1:] for row in cuda.BY_MEMORY]
+    assert sizes[3] == (8192, 256)
