@@ -13,7 +13,14 @@ from fixtures.worker_driver import GREEDY, Choice, Driver, columns
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import LogprobColumns, ModelWorkerBatch, TableWrites
+from mysglang.srt.forward.worker_batch import (
+    LogitEdits,
+    LogprobColumns,
+    ModelWorkerBatch,
+    PenaltyReset,
+    PenaltyRows,
+    TableWrites,
+)
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
@@ -156,3 +163,46 @@ def test_a_broken_row_is_alone_in_a_replay(folder: str) -> None:
     broken, whole = np.array(driver.decode(3)), np.array(good.decode(3))
     assert (broken[2] == -1).all()
     assert np.array_equal(np.delete(broken, 2, 0), np.delete(whole, 2, 0))
+
+
+@pytest.mark.parametrize("backend", GRAPHS)
+def test_nothing_on_the_way_synchronises(folder: str, backend: str) -> None:
+    """With everything that a request can ask for, in steps of new tokens and in replays."""
+    worker = make_worker(folder, "bfloat16", attention_backend=backend)
+    rows = np.arange(5, dtype=np.int32)
+    floats = np.full(5, 0.5, dtype=np.float32)
+    edits = LogitEdits(rows, rows + 7, np.full(5, -np.inf, dtype=np.float32))
+    sampling = replace(columns(CHOICES), bias=edits, penalties=PenaltyRows(rows, rows, floats, floats, floats + 1))
+    wanted = LogprobColumns(
+        rows=np.ones(5, dtype=np.bool_),
+        top_num=rows,
+        token_ids=[rows] * 5,
+        prompt_positions=rows,
+        prompt_targets=rows,
+        prompt_counts=np.array([5, 0, 0, 0, 0], dtype=np.int32),
+    )
+    decode_wanted = replace(wanted, prompt_positions=rows[:0], prompt_targets=rows[:0], prompt_counts=rows * 0)
+    reset = PenaltyReset(rows, [rows] * 5, [rows] * 5)
+    results = []
+    for i in range(4):
+        if i in (0, 2):
+            driver = Driver.start(worker, CHOICES)
+            driver.lengths = [len(prompt) for prompt in PROMPTS]
+            prompts = [Row(slot, prompt) for slot, prompt in enumerate(PROMPTS)]
+            batch = worker_batch(prompts, driver.pages, sampling=sampling)
+            batch = replace(batch, logprobs=wanted, forbidden=edits, penalty_reset=reset)
+        else:
+            decoding = [Row(slot, [-1], length) for slot, length in enumerate(driver.lengths)]
+            driver.lengths = [length + 1 for length in driver.lengths]
+            batch = worker_batch(decoding, driver.pages, mode=ForwardMode.DECODE, sampling=sampling)
+            batch = replace(batch, logprobs=decode_wanted, forbidden=edits)
+        # Whatever is allocated or planned only once happens in the first steps of its kind.
+        torch.cuda.set_sync_debug_mode("error" if i > 1 else "default")
+        try:
+            results.append(worker.forward_batch_generation(batch))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    for result in results:
+        output = result.complete()
+        assert output.output_logprobs is not None
+        assert np.isfinite(output.output_logprobs.chosen).all()

@@ -8,7 +8,8 @@ from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.graph_buffers import SPARE_WRITES, GraphBuffers, padding_batch
+from mysglang.srt.model_executor.graph_buffers import SPARE_WRITES, GraphBuffers
+from mysglang.srt.model_executor.padding import padding_decode
 from mysglang.srt.platforms.cpu import CpuPlatform
 
 CPU = torch.device("cpu")
@@ -23,7 +24,7 @@ def test_padding_touches_nothing_of_a_request() -> None:
     tables = DeviceTables(6, 16, CPU)
     buffers = GraphBuffers(5, tables, CpuPlatform())
     pool = MhaKvPool([], num_pages=8, page_size=4, dtype=torch.float32, device=CPU)
-    forward = buffers.forward_batch(padding_batch(5, 6), TorchNativeBackend(pool, tables.pages))
+    forward = buffers.forward_batch(padding_decode(5, 6), TorchNativeBackend(pool, tables.pages))
     batch = decode_batch(2, pages)
     assert buffers.fill(batch).tolist() == [1, 4, 1, 1, 1]
     assert forward.slots.tolist() == [0, 1, 6, 6, 6]

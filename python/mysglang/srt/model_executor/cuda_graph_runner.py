@@ -26,7 +26,8 @@ from mysglang.srt.kernels.sampling import greedy_tokens
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.graph_buffers import GraphBuffers, padding_batch
+from mysglang.srt.model_executor.graph_buffers import GraphBuffers
+from mysglang.srt.model_executor.padding import padding_decode
 from mysglang.srt.models.interfaces import CausalModel
 from mysglang.srt.platforms.interface import GIB, Platform
 
@@ -117,7 +118,7 @@ class CudaGraphRunner(StepGraphs):
     def _capture(self, size: int, pool: Any) -> Captured:
         """Run the step as it is, so that kernels are compiled and plans made, then once more into a graph."""
         buffers = GraphBuffers(size, self._tables, self._platform)
-        host = padding_batch(size, self._tables.padding_slot)
+        host = padding_decode(size, self._tables.padding_slot)
         buffers.fill(host)
         batch = buffers.forward_batch(host, self._backend)
         batch.attn_metadata = self._backend.open_graph(batch)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, ForwardBatch
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, SamplingColumns
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.model_executor.device_tables import DeviceTables
+from mysglang.srt.model_executor.padding import padding_decode
 from mysglang.srt.model_executor.step_columns import Columns, table_columns
 from mysglang.srt.model_executor.upload import Uploader, fill, layout, view
 from mysglang.srt.platforms.interface import Platform
@@ -26,7 +27,7 @@ class GraphBuffers:
         self._size = size
         self._tables = tables
         self._platform = platform
-        columns = self._padded(padding_batch(size, tables.padding_slot), {})
+        columns = self._padded(padding_decode(size, tables.padding_slot), {})
         self._offsets, total = layout(columns)
         self._device = torch.empty(total, dtype=torch.uint8, device=platform.device)
         self._views = {name: view(self._device, column, self._offsets[name]) for name, column in columns.items()}
@@ -102,30 +103,3 @@ def padded(
     column = np.full(size, padding, dtype=dtype)
     column[: len(values)] = values
     return column
-
-
-def padding_batch(size: int, slot: int) -> ModelWorkerBatch:
-    """A decode step of padding rows only."""
-    zeros, ones = np.zeros(size, dtype=np.int32), np.ones(size, dtype=np.int32)
-    floats = np.ones(size, dtype=np.float32)
-    sampling = SamplingColumns(
-        temperature=floats,
-        top_p=floats,
-        top_k=ones,
-        min_p=floats,
-        seeds=zeros.astype(np.int64),
-        all_greedy=True,
-        any_top_p=False,
-        any_top_k=False,
-        any_min_p=False,
-    )
-    return ModelWorkerBatch(
-        mode=ForwardMode.DECODE,
-        input_ids=zeros,
-        slots=np.full(size, slot, dtype=np.int32),
-        seq_lens=ones,
-        extend_lens=ones,
-        out_cache_loc=zeros,
-        yields=ones.astype(np.bool_),
-        sampling=sampling,
-    )

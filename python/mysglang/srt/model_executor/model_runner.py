@@ -23,6 +23,7 @@ from mysglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner, StepG
 from mysglang.srt.model_executor.eager_runner import EagerRunner
 from mysglang.srt.model_executor.graph_sizes import graph_sizes
 from mysglang.srt.model_executor.kv_setup import make_pool, plan_kv
+from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_columns import table_columns, token_columns
 from mysglang.srt.model_executor.step_inputs import StepStager
@@ -32,6 +33,9 @@ from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import GIB, Platform
 from mysglang.srt.sampling.penalties import PenaltyTable
+from mysglang.srt.sampling.sampling_params import TOP_K_ALL
+
+WARM_UP_TOKENS = 16
 
 
 class ModelRunner:
@@ -65,10 +69,18 @@ class ModelRunner:
             "graph": self._graphs.nbytes / GIB,
         }
 
+        self._warm_up()
+
     @torch.inference_mode()
     def launch(self, batch: ModelWorkerBatch) -> BatchResult:
         """Queue the step."""
         return self._replay(batch) if self._graphs.covers(batch) else self._run_eagerly(batch)
+
+    def _warm_up(self) -> None:
+        """Run what is compiled at first use, so that no request waits for it and what cannot be built is found here."""
+        length = min(WARM_UP_TOKENS, self.budget.max_context)
+        for top_k in (1, 2, TOP_K_ALL):
+            self.launch(padding_prompt(length, self._tables.padding_slot, top_k=top_k)).complete()
 
     def _replay(self, batch: ModelWorkerBatch) -> BatchResult:
         inputs = self._stager.stage(batch, {})

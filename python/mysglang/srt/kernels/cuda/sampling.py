@@ -210,9 +210,7 @@ def _draw_kernel(
     tokens,
     row_stride,
     vocab,
-    HAS_K: tl.constexpr,
-    HAS_P: tl.constexpr,
-    HAS_M: tl.constexpr,
+    FILTERED: tl.constexpr,
     BLOCK: tl.constexpr,
     FEW: tl.constexpr,
 ):
@@ -228,22 +226,24 @@ def _draw_kernel(
         highest = tl.maximum(highest, _scaled(source, ids, vocab, heat))
     top = tl.max(highest)
 
-    if HAS_K or HAS_P or HAS_M:
+    if FILTERED:
         # A weight may be drawn if fewer than `most` weights, and less than `share` of their sum, are above it, and if
         # it is at least `low`; so may every higher one. `high` is the lowest pattern known to hold.
-        most = 0x7FFFFFFF
+        most = tl.load(top_k + row)
+        part = tl.load(top_p + row)
+        least = tl.load(min_p + row)
         share = tl.zeros((), tl.float64) + 1e300
         low = tl.zeros((), tl.int32)
+        high = tl.zeros((), tl.int32)
         candidates = tl.zeros((), tl.int32) + vocab
-        if HAS_K:
-            most = tl.load(top_k + row)
-        if HAS_P:
+        if part < 1:
             _, all_mass = _above(source, -1, vocab, heat, top, BLOCK)
-            share = tl.load(top_p + row).to(tl.float64) * all_mass
-        if HAS_M:
-            low = tl.load(min_p + row).to(tl.int32, bitcast=True)
+            share = part.to(tl.float64) * all_mass
+        if least > 0:
+            low = least.to(tl.int32, bitcast=True)
             candidates, _ = _above(source, low - 1, vocab, heat, top, BLOCK)
-        high = tl.zeros((), tl.int32) + 0x3F800000  # the pattern of 1.0, above which there is nothing
+        if (most < vocab) | (part < 1) | (least > 0):
+            high += 0x3F800000  # the pattern of 1.0, above which there is nothing
         count_above = tl.zeros((), tl.int32)
         mass_above = tl.zeros((), tl.float64)
         # Halve over the whole row while there are many candidates, that is weights of at least `low`.
@@ -296,6 +296,12 @@ def draw_tokens(
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     few = min(FEW, triton.next_power_of_2(vocab))
+    filtered = not (top_k is None and top_p is None and min_p is None)
+    if filtered:
+        # One kernel for every set of filters: each is a second or more of compiling when it is first used.
+        top_k = logits.new_full((rows,), 0x7FFFFFFF, dtype=torch.int32) if top_k is None else top_k
+        top_p = logits.new_ones(rows) if top_p is None else top_p
+        min_p = logits.new_zeros(rows) if min_p is None else min_p
     _draw_kernel[(rows,)](
         logits,
         uniforms,
@@ -308,9 +314,7 @@ def draw_tokens(
         tokens,
         logits.stride(0),
         vocab,
-        HAS_K=top_k is not None,
-        HAS_P=top_p is not None,
-        HAS_M=min_p is not None,
+        FILTERED=filtered,
         BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
         FEW=few,
         num_warps=16,

@@ -9,7 +9,10 @@ runs, and most models have one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import flashinfer
@@ -18,6 +21,7 @@ import torch
 from flashinfer.decode import fast_decode_plan
 from torch import Tensor
 
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.kernels.cuda.kvcache import list_pages
@@ -168,8 +172,8 @@ class Kind:
     def plan_extend(self, lists: PageLists, seq_lens: Ints, extend_lens: Ints) -> Wrapper:
         """Any number of new tokens in each row, causal."""
         indptr, last_page_lens = host_lists(seq_lens, self._page_size)
-        self._copied.synchronize()
-        self._extend.plan(
+        plan = partial(
+            self._extend.plan,
             pinned(starts_of(extend_lens)),
             pinned(indptr),
             lists.indices,
@@ -184,6 +188,12 @@ class Kind:
             logits_soft_cap=self._spec.logit_cap,
             q_data_type=self._dtype,
         )
+        self._copied.synchronize()
+        if self._extend._cached_module is None:
+            with told_how_to_build():
+                plan()
+        else:
+            plan()
         self._copied.record()
         wrapper: Wrapper = self._extend
         return wrapper
@@ -219,7 +229,8 @@ class Kind:
         }
         self._copied.synchronize()
         if not hasattr(wrapper, "_cached_module"):
-            wrapper.plan(indptr, lists.indices[: int(indptr[-1])], last_page_lens, *heads, **options)
+            with told_how_to_build():
+                wrapper.plan(indptr, lists.indices[: int(indptr[-1])], last_page_lens, *heads, **options)
         fast_decode_plan(
             wrapper, indptr, lists.indices, last_page_lens, *heads, global_override_indptr_cpu=indptr, **options
         )
@@ -239,6 +250,18 @@ class Kind:
         wrapper._int_workspace_buffer = self._extend._int_workspace_buffer
         wrapper._pin_memory_int_workspace_buffer = self._extend._pin_memory_int_workspace_buffer
         return wrapper
+
+
+@contextmanager
+def told_how_to_build() -> Iterator[None]:
+    """FlashInfer compiles a kernel when it is first planned for; say what to do where that fails."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise ConfigError(
+            f"--attention-backend flashinfer could not build its kernels ({error}). "
+            "Install the CUDA compiler that fits torch, or use --attention-backend triton."
+        ) from error
 
 
 def kind_of(spec: AttentionSpec) -> AttentionSpec:
