@@ -40,8 +40,9 @@ class PenaltyTable:
 
     def reset(self, lines: Tensor, prompt: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
         """Start the lines anew. `prompt` and `output` are (line, token) pairs, int64, repeats included."""
-        self._counts[lines] = 0
-        self._counts[prompt] = 1
+        # Assigning a plain number to indices would wait for the device.
+        self._counts.index_fill_(0, lines, 0)
+        self._counts.index_put_(prompt, torch.ones_like(prompt[0], dtype=torch.int32))
         self._counts.index_put_(output, torch.full_like(output[0], 2, dtype=torch.int32), accumulate=True)
 
     def apply(self, logits: Tensor, penalties: Penalties) -> None:

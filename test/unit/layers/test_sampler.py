@@ -1,0 +1,100 @@
+"""The sampler: what changes logits comes before the choice, and each row is its own affair."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mysglang.srt.layers.logprobs import LogprobQuery
+from mysglang.srt.layers.sampler import OutputQuery, Sampler, SamplingStep
+from mysglang.srt.sampling.penalties import Penalties, PenaltyTable
+from mysglang.srt.sampling.sampling_tensors import Drawing, Edits, SamplingTensors
+
+ROWS, VOCAB = 5, 60
+GREEDY = SamplingTensors(drawing=None, penalties=None, bias=None)
+
+
+def longs(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+@pytest.fixture
+def logits() -> Tensor:
+    return torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+
+
+@pytest.fixture(params=[False, True], ids=["ops", "reference"])
+def sampler(request: pytest.FixtureRequest) -> Sampler:
+    table = PenaltyTable(VOCAB, torch.device("cpu"))
+    table.reserve(8)
+    return Sampler(table, reference=request.param)
+
+
+def drawing(temperature: float = 0.7, **filters: Tensor) -> Drawing:
+    """All rows draw but row 1, which is greedy."""
+    heat = torch.full((ROWS,), temperature)
+    greedy = torch.arange(ROWS) == 1
+    columns: dict[str, Tensor | None] = {"top_k": None, "top_p": None, "min_p": None, **filters}
+    return Drawing(temperature=torch.where(greedy, 1.0, heat), greedy=greedy, **columns)
+
+
+def test_greedy(sampler: Sampler, logits: Tensor) -> None:
+    assert torch.equal(sampler.sample(logits, SamplingStep(tensors=GREEDY)).tokens, logits.argmax(-1))
+
+
+def test_logits_are_left_as_they_are(sampler: Sampler, logits: Tensor) -> None:
+    before = logits.clone()
+    edits = Edits(longs(0), longs(3), torch.tensor([-math.inf]))
+    tensors = SamplingTensors(drawing(), None, edits)
+    sampler.sample(logits, SamplingStep(tensors=tensors, uniforms=torch.rand(ROWS).double(), forbidden=edits))
+    assert torch.equal(logits, before)
+
+
+def test_a_greedy_row_among_drawing_ones(sampler: Sampler, logits: Tensor) -> None:
+    logits[1, 7] = logits[1, 40] = 50.0
+    uniforms = torch.full((ROWS,), 0.999, dtype=torch.float64)
+    tokens = sampler.sample(logits, SamplingStep(tensors=replace(GREEDY, drawing=drawing(20.0)), uniforms=uniforms))
+    assert int(tokens.tokens[1]) == 7
+    assert not torch.equal(tokens.tokens, logits.argmax(-1))
+
+
+def test_forbidden_bias_and_penalties_come_first(sampler: Sampler, logits: Tensor) -> None:
+    best = logits.argmax(-1)
+    forbidden = Edits(longs(0), best[:1], torch.tensor([-math.inf]))
+    bias = Edits(longs(2), longs(11), torch.tensor([900.0]))
+    ones = torch.ones(1)
+    penalties = Penalties(longs(3), longs(5), 0 * ones, 800 * ones, ones)
+    step = SamplingStep(tensors=SamplingTensors(None, penalties, bias), forbidden=forbidden)
+    first = sampler.sample(logits, step).tokens
+    second = sampler.sample(logits, step).tokens
+    assert int(first[0]) == int(logits[0].argsort(descending=True)[1])
+    assert int(first[1]) == int(best[1]) and int(first[2]) == 11
+    # Row 3 may not repeat what it sampled the first time.
+    assert int(first[3]) == int(best[3])
+    assert int(second[3]) == int(logits[3].argsort(descending=True)[1])
+
+
+def test_a_broken_row(sampler: Sampler, logits: Tensor) -> None:
+    uniforms = torch.rand(ROWS).double()
+    step = SamplingStep(tensors=replace(GREEDY, drawing=drawing(top_k=torch.full((ROWS,), 9))), uniforms=uniforms)
+    whole = sampler.sample(logits, step).tokens
+    logits[2, 8] = math.nan
+    broken = sampler.sample(logits, step).tokens
+    assert broken.tolist() == [*whole[:2].tolist(), -1, *whole[3:].tolist()]
+
+
+def test_logprobs_are_after_temperature_and_before_filters(sampler: Sampler, logits: Tensor) -> None:
+    rows = longs(1, 4)
+    query = OutputQuery(rows, LogprobQuery(2, np.zeros(3, dtype=np.int64), longs(), longs()))
+    chosen_from = drawing(0.5, top_k=torch.full((ROWS,), 2, dtype=torch.int32))
+    step = SamplingStep(
+        tensors=replace(GREEDY, drawing=chosen_from), uniforms=torch.rand(ROWS).double(), output_query=query
+    )
+    sampled = sampler.sample(logits, step)
+    assert sampled.logprobs is not None
+    expected = torch.stack([logits[1].log_softmax(-1), (logits[4] / 0.5).log_softmax(-1)])
+    assert torch.allclose(sampled.logprobs.chosen, expected.gather(1, sampled.tokens[rows, None]).squeeze(1))
+    assert torch.allclose(sampled.logprobs.top_vals, expected.sort(descending=True).values[:, :2])
