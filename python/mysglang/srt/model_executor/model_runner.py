@@ -46,6 +46,9 @@ class ModelRunner:
         self.platform = platform = platform_named(config.device)
         device, dtype = platform.device, getattr(torch, model_config.dtype)
         sizes = graph_sizes(config, platform)
+        # What cannot run here is refused before weights are read; what cannot run with this model, after that.
+        reference = wants_reference(config.sampling_backend, platform)
+        choose_backend(config.attention_backend, platform.attention_backends, [], dtype)
         before = platform.memory()
         model = load_model(model_config, load_config, device, dtype)
         specs = model.attention_specs()
@@ -56,7 +59,7 @@ class ModelRunner:
         pool, self._tables = make_pool(self.budget, specs, dtype, platform)
         penalties = PenaltyTable(model_config.vocab_size, device)
         self._stager = StepStager(Uploader(platform), penalties)
-        self._sampler = Sampler(penalties, reference=wants_reference(config.sampling_backend, platform))
+        self._sampler = Sampler(penalties, reference=reference)
         backend = create_attention_backend(self.attention_backend, pool, self._tables.pages)
         logits = LogitsProcessor(model.compute_logits, model_config.vocab_size)
         self._eager = EagerRunner(model, logits, backend, self._tables)
@@ -68,7 +71,6 @@ class ModelRunner:
             "kvcache": pool.nbytes / GIB,
             "graph": self._graphs.nbytes / GIB,
         }
-
         self._warm_up()
 
     @torch.inference_mode()

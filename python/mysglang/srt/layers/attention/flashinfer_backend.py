@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import flashinfer
@@ -264,6 +264,7 @@ def told_how_to_build() -> Iterator[None]:
         ) from error
 
 
+@cache
 def kind_of(spec: AttentionSpec) -> AttentionSpec:
     """The spec without its layer."""
     return replace(spec, layer_id=0)
