@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.platforms import cpu, cuda, platform_named
+from mysglang.srt.platforms import cpu, platform_named
 from mysglang.srt.platforms.cpu import CpuPlatform
-from mysglang.srt.platforms.interface import GIB
+from mysglang.srt.platforms.cuda import CudaPlatform
+from mysglang.srt.platforms.interface import GIB, DeviceMemory
 
 PYTHON = Path(__file__).parents[3] / "python"
 
@@ -58,6 +59,8 @@ def test_the_cpu_never_lags() -> None:
     assert platform.device_name and platform.default_graph_max_bs() == 0
 
 
-def test_defaults_of_a_gpu_follow_its_memory() -> None:
-    sizes = [row[1:] for row in cuda.BY_MEMORY]
-    assert sizes[3] == (8192, 256)
+@pytest.mark.parametrize(("gib", "size"), [(16, 8), (24, 48), (48, 32), (139, 256), (180, 512)])
+def test_the_largest_graph_of_a_gpu_follows_its_memory(gib: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = CudaPlatform()
+    monkeypatch.setattr(platform, "memory", lambda: DeviceMemory(free=0, total=gib * GIB))
+    assert platform.default_graph_max_bs() == size

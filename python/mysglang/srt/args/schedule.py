@@ -31,3 +31,8 @@ class ScheduleArgs:
         1.0, at_least=0, help="Larger admits fewer requests at once and retracts fewer."
     )
     disable_overlap_schedule: bool = arg(False, help="Plan a step only when the step before it is over.")
+
+    @property
+    def prefill_chunk(self) -> int | None:
+        """Tokens of one prefill chunk, None for whole prompts; of resolved options."""
+        return None if self.chunked_prefill_size == CHUNKING_OFF else self.chunked_prefill_size

@@ -57,6 +57,7 @@ RULES = (
         lambda a, _: a.schedule.chunked_prefill_size == 0,
         lambda _: f"--chunked-prefill-size 0: give a number of tokens, or {CHUNKING_OFF} for whole prompts.",
     ),
+    # Chunks end at page borders, so one must hold a page at least.
     Rule(
         lambda a, _: 0 < (a.schedule.chunked_prefill_size or 0) < a.memory.page_size,
         lambda a: f"--chunked-prefill-size must be at least --page-size ({a.memory.page_size}).",

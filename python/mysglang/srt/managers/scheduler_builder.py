@@ -5,9 +5,7 @@ Everything else works with what it is given here and asks nothing.
 
 from __future__ import annotations
 
-from mysglang.srt.args.schedule import CHUNKING_OFF, ScheduleArgs
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.errors import ConfigError
 from mysglang.srt.managers.scheduler_assembly import (
     Channels,
     MakeStopText,
@@ -74,7 +72,7 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
     return SchedulerOptions(
         limits=PrefillLimits(
             max_prefill_tokens=schedule.max_prefill_tokens,
-            chunked_prefill_size=_chunk(schedule, args.memory.page_size),
+            chunked_prefill_size=schedule.prefill_chunk,
             stream_interval=args.serving.stream_interval,
         ),
         eos_token_ids=model.eos_token_ids,
@@ -84,16 +82,6 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         decode_log_interval=args.observability.decode_log_interval,
         rank=tp_rank,
     )
-
-
-def _chunk(schedule: ScheduleArgs, page_size: int) -> int | None:
-    """Chunks end at page borders, so one must hold a page at least."""
-    size = schedule.chunked_prefill_size
-    if size is None or size == CHUNKING_OFF:
-        return None
-    if size < page_size:
-        raise ConfigError(f"--chunked-prefill-size {size} is less than --page-size {page_size}; raise it.")
-    return size
 
 
 def _stop_text_maker(args: ServerArgs) -> MakeStopText:

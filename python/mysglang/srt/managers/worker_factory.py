@@ -18,7 +18,7 @@ def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker:
         mem_fraction_static=memory.mem_fraction_static,
         max_total_tokens=memory.max_total_tokens,
         max_running_requests=schedule.max_running_requests,
-        chunked_prefill_size=schedule.chunked_prefill_size,
+        chunked_prefill_size=schedule.prefill_chunk,
         max_prefill_tokens=schedule.max_prefill_tokens,
         attention_backend=kernels.attention_backend,
         sampling_backend=kernels.sampling_backend,

@@ -30,9 +30,8 @@ def plan_kv(
     after, token_bytes = platform.memory(), mha_bytes_per_token(specs, dtype)
     if platform.name == "cpu":
         return cpu_budget(config, after=after, token_bytes=token_bytes, context=context)
-    chunk = config.chunked_prefill_size or platform.default_chunked_prefill_size()
-    most = chunk if chunk > 0 else config.max_prefill_tokens
-    fraction = static_fraction(config, before.total, graph_sizes, most)
+    chunk = config.chunked_prefill_size or config.max_prefill_tokens
+    fraction = static_fraction(config, before.total, graph_sizes, chunk)
     return cuda_budget(config, fraction=fraction, before=before, after=after, token_bytes=token_bytes, context=context)
 
 

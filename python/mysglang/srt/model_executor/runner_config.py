@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
-    """None means: chosen here, by the platform and its memory."""
+    """None means, unless it says otherwise: chosen here, by the platform and its memory."""
 
     device: str = "auto"
     """auto, cpu or cuda."""
@@ -20,9 +20,9 @@ class RunnerConfig:
     max_running_requests: int | None = None
     """Requests that hold a row of the page table at once."""
     chunked_prefill_size: int | None = None
-    """Most new tokens of one step, which sizes the activations; -1: no limit."""
+    """Most new tokens of one step, which sizes the activations; None: prompts are not cut into chunks."""
     max_prefill_tokens: int = 16384
-    """Most new tokens of one step where chunks have no limit."""
+    """Most new tokens of one step without chunks."""
     attention_backend: str | None = None
     sampling_backend: str | None = None
     disable_cuda_graph: bool = False

@@ -43,20 +43,11 @@ class CpuPlatform(Platform):
         used = _first_number(CGROUP_USAGE) or 0
         return DeviceMemory(free=max(0, min(machine.available, limit - used)), total=limit)
 
-    def allocated_bytes(self) -> int:
-        return int(psutil.Process().memory_info().rss)
-
     def record_event(self) -> Event:
         return Done()
 
-    def synchronize(self) -> None:
-        pass
-
     def upload_bytes(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
-
-    def default_chunked_prefill_size(self) -> int:
-        return 2048
 
     def default_graph_max_bs(self) -> int:
         return 0

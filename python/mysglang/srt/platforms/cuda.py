@@ -7,13 +7,13 @@ from torch import Tensor
 
 from mysglang.srt.platforms.interface import GIB, DeviceMemory, Event, Platform
 
-# (less than this much device memory, prefill chunk, largest decode graph); the last row is for all that is bigger.
-BY_MEMORY = (
-    (20 * GIB, 2048, 8),
-    (35 * GIB, 4096, 48),
-    (60 * GIB, 4096, 32),
-    (160 * GIB, 8192, 256),
-    (1 << 62, 16384, 512),
+# (less than this much device memory, largest decode graph); the last row is for all that is bigger.
+GRAPH_MAX_BS_BY_MEMORY = (
+    (20 * GIB, 8),
+    (35 * GIB, 48),
+    (60 * GIB, 32),
+    (160 * GIB, 256),
+    (1 << 62, 512),
 )
 
 
@@ -42,27 +42,15 @@ class CudaPlatform(Platform):
         free, total = torch.cuda.mem_get_info()
         return DeviceMemory(free=free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated(), total=total)
 
-    def allocated_bytes(self) -> int:
-        return torch.cuda.memory_allocated()
-
     def record_event(self) -> Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def synchronize(self) -> None:
-        torch.cuda.synchronize()
-
     def upload_bytes(self, nbytes: int) -> Tensor:
         """Pinned. The caching host allocator hands a block out again only when the copies from it are done."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def default_chunked_prefill_size(self) -> int:
-        return self._by_memory()[1]
-
     def default_graph_max_bs(self) -> int:
-        return self._by_memory()[2]
-
-    def _by_memory(self) -> tuple[int, int, int]:
         total = self.memory().total
-        return next(row for row in BY_MEMORY if total < row[0])
+        return next(size for below, size in GRAPH_MAX_BS_BY_MEMORY if total < below)

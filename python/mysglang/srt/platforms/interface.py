@@ -55,24 +55,12 @@ class Platform(ABC):
         """Free and total bytes now; unused blocks of the caching allocator count as free."""
 
     @abstractmethod
-    def allocated_bytes(self) -> int:
-        """Bytes in live tensors of this process, or what the platform can say nearest to it."""
-
-    @abstractmethod
     def record_event(self) -> Event:
         """The point that the device's work has been queued up to."""
 
     @abstractmethod
-    def synchronize(self) -> None:
-        """Wait for all queued work."""
-
-    @abstractmethod
     def upload_bytes(self, nbytes: int) -> Tensor:
         """A host uint8 buffer that the device can read by itself. Not to be written again once it was uploaded."""
-
-    @abstractmethod
-    def default_chunked_prefill_size(self) -> int:
-        """Tokens of one prefill chunk, by the size of the device."""
 
     @abstractmethod
     def default_graph_max_bs(self) -> int:
