@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response, type_of
+from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
 
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
 
@@ -72,8 +72,8 @@ class ApiKeyAuth:
         if hmac.compare_digest(given, needed):
             return None
         if any(hmac.compare_digest(given, known) for known in (self._api_key, self._admin_key) if known):
-            return ErrorFacts(403, "Forbidden: this key may not do that.", type_of(403))
-        return ErrorFacts(401, "Unauthorized: send `Authorization: Bearer KEY` with a valid key.", type_of(401))
+            return ErrorFacts(403, "Forbidden: this key may not do that.")
+        return ErrorFacts(401, "Unauthorized: send `Authorization: Bearer KEY` with a valid key.")
 
 
 class LoopbackGuard:
@@ -89,7 +89,7 @@ class LoopbackGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (foreign := _foreign_name(Headers(scope=scope))):
             message = f"Forbidden: {foreign!r} does not name this machine; start with an API key to serve other names."
-            await error_response(ErrorFacts(403, message, type_of(403)), scope)(scope, receive, send)
+            await error_response(ErrorFacts(403, message), scope)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

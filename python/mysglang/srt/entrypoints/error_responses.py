@@ -60,10 +60,15 @@ class ErrorFacts:
 
     status: int
     message: str
-    type: str
     param: str | None = None
     code: str | None = None
-    """None where the status says it all."""
+    """A word where the status alone would say too little."""
+    kind: str | None = None
+    """The name of this kind of error; None for that of the status."""
+
+    @property
+    def type(self) -> str:
+        return self.kind or _TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
 
     def fields(self, request_id: str) -> dict[str, object]:
         return {
@@ -80,14 +85,13 @@ def describe(error: Exception) -> ErrorFacts:
     """What a client is told of `error`. Of what we did not raise on purpose it learns nothing."""
     match error:
         case Aborted(status=status):
-            status = status or 500
-            return ErrorFacts(status, error.message, error.kind or type_of(status))
+            return ErrorFacts(status or 500, error.message, kind=error.kind)
         case HTTPException(status_code=status):
-            return ErrorFacts(status, str(error.detail), type_of(status))
+            return ErrorFacts(status, str(error.detail))
     for kind, status, code in _TABLE:
         if isinstance(error, kind):
-            return ErrorFacts(status, _words(error), type_of(status), getattr(error, "param", None), code)
-    return ErrorFacts(500, "Internal server error; the server's log says more.", type_of(500))
+            return ErrorFacts(status, _words(error), getattr(error, "param", None), code)
+    return ErrorFacts(500, "Internal server error; the server's log says more.")
 
 
 def _words(error: Exception) -> str:
@@ -97,11 +101,6 @@ def _words(error: Exception) -> str:
         case WorkerDied():
             return f"The engine has died: {error}"
     return str(error)
-
-
-def type_of(status: int) -> str:
-    """The name of a kind of error."""
-    return _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
 
 
 def error_response(facts: ErrorFacts, scope: Scope, headers: Mapping[str, str] | None = None) -> Response:

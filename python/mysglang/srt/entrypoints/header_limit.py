@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response, type_of
+from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
 
 MAX_HEADER_BYTES = 64 << 10
 """Names and values together."""
@@ -21,7 +21,7 @@ class HeaderLimit:
             scope["type"] == "http"
             and sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES
         ):
-            facts = ErrorFacts(431, f"The headers are larger than {MAX_HEADER_BYTES} bytes.", type_of(431))
+            facts = ErrorFacts(431, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
             await error_response(facts, scope)(scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -19,9 +19,10 @@ from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import is_loopback
-from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response, type_of
+from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_app import build_app
+from mysglang.srt.entrypoints.http_protocol import OneAtATime
 from mysglang.srt.errors import WorkerDied
 from mysglang.srt.server_args import ServerArgs
 
@@ -67,7 +68,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
-            refused = ErrorFacts(503, self._why_closed, type_of(503))
+            refused = ErrorFacts(503, self._why_closed)
             await error_response(refused, scope)(scope, receive, send)
             return
         self._open_requests += 1
@@ -90,7 +91,7 @@ class HttpFront:
             uvicorn.Config(
                 self.gate,
                 loop="none",
-                http="httptools",
+                http=OneAtATime,
                 ws="none",
                 lifespan="off",
                 log_config=None,

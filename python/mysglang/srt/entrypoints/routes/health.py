@@ -14,7 +14,7 @@ from collections.abc import Callable
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response, type_of
+from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
 from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.errors import RequestError, WorkerDied
@@ -62,4 +62,4 @@ async def _generate_one(manager: Manager) -> None:
 
 
 def _unwell(request: Request, why: str) -> Response:
-    return error_response(ErrorFacts(503, why, type_of(503)), request.scope)
+    return error_response(ErrorFacts(503, why), request.scope)
