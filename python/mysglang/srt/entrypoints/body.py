@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from mysglang.srt.errors import InvalidRequest, MysglangError
+from mysglang.srt.utils.json_types import json_type
 
 MAX_BODY_BYTES = 32 << 20
 """Room for a few million token ids, or 30 MB of text: more than any context, and quick to refuse."""
@@ -79,7 +80,7 @@ def parse_json(body: bytes) -> dict[str, object]:
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     if not isinstance(data, dict):
-        raise InvalidRequest(f"The body must be a JSON object, got {_json_name(data)}.")
+        raise InvalidRequest(f"The body must be a JSON object, got {json_type(data)}.")
     # Depth cannot exceed the number of brackets: most bodies need no walk.
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH and too_deep(data):
         raise InvalidRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
@@ -132,11 +133,6 @@ def _finding(error: ErrorDetails) -> str:
 
 def _path(error: ErrorDetails) -> str:
     return ".".join(str(part) for part in error["loc"])
-
-
-def _json_name(data: object) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(data), "a number")
 
 
 def _too_large(limit: int) -> BodyTooLarge:

@@ -15,6 +15,7 @@ import msgspec
 
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.utils.json_types import json_type
 
 # Value that asks for nothing, by field.
 _UNSUPPORTED: dict[str, object] = {
@@ -97,7 +98,7 @@ def parse_generate(data: Mapping[str, object]) -> GenerateReqInput:
 def parse_sampling_params(data: object, path: str = "sampling_params") -> SamplingParams:
     """The `sampling_params` of a native request, types checked; ranges are `SamplingParams.verify`'s."""
     if not isinstance(data, Mapping):
-        raise InvalidRequest(f"{path} must be an object, got {_json_name(data)}.", param=path)
+        raise InvalidRequest(f"{path} must be an object, got {json_type(data)}.", param=path)
     fields = _settled(data, SamplingParams.__struct_fields__, _UNSUPPORTED_SAMPLING, path)
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
@@ -140,8 +141,3 @@ def _convert(fields: Mapping[str, object], kind: type[Struct], path: str) -> Str
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
-
-
-def _json_name(value: object) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return names.get(type(value), "null" if value is None else type(value).__name__)
