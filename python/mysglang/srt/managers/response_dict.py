@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from math import isnan
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,7 +27,7 @@ TokenTuple: TypeAlias = tuple[float | None, int, str | None]
 """(logprob, token id, its text if asked for)."""
 
 LOWEST = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Told in place of minus infinity, which JSON cannot say; OpenAI's own number."""
 
 WEIGHT_VERSION = "default"
 """SGLang's name for the weights that a server started with."""
@@ -102,7 +103,7 @@ class _AnswerSoFar:
         asked = self._columns.setdefault(f"{side}_token_ids_logprobs", []) if len(chunk.token_ids) else []
         if found is None:
             return
-        vals = [_told(value) for value in found.vals.tolist()]
+        vals = [told(value) for value in found.vals.tolist()]
         chosen += [(value, token, self._text_of(token)) for value, token in zip(vals, found.ids.tolist(), strict=True)]
         top += self._rows(vals, found.top_vals.tolist(), found.top_ids)
         asked += self._rows(
@@ -112,7 +113,7 @@ class _AnswerSoFar:
     def _rows(self, vals: list[float | None], rows: list[list[float]], ids: Ints) -> Iterator[list[TokenTuple] | None]:
         """For each position a list of tuples; None where there is no log-probability."""
         for value, row, row_ids in zip(vals, rows, ids.tolist(), strict=True):
-            tuples = [(_told(one), token, self._text_of(token)) for one, token in zip(row, row_ids, strict=True)]
+            tuples = [(told(one), token, self._text_of(token)) for one, token in zip(row, row_ids, strict=True)]
             yield None if value is None else tuples
 
 
@@ -154,5 +155,6 @@ def _no_text(_token: int) -> None:
     return None
 
 
-def _told(value: float) -> float | None:
-    return None if value != value else max(value, LOWEST)
+def told(logprob: float) -> float | None:
+    """A log-probability as JSON can say it; None for NaN, which stands for what there is not."""
+    return None if isnan(logprob) else max(logprob, LOWEST)

@@ -6,15 +6,12 @@ A token is told as text and, in chat, as its bytes: of half a character the text
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import isnan
 from typing import NamedTuple
 
 from mysglang.srt.managers.request_state import TokenLogprobs
+from mysglang.srt.managers.response_dict import told
 from mysglang.srt.utils.text import IncrementalDecoder
 from mysglang.srt.utils.tokenizer import Tokenizer
-
-LOWEST = -9999.0
-"""Told in place of minus infinity, which JSON cannot say. OpenAI's own number."""
 
 
 class TokenLogprob(NamedTuple):
@@ -26,16 +23,18 @@ class TokenLogprob(NamedTuple):
 
 
 def positions(found: TokenLogprobs) -> list[TokenLogprob]:
-    """The columns of a chunk, position by position. NaN stands for what there is not."""
-    top_ids, top_vals = found.top_ids.tolist(), found.top_vals.tolist()
+    """The columns of a chunk, position by position."""
+    columns = (found.ids.tolist(), found.vals.tolist(), found.top_ids.tolist(), found.top_vals.tolist())
     return [
-        TokenLogprob(
-            token_id,
-            None if isnan(logprob) else logprob,
-            [(top_id, top) for top_id, top in zip(top_ids[row], top_vals[row], strict=True) if not isnan(top)],
-        )
-        for row, (token_id, logprob) in enumerate(zip(found.ids.tolist(), found.vals.tolist(), strict=True))
+        TokenLogprob(token_id, told(logprob), _there(top_ids, top_vals))
+        for token_id, logprob, top_ids, top_vals in zip(*columns, strict=True)
     ]
+
+
+def _there(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
+    """The pairs whose log-probability there is."""
+    pairs = ((token_id, told(logprob)) for token_id, logprob in zip(ids, logprobs, strict=True))
+    return [(token_id, logprob) for token_id, logprob in pairs if logprob is not None]
 
 
 def chat_logprobs(tokenizer: Tokenizer, positions: Iterable[TokenLogprob]) -> dict[str, object]:
@@ -52,7 +51,7 @@ def chat_logprobs(tokenizer: Tokenizer, positions: Iterable[TokenLogprob]) -> di
 
 def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float | None) -> dict[str, object]:
     data = tokenizer.token_bytes(token_id)
-    return {"token": data.decode(errors="replace"), "bytes": list(data), "logprob": _told(logprob)}
+    return {"token": data.decode(errors="replace"), "bytes": list(data), "logprob": logprob}
 
 
 class CompletionLogprobs:
@@ -73,7 +72,7 @@ class CompletionLogprobs:
         """The next tokens of the answer."""
         return {
             "text_offset": [self._advance(position.token_id) for position in positions],
-            "token_logprobs": [_told(position.logprob) for position in positions],
+            "token_logprobs": [position.logprob for position in positions],
             "tokens": [self._word(position.token_id) for position in positions],
             "top_logprobs": [self._likeliest(position) for position in positions],
         }
@@ -106,9 +105,5 @@ class CompletionLogprobs:
         """The `top_num` likeliest tokens, and the token itself where it is not among them."""
         if position.logprob is None or not self._top_num:
             return None
-        words = {self._word(token_id): max(logprob, LOWEST) for token_id, logprob in position.top}
-        return words | {self._word(position.token_id): max(position.logprob, LOWEST)}
-
-
-def _told(logprob: float | None) -> float | None:
-    return None if logprob is None else max(logprob, LOWEST)
+        words = {self._word(token_id): logprob for token_id, logprob in position.top}
+        return words | {self._word(position.token_id): position.logprob}
