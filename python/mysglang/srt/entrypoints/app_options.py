@@ -47,7 +47,6 @@ class AppOptions:
             serving=ServingOptions(
                 defaults=SamplingDefaults.choose(serving.sampling_defaults, model.generation_config),
                 report_cached_tokens=serving.enable_cache_report,
-                weight_version=WEIGHT_VERSION,
             ),
             api_key=serving.api_key,
             admin_key=serving.admin_api_key,

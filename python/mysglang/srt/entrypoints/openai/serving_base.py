@@ -13,12 +13,12 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
@@ -26,6 +26,7 @@ from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.usage import UsageMeter
 from mysglang.srt.entrypoints.streaming import open_stream, while_connected
 from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.managers.response_dict import WEIGHT_VERSION
 from mysglang.srt.messages.generate import GenerateReqInput
 
 Body = TypeVar("Body", bound=GenerationRequest)
@@ -37,7 +38,6 @@ class ServingOptions:
 
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     report_cached_tokens: bool = False
-    weight_version: str = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
         if body.stream:
             return await open_stream(request, self._stream(body, envelope))
         answer = await while_connected(request.receive, self._complete(body, envelope))
-        return Response(orjson.dumps(answer), media_type="application/json")
+        return json_response(answer)
 
     @abstractmethod
     async def _complete(self, body: Body, envelope: Envelope) -> dict[str, object]:
@@ -92,7 +92,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
             **head,
             "choices": [choices[index] for index in sorted(choices)],
             "usage": meter.total(),
-            "metadata": {"weight_version": self._options.weight_version},
+            "metadata": {"weight_version": WEIGHT_VERSION},
         }
 
     @asynccontextmanager

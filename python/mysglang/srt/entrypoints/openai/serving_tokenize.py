@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.chat_prompt import render_chat
 from mysglang.srt.entrypoints.openai.field_names import TOKENIZE_NAMES, own_words
 from mysglang.srt.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
@@ -27,13 +27,13 @@ class OpenAIServingTokenize:
         body = await read_model(request, TokenizeRequest)
         self._models.check(body.model)
         answer = await while_connected(request.receive, self._tokenized(body))
-        return Response(orjson.dumps(answer), media_type="application/json")
+        return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_model(request, DetokenizeRequest)
         self._models.check(body.model)
         answer = await while_connected(request.receive, self._detokenized(body))
-        return Response(orjson.dumps(answer), media_type="application/json")
+        return json_response(answer)
 
     async def _tokenized(self, body: TokenizeRequest) -> dict[str, object]:
         tokens: list[int] | list[list[int]]

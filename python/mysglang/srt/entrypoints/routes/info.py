@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.messages.control import GetInternalStateReqOutput
 from mysglang.srt.utils.version import __version__
@@ -29,14 +29,14 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
     @router.get("/get_model_info", deprecated=True)
     async def get_model_info() -> Response:
         """Which model is served."""
-        return _json(model_info)
+        return json_response(model_info)
 
     @router.get("/server_info")
     @router.get("/get_server_info", deprecated=True)
     async def get_server_info(request: Request) -> Response:
         """The server's options, its capacity, and what the scheduler holds at this moment."""
         state = await while_connected(request.receive, front.tokenizer_manager.get_internal_state())
-        return _json(
+        return json_response(
             {
                 **server_info,
                 "version": __version__,
@@ -53,7 +53,3 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
 def _without_id(state: GetInternalStateReqOutput) -> dict[str, Any]:
     """The number that pairs a reply with its question is nobody's business."""
     return {name: value for name, value in msgspec.structs.asdict(state).items() if name != "id"}
-
-
-def _json(data: Mapping[str, Any]) -> Response:
-    return Response(orjson.dumps(data), media_type="application/json")

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import parse_json, read_body
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openapi import takes
 from mysglang.srt.entrypoints.streaming import DONE, open_stream, while_connected
 from mysglang.srt.managers.response_dict import Answer, ResponseDicts
@@ -30,7 +31,7 @@ def native_router(front: Front, *, incremental: bool) -> APIRouter:
         if obj.stream:
             return await open_stream(request, _frames(front, obj, responses))
         answer = await while_connected(request.receive, _answer(front, obj, responses))
-        return Response(orjson.dumps(answer), media_type="application/json")
+        return json_response(answer)
 
     return router
 

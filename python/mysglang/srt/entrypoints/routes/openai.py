@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -54,15 +54,11 @@ def openai_router(front: Front, models: OpenAIServingModels, options: ServingOpt
     @router.get("/v1/models")
     async def list_models() -> Response:
         """The served model."""
-        return _json(models.list())
+        return json_response(models.list())
 
     @router.get("/v1/models/{model:path}")
     async def get_model(model: str) -> Response:
         """The served model by its name, or 404."""
-        return _json(models.get(model))
+        return json_response(models.get(model))
 
     return router
-
-
-def _json(data: dict[str, object]) -> Response:
-    return Response(orjson.dumps(data), media_type="application/json")
