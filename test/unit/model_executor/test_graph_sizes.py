@@ -3,8 +3,9 @@
 from mysglang.srt.model_executor.graph_sizes import graph_sizes, usual_sizes
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.cpu import CpuPlatform
-from mysglang.srt.platforms.cuda import BY_MEMORY, CudaPlatform
-from mysglang.srt.platforms.interface import GIB, DeviceMemory
+from mysglang.srt.platforms.cuda import GRAPH_MAX_BS_BY_MEMORY, CudaPlatform
+from mysglang.srt.platforms.interface import DeviceMemory
+from mysglang.srt.utils.hardware import GIB
 
 
 class H200(CudaPlatform):
@@ -31,6 +32,6 @@ def test_platform_and_flags() -> None:
     assert graph_sizes(RunnerConfig(cuda_graph_bs=(8, 2, 8)), H200()) == (2, 8)
 
 
-def test_defaults_by_memory_cover_every_size() -> None:
-    assert H200().default_chunked_prefill_size() == 8192
-    assert [row[0] for row in BY_MEMORY] == sorted(row[0] for row in BY_MEMORY)
+def test_the_table_by_memory_ascends() -> None:
+    bounds = [below for below, _ in GRAPH_MAX_BS_BY_MEMORY]
+    assert bounds == sorted(bounds)
