@@ -11,7 +11,6 @@ the time in which the children load theirs.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -31,6 +30,7 @@ from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.exit_codes import ExitCode, complain
 from mysglang.srt.utils.logging import configure_logging
 from mysglang.srt.utils.network import bind_http_socket, http_url
+from mysglang.srt.utils.process import freeze_heap
 
 if TYPE_CHECKING:
     from mysglang.srt.entrypoints.http_front import HttpFront
@@ -101,9 +101,7 @@ async def _live(runtime: Runtime, door: HttpFront) -> Death:
     args = runtime.server_args
     front = await runtime.wait_ready()
     door.open(front, args, runtime.model_config)
-    # What is alive now lives as long as the server: the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
+    freeze_heap()
     since_start = time.time() - psutil.Process().create_time()
     logger.info("The server is fired up and ready to roll! It took %.1f s.", since_start)
     print(ready_text(args, http_url(args.serving.host, door.port)), flush=True)

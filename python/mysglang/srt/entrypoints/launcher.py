@@ -18,6 +18,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.environ import START_TIMEOUT
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.managers.detokenizer_process import DETOKENIZER_TITLE, DetokenizerLaunch
+from mysglang.srt.managers.model_files import load_model_config
 from mysglang.srt.managers.scheduler_process import SchedulerLaunch, scheduler_title
 from mysglang.srt.messages.launch import Failed, FromChild, Ready, SchedulerFacts
 from mysglang.srt.server_args import PortArgs, ServerArgs
@@ -63,10 +64,7 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
     if model.tokenizer_path != model.model_path:
         tokenizer_path = fetch(model.tokenizer_path, weights=False)
     found = replace(model, model_path=str(path), tokenizer_path=str(tokenizer_path))
-    config = ModelConfig.from_path(
-        str(path), dtype=model.dtype, context_length=model.context_length, overrides=model.overrides
-    )
-    return replace(server_args, model=found), config
+    return replace(server_args, model=found), load_model_config(found)
 
 
 class Subprocesses:

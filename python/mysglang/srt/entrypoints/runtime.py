@@ -16,6 +16,7 @@ from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.entrypoints.warmup import warm_up
 from mysglang.srt.errors import WorkerDied
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
+from mysglang.srt.managers.model_files import load_tokenizer
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
 from mysglang.srt.messages.channels import AsyncPull, Push
@@ -167,8 +168,7 @@ class Runtime:
 
 def _load_text(args: ServerArgs) -> tuple[Tokenizer | None, TemplateManager | None]:
     """The tokenizer and the chat templates, unless there is to be none. Raises ConfigError."""
-    if args.model.skip_tokenizer_init:
+    tokenizer = load_tokenizer(args.model)
+    if tokenizer is None:
         return None, None
-    assert args.model.tokenizer_path is not None, "server_args are resolved"
-    tokenizer = Tokenizer.load(args.model.tokenizer_path)
     return tokenizer, TemplateManager(tokenizer.config, tokenizer.special_tokens, args.serving.chat_template)

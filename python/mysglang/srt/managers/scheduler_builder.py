@@ -6,6 +6,7 @@ Everything else works with what it is given here and asks nothing.
 from __future__ import annotations
 
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.managers.model_files import load_model_config, load_tokenizer
 from mysglang.srt.managers.scheduler_assembly import (
     Channels,
     MakeStopText,
@@ -24,18 +25,11 @@ from mysglang.srt.scheduling.finish import StopText
 from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
 from mysglang.srt.server_args import PortArgs, ServerArgs
-from mysglang.srt.utils.tokenizer import Tokenizer
 
 
 def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Loop, SchedulerFacts]:
     """The scheduler of one rank, connected and ready to turn, and what it found out about itself."""
-    assert args.model.model_path is not None
-    model = ModelConfig.from_path(
-        args.model.model_path,
-        dtype=args.model.dtype,
-        context_length=args.model.context_length,
-        overrides=args.model.overrides,
-    )
+    model = load_model_config(args.model)
     worker = make_worker(args, model)
     capacity = worker.capacity
     kv = KvManager(
@@ -86,10 +80,9 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
 
 def _stop_text_maker(args: ServerArgs) -> MakeStopText:
     """Requests with stop strings are watched with the tokenizer; without one the front refuses them."""
-    if args.model.skip_tokenizer_init:
+    tokenizer = load_tokenizer(args.model)
+    if tokenizer is None:
         return _no_tokenizer
-    assert args.model.tokenizer_path is not None
-    tokenizer = Tokenizer.load(args.model.tokenizer_path)
 
     def make(params: SamplingParams) -> StopText:
         return tokenizer.output_text(params.stop, skip_special_tokens=params.skip_special_tokens)

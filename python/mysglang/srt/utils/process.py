@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import site
@@ -166,6 +167,12 @@ class ParentLink:
 def set_title(title: str) -> None:
     """The name in `ps` and `top`."""
     setproctitle.setproctitle(title)
+
+
+def freeze_heap() -> None:
+    """What is alive now lives as long as this process: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _all_exited(children: list[Child], timeout: float) -> bool:
