@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from mysglang.srt.environ import VARIABLES
-from mysglang.srt.utils.hardware import detect_hardware
+from mysglang.srt.utils.hardware import GIB, detect_hardware, usable_cores
 from mysglang.srt.utils.version import __version__
 
 PACKAGES = """
@@ -28,8 +28,8 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "mysglang", f"{__version__} in {Path(__file__).parent}"
     yield "python", f"{platform.python_version()} ({sys.executable})"
     yield "system", platform.platform()
-    yield "cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
-    yield "memory", f"{psutil.virtual_memory().total / 2**30:.1f} GiB"
+    yield "cores", f"{usable_cores()} of {os.cpu_count()}"
+    yield "memory", f"{psutil.virtual_memory().total / GIB:.1f} GiB"
     yield "gpus", ", ".join(f"{gib:.1f} GiB" for gib in detect_hardware().gpu_memory) or "none"
     for package in PACKAGES.split():
         yield package, _version(package)

@@ -5,7 +5,8 @@ import pytest
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_executor.memory_budget import KvBudget, cpu_budget, cuda_budget, static_fraction
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.platforms.interface import GIB, DeviceMemory
+from mysglang.srt.platforms.interface import DeviceMemory
+from mysglang.srt.utils.hardware import GIB
 
 H200 = DeviceMemory(free=139 * GIB, total=140 * GIB)
 LOADED = DeviceMemory(free=123 * GIB, total=140 * GIB)

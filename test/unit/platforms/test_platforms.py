@@ -11,7 +11,8 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.platforms import cpu, platform_named
 from mysglang.srt.platforms.cpu import CpuPlatform
 from mysglang.srt.platforms.cuda import CudaPlatform
-from mysglang.srt.platforms.interface import GIB, DeviceMemory
+from mysglang.srt.platforms.interface import DeviceMemory
+from mysglang.srt.utils.hardware import GIB
 
 PYTHON = Path(__file__).parents[3] / "python"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mysglang.srt.utils.hardware import Hardware, detect_hardware, visible
+from mysglang.srt.utils.hardware import Hardware, detect_hardware, usable_cores, visible
 
 FOUR = (10.0, 20.0, 30.0, 40.0)
 
@@ -40,3 +40,7 @@ def test_hidden_gpus_are_not_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_counts() -> None:
     assert Hardware(gpu_memory=FOUR).num_gpus == 4
+
+
+def test_this_process_has_a_core_at_least() -> None:
+    assert usable_cores() >= 1

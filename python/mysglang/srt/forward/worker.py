@@ -23,7 +23,7 @@ class WorkerCapacity:
     """Positions of one row: the longest request, output included."""
     vocab_size: int
     memory_usage: dict[str, float] = field(default_factory=dict)
-    """GB by purpose: weights, kvcache, graph."""
+    """GiB by purpose: weights, kvcache, graph."""
 
     @property
     def num_tokens(self) -> int:

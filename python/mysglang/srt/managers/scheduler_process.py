@@ -5,7 +5,6 @@ Importing this imports no torch: the launcher reads `SchedulerLaunch` here, and 
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 
@@ -15,8 +14,9 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.managers.child import run_child, tell_parent
 from mysglang.srt.messages.launch import Ready
 from mysglang.srt.server_args import PortArgs, ServerArgs
+from mysglang.srt.utils.hardware import usable_cores
 from mysglang.srt.utils.logging import configure_logging, timed
-from mysglang.srt.utils.process import ParentLink, set_title
+from mysglang.srt.utils.process import ParentLink, freeze_heap, set_title
 
 logger = logging.getLogger(__name__)
 
@@ -45,30 +45,23 @@ def run_scheduler_process(link: ParentLink) -> None:
     with timed(logger, "scheduler set up"):
         if args.parallel.device == "cpu":
             # Read when the OpenMP runtime is loaded, so before torch is.
-            os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads(cores(), args.parallel.tp_size)))
+            os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads(usable_cores(), args.parallel.tp_size)))
         else:
             use_gpu(args.parallel.base_gpu_id + rank)
         from mysglang.srt.managers.scheduler_builder import build_scheduler
 
         loop, facts = build_scheduler(args, launch.port_args, rank)
     logger.info(
-        "KV cache: %d tokens in %.2f GB; at most %d requests run at once, of %d tokens each",
+        "KV cache: %d tokens in %.2f GiB; at most %d requests run at once, of %d tokens each",
         facts.max_total_num_tokens,
         facts.memory_usage.get("kvcache", 0.0),
         facts.max_running_requests,
         facts.context_len,
     )
-    # What is alive now lives as long as the process: the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
+    freeze_heap()
     tell_parent(link, Ready(facts))
     while True:
         loop.step()
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_threads(num_cores: int, tp_size: int) -> int:

@@ -26,7 +26,7 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     attention_backend: str
     memory_usage: dict[str, float] = {}
-    """GB by purpose: weights, kvcache, graph."""
+    """GiB by purpose: weights, kvcache, graph."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -29,7 +29,8 @@ from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.graph_buffers import GraphBuffers
 from mysglang.srt.model_executor.padding import padding_decode
 from mysglang.srt.models.interfaces import CausalModel
-from mysglang.srt.platforms.interface import GIB, Platform
+from mysglang.srt.platforms.interface import Platform
+from mysglang.srt.utils.hardware import GIB
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class CudaGraphRunner(StepGraphs):
         torch.cuda.current_stream().wait_stream(stream)
         self.nbytes = before - self._platform.memory().free
         seconds = time.perf_counter() - began
-        logger.info("Captured %d batch sizes in %.1f s, %.2f GB", len(self._sizes), seconds, self.nbytes / GIB)
+        logger.info("Captured %d batch sizes in %.1f s, %.2f GiB", len(self._sizes), seconds, self.nbytes / GIB)
 
     def _capture(self, size: int, pool: Any) -> Captured:
         """Run the step as it is, so that kernels are compiled and plans made, then once more into a graph."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.platforms.interface import GIB, DeviceMemory
+from mysglang.srt.platforms.interface import DeviceMemory
+from mysglang.srt.utils.hardware import GIB
 
 MIB = 1 << 20
 
@@ -67,7 +68,7 @@ def cuda_budget(
     elif config.max_total_tokens * token_bytes + table > after.free:
         raise ConfigError(
             f"--max-total-tokens {config.max_total_tokens} needs {tokens * token_bytes / GIB:.1f} GiB, and "
-            f" {after.free / GIB:.1f} GiB are free beside the weights. Lower it."
+            f"{after.free / GIB:.1f} GiB are free beside the weights. Lower it."
         )
     advice = (
         f"{after.free / GIB:.1f} GiB are free beside the weights and --mem-fraction-static is {fraction:.3f}. "

@@ -31,9 +31,10 @@ from mysglang.srt.model_executor.step_output import pending_result
 from mysglang.srt.model_executor.upload import Uploader
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.platforms import platform_named
-from mysglang.srt.platforms.interface import GIB, Platform
+from mysglang.srt.platforms.interface import Platform
 from mysglang.srt.sampling.penalties import PenaltyTable
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL
+from mysglang.srt.utils.hardware import GIB
 
 WARM_UP_TOKENS = 16
 

@@ -24,6 +24,7 @@ from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
 from mysglang.srt.models.causal_lm import CausalLM, weight_parameters
 from mysglang.srt.models.registry import model_class
+from mysglang.srt.utils.hardware import GIB
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def load_model(
             f"the weights of {model_config.path} do not fit into the memory of {device}; use a smaller model, another "
             "--dtype, or more devices with --tp-size"
         ) from error
-    logger.info("Loaded %.2f GB of weights in %.1f s", num_bytes / 1e9, time.perf_counter() - began)
+    logger.info("Loaded %.2f GiB of weights in %.1f s", num_bytes / GIB, time.perf_counter() - began)
     return model.eval()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.platforms.interface import DeviceMemory, Event, Platform
+from mysglang.srt.utils.hardware import usable_cores
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 CGROUP_USAGE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
@@ -32,7 +32,7 @@ class CpuPlatform(Platform):
     @cached_property
     def device_name(self) -> str:
         """The processor's name and the cores this process may use."""
-        return f"{_processor_name()} ({len(os.sched_getaffinity(0))} cores)"
+        return f"{_processor_name()} ({usable_cores()} cores)"
 
     def memory(self) -> DeviceMemory:
         """The machine's memory, or the container's where that is less."""

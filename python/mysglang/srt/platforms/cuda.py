@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mysglang.srt.platforms.interface import GIB, DeviceMemory, Event, Platform
+from mysglang.srt.platforms.interface import DeviceMemory, Event, Platform
+from mysglang.srt.utils.hardware import GIB
 
 # (less than this much device memory, largest decode graph); the last row is for all that is bigger.
 GRAPH_MAX_BS_BY_MEMORY = (

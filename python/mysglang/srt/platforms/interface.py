@@ -9,8 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-GIB = 1 << 30
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:

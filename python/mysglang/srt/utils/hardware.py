@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_GIB = 1 << 30
+GIB = 1 << 30
 _NVML_NAMES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 
 
@@ -24,6 +24,11 @@ class Hardware:
     @property
     def num_gpus(self) -> int:
         return len(self.gpu_memory)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def detect_hardware() -> Hardware:
@@ -74,7 +79,7 @@ def _memory_of(nvml: ctypes.CDLL, index: int) -> float:
         return 0.0
     if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
         return 0.0
-    return float(memory.total / _GIB)
+    return float(memory.total / GIB)
 
 
 def _load_nvml() -> ctypes.CDLL | None:
