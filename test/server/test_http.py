@@ -37,6 +37,12 @@ def raw(http: httpx.Client) -> socket.socket:
     return socket.create_connection((address.hostname, address.port), timeout=10)
 
 
+def request_of(body: dict[str, Any]) -> bytes:
+    data = json.dumps(body)
+    head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n{data}".encode()
+
+
 def status_of(connection: socket.socket) -> int:
     return int(connection.recv(4096).split(b" ", 2)[1])
 
@@ -110,6 +116,22 @@ class TestLeaving:
         writer.transport.abort()
         # 1500 tokens would take several times as long.
         await asyncio.to_thread(assert_quiet, tiny_server.url, 1.5)
+
+    def test_a_second_request_before_the_first_is_answered(self, http: httpx.Client) -> None:
+        body = {"text": "Once", "sampling_params": ENDLESS}
+        with raw(http) as connection:
+            connection.sendall(request_of(body) * 2)
+            while not held(str(http.base_url))["running requests"]:
+                time.sleep(0.01)
+            assert held(str(http.base_url))["running requests"] == 1
+        # The client has left, and the first request ends with it.
+        assert_quiet(str(http.base_url), 1.5)
+
+    def test_what_comes_too_early_is_not_answered(self, http: httpx.Client) -> None:
+        with raw(http) as connection:
+            connection.sendall(request_of(ASKED["/generate"]) * 3)
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert answer.count(b"HTTP/1.1 200") == 1 and b"connection: close" in answer
 
     async def test_abort_by_name(self, tiny_server: ServerProcess) -> None:
         async with httpx.AsyncClient(base_url=tiny_server.url, timeout=30) as client:
