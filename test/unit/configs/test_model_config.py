@@ -75,6 +75,10 @@ class TestFacts:
         assert config.eos_token_ids == (2, 7, 9)
         assert config.generation_config["temperature"] == 0.6
 
+    def test_an_eos_outside_the_vocabulary_is_none(self, tmp_path: Path) -> None:
+        config = read(tmp_path, LLAMA | {"eos_token_id": [LLAMA["vocab_size"], 2]}, {"eos_token_id": 10**12})
+        assert config.eos_token_ids == (2,)
+
     @pytest.mark.parametrize(
         ("stored", "wanted", "dtype"),
         [

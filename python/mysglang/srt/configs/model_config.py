@@ -104,7 +104,7 @@ class ModelConfig:
             tie_word_embeddings=facts.tie_word_embeddings,
             windows=_windows(facts, architecture),
             rope_parameters=rope,
-            eos_token_ids=_eos_token_ids(hf, generation_config),
+            eos_token_ids=_eos_token_ids(facts.vocab_size, hf, generation_config),
         )
 
 
@@ -218,12 +218,13 @@ def _windows(facts: _Facts, architecture: Architecture) -> tuple[int | None, ...
     return tuple(facts.sliding_window if slide else None for slide in slides)
 
 
-def _eos_token_ids(*configs: dict[str, Any]) -> tuple[int, ...]:
+def _eos_token_ids(vocab_size: int, *configs: dict[str, Any]) -> tuple[int, ...]:
     found: dict[int, None] = {}
     for config in configs:
         value = config.get("eos_token_id")
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0 for id_ in ids):
             raise ConfigError(f"eos_token_id must be a token id or a list of them, not {value!r}")
-        found |= dict.fromkeys(ids)
+        # An id that the model cannot produce ends nothing, and whoever edits logits by it would write outside them.
+        found |= dict.fromkeys(id_ for id_ in ids if id_ < vocab_size)
     return tuple(found)
