@@ -39,7 +39,8 @@ def test_a_repository_may_be_fetched_later() -> None:
         (CPU, {"chunked_prefill_size": 8, "page_size": 16}, "--chunked-prefill-size must be at least --page-size (16)"),
         (CPU, {"schedule_conservativeness": 0.0}, "--schedule-conservativeness must be greater than 0"),
         (CPU, {"page_size": 3}, "--page-size 3: give a power of two"),
-        (CPU, {"max_total_tokens": 8, "page_size": 16}, "--max-total-tokens must be at least --page-size"),
+        (CPU, {"max_prefill_tokens": 8, "page_size": 16}, "--max-prefill-tokens must be at least --page-size (16)"),
+        (CPU, {"max_total_tokens": 31, "page_size": 16}, "--max-total-tokens must be at least two pages (32)"),
     ],
 )
 def test_refuses(tmp_path: Path, hardware: Hardware, options: dict[str, object], says: str) -> None:

@@ -63,6 +63,10 @@ RULES = (
         lambda a: f"--chunked-prefill-size must be at least --page-size ({a.memory.page_size}).",
     ),
     Rule(
+        lambda a, _: a.schedule.max_prefill_tokens < a.memory.page_size,
+        lambda a: f"--max-prefill-tokens must be at least --page-size ({a.memory.page_size}).",
+    ),
+    Rule(
         lambda a, _: a.schedule.schedule_conservativeness == 0,
         lambda _: "--schedule-conservativeness must be greater than 0.",
     ),
@@ -71,8 +75,8 @@ RULES = (
         lambda a: f"--page-size {a.memory.page_size}: give a power of two.",
     ),
     Rule(
-        lambda a, _: a.memory.max_total_tokens is not None and a.memory.max_total_tokens < a.memory.page_size,
-        lambda a: f"--max-total-tokens must be at least --page-size ({a.memory.page_size}).",
+        lambda a, _: a.memory.max_total_tokens is not None and a.memory.max_total_tokens < 2 * a.memory.page_size,
+        lambda a: f"--max-total-tokens must be at least two pages ({2 * a.memory.page_size}).",
     ),
 )
 
