@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from fixtures.in_process_channels import InProcess
 from mysglang.srt.errors import Aborted, WorkerDied
 from mysglang.srt.managers.control_client import ControlClient
-from mysglang.srt.messages.channels import InProcess
 from mysglang.srt.messages.codec import ToScheduler, scheduler_codec
 from mysglang.srt.messages.control import FlushCacheReqInput, FlushCacheReqOutput, GetInternalStateReq
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures import small_tokenizer
+from fixtures.in_process_channels import InProcess
 from fixtures.small_tokenizer import EOS
 from mysglang.srt.managers.detokenizer_manager import DetokenizerManager
-from mysglang.srt.messages.channels import InProcess
 from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer, detokenizer_codec, pack_ids, tokenizer_codec
 from mysglang.srt.messages.outputs import (
     NO_STOP_TRIM,

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from fixtures import small_tokenizer
+from fixtures.in_process_channels import AsyncInProcess, InProcess
 from mysglang.srt.managers.detokenizer_manager import DetokenizerManager
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.response_dict import ResponseDicts
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
-from mysglang.srt.messages.channels import AsyncInProcess, InProcess
 from mysglang.srt.messages.codec import detokenizer_codec, pack_ids, scheduler_codec, tokenizer_codec
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import (

@@ -1,4 +1,4 @@
-"""Channels: one-way, typed pipes between the processes, over ZMQ PUSH/PULL on ipc sockets, and their in-process twin.
+"""Channels: one-way, typed pipes between the processes, over ZMQ PUSH/PULL on ipc sockets.
 
 The reader binds, writers connect, so a writer may start first. Socket files live in a private directory (0700) that
 `utils/network.py` makes. A message that does not decode is logged and dropped: garbage on a socket disturbs nobody.
@@ -6,9 +6,7 @@ The reader binds, writers connect, so a writer may start first. Socket files liv
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -119,35 +117,3 @@ class AsyncPull(Generic[Message]):
 
     def close(self) -> None:
         self._socket.close(linger=0)
-
-
-class InProcess(Generic[Message]):
-    """Both ends of a link inside one process, for tests. Messages still go through the codec, as on a socket."""
-
-    def __init__(self, codec: Codec[Message]) -> None:
-        self._codec = codec
-        self._queue: deque[bytes] = deque()
-
-    def send(self, message: Message) -> None:
-        self._queue.append(self._codec.encode(message))
-
-    def poll(self, timeout_ms: int) -> bool:
-        return bool(self._queue)
-
-    def drain(self) -> list[Message]:
-        data, self._queue = self._queue, deque()
-        return [self._codec.decode(item) for item in data]
-
-
-class AsyncInProcess(Generic[Message]):
-    """The same for a reader with an event loop; `send` must be called in that loop's thread."""
-
-    def __init__(self, codec: Codec[Message]) -> None:
-        self._codec = codec
-        self._queue: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def send(self, message: Message) -> None:
-        self._queue.put_nowait(self._codec.encode(message))
-
-    async def receive(self) -> Message:
-        return self._codec.decode(await self._queue.get())
