@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from mysglang.srt.forward.outputs import BatchResult
@@ -82,9 +81,3 @@ class OverlapLoop:
         elif launched is None:
             scheduler.on_idle(lane)
         self._pending = launched
-
-
-def run_forever(loop: Loop, stop: Callable[[], bool]) -> None:
-    """Turn after turn until `stop()` says so."""
-    while not stop():
-        loop.step()
