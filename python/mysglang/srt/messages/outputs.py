@@ -11,8 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 SKIP_SPECIAL_TOKENS = 1
-SPACES_BETWEEN_SPECIAL_TOKENS = 2
-NO_STOP_TRIM = 4
+NO_STOP_TRIM = 2
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -75,7 +74,7 @@ class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     token_counts: bytes
     """int32 per row."""
     decode_flags: bytes
-    """uint8 per row: SKIP_SPECIAL_TOKENS | SPACES_BETWEEN_SPECIAL_TOKENS | NO_STOP_TRIM."""
+    """uint8 per row: SKIP_SPECIAL_TOKENS | NO_STOP_TRIM."""
     counters: Counters
     finished: dict[int, FinishReason] = {}
     logprobs: dict[int, RowLogprobs] = {}

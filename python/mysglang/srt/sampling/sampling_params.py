@@ -50,6 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    """Without effect, as in every tokenizer of the tokenizers library: it puts no spaces there."""
     no_stop_trim: bool = False
     stream_interval: int | None = None
     logit_bias: dict[int, float] = {}

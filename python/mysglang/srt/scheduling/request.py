@@ -9,12 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mysglang.srt.forward.worker_batch import Ints
-from mysglang.srt.messages.outputs import (
-    NO_STOP_TRIM,
-    SKIP_SPECIAL_TOKENS,
-    SPACES_BETWEEN_SPECIAL_TOKENS,
-    FinishReason,
-)
+from mysglang.srt.messages.outputs import NO_STOP_TRIM, SKIP_SPECIAL_TOKENS, FinishReason
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.finish import StopWatch
 from mysglang.srt.scheduling.logprobs import LogprobBook
@@ -57,11 +52,7 @@ class Req:
     def __post_init__(self) -> None:
         params = self.sampling
         self.sent = self.prompt_len
-        self.decode_flags = (
-            SKIP_SPECIAL_TOKENS * params.skip_special_tokens
-            | SPACES_BETWEEN_SPECIAL_TOKENS * params.spaces_between_special_tokens
-            | NO_STOP_TRIM * params.no_stop_trim
-        )
+        self.decode_flags = SKIP_SPECIAL_TOKENS * params.skip_special_tokens | NO_STOP_TRIM * params.no_stop_trim
 
     @property
     def final_len(self) -> int:
