@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mysglang.srt.errors import Aborted, WorkerDied
-from mysglang.srt.messages.codec import unpack_ids
+from mysglang.srt.messages.codec import ID_BYTES, unpack_ids
 from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
 from mysglang.srt.messages.requests import LogprobRequest
 
@@ -221,7 +221,7 @@ def _columns(
     vals: bytes, ids: bytes, top_vals: bytes, top_ids: bytes, token_ids_vals: bytes, wish: LogprobRequest
 ) -> TokenLogprobs:
     chosen = np.frombuffer(vals, dtype=np.float32)
-    count, asked = len(chosen), len(wish.token_ids) // 4
+    count, asked = len(chosen), len(wish.token_ids) // ID_BYTES
     return TokenLogprobs(
         vals=chosen,
         ids=unpack_ids(ids),

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from mysglang.srt.forward.worker import Worker
 from mysglang.srt.managers.scheduler import Scheduler, SchedulerParts
 from mysglang.srt.managers.scheduler_control import SchedulerControl
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.messages.channels import Receiver, Sender
-from mysglang.srt.messages.codec import ToDetokenizer, ToScheduler, ToTokenizer
+from mysglang.srt.messages.codec import ToDetokenizer, ToScheduler, ToTokenizer, unpack_ids
 from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
@@ -81,7 +79,7 @@ class ReqMaker:
 
     def __call__(self, message: TokenizedGenerateReqInput) -> Req:
         params = message.sampling_params
-        ids = np.frombuffer(message.input_ids, dtype=np.int32)
+        ids = unpack_ids(message.input_ids)
         room = self._max_req_len - len(ids)
         max_new = room if params.max_new_tokens is None else params.max_new_tokens
         req = Req(

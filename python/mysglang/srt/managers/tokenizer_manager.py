@@ -19,13 +19,11 @@ from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.request_state import GenerationChunk, Inbox, ReqState, RowCounters
 from mysglang.srt.managers.unfold import Unfolded, unfold
 from mysglang.srt.messages.channels import AsyncReceiver, Sender
-from mysglang.srt.messages.codec import ToScheduler, ToTokenizer, unpack_ids
+from mysglang.srt.messages.codec import ID_BYTES, ToScheduler, ToTokenizer, unpack_ids
 from mysglang.srt.messages.control import FlushCacheReqOutput, GetInternalStateReqOutput, HeartBeat
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, BatchStrOutput, Counters, FinishReason
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
-
-ID_BYTES = 4
 
 
 @dataclass(slots=True)
@@ -47,7 +45,6 @@ class EngineSigns:
 
     last_heartbeat: float = 0.0
     heartbeat: HeartBeat | None = None
-    last_output: float = 0.0
 
 
 @dataclass(slots=True)
@@ -217,7 +214,6 @@ class TokenizerManager:
 
     def _handle_batch_output(self, output: BatchStrOutput) -> None:
         """Give every row to its state. Rows of requests that are gone are dropped: their abort is on its way."""
-        self.signs.last_output = time.monotonic()
         ends = (np.cumsum(unpack_ids(output.token_counts), dtype=np.int64) * ID_BYTES).tolist()
         start = 0
         for row, (rid, text, end, numbers) in enumerate(

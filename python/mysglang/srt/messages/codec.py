@@ -28,6 +28,9 @@ ToTokenizer: TypeAlias = BatchStrOutput | FlushCacheReqOutput | GetInternalState
 
 Message = TypeVar("Message")
 
+ID_BYTES = 4
+"""Of a token id, and of every other number that travels as int32."""
+
 
 class Codec(Generic[Message]):
     """Bytes <-> messages of one link."""
@@ -60,7 +63,7 @@ def tokenizer_codec() -> Codec[ToTokenizer]:
 
 
 def pack_ids(ids: list[int] | npt.NDArray[np.int32]) -> bytes:
-    """Token ids as int32 bytes: what crosses a socket instead of a list."""
+    """Token ids, or other small numbers, as int32 bytes: what crosses a socket instead of a list."""
     return np.asarray(ids, dtype=np.int32).tobytes()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from mysglang.srt.forward.outputs import PositionLogprobs
 from mysglang.srt.forward.worker_batch import Floats, Ints, LogprobColumns
+from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.outputs import RowLogprobs
 from mysglang.srt.messages.requests import LogprobRequest
 
@@ -55,7 +56,7 @@ class LogprobBook:
     def __init__(self, wish: LogprobRequest) -> None:
         self.prompt_start = wish.prompt_start
         self.top_num = wish.top_num
-        self.token_ids: Ints = np.frombuffer(wish.token_ids, dtype=np.int32)
+        self.token_ids: Ints = unpack_ids(wish.token_ids)
         self.prompt_done = wish.prompt_start < 0
         """Whether the prompt's are complete: a request that is retracted later need not compute them again."""
         self._input = _Columns()

@@ -8,7 +8,7 @@ import numpy as np
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.messages.channels import Sender
-from mysglang.srt.messages.codec import ToDetokenizer
+from mysglang.srt.messages.codec import ToDetokenizer, pack_ids
 from mysglang.srt.messages.outputs import BatchTokenIDOutput, Counters, FinishReason, RowLogprobs
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -37,7 +37,7 @@ class OutputStreamer:
             finished[row] = req.finish
         message = BatchTokenIDOutput(
             rids=[table.rids[slot] for slot in due.tolist()] + [req.rid for req in ended],
-            token_ids=np.concatenate([self._running_tokens(due, counts), *tails]).astype(np.int32).tobytes(),
+            token_ids=pack_ids(np.concatenate([self._running_tokens(due, counts), *tails])),
             token_counts=_column(counts, [len(tail) for tail in tails]),
             decode_flags=table.decode_flags[due].tobytes() + bytes([req.decode_flags for req in ended]),
             counters=self._counters(due, ended),
@@ -94,5 +94,4 @@ class OutputStreamer:
 
 def _column(running: Ints, ended: list[int]) -> bytes:
     """An int32 column: the rows that run, then those that ended."""
-    column = running.astype(np.int32, copy=False).tobytes()
-    return column + np.asarray(ended, dtype=np.int32).tobytes() if ended else column
+    return pack_ids(running) + pack_ids(ended) if ended else pack_ids(running)
