@@ -28,7 +28,7 @@ from mysglang.srt.scheduling.logprobs import LogprobBook
 from mysglang.srt.scheduling.loops import OverlapLoop, SyncLoop
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
 from mysglang.srt.scheduling.output_streamer import OutputStreamer
-from mysglang.srt.scheduling.policy import make_policy
+from mysglang.srt.scheduling.policy import POLICIES
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits, PrefillPlanner
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -139,7 +139,7 @@ def assemble(
     def prefix_length(req: Req) -> int:
         return kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit).num_tokens
 
-    waiting = WaitingQueue(make_policy(options.policy, prefix_length))
+    waiting = WaitingQueue(POLICIES[options.policy](prefix_length))
     retraction = Retraction(table, residency, waiting)
     prefill = PrefillPlanner(table, kv, residency, waiting, ratio, limits=options.limits, rules=options.rules)
     decode = DecodePlanner(table, kv, ratio, retraction, tokens_per_step=worker.tokens_per_step, end=results.end)

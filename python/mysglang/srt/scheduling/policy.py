@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mysglang.srt.errors import ConfigError
 from mysglang.srt.scheduling.request import Req
 
 PrefixLength = Callable[[Req], int]
@@ -42,10 +41,5 @@ class LongestPrefixMatch:
         return sorted(waiting, key=self._prefix_length, reverse=True)
 
 
-def make_policy(name: str, prefix_length: PrefixLength) -> SchedulePolicy:
-    """The policy called `name` on the command line."""
-    if name == "fcfs":
-        return Fcfs()
-    if name == "lpm":
-        return LongestPrefixMatch(prefix_length)
-    raise ConfigError(f"--schedule-policy {name}: unknown; choose fcfs or lpm.")
+POLICIES: dict[str, Callable[[PrefixLength], SchedulePolicy]] = {"fcfs": lambda _: Fcfs(), "lpm": LongestPrefixMatch}
+"""By their names on the command line."""
