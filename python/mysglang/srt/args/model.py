@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mysglang.srt.args.field import arg
+from mysglang.srt.configs.load_config import LoadFormat
 
-LoadFormat = Literal["auto", "safetensors", "dummy"]
 DType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mysglang.srt.args.field import arg
 
-SchedulePolicy = Literal["fcfs", "lpm"]
+PolicyName = Literal["fcfs", "lpm"]
 
 CHUNKING_OFF = -1
 
@@ -24,7 +24,7 @@ class ScheduleArgs:
         None, at_least=CHUNKING_OFF, help="Tokens of one prefill chunk, -1 for whole prompts; by GPU memory if unset."
     )
     max_prefill_tokens: int = arg(16384, at_least=1, help="Prompt tokens of one prefill batch.")
-    schedule_policy: SchedulePolicy = arg(
+    schedule_policy: PolicyName = arg(
         "fcfs", help="Order of the waiting queue: first come first served, or longest cached prefix first."
     )
     schedule_conservativeness: float = arg(

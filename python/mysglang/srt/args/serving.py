@@ -7,7 +7,7 @@ from typing import Literal
 
 from mysglang.srt.args.field import arg
 
-SamplingDefaults = Literal["model", "openai"]
+DefaultsSource = Literal["model", "openai"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class ServingArgs:
     fastapi_root_path: str = arg("", help="Path under which a proxy shows this server.")
     served_model_name: str | None = arg(None, help="The model's name in the API; its path if unset.")
     chat_template: str | None = arg(None, help="File of a Jinja chat template, instead of the tokenizer's.")
-    sampling_defaults: SamplingDefaults = arg(
+    sampling_defaults: DefaultsSource = arg(
         "model", help="Sampling parameters of requests that bring none: the model's generation config, or OpenAI's."
     )
     enable_cache_report: bool = arg(False, help="Report cached prompt tokens in the usage of OpenAI answers.")

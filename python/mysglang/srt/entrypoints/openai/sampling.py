@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from mysglang.srt.args.serving import DefaultsSource
 from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
@@ -22,7 +23,7 @@ class SamplingDefaults:
     repetition_penalty: float = 1.0
 
     @classmethod
-    def choose(cls, source: Literal["model", "openai"], generation_config: Mapping[str, Any]) -> SamplingDefaults:
+    def choose(cls, source: DefaultsSource, generation_config: Mapping[str, Any]) -> SamplingDefaults:
         """The model's recommendations (its generation_config.json), or the constants alone.
 
         A model that says outright that it is not to be sampled from is greedy.
