@@ -151,6 +151,11 @@ class KvManager:
     def free_slots(self) -> int:
         return self.rows.free_slots
 
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that all pages hold together."""
+        return self.allocator.num_pages * self.page_size
+
     def available_tokens(self) -> int:
         """Tokens for which there are pages: free now, or after evicting all that nobody stands on."""
         return (self.allocator.num_free + self.cache.evictable_pages) * self.page_size
@@ -185,7 +190,7 @@ class KvManager:
         size = self.cache.size()
         private = int(self.rows.held.sum()) - sum(node.end for node in self._nodes.values())
         return KvState(
-            total=self.allocator.num_pages * self.page_size,
+            total=self.total_tokens,
             free=self.allocator.num_free * self.page_size,
             evictable=size.evictable_pages * self.page_size,
             protected=size.protected_pages * self.page_size,

@@ -53,11 +53,10 @@ class SchedulerStats:
         now = time.perf_counter()
         self.last_gen_throughput = self._generated / max(now - self._since, 1e-9)
         self._restart(now)
-        used = self._used()
         logger.info(
             "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f, "
             "#queue-req: %d",
-            *(running, used, self._usage(), self.last_gen_throughput, waiting),
+            *(running, self._used(), self._usage(), self.last_gen_throughput, waiting),
         )
 
     def _restart(self, now: float) -> None:
@@ -65,7 +64,7 @@ class SchedulerStats:
         self._since = self._last_prefill = now
 
     def _used(self) -> int:
-        return self._kv.state().total - self._kv.available_tokens()
+        return self._kv.total_tokens - self._kv.available_tokens()
 
     def _usage(self) -> float:
-        return self._used() / max(self._kv.state().total, 1)
+        return self._used() / self._kv.total_tokens
