@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
 from types import TracebackType
@@ -22,8 +21,8 @@ import msgspec
 import uvloop
 
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.entrypoints.launcher import find_model
+from mysglang.srt.entrypoints.native_responses import answer, responses
 from mysglang.srt.entrypoints.runtime import ReadyFront, Runtime
 from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
 from mysglang.srt.messages.control import FlushCacheReqOutput
@@ -161,29 +160,26 @@ class Engine:
     def _responses(self, request: GenerateReqInput) -> AsyncGenerator[Response, None]:
         incremental = self.server_args.serving.incremental_streaming_output
         dicts = ResponseDicts(request, self._front.tokenizer, incremental=incremental)
-        return _responses(self._front.tokenizer_manager, request, dicts)
+        return responses(self._front.tokenizer_manager, request, dicts)
 
     async def _answer(self, request: GenerateReqInput) -> Answer:
-        dicts = ResponseDicts(request, self._front.tokenizer)
-        async for _ in _responses(self._front.tokenizer_manager, request, dicts):
-            pass
-        return dicts.answer()
+        return await answer(self._front.tokenizer_manager, request, ResponseDicts(request, self._front.tokenizer))
 
     def _iterate(self, request: GenerateReqInput) -> Iterator[Response]:
-        responses = self._responses(request)
+        coming = self._responses(request)
         try:
-            while (response := self._await(anext(responses, None))) is not None:
+            while (response := self._await(anext(coming, None))) is not None:
                 yield response
         finally:
-            self._await(responses.aclose())
+            self._await(coming.aclose())
 
     async def _async_iterate(self, request: GenerateReqInput) -> AsyncIterator[Response]:
-        responses = self._responses(request)
+        coming = self._responses(request)
         try:
-            while (response := await self._call(anext(responses, None))) is not None:
+            while (response := await self._call(anext(coming, None))) is not None:
                 yield response
         finally:
-            await self._call(responses.aclose())
+            await self._call(coming.aclose())
 
     def _await(self, work: Awaitable[T]) -> T:
         """Run `work` in the engine's loop; the result, for a caller that waits. Interrupted, it is cancelled."""
@@ -208,15 +204,6 @@ class Engine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-async def _responses(
-    manager: Manager, request: GenerateReqInput, dicts: ResponseDicts
-) -> AsyncGenerator[Response, None]:
-    """Responses chunk by chunk; closing it closes the request."""
-    async with contextlib.aclosing(manager.generate_request(request)) as chunks:
-        async for chunk in chunks:
-            yield dicts.add(chunk)
 
 
 def _request(

@@ -1,0 +1,25 @@
+"""The native responses of one call, chunk by chunk or at its end: what /generate and Engine have in common."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from mysglang.srt.entrypoints.front import Manager
+from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
+from mysglang.srt.messages.generate import GenerateReqInput
+
+
+async def responses(manager: Manager, obj: GenerateReqInput, dicts: ResponseDicts) -> AsyncGenerator[Response, None]:
+    """A response for each chunk. Closing it closes the request."""
+    async with aclosing(manager.generate_request(obj)) as chunks:
+        async for chunk in chunks:
+            yield dicts.add(chunk)
+
+
+async def answer(manager: Manager, obj: GenerateReqInput, dicts: ResponseDicts) -> Answer:
+    """The last response, or those of all answers. Cancelling it closes the request."""
+    async with aclosing(manager.generate_request(obj)) as chunks:
+        async for chunk in chunks:
+            dicts.add(chunk)
+    return dicts.answer()
