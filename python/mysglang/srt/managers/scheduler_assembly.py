@@ -130,7 +130,7 @@ def assemble(
     """Every part of a scheduler around `worker` and `kv`; reads like a parts list."""
     capacity = worker.capacity
     table = RequestTable(capacity.num_slots, capacity.max_context)
-    sampling = SamplingBuilder(table, capacity.num_slots, options.eos_token_ids)
+    sampling = SamplingBuilder(table, options.eos_token_ids)
     residency = Residency(table, kv, sampling)
     ratio = NewTokenRatio(options.conservativeness)
     stats = SchedulerStats(kv, decode_log_interval=options.decode_log_interval)

@@ -28,6 +28,7 @@ class RequestTable:
     """Columns of the running requests. `num_slots` rows, each of `max_context` tokens."""
 
     def __init__(self, num_slots: int, max_context: int) -> None:
+        self.num_slots = num_slots
         self.tokens: Ints = np.zeros((num_slots, max_context + 1), dtype=np.int32)
         self.reqs: list[Req | None] = [None] * num_slots
         self.rids: list[str] = [""] * num_slots

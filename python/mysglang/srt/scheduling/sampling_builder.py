@@ -28,8 +28,9 @@ NO_LINE = -1
 class SamplingBuilder:
     """Per-slot sampling columns; `open` and `close` follow the request table's."""
 
-    def __init__(self, table: RequestTable, num_slots: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, table: RequestTable, eos_token_ids: tuple[int, ...]) -> None:
         self._table = table
+        num_slots = table.num_slots
         self._eos = np.asarray(eos_token_ids, dtype=np.int32)
         self._temperature: Floats = np.ones(num_slots, dtype=np.float32)
         self._top_p: Floats = np.ones(num_slots, dtype=np.float32)
