@@ -31,53 +31,22 @@ def _draw_tokens(
 
     uniforms: [S] float64; temperature, top_p, min_p: [S] float32; top_k: [S] int32. None: no row has that filter.
     """
-    weights = _weights(logits, temperature)
+    weights = weights_of(logits, temperature)
     if top_k is not None or top_p is not None or min_p is not None:
         ranked, ids = weights.sort(dim=-1, descending=True, stable=True)
         allowed = torch.zeros_like(weights, dtype=torch.bool)
-        allowed.scatter_(1, ids, _allowed_ranks(ranked, weights.sum(dim=-1), top_k, top_p, min_p))
+        allowed.scatter_(1, ids, allowed_ranks(ranked, weights.sum(dim=-1), top_k, top_p, min_p))
         weights = weights.masked_fill_(~allowed, 0.0)
-    return _invert(weights, uniforms)
+    return invert(weights, uniforms)
 
 
-def _draw_tokens_cpu(
-    logits: Tensor,
-    uniforms: Tensor,
-    temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-) -> Tensor:
-    """The same, sorting only as many of the likeliest tokens as the filters can leave."""
-    if top_k is None and top_p is None and min_p is None:
-        return _invert(_weights(logits, temperature), uniforms)
-    weights = _weights(logits, temperature)
-    total, vocab_size = weights.sum(dim=-1), weights.shape[1]
-    taken = 256
-    while True:
-        taken = min(taken, vocab_size)
-        ranked = weights.topk(taken, dim=-1).values
-        allowed = _allowed_ranks(ranked, total, top_k, top_p, min_p)
-        if taken == vocab_size or not bool(allowed[:, -1].any()):
-            break
-        taken *= 16
-    # Allowed are those above the last allowed weight, and of just that weight as many of the lowest ids as are left.
-    count = allowed.sum(dim=-1, keepdim=True).clamp(min=1)
-    last = ranked.gather(1, count - 1)
-    above = weights > last
-    level = weights == last
-    quota = count - above.sum(dim=-1, keepdim=True)
-    weights = weights.masked_fill_(~(above | (level & (level.cumsum(dim=-1) <= quota))), 0.0)
-    return _invert(weights, uniforms)
-
-
-def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
+def weights_of(logits: Tensor, temperature: Tensor) -> Tensor:
     """float64 [S, vocab], proportional to the probabilities; the likeliest token of a row has 1."""
     scaled = logits / temperature[:, None]
     return (scaled - scaled.amax(dim=-1, keepdim=True)).exp_().double()
 
 
-def _allowed_ranks(
+def allowed_ranks(
     ranked: Tensor, total: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None
 ) -> Tensor:
     """Which of the weights in falling order [S, n] the filters leave: in each row the first one or more."""
@@ -92,7 +61,7 @@ def _allowed_ranks(
     return allowed
 
 
-def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     """The token in whose share of the cumulative sum the number falls; tokens of weight 0 have none."""
     shares = weights.cumsum(dim=-1)
     total = shares[:, -1]
@@ -106,6 +75,6 @@ greedy_tokens = Op("greedy_tokens", reference=_greedy_tokens, cuda="mysglang.srt
 draw_tokens = Op(
     "draw_tokens",
     reference=_draw_tokens,
-    cpu="mysglang.srt.kernels.sampling:_draw_tokens_cpu",
+    cpu="mysglang.srt.kernels.cpu.sampling:draw_tokens",
     cuda="mysglang.srt.kernels.cuda.sampling:draw_tokens",
 )

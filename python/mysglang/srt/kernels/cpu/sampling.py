@@ -1,0 +1,41 @@
+"""Drawing on the CPU: sorts only as many of the likeliest tokens as the filters can leave, not the whole vocabulary."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mysglang.srt.kernels.sampling import allowed_ranks, invert, weights_of
+
+FIRST_TAKEN = 256
+"""Enough for nearly every row; where it is not, sixteen times as many are looked at."""
+
+
+def draw_tokens(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+) -> Tensor:
+    """See `kernels/sampling.py`."""
+    if top_k is None and top_p is None and min_p is None:
+        return invert(weights_of(logits, temperature), uniforms)
+    weights = weights_of(logits, temperature)
+    total, vocab_size = weights.sum(dim=-1), weights.shape[1]
+    taken = FIRST_TAKEN
+    while True:
+        taken = min(taken, vocab_size)
+        ranked = weights.topk(taken, dim=-1).values
+        allowed = allowed_ranks(ranked, total, top_k, top_p, min_p)
+        if taken == vocab_size or not bool(allowed[:, -1].any()):
+            break
+        taken *= 16
+    # Allowed are those above the last allowed weight, and of just that weight as many of the lowest ids as are left.
+    count = allowed.sum(dim=-1, keepdim=True).clamp(min=1)
+    last = ranked.gather(1, count - 1)
+    above = weights > last
+    level = weights == last
+    quota = count - above.sum(dim=-1, keepdim=True)
+    weights = weights.masked_fill_(~(above | (level & (level.cumsum(dim=-1) <= quota))), 0.0)
+    return invert(weights, uniforms)
