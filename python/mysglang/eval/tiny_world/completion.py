@@ -35,21 +35,16 @@ def _fact(rng: Random) -> Item:
 
 def _row(rng: Random) -> Item:
     """A row of numbers, days or months: one stretch of it given, the next stretch asked."""
-    roll = rng.random()
-    if roll < 0.6:
+    if rng.random() < 0.6:
         first, step = rng.randint(0, 60), rng.choice((1, 1, 1, 2, 5, 10))
-        row = [str(first + step * i) for i in range(rng.randint(8, 40))]
-        last = f", {first + step * len(row)}."
+        rng.randint(8, 40)  # not used, but the items of the shipped model were drawn with it
+        cut = rng.randint(3, 7)
+        # A bare number row has no natural end: it is continued by ten members.
+        row = [str(first + step * i) for i in range(cut + 10)]
     else:
-        names = rng.choice((DAYS, MONTHS, words.COUNT_WORDS[1:]))
-        row, last = list(names[:-1]), f", {names[-1]}."
-    cut = rng.randint(3, min(7, len(row) - 1))
-    if roll < 0.6:  # a bare number row has no natural end: it is continued by ten members
-        return _raw(
-            ", ".join(row[:cut]),
-            "".join(f", {int(row[0]) + (int(row[1]) - int(row[0])) * i}" for i in range(cut, cut + 10)) + ".",
-        )
-    return _raw(", ".join(row[:cut]), "".join(f", {name}" for name in row[cut:]) + last)
+        row = list(rng.choice((DAYS, MONTHS, words.COUNT_WORDS[1:])))
+        cut = rng.randint(3, min(7, len(row) - 2))
+    return _raw(", ".join(row[:cut]), "".join(f", {member}" for member in row[cut:]) + ".")
 
 
 def _story(rng: Random) -> Item:

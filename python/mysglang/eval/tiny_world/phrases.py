@@ -3,7 +3,6 @@
 Nothing here changes what the right answer is.
 """
 
-from collections.abc import Sequence
 from random import Random
 
 _OPENERS = (
@@ -87,11 +86,6 @@ def lower_first(text: str) -> str:
 def upper_first(text: str) -> str:
     """First letter in upper case."""
     return text[:1].upper() + text[1:]
-
-
-def and_list(words: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
 def system_prompt(rng: Random) -> str:

@@ -21,7 +21,7 @@ from mysglang.eval.tiny_world import (
     stories,
     tools,
     wordplay,
-)  # fmt: skip
+)
 from mysglang.eval.tiny_world.items import Item, Turn
 
 Maker = Callable[[Random], Item]
@@ -38,34 +38,37 @@ def _memory(rng: Random) -> Item:
 
 def _thinking(rng: Random) -> Item:
     """Any single-turn task, answered after a thought."""
-    item = rng.choice(
-        (
-            arithmetic.make,
-            arithmetic.make,
-            counting.make,
-            lists.make,
-            wordplay.make_letters,
-            facts.make,
-            wordplay.make_reverse,
-        )
-    )(rng)
+    numbers = (arithmetic.make, arithmetic.make, counting.make)
+    make = rng.choice((*numbers, lists.make, wordplay.make_letters, facts.make, wordplay.make_reverse))
+    item = make(rng)
     return replace(item, task="thinking", thinking=True)
 
 
 # How often each task is drawn for training. Its name here is the one reported by the evaluation.
 MAKERS: dict[str, tuple[int, Maker]] = {
-    "chat": (7, chat.make), "facts": (12, facts.make), "arithmetic": (18, arithmetic.make), "lists": (8, lists.make),
-    "copy": (7, wordplay.make_copy), "reverse": (4, wordplay.make_reverse), "letters": (8, wordplay.make_letters),
-    "counting": (7, counting.make), "json": (8, json_objects.make), "tool_call": (9, tools.make_call),
-        "tool_answer": (5, tools.make_answer),
-    "no_tool": (4, tools.make_unneeded), "memory": (8, _memory), "stories": (2, stories.make), "handbook": (9,
-        handbook.make_handbook),
-    "few_shot": (6, handbook.make_few_shot), "persona": (2, chat.make_persona), "unknown": (4, chat.make_outside),
-    "completion": (6, completion.make), "thinking": (8, _thinking),
-}  # fmt: skip
+    "chat": (7, chat.make),
+    "facts": (12, facts.make),
+    "arithmetic": (18, arithmetic.make),
+    "lists": (8, lists.make),
+    "copy": (7, wordplay.make_copy),
+    "reverse": (4, wordplay.make_reverse),
+    "letters": (8, wordplay.make_letters),
+    "counting": (7, counting.make),
+    "json": (8, json_objects.make),
+    "tool_call": (9, tools.make_call),
+    "tool_answer": (5, tools.make_answer),
+    "no_tool": (4, tools.make_unneeded),
+    "memory": (8, _memory),
+    "stories": (2, stories.make),
+    "handbook": (9, handbook.make_handbook),
+    "few_shot": (6, handbook.make_few_shot),
+    "persona": (2, chat.make_persona),
+    "unknown": (4, chat.make_outside),
+    "completion": (6, completion.make),
+    "thinking": (8, _thinking),
+}
 
 TASKS = tuple(MAKERS)
-_NAMES = tuple(MAKERS)
 _WEIGHTS = tuple(weight for weight, _ in MAKERS.values())
 # Exchanges that need no system prompt and no tools, so that they may stand before or after each other.
 _CHAINABLE = (
@@ -99,7 +102,7 @@ def training_items(seed: int) -> Iterator[Item]:
 
 def conversation(rng: Random) -> Item:
     """One training conversation: a task, often with a system prompt, earlier exchanges, idle tools, or thinking."""
-    name = rng.choices(_NAMES, _WEIGHTS)[0]
+    name = rng.choices(TASKS, _WEIGHTS)[0]
     item = _on_side(rng, MAKERS[name][1], held_out=False)
     if item.raw:
         return item
