@@ -64,9 +64,11 @@ MAY_IMPORT = {
     ".__init__": "entrypoints server_args .lang",
     ".launch_server": "entrypoints server_args",
     ".check_env": "",
-    ".bench_serving": "",
-    ".bench_one_batch": "entrypoints server_args args configs model_executor forward mem_cache sampling",
-    ".bench_offline_throughput": "entrypoints server_args sampling",
+    ".bench": "",
+    ".bench.one_batch": "forward mem_cache",
+    ".bench_serving": ".bench",
+    ".bench_one_batch": ".bench entrypoints server_args configs managers.worker_factory",
+    ".bench_offline_throughput": ".bench entrypoints server_args",
     ".eval": "entrypoints server_args sampling",
     ".lang": "",
     ".assets": "",
@@ -84,7 +86,7 @@ NEVER_REACH = {
 # child process runs is imported inside the function that the child runs.
 LIGHT = (
     "entrypoints managers.tokenizer_manager managers.detokenizer_manager sampling.sampling_params messages parser "
-    "function_call args server_args scheduling .launch_server"
+    "function_call args server_args scheduling .launch_server .bench_serving"
 )
 HEAVY = {"torch", "triton", "flashinfer", "transformers"}
 

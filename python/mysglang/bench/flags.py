@@ -1,0 +1,104 @@
+"""Command lines of the tools, under SGLang's names. What is not supported is refused by name; nothing is ignored."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn
+
+import orjson
+
+from mysglang.bench.refused import Refused
+
+PROFILING = """
+profile profile-activities profile-by-stage profile-filename-prefix profile-num-steps profile-output-dir
+profile-prefill-url profile-decode-url profile-prefix profile-record-shapes profile-stage profile-stages
+profile-start-step profile-steps
+"""
+"""SGLang's flags for traces, of all tools."""
+
+
+class ToolParser(argparse.ArgumentParser):
+    """argparse that raises Refused and takes no abbreviations."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(
+            prog=f"python -m mysglang.{prog}",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"{message}; --help lists the options.")
+
+    def parse_all(self, argv: Sequence[str], sglang_only: str) -> argparse.Namespace:
+        """All words must be ours. `sglang_only`: names that SGLang's tool has and this one has not."""
+        found, rest = self.parse_known_args(argv)
+        if rest:
+            raise Refused(*self._strangers(rest, frozenset(sglang_only.split())))
+        return found
+
+    def parse_before_server(self, argv: Sequence[str], sglang_only: str) -> tuple[argparse.Namespace, list[str]]:
+        """The tool's own options, and the words that are left for the server's."""
+        found, rest = self.parse_known_args(argv)
+        names = frozenset(sglang_only.split())
+        if problems := [_unsupported(name) for name in _names(rest) if name in names]:
+            raise Refused(*problems)
+        return found, rest
+
+    def _strangers(self, rest: Sequence[str], sglang_only: Collection[str]) -> list[str]:
+        problems = [
+            _unsupported(name) if name in sglang_only else f"--{name} is not an option{self._hint(name)}"
+            for name in _names(rest)
+        ]
+        return problems or [f"{rest[0]!r} belongs to no option."]
+
+    def _hint(self, name: str) -> str:
+        close = difflib.get_close_matches(f"--{name}", self._option_string_actions, n=2)
+        return f"; did you mean {' or '.join(close)}?" if close else "; --help lists the options."
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The type of an option that takes a JSON object."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value
+
+
+def positive(text: str) -> int:
+    """The type of an option that counts something of which there must be one."""
+    return _at_least(text, 1)
+
+
+def natural(text: str) -> int:
+    """The same where zero is a sensible number too."""
+    return _at_least(text, 0)
+
+
+def share(text: str) -> float:
+    """The type of an option between 0 and 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def _at_least(text: str, least: int) -> int:
+    value = int(text)
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+    return value
+
+
+def _names(rest: Sequence[str]) -> list[str]:
+    return [word[2:].partition("=")[0] for word in rest if word.startswith("--") and word != "--"]
+
+
+def _unsupported(name: str) -> str:
+    return f"--{name} is an option of SGLang's tool that this version of mysglang does not support."

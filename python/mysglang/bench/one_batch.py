@@ -1,0 +1,199 @@
+"""One batch of equal requests, straight on a worker: no server, no scheduler, no text. What a step itself takes.
+
+Prompts go in steps of at most `chunk` tokens, as the scheduler would send them; then every step decodes one token of
+each request and is waited for, so that a latency is a whole step, host work included.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker import Worker
+from mysglang.srt.forward.worker_batch import ON_DEVICE, Ints, ModelWorkerBatch, SamplingColumns
+from mysglang.srt.mem_cache.factory import prefix_cache
+from mysglang.srt.mem_cache.kv_manager import KvManager
+
+NO_IDS: Ints = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class OneBatchResult:
+    """Latencies in seconds, rates in tokens a second."""
+
+    batch_size: int
+    input_len: int
+    output_len: int
+    prefill_latency: float
+    decode_latencies: list[float]
+    """Of each step; empty for an output of one token, which prefill yields."""
+
+    @property
+    def prefill_throughput(self) -> float:
+        return self.batch_size * self.input_len / self.prefill_latency
+
+    @property
+    def total_latency(self) -> float:
+        return self.prefill_latency + sum(self.decode_latencies)
+
+    @property
+    def overall_throughput(self) -> float:
+        """Of input and output together."""
+        return self.batch_size * (self.input_len + self.output_len) / self.total_latency
+
+    @property
+    def median_decode_latency(self) -> float | None:
+        return statistics.median(self.decode_latencies) if self.decode_latencies else None
+
+    def flat(self) -> dict[str, Any]:
+        """Under SGLang's JSON keys."""
+        median = self.median_decode_latency
+        decode = {} if median is None else {"median_decode_throughput": self.batch_size / median}
+        return {
+            "batch_size": self.batch_size,
+            "input_len": self.input_len,
+            "output_len": self.output_len,
+            "prefill_latency": self.prefill_latency,
+            "prefill_throughput": self.prefill_throughput,
+            "median_decode_latency": median,
+            **decode,
+            "total_latency": self.total_latency,
+            "overall_throughput": self.overall_throughput,
+        }
+
+
+class OneBatch:
+    """Runs batches on one worker, one after another, each on an empty KV cache."""
+
+    def __init__(self, worker: Worker, chunk: int) -> None:
+        """`chunk`: tokens that a prefill step may hold."""
+        self._worker = worker
+        self._chunk = chunk
+
+    def why_not(self, batch_size: int, input_len: int, output_len: int) -> str | None:
+        """Why the worker cannot hold such a batch, or None if it can."""
+        capacity, length = self._worker.capacity, input_len + output_len
+        if batch_size > capacity.num_slots:
+            return f"{batch_size} requests are more than the {capacity.num_slots} that can run at once"
+        if length > capacity.max_context:
+            return f"{length} tokens are more than a request of {capacity.max_context} may hold"
+        pages = batch_size * -(-length // capacity.page_size)
+        if pages > capacity.num_pages:
+            return f"{batch_size} x {length} tokens are more than the KV cache of {capacity.num_tokens} holds"
+        return None
+
+    def run(self, batch_size: int, input_len: int, output_len: int, *, seed: int) -> OneBatchResult:
+        """Random prompts of `input_len` tokens, answered greedily with `output_len`."""
+        assert not self.why_not(batch_size, input_len, output_len)
+        vocab_size = self._worker.capacity.vocab_size
+        ids = np.random.default_rng(seed).integers(0, vocab_size, (batch_size, input_len), dtype=np.int32)
+        rows = _Rows(self._worker, ids)
+        start = time.perf_counter()
+        result = None
+        for batch in rows.prefill(self._chunk):
+            result = self._worker.forward_batch_generation(batch)
+        prefill_latency = _wait(result) - start
+        decode_latencies = []
+        for _ in range(output_len - 1):
+            start = time.perf_counter()
+            result = self._worker.forward_batch_generation(rows.decode())
+            decode_latencies.append(_wait(result) - start)
+        return OneBatchResult(batch_size, input_len, output_len, prefill_latency, decode_latencies)
+
+
+class _Rows:
+    """The requests of one batch: how long they are by now, and where their keys and values lie."""
+
+    def __init__(self, worker: Worker, ids: Ints) -> None:
+        capacity = worker.capacity
+        self._ids = ids
+        self._kv = KvManager(
+            capacity.num_pages, capacity.page_size, capacity.num_slots, capacity.max_context, prefix_cache("chunk")
+        )
+        self._slots: Ints = np.array([self._open() for _ in ids], dtype=np.int32)
+        self._lens: Ints = np.zeros(len(ids), dtype=np.int32)
+        self._sampling = greedy(len(ids))
+
+    def prefill(self, chunk: int) -> Iterator[ModelWorkerBatch]:
+        """Steps that compute all prompts, row after row."""
+        whole = self._ids.shape[1]
+        first = 0
+        while first < len(self._slots):
+            lens: Ints = np.minimum(whole - self._lens[first:], chunk)
+            lens = lens[np.cumsum(lens) - lens < chunk]  # the rows of this step; the last one may have to stop early
+            lens[-1] -= max(0, int(lens.sum()) - chunk)
+            rows = slice(first, first + len(lens))
+            starts = self._lens[rows].copy()
+            ids = [
+                self._ids[first + at, start : start + count]
+                for at, (start, count) in enumerate(zip(starts, lens, strict=True))
+            ]
+            yields = starts + lens == whole
+            yield self._step(rows, np.concatenate(ids), lens, yields, ForwardMode.EXTEND, greedy(len(lens)))
+            first += int(yields.sum())
+
+    def decode(self) -> ModelWorkerBatch:
+        """One more token of each row; the newest one is known to the device only."""
+        count = len(self._slots)
+        ids: Ints = np.full(count, ON_DEVICE, dtype=np.int32)
+        ones: Ints = np.ones(count, dtype=np.int32)
+        return self._step(slice(count), ids, ones, np.ones(count, dtype=np.bool_), ForwardMode.DECODE, self._sampling)
+
+    def _step(
+        self,
+        rows: slice,
+        ids: Ints,
+        lens: Ints,
+        yields: np.ndarray[Any, np.dtype[np.bool_]],
+        mode: ForwardMode,
+        sampling: SamplingColumns,
+    ) -> ModelWorkerBatch:
+        slots, starts = self._slots[rows], self._lens[rows].copy()
+        self._lens[rows] += lens
+        seq_lens = self._lens[rows].copy()
+        fits = self._kv.extend_rows(slots, seq_lens)
+        assert fits, "the batch was measured before"
+        return ModelWorkerBatch(
+            mode=mode,
+            input_ids=ids,
+            slots=slots,
+            seq_lens=seq_lens,
+            extend_lens=lens,
+            out_cache_loc=self._kv.locations(slots, starts, lens),
+            yields=yields,
+            sampling=sampling,
+            table_writes=self._kv.take_writes(),
+        )
+
+    def _open(self) -> int:
+        return self._kv.open(self._kv.match(NO_IDS, extra_key="", limit=0))
+
+
+def greedy(num_rows: int) -> SamplingColumns:
+    """Rows that all take the most likely token."""
+    ones = np.ones(num_rows, dtype=np.float32)
+    return SamplingColumns(
+        temperature=ones,
+        top_p=ones,
+        top_k=np.ones(num_rows, dtype=np.int32),
+        min_p=np.zeros(num_rows, dtype=np.float32),
+        seeds=np.zeros(num_rows, dtype=np.int64),
+        all_greedy=True,
+        any_top_p=False,
+        any_top_k=False,
+        any_min_p=False,
+    )
+
+
+def _wait(result: BatchResult | None) -> float:
+    """When the step is done."""
+    assert result is not None
+    result.complete()
+    return time.perf_counter()

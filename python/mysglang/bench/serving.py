@@ -1,0 +1,152 @@
+"""One run of bench_serving against a server: wait for it, learn what it serves, warm it up, load it, measure.
+
+A plain HTTP client: it knows the runtime only by what the server says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import orjson
+from tqdm import tqdm
+
+from mysglang.bench.ask import OK, Asker
+from mysglang.bench.backends import AskOptions, make_backend
+from mysglang.bench.datasets import DatasetOptions, make_dataset
+from mysglang.bench.http_client import ConnectionFailed, HttpClient
+from mysglang.bench.load import LoadResult, arrival_times, run_load
+from mysglang.bench.metrics import ServingMetrics, measure
+from mysglang.bench.prompts import IdWriter, Prompt, TextWriter
+from mysglang.bench.refused import Refused
+from mysglang.bench.vocabulary import Vocabulary
+
+POLL_S = 0.2
+WARMUP_TOKENS = 32
+"""Longest answer of a warm-up request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run gave."""
+
+    metrics: ServingMetrics
+    load: LoadResult
+    prompts: list[Prompt]
+    server_info: dict[str, Any] | None
+    chunks: int
+    """Pieces of answers that the client read."""
+
+    def client(self) -> dict[str, float]:
+        """What the load generator itself took, to be read beside the figures: it shares the host with many a server."""
+        return {
+            "client_cpu_share": self.load.cpu / self.load.duration,
+            "client_cpu_us_per_chunk": self.load.cpu / max(1, self.chunks) * 1e6,
+            "client_late_ms": self.load.late * 1e3,
+        }
+
+
+class Server:
+    """What the server says about itself. A server of another make may have nothing to say."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Until it lists its models. Raises Refused after so many seconds."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                status, body = await self._client.fetch("GET", "/v1/models")
+                why = f"/v1/models answers {status}: {body[:200].decode(errors='replace')}"
+            except ConnectionFailed as error:
+                status, why = 0, str(error)
+            if status == OK:
+                return
+            if time.monotonic() > end:
+                raise Refused(f"no server is ready after {seconds:g} s: {why}")
+            await asyncio.sleep(POLL_S)
+
+    async def model(self) -> str:
+        """The first model that it lists. Raises Refused if there is none."""
+        found = await self.told("/v1/models")
+        match found:
+            case {"data": [{"id": str(name)}, *_]}:
+                return name
+        raise Refused("the server lists no model; name one with --model.")
+
+    async def told(self, path: str) -> dict[str, Any] | None:
+        """The object at `path`, or None if it has none."""
+        status, body = await self._client.fetch("GET", path)
+        if status != OK:
+            return None
+        with contextlib.suppress(orjson.JSONDecodeError):
+            found = orjson.loads(body)
+            return found if isinstance(found, dict) else None
+        return None
+
+    async def flush_cache(self) -> None:
+        """Raises Refused if it does not."""
+        status, body = await self._client.fetch("POST", "/flush_cache")
+        if status != OK:
+            raise Refused(f"/flush_cache answers {status}: {body[:200].decode(errors='replace')}")
+
+
+async def run(options: argparse.Namespace) -> Run:
+    """As the flags say. Raises Refused."""
+    client = HttpClient(options.base_url, options.header)
+    server = Server(client)
+    await server.wait_ready(options.ready_check_timeout_sec)
+    native = options.backend.startswith("sglang")
+    info = await server.told("/server_info") if native else None
+    model = options.model or await server.model()
+    vocabulary = await _vocabulary(options, server, info, model)
+    writer = IdWriter(vocabulary) if options.tokenize_prompt else TextWriter(vocabulary)
+    prompts = make_dataset(DatasetOptions.of(options), vocabulary, writer)
+    asking = AskOptions(
+        model=model,
+        stream=not options.disable_stream,
+        ignore_eos=not options.disable_ignore_eos,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        extra=options.extra_request_body,
+    )
+    backend = make_backend(options.backend, incremental=bool((info or {}).get("incremental_streaming_output")))
+    asker = Asker(client, backend, asking)
+    await _warm_up(asker, prompts, options.warmup_requests)
+    if options.flush_cache:
+        await server.flush_cache()
+    asker.prepare(prompts)
+    chunks_before = asker.chunks
+    arrivals = arrival_times(len(prompts), options.request_rate, np.random.default_rng(options.seed))
+    with tqdm(total=len(prompts), disable=options.disable_tqdm) as bar:
+        load = await run_load(prompts, asker.ask, arrivals, options.max_concurrency, bar.update)
+    metrics = measure(load.records, load.start, load.duration, vocabulary, options.goodput)
+    return Run(metrics, load, prompts, info, asker.chunks - chunks_before)
+
+
+async def _warm_up(asker: Asker, prompts: Sequence[Prompt], count: int) -> None:
+    """The first prompt so often, with a short answer. Raises Refused if one fails: the rest would too."""
+    short = replace(prompts[0], output_len=min(prompts[0].output_len, WARMUP_TOKENS))
+    for record in await asyncio.gather(*(asker.ask(short) for _ in range(count))):
+        if not record.ok:
+            raise Refused(f"a warm-up request failed: {record.error}")
+
+
+async def _vocabulary(
+    options: argparse.Namespace, server: Server, info: dict[str, Any] | None, model: str
+) -> Vocabulary:
+    """The tokenizer that the flags name, or the server's; for prompts of ids its size is enough."""
+    if options.tokenizer:
+        return Vocabulary.load(options.tokenizer)
+    match info:
+        case {"skip_tokenizer_init": True, "scheduler_info": {"vocab_size": int(size)}} if options.tokenize_prompt:
+            return Vocabulary.of_size(size)
+    told = await server.told("/model_info") if info is not None else None
+    return Vocabulary.load((told or {}).get("tokenizer_path") or model)

@@ -1,0 +1,113 @@
+"""`python -m mysglang.bench_offline_throughput [OPTIONS] [SERVER OPTIONS]`: all prompts at once through an Engine.
+
+Under SGLang's flags, with its table; the last line printed is the same as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from mysglang.bench import report
+from mysglang.bench.datasets import DatasetOptions, add_dataset_flags, make_dataset
+from mysglang.bench.flags import PROFILING, ToolParser, json_object
+from mysglang.bench.prompts import IdWriter, Prompt, TextWriter
+from mysglang.bench.refused import Refused, run_tool
+from mysglang.bench.vocabulary import Vocabulary
+from mysglang.srt.entrypoints.engine import Engine
+from mysglang.srt.errors import ConfigError, WorkerDied
+from mysglang.srt.server_args import ServerArgs
+
+WARMUP_REQUESTS = 16
+WARMUP_TOKENS = 16
+
+SGLANG_ONLY = f"{PROFILING} apply-chat-template do-not-exit gsp-fast-prepare gsp-range-ratio prompt-suffix"
+
+
+def main(argv: Sequence[str]) -> int:
+    options, rest = _parser().parse_before_server(argv, SGLANG_ONLY)
+    try:
+        # The queue must take them all: nobody else is waiting.
+        queue = ["--max-queued-requests", str(1 << 30), "--log-level", "error"]
+        engine = Engine(server_args=ServerArgs.from_cli([*queue, *rest]))
+    except (ConfigError, WorkerDied) as error:
+        raise Refused(*(error.problems if isinstance(error, ConfigError) else [str(error)])) from None
+    with engine:
+        figures = _measure(engine, options)
+    print(report.offline_table(figures))
+    print(orjson.dumps(figures).decode())
+    if options.result_filename:
+        report.append_json(options.result_filename, [figures])
+    return 0
+
+
+def _measure(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
+    prompts = _prompts(engine, options)
+    if not options.skip_warmup:
+        _generate(engine, [Prompt(p.content, p.prompt_len, WARMUP_TOKENS) for p in prompts[:WARMUP_REQUESTS]], options)
+        engine.flush_cache()
+    start = time.perf_counter()
+    answers = _generate(engine, prompts, options)
+    seconds = time.perf_counter() - start
+    (state,) = engine.get_server_info()["internal_states"]
+    inputs = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
+    outputs = sum(answer["meta_info"]["completion_tokens"] for answer in answers)
+    return {
+        "backend": options.backend,
+        "dataset_name": options.dataset_name,
+        "successful_requests": len(answers),
+        "total_latency": seconds,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "total_cached_tokens": sum(answer["meta_info"]["cached_tokens"] for answer in answers),
+        "last_gen_throughput": state["last_gen_throughput"],
+        "request_throughput": len(answers) / seconds,
+        "input_throughput": inputs / seconds,
+        "output_throughput": outputs / seconds,
+        "total_throughput": (inputs + outputs) / seconds,
+    }
+
+
+def _prompts(engine: Engine, options: argparse.Namespace) -> list[Prompt]:
+    """Texts, so that their tokens are counted too, as in a server; ids for an engine without a tokenizer."""
+    model = engine.server_args.model
+    if model.skip_tokenizer_init:
+        vocabulary = Vocabulary.of_size(engine.get_server_info()["scheduler_info"]["vocab_size"])
+        return make_dataset(DatasetOptions.of(options), vocabulary, IdWriter(vocabulary))
+    assert model.tokenizer_path is not None, "an engine's options are resolved"
+    vocabulary = Vocabulary.load(model.tokenizer_path)
+    return make_dataset(DatasetOptions.of(options), vocabulary, TextWriter(vocabulary))
+
+
+def _generate(engine: Engine, prompts: Sequence[Prompt], options: argparse.Namespace) -> list[dict[str, Any]]:
+    extra = dict(options.extra_request_body)
+    over = extra.pop("sampling_params", {})
+    ignore_eos = not options.disable_ignore_eos
+    params = [
+        {"temperature": 0.0, "max_new_tokens": prompt.output_len, "ignore_eos": ignore_eos, **over}
+        for prompt in prompts
+    ]
+    name = "prompt" if isinstance(prompts[0].content, str) else "input_ids"
+    fields: dict[str, Any] = {**extra, name: [prompt.content for prompt in prompts], "sampling_params": params}
+    answers: list[dict[str, Any]] = engine.generate(stream=False, **fields)
+    return answers
+
+
+def _parser() -> ToolParser:
+    parser = ToolParser("bench_offline_throughput", "All prompts at once through an Engine. Other options are its own.")
+    parser.add_argument("--backend", choices=["engine"], default="engine", help="The Engine, in process.")
+    add_dataset_flags(parser, seed=1)
+    parser.add_argument("--disable-ignore-eos", action="store_true", help="Let the model end its answers.")
+    parser.add_argument("--extra-request-body", type=json_object, default={}, metavar="JSON", help="More fields.")
+    parser.add_argument("--skip-warmup", action="store_true", help="Measure at once.")
+    parser.add_argument("--result-filename", default="", metavar="FILE", help="Append the figures as a line of JSON.")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(main))

@@ -1,0 +1,100 @@
+"""One batch on the embedded model: the steps are sound, so the tokens are those of any other way to compute them."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fixtures.worker_driver import GREEDY, Driver
+from mysglang import bench_one_batch
+from mysglang.bench.one_batch import OneBatch, OneBatchResult
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.tp_worker import TpModelWorker
+
+TINY = Path(__file__).parents[3] / "python" / "mysglang" / "assets" / "tiny"
+
+
+class Watched:
+    """A worker whose steps and tokens are kept."""
+
+    tokens_per_step = 1
+
+    def __init__(self, worker: TpModelWorker) -> None:
+        self.capacity = worker.capacity
+        self.steps: list[tuple[ModelWorkerBatch, list[int]]] = []
+        self._worker = worker
+
+    def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
+        result = self._worker.forward_batch_generation(batch)
+        self.steps.append((batch, result.complete().tokens.tolist()))
+        return result
+
+
+@pytest.fixture(scope="module")
+def worker() -> TpModelWorker:
+    torch.set_num_threads(1)
+    config = RunnerConfig(device="cpu", page_size=4, max_total_tokens=256, max_running_requests=5)
+    return TpModelWorker(config, ModelConfig.from_path(str(TINY), dtype="float32"), LoadConfig())
+
+
+def by_driver(worker: TpModelWorker, size: int, length: int, count: int) -> list[list[int]]:
+    """The same prompts by the driver of the executor's tests: [row][token]."""
+    ids = np.random.default_rng(7).integers(0, worker.capacity.vocab_size, (size, length), dtype=np.int32)
+    return Driver.start(worker, [GREEDY] * size).generate(ids.tolist(), count)
+
+
+@pytest.mark.parametrize("chunk", [8, 10, 13, 26, 1000])
+def test_tokens_do_not_depend_on_the_chunk(worker: TpModelWorker, chunk: int) -> None:
+    watched = Watched(worker)
+    result = OneBatch(watched, chunk).run(3, 13, 5, seed=7)
+    prefill, decode = watched.steps[:-4], watched.steps[-4:]
+    assert all(batch.num_tokens <= chunk for batch, _ in prefill)
+    assert len(prefill) == -(-39 // chunk)
+    assert sum(batch.num_tokens for batch, _ in prefill) == 39
+    assert all(batch.mode.is_decode and batch.num_rows == 3 for batch, _ in decode)
+    firsts = [token for _, tokens in prefill for token in tokens]
+    rows = list(zip(firsts, *(tokens for _, tokens in decode), strict=True))
+    assert [list(row) for row in rows] == by_driver(worker, 3, 13, 5)
+    assert len(result.decode_latencies) == 4
+    for batch, after in pairwise(batch for batch, _ in decode):
+        assert (after.seq_lens == batch.seq_lens + 1).all()
+
+
+def test_what_does_not_fit(worker: TpModelWorker) -> None:
+    bench = OneBatch(worker, 64)
+    assert bench.why_not(4, 60, 4) is None
+    assert "can run at once" in (bench.why_not(6, 1, 1) or "")
+    assert "may hold" in (bench.why_not(1, 4000, 1) or "")
+    assert "KV cache of 256" in (bench.why_not(4, 61, 4) or "")
+
+
+def test_figures() -> None:
+    result = OneBatchResult(4, 100, 4, 0.5, [0.1, 0.3, 0.2])
+    figures = result.flat()
+    assert figures["prefill_throughput"] == pytest.approx(800)
+    assert figures["median_decode_latency"] == pytest.approx(0.2)
+    assert figures["median_decode_throughput"] == pytest.approx(20)
+    assert figures["total_latency"] == pytest.approx(1.1)
+    assert figures["overall_throughput"] == pytest.approx(4 * 104 / 1.1)
+    assert OneBatchResult(1, 8, 1, 0.5, []).flat()["median_decode_latency"] is None
+
+
+def test_the_tool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.jsonl"
+    shapes = ["--batch-size", "1", "2", "--input-len", "9", "--output-len", "1", "8", "3000"]
+    assert bench_one_batch.main([*shapes, "--result-filename", str(path), "--max-total-tokens", "512"]) == 0
+    out, err = capsys.readouterr()
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(one["batch_size"], one["output_len"]) for one in found] == [(1, 1), (1, 8), (2, 1), (2, 8)]
+    assert all(one["run_name"] == "default" and one["prefill_latency"] > 0 for one in found)
+    assert err.count("skipped batch size") == 2
+    assert out.count("Prefill. latency:") == out.count("Total. latency:") == 4
+    assert out.count("Decode.  median latency:") == 2
+    assert "Decode 4. Batch size: 2, latency:" in out and "Decode 5." not in out
