@@ -1,29 +1,25 @@
-"""Answers from an engine in this process tree: all prompts at once, so that they share batches and prefixes."""
+"""Answers from an engine in this process tree: many prompts at once, so that they share batches and prefixes."""
 
 from collections.abc import Iterator, Sequence
 
-from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from mysglang.eval.chat_prompt import TINY, chat_template, prompt_text
-from mysglang.eval.tiny_world.items import Item
+from mysglang.eval.chat_prompt import chat_template, prompt_text
+from mysglang.eval.tiny_world.items import LONGEST_ANSWER, Item
 from mysglang.srt.entrypoints.engine import Engine
 from mysglang.srt.server_args import ServerArgs
 
-MAX_NEW_TOKENS = 448
-CHUNK = 64
+PROMPTS_AT_ONCE = 64
 
 
 def answers(items: Sequence[Item], flags: Sequence[str]) -> Iterator[str]:
     """The greedy answer to each item, in order. `flags` are the server's. Raises ConfigError for bad ones."""
-    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     template = chat_template()
-    prompts = [tokenizer.encode(prompt_text(template, item)).ids for item in items]
-    sampling = {"temperature": 0.0, "max_new_tokens": MAX_NEW_TOKENS}
+    prompts = [prompt_text(template, item) for item in items]
+    sampling = {"temperature": 0.0, "max_new_tokens": LONGEST_ANSWER}
     args = ServerArgs.from_cli(["--log-level", "error", *flags])
     with Engine(server_args=args) as engine, tqdm(total=len(items), unit="item") as bar:
-        for at in range(0, len(prompts), CHUNK):
-            outputs = engine.generate(input_ids=prompts[at : at + CHUNK], sampling_params=sampling)
-            assert isinstance(outputs, list)
+        for at in range(0, len(prompts), PROMPTS_AT_ONCE):
+            outputs = engine.generate(prompt=prompts[at : at + PROMPTS_AT_ONCE], sampling_params=sampling)
             yield from (str(output["text"]) for output in outputs)
             bar.update(len(outputs))

@@ -8,9 +8,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mysglang.eval.chat_prompt import TINY, chat_template, prompt_text
-from mysglang.eval.tiny_world.items import Item
-
-MAX_NEW_TOKENS = 448
+from mysglang.eval.tiny_world.items import LONGEST_ANSWER, Item
 
 
 def answers(items: Sequence[Item], dtype: str, batch_size: int, folder: Path = TINY) -> Iterator[str]:
@@ -27,7 +25,7 @@ def answers(items: Sequence[Item], dtype: str, batch_size: int, folder: Path = T
         for at in range(0, len(order), batch_size):
             chosen = order[at : at + batch_size]
             batch = tokenizer([prompts[i] for i in chosen], return_tensors="pt", padding=True).to(device)
-            output = model.generate(**batch, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+            output = model.generate(**batch, max_new_tokens=LONGEST_ANSWER, do_sample=False)
             texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
             for i, text in zip(chosen, texts, strict=True):
                 found[i] = text

@@ -12,11 +12,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mysglang.eval.tiny_world.items import Item, ToolCall, Turn
+from mysglang.eval.tiny_world.items import LONGEST_ANSWER, Item, ToolCall, Turn
 from mysglang.eval.tiny_world.render import answer_text
 
 CONCURRENCY = 32
-MAX_TOKENS = 448
 TIMEOUT_SECONDS = 300
 
 
@@ -28,7 +27,7 @@ def answers(items: Sequence[Item], url: str) -> Iterator[str]:
 
 
 def _ask(base: str, item: Item) -> str:
-    body: dict[str, Any] = {"model": "default", "temperature": 0, "max_tokens": MAX_TOKENS}
+    body: dict[str, Any] = {"model": "default", "temperature": 0, "max_tokens": LONGEST_ANSWER}
     if item.raw:
         reply = _post(f"{base}/v1/completions", {**body, "prompt": item.turns[0].content})
         return str(reply["choices"][0]["text"])

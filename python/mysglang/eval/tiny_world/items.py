@@ -13,6 +13,9 @@ Json = Mapping[str, Any]
 
 HELD_OUT_ONE_IN = 16
 
+LONGEST_ANSWER = 448
+"""Tokens in which every right answer ends, with room to spare."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
