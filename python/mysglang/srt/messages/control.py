@@ -12,6 +12,8 @@ class FlushCacheReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class FlushCacheReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Whether the cache was emptied, and in `message` why not."""
+
     id: int
     success: bool
     message: str = ""
@@ -24,7 +26,7 @@ class GetInternalStateReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class GetInternalStateReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Facts for /server_info, and what the quiescence check needs (all zero or equal when idle)."""
+    """Facts for /server_info. An idle scheduler has no request, no protected token and no locked node."""
 
     id: int
     num_running_reqs: int
@@ -40,6 +42,10 @@ class GetInternalStateReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     forward_steps: int
     num_retractions: int
     memory_usage: dict[str, float] = {}
+
+
+class DetokenizerBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The detokenizer's loop is turning; sent about once a second, idle or busy."""
 
 
 class HeartBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -30,10 +30,14 @@ class Fuse(msgspec.Struct, frozen=True, tag_field="type", tag="Fuse"):
 
 
 class StringPattern(msgspec.Struct, frozen=True):
+    """A pattern that is plain text; regular expressions are refused."""
+
     String: str
 
 
 class Replace(msgspec.Struct, frozen=True, tag_field="type", tag="Replace"):
+    """`content` stands for the pattern wherever it occurs in a token."""
+
     pattern: StringPattern
     content: str
 
@@ -54,6 +58,8 @@ class Metaspace(msgspec.Struct, frozen=True, tag_field="type", tag="Metaspace"):
 
 
 class DecoderSequence(msgspec.Struct, frozen=True, tag_field="type", tag="Sequence"):
+    """One decoder after another."""
+
     decoders: list[DecoderSpec]
 
 

@@ -14,6 +14,7 @@ from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
+"""OpenAI's bound; the native route allows more."""
 
 
 def _text_or_texts(value: object) -> object:

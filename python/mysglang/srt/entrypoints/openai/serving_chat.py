@@ -19,6 +19,8 @@ from mysglang.srt.messages.generate import GenerateReqInput
 
 
 class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
+    """Needs a tokenizer and a chat template; what is missing is said when a request comes."""
+
     body_model = ChatCompletionRequest
     names = CHAT_NAMES
 

@@ -19,6 +19,8 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 
 
 class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
+    """Serves ids without a tokenizer too; text and log-probabilities, which are told as text, need one."""
+
     body_model = CompletionRequest
     names = COMPLETION_NAMES
 
