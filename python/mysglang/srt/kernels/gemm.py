@@ -18,7 +18,12 @@ def _pack_linear_weight(weight: Tensor) -> Tensor:
     return weight
 
 
-linear = Op("linear", reference=_linear, cpu="mysglang.srt.kernels.cpu.gemm:linear")
+linear = Op(
+    "linear",
+    reference=_linear,
+    cpu="mysglang.srt.kernels.cpu.gemm:linear",
+    cuda="mysglang.srt.kernels.cuda.gemm:linear",
+)
 pack_linear_weight = Op(
     "pack_linear_weight", reference=_pack_linear_weight, cpu="mysglang.srt.kernels.cpu.gemm:pack_linear_weight"
 )

@@ -4,12 +4,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mysglang.srt.kernels.cuda.overlap import overlapping
 
 BLOCK = 1024
 
 
 @triton.jit
-def _gate_kernel(x, out, dim, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_kernel(x, out, dim, KIND: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < dim
@@ -43,5 +49,6 @@ def _gated(x: Tensor, kind: str) -> Tensor:
     dim = x.shape[-1] // 2
     rows = x.reshape(-1, 2 * dim).contiguous()
     out = torch.empty(*x.shape[:-1], dim, dtype=x.dtype, device=x.device)
-    _gate_kernel[(len(rows), triton.cdiv(dim, BLOCK))](rows, out, dim, KIND=kind, BLOCK=BLOCK, num_warps=4)
+    grid = (len(rows), triton.cdiv(dim, BLOCK))
+    _gate_kernel[grid](rows, out, dim, KIND=kind, BLOCK=BLOCK, num_warps=4, **overlapping(x))
     return out

@@ -11,6 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mysglang.srt.kernels.cuda.overlap import overlapping
 
 LOG2E = 1.4426950408889634
 MAX_SPLITS = 16
@@ -82,8 +85,12 @@ def _decode_kernel(
     QUERIES: tl.constexpr,
     WIDTH: tl.constexpr,
     KEYS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """One split of one row's keys for the query heads of one KV head."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -128,8 +135,13 @@ def _decode_kernel(
 
 
 @triton.jit
-def _join_kernel(partial, partial_lse, out, DIM: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr):
+def _join_kernel(
+    partial, partial_lse, out, DIM: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
+):
     """The splits of one query head of one row."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     head = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     d = tl.arange(0, WIDTH)
@@ -255,10 +267,11 @@ def decode_attention(
         WIDTH=width,
         KEYS=64 if width <= 128 else 32,
         num_warps=4,
+        **overlapping(q),
     )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _join_kernel[(rows * spec.num_heads,)](
-        partial, partial_lse, out, DIM=spec.head_dim, SPLITS=splits, WIDTH=width, num_warps=2
+        partial, partial_lse, out, DIM=spec.head_dim, SPLITS=splits, WIDTH=width, num_warps=2, **overlapping(q)
     )
     return out
 

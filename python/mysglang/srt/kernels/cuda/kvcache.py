@@ -3,10 +3,18 @@
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mysglang.srt.kernels.cuda.overlap import overlapping
 
 
 @triton.jit
-def _store_kernel(k, v, k_cache, v_cache, locations, k_stride, v_stride, width, BLOCK: tl.constexpr):
+def _store_kernel(
+    k, v, k_cache, v_cache, locations, k_stride, v_stride, width, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -30,6 +38,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: 
         width,
         BLOCK=block,
         num_warps=min(8, max(1, block // 256)),
+        **overlapping(k),
     )
 
 

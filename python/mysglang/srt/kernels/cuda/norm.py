@@ -4,10 +4,16 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mysglang.srt.kernels.cuda.overlap import overlapping
 
 
 @triton.jit
-def _rms_norm_kernel(x, weight, out, x_stride, dim, eps, BLOCK: tl.constexpr):
+def _rms_norm_kernel(x, weight, out, x_stride, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < dim
@@ -18,10 +24,17 @@ def _rms_norm_kernel(x, weight, out, x_stride, dim, eps, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _fused_add_rms_norm_kernel(x, residual, weight, x_stride, residual_stride, dim, eps, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _fused_add_rms_norm_kernel(
+    x, residual, weight, x_stride, residual_stride, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    if OVERLAP:
+        gdc_launch_dependents()
     columns = tl.arange(0, BLOCK)
     inside = columns < dim
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if OVERLAP:
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     stream = residual + row * residual_stride + columns
     values += tl.load(stream, mask=inside, other=0.0).to(tl.float32)
@@ -30,7 +43,6 @@ def _fused_add_rms_norm_kernel(x, residual, weight, x_stride, residual_stride, d
     tl.store(stream, rounded, mask=inside)
     values = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values) / dim + eps)
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(x + row * x_stride + columns, values * scale * gain, mask=inside)
 
 
@@ -40,7 +52,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = x.reshape(-1, dim)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(dim)
-    _rms_norm_kernel[(len(rows),)](rows, weight, out, rows.stride(0), dim, eps, BLOCK=block, num_warps=_warps(block))
+    _rms_norm_kernel[(len(rows),)](
+        rows, weight, out, rows.stride(0), dim, eps, BLOCK=block, num_warps=_warps(block), **overlapping(x)
+    )
     return out
 
 
@@ -49,7 +63,16 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
     dim = x.shape[-1]
     block = triton.next_power_of_2(dim)
     _fused_add_rms_norm_kernel[(len(x),)](
-        x, residual, weight, x.stride(0), residual.stride(0), dim, eps, BLOCK=block, num_warps=_warps(block)
+        x,
+        residual,
+        weight,
+        x.stride(0),
+        residual.stride(0),
+        dim,
+        eps,
+        BLOCK=block,
+        num_warps=_warps(block),
+        **overlapping(x),
     )
     return x, residual
 

@@ -3,6 +3,9 @@
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mysglang.srt.kernels.cuda.overlap import overlapping
 
 
 @triton.jit
@@ -41,7 +44,11 @@ def _rope_kernel(
     Q_HEADS: tl.constexpr,
     K_HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     angles = cos_sin + tl.load(positions + token) * 2 * HALF + tl.arange(0, HALF)[None, :]
     cos, sin = tl.load(angles), tl.load(angles + HALF)
@@ -98,4 +105,5 @@ def _launch(
         K_HEADS=triton.next_power_of_2(k_heads),
         HALF=head_dim // 2,
         num_warps=4,
+        **overlapping(q),
     )
