@@ -202,17 +202,20 @@ class TestDeath:
             assert server.wait(5) == ExitCode.WORKER_DIED
             assert says in server.last_line
 
-    async def test_a_frozen_scheduler_is_given_up(self) -> None:
+    @pytest.mark.parametrize(("victim", "name"), [(SCHEDULER, "scheduler"), (DETOKENIZER, "detokenizer")])
+    async def test_a_frozen_process_is_given_up(self, victim: str, name: str) -> None:
         with ServerProcess(*QUIET, "--watchdog-timeout", "2") as server:
             streams = await open_streams(server.url, 2)
             children = list(server.children().values())
-            server.child(SCHEDULER).suspend()
+            server.child(victim).suspend()
             await ended(streams, within=6)
             assert all(stream.error is not None for stream in streams)
             assert server.wait(6) == ExitCode.WATCHDOG
             assert_nothing_left(server, children)
             assert "--watchdog-timeout 2" in server.last_line
-            assert "detokenizer_manager.py" in server.stderr, "the stacks of the other processes"
+            assert f"the {name} gave no sign" in server.last_line
+            others = {"scheduler": "detokenizer_manager.py", "detokenizer": "scheduler.py"}
+            assert others[name] in server.stderr, "the stacks of the other processes"
 
     async def test_nothing_outlives_a_killed_parent(self, server: ServerProcess) -> None:
         url = server.url

@@ -16,7 +16,7 @@ from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
 from mysglang.srt.messages.codec import unpack_ids
-from mysglang.srt.messages.control import FlushCacheReqInput, FlushCacheReqOutput, HeartBeat
+from mysglang.srt.messages.control import DetokenizerBeat, FlushCacheReqInput, FlushCacheReqOutput, HeartBeat
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, Length, Stop
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
@@ -405,6 +405,10 @@ async def test_replies_and_heartbeats_find_their_way(bench: Bench) -> None:
     assert (await asking).success
     assert bench.manager.signs.heartbeat == beat
     assert bench.manager.signs.last_heartbeat > 0
+    assert bench.manager.signs.quietest() == ("detokenizer", 0)
+    bench.engine.to_tokenizer.send(DetokenizerBeat())
+    await settle()
+    assert bench.manager.signs.quietest() == ("scheduler", bench.manager.signs.last_heartbeat)
 
 
 async def test_a_storm_of_readers_that_leave(bench: Bench) -> None:

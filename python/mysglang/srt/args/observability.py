@@ -19,5 +19,5 @@ class ObservabilityArgs:
     log_requests: bool = arg(False, help="Log each request when it comes and when it ends.")
     decode_log_interval: int = arg(40, at_least=1, help="Decode steps between two lines about throughput.")
     watchdog_timeout: float = arg(
-        300.0, at_least=1, help="Seconds without a sign of life from a scheduler until the server ends itself."
+        300.0, at_least=1, help="Seconds without a sign of life from a process until the server ends itself."
     )

@@ -20,9 +20,8 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 class Signs(Protocol):
     """When the engine was last heard of."""
 
-    @property
-    def last_heartbeat(self) -> float:
-        """In `time.monotonic()` seconds; 0 before the first."""
+    def quietest(self) -> tuple[str, float]:
+        """Which process was not heard of for longest, and when it last was: `time.monotonic()` seconds, 0 for never."""
         ...
 
 

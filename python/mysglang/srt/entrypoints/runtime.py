@@ -30,7 +30,7 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""How often the heartbeat is looked at; a scheduler beats about as often."""
+"""How often the signs of life are looked at; they come about as often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +151,17 @@ class Runtime:
         return death
 
     async def _silence(self, manager: TokenizerManager) -> WorkerDied:
-        """Returns once the scheduler's last sign of life is too long ago."""
+        """Returns once some process's last sign of life is too long ago."""
         limit = self.server_args.observability.watchdog_timeout
-        since = time.monotonic()
+        begun = time.monotonic()
         while True:
             await asyncio.sleep(min(LOOK_S, limit / 4))
-            since = max(since, manager.signs.last_heartbeat)
-            silent = time.monotonic() - since
+            who, heard = manager.signs.quietest()
+            silent = time.monotonic() - max(begun, heard)
             if silent > limit:
-                logger.error("The scheduler gave no sign of life for %.0f s; the stacks of all processes:", silent)
+                logger.error("The %s gave no sign of life for %.0f s; the stacks of all processes:", who, silent)
                 await self._subprocesses.dump_stacks()
-                return WorkerDied(
-                    f"the scheduler gave no sign of life for {silent:.0f} s (--watchdog-timeout {limit:g})"
-                )
+                return WorkerDied(f"the {who} gave no sign of life for {silent:.0f} s (--watchdog-timeout {limit:g})")
 
 
 def _load_text(args: ServerArgs) -> tuple[Tokenizer | None, TemplateManager | None]:

@@ -7,12 +7,14 @@ text is passed on as it came. Knows neither prompts nor clients; imports no torc
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from mysglang.srt.messages.channels import Receiver, Sender
 from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer, unpack_ids
+from mysglang.srt.messages.control import DetokenizerBeat
 from mysglang.srt.messages.outputs import (
     NO_STOP_TRIM,
     SKIP_SPECIAL_TOKENS,
@@ -29,6 +31,8 @@ MAX_LIVE_REQUESTS = 1 << 16
 """More than any scheduler runs at once: only a scheduler that never ends its requests could exceed it."""
 
 POLL_MS = 1000
+
+BEAT_S = 1.0
 
 
 class Status(Protocol):
@@ -82,14 +86,22 @@ class DetokenizerManager:
         self._sender = sender
         self._tokenizer = tokenizer
         self._max_live = max_live
+        self._beat_at = -BEAT_S
         self.decode_status: OrderedDict[str, Status] = OrderedDict()
         """The requests that are not finished, oldest first."""
 
     def event_loop(self) -> NoReturn:
         """Turn every message into its answer, for ever."""
         while True:
+            self.beat()
             self._receiver.poll(POLL_MS)
             self.handle_messages()
+
+    def beat(self) -> None:
+        """Give a sign of life, unless the last one is fresh."""
+        if (now := time.monotonic()) - self._beat_at >= BEAT_S:
+            self._beat_at = now
+            self._sender.send(DetokenizerBeat())
 
     def handle_messages(self) -> None:
         """The same for the messages that are there."""

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from mysglang.srt.managers.request_state import GenerationChunk, Inbox, ReqState
 from mysglang.srt.managers.unfold import Unfolded, unfold
 from mysglang.srt.messages.channels import AsyncReceiver, Sender
 from mysglang.srt.messages.codec import ID_BYTES, ToScheduler, ToTokenizer, unpack_ids
-from mysglang.srt.messages.control import FlushCacheReqOutput, GetInternalStateReqOutput, HeartBeat
+from mysglang.srt.messages.control import DetokenizerBeat, FlushCacheReqOutput, GetInternalStateReqOutput, HeartBeat
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, BatchStrOutput, Counters, FinishReason
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
@@ -45,6 +46,11 @@ class EngineSigns:
 
     last_heartbeat: float = 0.0
     heartbeat: HeartBeat | None = None
+    last_detokenizer_beat: float = 0.0
+
+    def quietest(self) -> tuple[str, float]:
+        """Which process was not heard of for longest, and when it last was."""
+        return min(("scheduler", self.last_heartbeat), ("detokenizer", self.last_detokenizer_beat), key=itemgetter(1))
 
 
 @dataclass(slots=True)
@@ -151,6 +157,8 @@ class TokenizerManager:
                 case HeartBeat() as beat:
                     self.signs.heartbeat = beat
                     self.signs.last_heartbeat = time.monotonic()
+                case DetokenizerBeat():
+                    self.signs.last_detokenizer_beat = time.monotonic()
                 case reply:
                     self._control.answer(reply)
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mysglang.srt.messages.control import (
+    DetokenizerBeat,
     FlushCacheReqInput,
     FlushCacheReqOutput,
     GetInternalStateReq,
@@ -24,7 +25,7 @@ from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 
 ToScheduler: TypeAlias = TokenizedGenerateReqInput | AbortReq | FlushCacheReqInput | GetInternalStateReq
 ToDetokenizer: TypeAlias = BatchTokenIDOutput
-ToTokenizer: TypeAlias = BatchStrOutput | FlushCacheReqOutput | GetInternalStateReqOutput | HeartBeat
+ToTokenizer: TypeAlias = BatchStrOutput | FlushCacheReqOutput | GetInternalStateReqOutput | HeartBeat | DetokenizerBeat
 
 Message = TypeVar("Message")
 

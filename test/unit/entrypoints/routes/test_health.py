@@ -21,6 +21,14 @@ async def test_alive_by_heartbeat_alone(path: str) -> None:
     assert response.json()["message"] == "The scheduler gives no sign of life."
 
 
+async def test_a_silent_detokenizer() -> None:
+    async with serve(silent, AppOptions(heartbeat_limit_s=5)) as served:
+        served.front.tokenizer_manager.signs.last_detokenizer_beat -= 6
+        response = await served.client.get("/health")
+    assert response.status_code == 503
+    assert response.json()["message"] == "The detokenizer gives no sign of life."
+
+
 async def test_a_server_that_never_heard_of_its_engine() -> None:
     async with serve(silent) as served:
         served.front.tokenizer_manager.signs.last_heartbeat = -1e9

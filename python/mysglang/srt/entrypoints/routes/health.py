@@ -28,16 +28,16 @@ PROBE_PARAMS = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True
 
 
 def health_router(manager: Manager, heartbeat_limit_s: float, clock: Callable[[], float] = time.monotonic) -> APIRouter:
-    """`heartbeat_limit_s`: how long the scheduler may be silent and still count as alive."""
+    """`heartbeat_limit_s`: how long a process may be silent and still count as alive."""
     router = APIRouter(tags=["health"])
 
     @router.get("/health")
     @router.get("/ready")
     async def health(request: Request) -> Response:
         """200 while the engine is alive and takes requests; else 503."""
-        silent = clock() - manager.signs.last_heartbeat
-        if silent > heartbeat_limit_s:
-            return _unwell(request, "The scheduler gives no sign of life.")
+        who, heard = manager.signs.quietest()
+        if clock() - heard > heartbeat_limit_s:
+            return _unwell(request, f"The {who} gives no sign of life.")
         return Response()
 
     @router.get("/health_generate")
