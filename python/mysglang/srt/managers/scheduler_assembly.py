@@ -54,6 +54,7 @@ class SchedulerOptions:
     policy: str = "fcfs"
     conservativeness: float = 1.0
     overlap: bool = True
+    stream_interval: int = 1
     decode_log_interval: int = 40
     rank: int = 0
     rules: tuple[AdmissionRule, ...] = ()
@@ -129,7 +130,7 @@ def assemble(
 ) -> Assembled:
     """Every part of a scheduler around `worker` and `kv`; reads like a parts list."""
     capacity = worker.capacity
-    table = RequestTable(capacity.num_slots, capacity.max_context)
+    table = RequestTable(capacity.num_slots, capacity.max_context, stream_interval=options.stream_interval)
     sampling = SamplingBuilder(table, options.eos_token_ids)
     residency = Residency(table, kv, sampling)
     ratio = NewTokenRatio(options.conservativeness)

@@ -67,11 +67,11 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         limits=PrefillLimits(
             max_prefill_tokens=schedule.max_prefill_tokens,
             chunked_prefill_size=schedule.prefill_chunk,
-            stream_interval=args.serving.stream_interval,
         ),
         eos_token_ids=model.eos_token_ids,
         policy=schedule.schedule_policy,
         conservativeness=schedule.schedule_conservativeness,
+        stream_interval=args.serving.stream_interval,
         overlap=not schedule.disable_overlap_schedule,
         decode_log_interval=args.observability.decode_log_interval,
         rank=tp_rank,

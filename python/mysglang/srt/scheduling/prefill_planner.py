@@ -29,14 +29,12 @@ MAX_NEW_ESTIMATE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillLimits:
-    """Token limits of one prefill step, and how often a stream is served."""
+    """Token limits of one prefill step."""
 
     max_prefill_tokens: int
     """New tokens of a step; its first request may exceed it alone when chunking is off."""
     chunked_prefill_size: int | None
     """New tokens of a step with chunking; None: prompts are computed whole."""
-    stream_interval: int = 1
-    """Tokens between two pieces of a streamed answer, where the request does not say."""
 
     @property
     def chunking(self) -> bool:
@@ -144,7 +142,7 @@ class PrefillPlanner:
         if not (alone or self._fits(extend + to_come, step)) or not kv.extend(slot, cached + take):
             kv.release(slot, req.ids[:cached])
             return False
-        self._residency.enter(req, slot, cached=cached, interval=self._limits.stream_interval)
+        self._residency.enter(req, slot, cached=cached)
         step.admitted.append(req)
         step.cached += cached
         step.reserved += to_come

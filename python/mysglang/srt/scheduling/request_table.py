@@ -27,8 +27,10 @@ NON_STREAM_INTERVAL = 50
 class RequestTable:
     """Columns of the running requests. `num_slots` rows, each of `max_context` tokens."""
 
-    def __init__(self, num_slots: int, max_context: int) -> None:
+    def __init__(self, num_slots: int, max_context: int, *, stream_interval: int = 1) -> None:
+        """`stream_interval`: tokens between two pieces of a streamed answer, where the request does not say."""
         self.num_slots = num_slots
+        self._stream_interval = stream_interval
         self.tokens: Ints = np.zeros((num_slots, max_context + 1), dtype=np.int32)
         self.reqs: list[Req | None] = [None] * num_slots
         self.rids: list[str] = [""] * num_slots
@@ -53,8 +55,8 @@ class RequestTable:
         self.cached_tokens: Ints = np.zeros(num_slots, dtype=np.int32)
         self.retractions: Ints = np.zeros(num_slots, dtype=np.int32)
 
-    def open(self, req: Req, slot: int, *, cached: int, interval: int) -> None:
-        """Give `req` its row. `cached` of its tokens are in the KV cache; `interval` is the server's default."""
+    def open(self, req: Req, slot: int, *, cached: int) -> None:
+        """Give `req` its row. `cached` of its tokens are in the KV cache."""
         params = req.sampling
         self.reqs[slot] = req
         self.rids[slot] = req.rid
@@ -66,7 +68,8 @@ class RequestTable:
         self.final_len[slot] = req.final_len
         self.min_len[slot] = req.prompt_len + params.min_new_tokens
         self.sent[slot] = req.sent
-        self.interval[slot] = (params.stream_interval or interval) if req.stream else NON_STREAM_INTERVAL
+        between = params.stream_interval or self._stream_interval
+        self.interval[slot] = between if req.stream else NON_STREAM_INTERVAL
         self.streams[slot] = req.stream
         self.obeys_eos[slot] = not params.ignore_eos
         self.watched[slot] = req.stop_watch.active

@@ -19,12 +19,12 @@ class Residency:
         self._kv = kv
         self._sampling = sampling
 
-    def enter(self, req: Req, slot: int, *, cached: int, interval: int) -> None:
+    def enter(self, req: Req, slot: int, *, cached: int) -> None:
         """`req` starts to run in `slot`, which `KvManager.open` gave, with `cached` tokens in the KV cache already."""
         if not req.started:
             req.started = True
             req.cached_tokens = cached
-        self._table.open(req, slot, cached=cached, interval=interval)
+        self._table.open(req, slot, cached=cached)
         self._sampling.open(slot, req.sampling)
         if req.logprobs is not None and not req.logprobs.prompt_done:
             req.logprobs.open_prompt(int(req.ids[0]))
