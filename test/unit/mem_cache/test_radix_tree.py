@@ -7,7 +7,8 @@ import pytest
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.evict_policy import Evictable, lru
-from mysglang.srt.mem_cache.radix_tree import RadixTree, TreeNode, shortened
+from mysglang.srt.mem_cache.radix_tree import RadixTree, shortened
+from mysglang.srt.mem_cache.tree_node import TreeNode
 
 
 def ints(values: Sequence[int]) -> Ints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache, PrefixMatch
-from mysglang.srt.mem_cache.radix_tree import NO_PAGES, NamespaceRoot, TreeNode
+from mysglang.srt.mem_cache.tree_node import NO_PAGES, NamespaceRoot, TreeNode
 
 
 class ChunkCache(PrefixCache):

@@ -24,8 +24,8 @@ import numpy as np
 from mysglang.srt.forward.worker_batch import Ints, TableWrites
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache, PrefixMatch
-from mysglang.srt.mem_cache.radix_tree import TreeNode
 from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool
+from mysglang.srt.mem_cache.tree_node import TreeNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

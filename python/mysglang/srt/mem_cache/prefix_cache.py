@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
-from mysglang.srt.mem_cache.radix_tree import TreeNode
+from mysglang.srt.mem_cache.tree_node import TreeNode
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,44 +17,7 @@ import numpy as np
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.evict_policy import EvictPolicy
-
-REMOVED = -1
-NO_PAGES: Ints = np.zeros(0, np.int32)
-
-
-class TreeNode:
-    """A run of pages below `parent`. Outside of the tree it is an opaque handle: only `end` is of interest.
-
-    A node keeps its identity when it is split: it becomes the lower part, so what was locked stays locked.
-    """
-
-    __slots__ = ("children", "end", "key", "last_access", "lock_ref", "parent", "queued", "serial", "value")
-
-    def __init__(self, parent: TreeNode | None, key: Ints, value: Ints, serial: int) -> None:
-        self.parent = parent
-        self.key = key
-        """Token ids, len(value) * page_size of them; never written to."""
-        self.value = value
-        """Page numbers."""
-        self.end: int = len(value) + (parent.end if parent else 0)
-        """Pages from the root to the end of this node; REMOVED once evicted."""
-        self.serial = serial
-        self.children: dict[int | bytes, TreeNode] = {}
-        self.lock_ref = 0
-        """Rows that stand here or below."""
-        self.last_access = 0
-        self.queued = False
-        """Whether an entry for this node is in the eviction queue."""
-
-
-class NamespaceRoot(TreeNode):
-    """The empty node above all prefixes of a namespace. It goes when nothing stands below and no row stands on it."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str, serial: int) -> None:
-        super().__init__(None, NO_PAGES, NO_PAGES, serial)
-        self.name = name
+from mysglang.srt.mem_cache.tree_node import NO_PAGES, REMOVED, NamespaceRoot, TreeNode
 
 
 class RadixTree:
