@@ -43,10 +43,12 @@ class Asker:
         self._client = client
         self._backend = backend
         self._options = options
+        self._prepared: list[Prompt] = []
         self._bodies: dict[int, bytes] = {}
 
     def prepare(self, prompts: list[Prompt]) -> None:
         """Make the bodies beforehand: encoding thousands of long prompts would hold up the clock."""
+        self._prepared = prompts  # as long as they live, their ids are theirs alone
         self._bodies = {id(prompt): self._body(prompt) for prompt in prompts}
 
     async def ask(self, prompt: Prompt) -> RequestRecord:

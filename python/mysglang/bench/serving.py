@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -124,6 +125,8 @@ async def run(options: argparse.Namespace) -> Run:
         await server.flush_cache()
     asker.prepare(prompts)
     chunks_before = asker.chunks
+    gc.collect()
+    gc.freeze()  # going through the prompts again would be a pause in every stream
     arrivals = arrival_times(len(prompts), options.request_rate, np.random.default_rng(options.seed))
     with tqdm(total=len(prompts), disable=options.disable_tqdm) as bar:
         load = await run_load(prompts, asker.ask, arrivals, options.max_concurrency, bar.update)

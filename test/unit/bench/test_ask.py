@@ -1,6 +1,7 @@
 """The HTTP client and what reads its pieces, against a server that says exactly what it is told to."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -37,20 +38,31 @@ class Script:
     def __init__(self, *pieces: bytes) -> None:
         self.pieces = pieces
         self.asked = b""
+        self._over = asyncio.Event()
+        self._serving: set[asyncio.Task[None] | None] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._serving.add(asyncio.current_task())
         head = await reader.readuntil(b"\r\n\r\n")
         length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if b"Content-Length" in line), 0)
         self.asked = head + await reader.readexactly(length)
         for piece in self.pieces:
             writer.write(piece)
-            await asyncio.sleep(PAUSE_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), PAUSE_S)
+            if self._over.is_set():
+                break
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
+        """Its URL. Leaving ends whatever it is still saying."""
         async with await asyncio.start_server(self.serve, "127.0.0.1", 0) as server:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            self._over.set()
+            await asyncio.gather(*(task for task in self._serving if task is not None))
 
 
 async def asked(script: Script, *, stream: bool = True, name: str = "sglang") -> RequestRecord:

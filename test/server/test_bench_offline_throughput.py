@@ -1,0 +1,50 @@
+"""bench_offline_throughput as its users run it: a table, the same as JSON, and every token that was asked for."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.server_process import REPOSITORY
+
+SHARED = ["--dataset-name", "generated-shared-prefix", "--gsp-num-groups", "2", "--gsp-prompts-per-group", "3"]
+LENGTHS = ["--gsp-system-prompt-len", "32", "--gsp-question-len", "8", "--gsp-output-len", "5"]
+
+
+def bench(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mysglang.bench_offline_throughput", *SHARED, *LENGTHS, *options],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY / "python")},
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("options", [[], ["--skip-tokenizer-init", "--skip-warmup", "--disable-radix-cache"]])
+def test_the_tool(tmp_path: Path, options: list[str]) -> None:
+    path = tmp_path / "out.jsonl"
+    done = bench("--result-filename", str(path), *options)
+    assert done.returncode == 0, done.stderr
+    *_, last = done.stdout.splitlines()
+    figures: dict[str, Any] = json.loads(last)
+    assert json.loads(path.read_text()) == figures
+    assert (figures["successful_requests"], figures["total_output_tokens"]) == (6, 30)
+    assert figures["total_throughput"] == pytest.approx(figures["input_throughput"] + figures["output_throughput"])
+    assert "Offline Throughput Benchmark Result" in done.stdout
+    assert f"{'Total generated tokens:':<40} 30" in done.stdout
+    if options:
+        # Ids have exactly the length that was asked for.
+        assert (figures["total_input_tokens"], figures["total_cached_tokens"]) == (6 * 40, 0)
+    else:
+        assert figures["total_cached_tokens"] >= 4 * 28
+
+
+def test_what_cannot_be_is_refused() -> None:
+    done = bench("--model-path", "/nowhere/at/all")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and "/nowhere/at/all" in done.stderr
