@@ -6,7 +6,7 @@ route's fields.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import orjson
@@ -91,11 +91,16 @@ def too_deep(data: object) -> bool:
     """Whether lists and objects nest more than MAX_DEPTH levels."""
     level = [data]
     for _ in range(MAX_DEPTH):
-        values = (item.values() if isinstance(item, dict) else item for item in level)
-        level = [inner for group in values for inner in group if isinstance(inner, dict | list)]  # type: ignore[attr-defined]
+        level = [inner for item in level for inner in _inside(item) if isinstance(inner, dict | list)]
         if not level:
             return False
     return True
+
+
+def _inside(item: object) -> Iterable[object]:
+    if isinstance(item, dict):
+        return item.values()
+    return item if isinstance(item, list) else ()
 
 
 def validate(model: type[Model], data: dict[str, object]) -> Model:

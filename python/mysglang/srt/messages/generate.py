@@ -91,7 +91,7 @@ def parse_generate(data: Mapping[str, object]) -> GenerateReqInput:
         clips: bool | list[bool] = ["max_new_tokens" not in entry for entry in params]
         return _convert({**fields, "sampling_params": parsed, "clip_max_new_tokens": clips}, GenerateReqInput, "")
     one = parse_sampling_params(params, "sampling_params")
-    clip = "max_new_tokens" not in params  # type: ignore[operator]  # parsed, so a mapping
+    clip = isinstance(params, Mapping) and "max_new_tokens" not in params
     return _convert({**fields, "sampling_params": one, "clip_max_new_tokens": clip}, GenerateReqInput, "")
 
 
