@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, precondition, rule
 
+from fixtures.traffic import CountingMachine, drive
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager
@@ -64,12 +64,11 @@ def marks(namespace: str, ids: tuple[int, ...]) -> list[int]:
     return found
 
 
-class ManagerMachine(RuleBasedStateMachine):
+class ManagerMachine(CountingMachine):
     """Requests come, grow in chunks and by single tokens, and go; memory is short, and the cache full."""
 
     page_size = 1
     cache: PrefixCacheName = "radix"
-    steps = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,16 +292,7 @@ class ManagerMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize(("page_size", "cache"), [(1, "radix"), (2, "radix"), (16, "radix"), (2, "chunk")])
 def test_random_traffic(page_size: int, cache: PrefixCacheName) -> None:
     class Machine(ManagerMachine):
-        steps = 0
+        """With settings and steps of its own."""
 
     Machine.page_size, Machine.cache = page_size, cache
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=80,
-            stateful_step_count=50,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        ),
-    )
-    assert Machine.steps > 1500, "too little traffic to say much"
+    drive(Machine)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, precondition, rule
 
+from fixtures.traffic import CountingMachine, drive
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import PrefixMatch
@@ -74,11 +74,10 @@ def slowly_evicted(tree: RadixTree, wanted: int) -> list[int]:
     return taken
 
 
-class CacheMachine(RuleBasedStateMachine):
+class CacheMachine(CountingMachine):
     """Rows stand on the cache, hand pages over and leave; matches are kept for later; memory is always short."""
 
     page_size = 1
-    steps = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,19 +219,10 @@ class CacheMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("page_size", [1, 2, 16])
 def test_random_traffic(page_size: int) -> None:
     class Machine(CacheMachine):
-        steps = 0
+        """With settings and steps of its own."""
 
     Machine.page_size = page_size
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=80,
-            stateful_step_count=50,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        ),
-    )
-    assert Machine.steps > 1500, "too little traffic to say much"
+    drive(Machine)
 
 
 def test_a_reset_with_rows_open_is_refused() -> None:

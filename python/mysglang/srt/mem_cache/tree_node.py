@@ -1,4 +1,4 @@
-"""TreeNode: a run of cached pages, and an opaque handle for whoever stands on it. What it means is the tree's business."""
+"""TreeNode: a run of cached pages; an opaque handle for whoever stands on one, and meaningful to the tree alone."""
 
 from __future__ import annotations
 
