@@ -14,10 +14,10 @@ import httpx
 import psutil
 import pytest
 
+from fixtures.private_folder import is_private
 from fixtures.server_process import ServerProcess, all_gone
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.utils.exit_codes import ExitCode
-from mysglang.srt.utils.network import is_private
 
 SCHEDULER, DETOKENIZER = "mysglang::scheduler_TP0", "mysglang::detokenizer"
 QUIET = ("--log-level", "warning")

@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fixtures.private_folder import is_private
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.entrypoints.launcher import ChildModules, Subprocesses, find_model
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.hardware import Hardware
-from mysglang.srt.utils.network import is_private
 
 TESTS = Path(__file__).parents[2]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.private_folder import is_private
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.network import (
     bind_http_socket,
     http_url,
     ipc_endpoint,
-    is_private,
     make_ipc_dir,
     remove_ipc_dir,
 )

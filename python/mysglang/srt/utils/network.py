@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import socket
-import stat
 import tempfile
 from pathlib import Path
 
@@ -77,12 +76,6 @@ def _ipc_parents() -> list[Path]:
     candidates = [Path(runtime)] if runtime else []
     candidates += [Path(tempfile.gettempdir()), Path("/tmp")]
     return [path for path in candidates if path.is_dir() and os.access(path, os.W_OK | os.X_OK)]
-
-
-def is_private(directory: Path) -> bool:
-    """Whether only its owner, who is this user, can enter it."""
-    status = directory.stat()
-    return status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU
 
 
 def _why_not_bound(host: str, port: int, error: OSError) -> str:
