@@ -69,7 +69,7 @@ MAY_IMPORT = {
     ".bench_serving": ".bench",
     ".bench_one_batch": ".bench entrypoints server_args configs managers.worker_factory",
     ".bench_offline_throughput": ".bench entrypoints server_args",
-    ".eval": "entrypoints server_args sampling",
+    ".eval": "entrypoints server_args args parser",
     ".lang": "",
     ".assets": "",
 }

@@ -3,23 +3,20 @@
 Knows templates. Knows no server and no engine: a served model renders the same template by itself.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Template
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mysglang.eval.tiny_world.items import Item
+from mysglang.srt.args.resolve import EMBEDDED_MODEL
+from mysglang.srt.parser.jinja_environment import chat_environment
 
-TINY = Path(__file__).parents[1] / "assets" / "tiny"
+TINY = EMBEDDED_MODEL
 
 
 def chat_template(folder: Path = TINY) -> Template:
-    """The template of a model folder, with `tojson` as Hugging Face has it. Raises FileNotFoundError without one."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = _to_json
-    return environment.from_string((folder / "chat_template.jinja").read_text(encoding="utf-8"))
+    """The template of a model folder, in the server's own sandbox. Raises FileNotFoundError without one."""
+    return chat_environment().from_string((folder / "chat_template.jinja").read_text(encoding="utf-8"))
 
 
 def prompt_text(template: Template, item: Item) -> str:
@@ -32,7 +29,3 @@ def prompt_text(template: Template, item: Item) -> str:
         enable_thinking=item.thinking,
         add_generation_prompt=True,
     )
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
