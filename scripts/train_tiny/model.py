@@ -29,13 +29,23 @@ class Shape:
     def config(self) -> dict[str, object]:
         """The Hugging Face config of this shape."""
         return {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", **asdict(self), "hidden_act": "silu",
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            **asdict(self),
+            "hidden_act": "silu",
             "attention_bias": False,
-            "attention_dropout": 0.0, "mlp_bias": False, "tie_word_embeddings": True, "initializer_range": 0.02,
+            "attention_dropout": 0.0,
+            "mlp_bias": False,
+            "tie_word_embeddings": True,
+            "initializer_range": 0.02,
             "use_cache": True,
-            "rope_scaling": None, "pretraining_tp": 1, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0,
+            "rope_scaling": None,
+            "pretraining_tp": 1,
+            "bos_token_id": None,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
             "torch_dtype": "bfloat16",
-        }  # fmt: skip
+        }
 
 
 class Attention(nn.Module):

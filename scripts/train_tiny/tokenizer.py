@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
+from data import CONTEXT, END_OF_TEXT
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mysglang.eval.tiny_world import render, world
 
 VOCAB_SIZE = 4096
-CONTEXT = 2048
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SPECIAL = (END_OF_TEXT, "<|im_start|>", render.END)
 # Visible when special tokens are skipped: a parser looks for them in the text.
 MARKERS = (
     "<think>",
@@ -75,8 +75,8 @@ def _write_config(folder: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": CONTEXT,
         "bos_token": None,
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
+        "eos_token": render.END,
+        "pad_token": END_OF_TEXT,
         "unk_token": None,
         "add_bos_token": False,
         "clean_up_tokenization_spaces": False,
