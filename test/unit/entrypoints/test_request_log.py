@@ -97,6 +97,15 @@ async def test_a_failure_is_told_and_passed_on(caplog: pytest.LogCaptureFixture)
     assert caplog.messages[-1].startswith("Fail: rid=r2, Overloaded")
 
 
+async def test_a_name_that_would_write_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    request = GenerateReqInput(text="x", rid="a\n[2026-01-01] ERROR: gone" + "!" * 1000)
+    with pytest.raises(Overloaded):
+        async for _ in logged(TwoChunks(Overloaded("full"))).generate_request(request):
+            pass
+    assert all("\n" not in line and len(line) < 500 for line in caplog.messages)
+    assert "a\\n[2026-01-01] ERROR: gone!" in caplog.messages[0]
+
+
 async def test_leaving_early_closes_the_request() -> None:
     inner = TwoChunks()
     chunks = logged(inner).generate_request(GenerateReqInput(text="x"))

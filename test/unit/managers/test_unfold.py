@@ -94,6 +94,7 @@ def test_cache_namespaces_do_not_collide() -> None:
         ({"text": ["a", "b"], "sampling_params": [SamplingParams(), SamplingParams(top_p=2.0)]}, "top_p"),
         ({"text": "a", "sampling_params": SamplingParams(stop_token_ids=[VOCAB])}, "stop_token_ids"),
         ({"text": "a", "rid": ["r"]}, "rid"),
+        ({"text": "a", "rid": "r\nERROR: gone"}, "rid"),
         ({"text": ["a", "b"], "rid": ["r"]}, "rid"),
         ({"text": ["a", "b"], "rid": ["r", "r"]}, "rid"),
         ({"text": "a", "rid": ""}, "rid"),

@@ -19,6 +19,9 @@ from mysglang.srt.sampling.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
+MAX_RID_SHOWN = 300
+"""Characters."""
+
 
 class LoggedManager:
     """In the place of the manager that it logs for: `entrypoints.front.Manager`."""
@@ -51,7 +54,7 @@ class LoggedManager:
                     yield chunk
         except Exception as error:
             if not obj.no_logs:
-                logger.info("Fail: rid=%s, %s, %.3f s", obj.rid, type(error).__name__, time.perf_counter() - begun)
+                logger.info("Fail: rid=%s, %s, %.3f s", _shown(obj), type(error).__name__, time.perf_counter() - begun)
             raise
 
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
@@ -76,7 +79,13 @@ def _coming(obj: GenerateReqInput) -> str:
         size = f"input_ids of {', '.join(map(str, sizes[:8]))} tokens"
         count = len(sizes)
     params = obj.sampling_params[0] if isinstance(obj.sampling_params, list) else obj.sampling_params
-    return f"rid={obj.rid}, {count} x {size}, stream={obj.stream}, {_not_default(params)}"
+    return f"rid={_shown(obj)}, {count} x {size}, stream={obj.stream}, {_not_default(params)}"
+
+
+def _shown(obj: GenerateReqInput) -> str:
+    """The rid on one short line, whatever the client wrote: nobody has checked it yet."""
+    text = str(obj.rid)[:MAX_RID_SHOWN]
+    return text if text.isprintable() else ascii(text)
 
 
 def _not_default(params: SamplingParams) -> str:

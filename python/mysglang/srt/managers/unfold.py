@@ -170,8 +170,9 @@ def _rids(rid: str | list[str] | None, count: int, n: int, batch: bool) -> tuple
     if isinstance(rid, list):
         bases = _per_prompt("rid", rid, count, batch)
     rids = bases if n == 1 else [f"{base}_{copy}" for base in bases for copy in range(n)]
-    if any(not 0 < len(one) <= MAX_RID_LENGTH for one in (name, *bases)):
-        raise InvalidRequest(f"rid must have 1 to {MAX_RID_LENGTH} characters.", param="rid")
+    # Printable, because names stand in logs: a line break would let a client write lines of its own.
+    if any(not 0 < len(one) <= MAX_RID_LENGTH or not one.isprintable() for one in (name, *bases)):
+        raise InvalidRequest(f"rid must have 1 to {MAX_RID_LENGTH} printable characters.", param="rid")
     if len(set(rids)) != len(rids):
         raise InvalidRequest("rid: every request of a batch needs its own.", param="rid")
     return name, rids
