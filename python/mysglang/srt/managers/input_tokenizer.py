@@ -74,10 +74,10 @@ class InputTokenizer:
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Raises InvalidRequest for ids outside the vocabulary."""
-        tokenizer = self._need_tokenizer("decoding")
+        tokenizer = self._need_tokenizer("decoding", "input_ids")
 
         def work() -> str:
-            self._check_ids(ids, "tokens")
+            self._check_ids(ids, "input_ids")
             return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
         return await self._pool.run(len(ids), work)
@@ -127,10 +127,11 @@ class InputTokenizer:
                 raise self._too_long(f"at least {at_least}")
         return tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
 
-    def _need_tokenizer(self, what: str) -> Tokenizer:
+    def _need_tokenizer(self, what: str, field: str = "") -> Tokenizer:
+        """`what`: for what it is needed; `field`: which field asks for that, if it has another name."""
         if self._tokenizer is None:
             message = f"{what} needs a tokenizer, and this server runs without one (--skip-tokenizer-init)."
-            raise InvalidRequest(message, param=what)
+            raise InvalidRequest(message, param=field or what)
         return self._tokenizer
 
     def _check_ids(self, ids: Sequence[int], field: str) -> None:

@@ -6,6 +6,7 @@ A wire struct: verified once where a request arrives, trusted everywhere after t
 from __future__ import annotations
 
 import math
+import reprlib
 
 import msgspec
 
@@ -70,7 +71,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Raise InvalidRequest, naming the first field that is out of its range and the range."""
         for name, ok, limit in self._rules():
             if not ok:
-                raise InvalidRequest(f"{name} must be {limit}, got {getattr(self, name)!r}.", param=name)
+                # Shortened: what a client sent too much of is not sent back to it.
+                raise InvalidRequest(f"{name} must be {limit}, got {reprlib.repr(getattr(self, name))}.", param=name)
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", list(self.logit_bias))):
             if wrong := [i for i in ids if not 0 <= i < vocab_size]:
                 message = f"{name}: token id {wrong[0]} is outside the vocabulary (0 to {vocab_size - 1})."

@@ -201,6 +201,12 @@ async def test_the_echoed_prompt_has_logprobs_and_offsets(kind: str) -> None:
         ({"prompt": {"text": "a"}}, "prompt", "must be a string, a list of strings"),
         ({"prompt": [600]}, "prompt", "token id 600 is outside the vocabulary (0 to 599)"),
         ({"prompt": [-1]}, "prompt", "outside the vocabulary"),
+        ({"prompt": [600], "echo": True}, "prompt", "prompt: token id 600 is outside the vocabulary (0 to 599)"),
+        (
+            {"stop": ["x" * 9] * 40},
+            "stop",
+            "a list of at most 32 strings, got ['xxxxxxxxx', 'xxxxxxxxx', 'xxxxxxxxx', 'xx",
+        ),
         ({"prompt": [1 << 40]}, "prompt", "outside the vocabulary"),
         ({"prompt": [5] * CONTEXT_LEN}, "prompt", f"({CONTEXT_LEN} tokens) is longer than the model's context length"),
         ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
@@ -240,3 +246,10 @@ async def test_a_server_without_a_tokenizer_takes_ids() -> None:
     for response in refused:
         assert response.status_code == 400
         assert "tokenizer" in response.json()["message"]
+
+
+async def test_a_refused_value_is_not_sent_back_whole() -> None:
+    async with serve() as served:
+        response = await served.post(PATH, asked(logit_bias={str(i): 1.0 for i in range(100_000)}))
+    assert response.status_code == 400
+    assert len(response.content) < 2000

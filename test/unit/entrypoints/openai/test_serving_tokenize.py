@@ -83,3 +83,4 @@ async def test_without_a_tokenizer() -> None:
             response = await served.post(path, body)
             assert response.status_code == 400
             assert "tokenizer" in response.json()["message"]
+            assert response.json()["param"] in body
