@@ -119,6 +119,7 @@ def test_bad_requests_are_refused_by_name(engine: Engine) -> None:
 def test_flush_and_info(engine: Engine) -> None:
     assert engine.flush_cache().success
     info = engine.get_server_info()
+    assert "api_key" not in info
     assert info["page_size"] == 1
     assert info["scheduler_info"]["max_total_num_tokens"] > 0
     assert info["internal_states"][0]["evictable_tokens"] == 0

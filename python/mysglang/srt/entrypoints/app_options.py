@@ -19,6 +19,11 @@ HEARTBEAT_LIMIT_S = 20.0
 SECRETS = frozenset({"api_key", "admin_api_key"})
 
 
+def public_options(args: ServerArgs) -> dict[str, Any]:
+    """Every option by its name, without the secret ones."""
+    return {name: value for name, value in args.flat().items() if name not in SECRETS}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
     """The defaults are those of a server with no option given."""
@@ -55,7 +60,7 @@ class AppOptions:
             incremental_streaming_output=serving.incremental_streaming_output,
             heartbeat_limit_s=min(HEARTBEAT_LIMIT_S, args.observability.watchdog_timeout),
             model_info=_model_info(args, model, name),
-            server_info={key: value for key, value in args.flat().items() if key not in SECRETS},
+            server_info=public_options(args),
         )
 
 

@@ -21,6 +21,7 @@ import msgspec
 import uvloop
 
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.entrypoints.app_options import public_options
 from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.entrypoints.native_responses import answer, responses
 from mysglang.srt.entrypoints.runtime import ReadyFront, Runtime
@@ -125,10 +126,10 @@ class Engine:
         """The options, what the scheduler found out about itself, and what it holds now."""
         state = self._await(self._front.tokenizer_manager.get_internal_state())
         return {
-            **self.server_args.flat(),
+            **public_options(self.server_args),
             "version": __version__,
-            "scheduler_info": msgspec.to_builtins(self._front.facts),
-            "internal_states": [msgspec.to_builtins(state)],
+            "scheduler_info": msgspec.structs.asdict(self._front.facts),
+            "internal_states": [msgspec.structs.asdict(state)],
         }
 
     def shutdown(self) -> None:
