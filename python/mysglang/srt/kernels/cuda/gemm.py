@@ -1,8 +1,8 @@
-"""Matrix products of one to four rows in Triton; for more rows, or where it is better, cuBLAS.
+"""Matrix products of a few rows in Triton; for more rows, or where it is better, cuBLAS.
 
-Such a product is as fast as its weights are read. Each program reads a few rows of the weight, the next tile while it
-multiplies the last, and the first tile before the kernel ahead of it is done. Multiplications are float32 on plain
-cores: tensor cores would only be waiting. Every sum has a fixed order, so results are the same in every run.
+Such a product is as fast as its weights are read. Each program reads a few rows of the weight: the next tile while it
+multiplies the last, and the first tile before the kernel ahead of it is done. Every sum has a fixed order, so results
+are the same in every run.
 """
 
 import torch.nn.functional as F
@@ -13,16 +13,69 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mysglang.srt.kernels.cuda.overlap import overlapping
 
-ALWAYS_ROWS = 2
-"""Up to here reading weights takes longer than multiplying, whatever their shape."""
-MOST_ROWS = 4
-MOST_PRODUCTS = 1 << 24
-"""Above two rows multiplying is what takes the time. Less than this many products are done in about the time by which
-cuBLAS starts and ends later than the kernel here."""
+PLAIN_ROWS = 2
+"""Up to here plain multiplications keep up with reading, whatever the shape of the weight."""
+DOT_ROWS = 16
+"""The most rows that fit one tensor core product."""
+DOT_WEIGHT = 1 << 22
+"""Values of the largest weight that is multiplied here on tensor cores: beyond, cuBLAS makes up for its slower start
+and end, since its programs share the rows that here each reads for itself."""
 
 
 @triton.jit
-def _few_rows_kernel(
+def _products(weights, x, k, inputs, FOLD: tl.constexpr):
+    """One row of x times a tile of weights [OUTPUTS, INPUTS], FOLD neighbouring products added."""
+    values = tl.load(x + k, mask=k < inputs, other=0.0).to(tl.float32)
+    products = weights * values[None, :]
+    if FOLD > 1:
+        products = tl.sum(tl.reshape(products, (weights.shape[0], weights.shape[1] // FOLD, FOLD)), 2)
+    return products
+
+
+@triton.jit
+def _plain_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    x_stride,
+    outputs,
+    inputs,
+    HAS_BIAS: tl.constexpr,
+    TWO: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    FOLD: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """OUTPUTS columns of the result, of one row or of TWO, multiplied in float32 without tensor cores."""
+    if OVERLAP:
+        gdc_launch_dependents()
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    k = tl.arange(0, INPUTS)
+    exists = n[:, None] < outputs
+    tile = weight + n.to(tl.int64)[:, None] * inputs + k[None, :]
+    ahead = tl.load(tile, mask=exists & (k[None, :] < inputs), other=0.0)
+    if OVERLAP:
+        gdc_wait()
+    first = tl.zeros((OUTPUTS, INPUTS // FOLD), tl.float32)
+    second = tl.zeros((OUTPUTS, INPUTS // FOLD), tl.float32)
+    for at in range(0, inputs, INPUTS):
+        weights = ahead.to(tl.float32)
+        ahead = tl.load(tile + at + INPUTS, mask=exists & (at + INPUTS + k[None, :] < inputs), other=0.0)
+        first += _products(weights, x + at, k, inputs - at, FOLD)
+        if TWO:
+            second += _products(weights, x + x_stride + at, k, inputs - at, FOLD)
+    added = tl.zeros((OUTPUTS,), tl.float32)
+    if HAS_BIAS:
+        added = tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)
+    tl.store(out + n, tl.sum(first, 1) + added, mask=n < outputs)
+    if TWO:
+        tl.store(out + outputs + n, tl.sum(second, 1) + added, mask=n < outputs)
+
+
+@triton.jit
+def _dot_kernel(
     x,
     weight,
     bias,
@@ -35,89 +88,108 @@ def _few_rows_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    FOLD: tl.constexpr,
+    PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """OUTPUTS columns of the result for all rows. Of ROWS > 1 each FOLD neighbouring products are added at once."""
+    """OUTPUTS columns of the result for all rows on tensor cores; of a tile's inputs each warp multiplies one part."""
     if OVERLAP:
         gdc_launch_dependents()
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    k = tl.arange(0, INPUTS)
-    exists = n[:, None] < outputs
-    tile = weight + n.to(tl.int64)[:, None] * inputs + k[None, :]
-    ahead = tl.load(tile, mask=exists & (k[None, :] < inputs), other=0.0)
+    row = tl.arange(0, ROWS)
+    k = tl.arange(0, PARTS)[:, None] * INPUTS + tl.arange(0, INPUTS)[None, :]
+    exists = n[None, None, :] < outputs
+    tile = weight + n.to(tl.int64)[None, None, :] * inputs + k[:, :, None]
+    ahead = tl.load(tile, mask=exists & (k[:, :, None] < inputs), other=0.0)
     if OVERLAP:
         gdc_wait()
-    sums = ()
-    for _ in tl.static_range(ROWS):
-        sums += (tl.zeros((OUTPUTS, INPUTS // FOLD), tl.float32),)
-    for at in range(0, inputs, INPUTS):
-        weights = ahead.to(tl.float32)
-        ahead = tl.load(tile + at + INPUTS, mask=exists & (at + INPUTS + k[None, :] < inputs), other=0.0)
-        added = ()
-        for row in tl.static_range(ROWS):
-            inside = (at + k < inputs) & (row < rows)
-            values = tl.load(x + row * x_stride + at + k, mask=inside, other=0.0).to(tl.float32)
-            products = weights * values[None, :]
-            if FOLD > 1:
-                products = tl.sum(tl.reshape(products, (OUTPUTS, INPUTS // FOLD, FOLD)), 2)
-            added += (sums[row] + products,)
-        sums = added
-    for row in tl.static_range(ROWS):
-        total = tl.sum(sums[row], 1)
-        if HAS_BIAS:
-            total += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)
-        tl.store(out + row * outputs + n, total, mask=(n < outputs) & (row < rows))
+    source = x + row[None, :, None] * x_stride + k[:, None, :]
+    sums = tl.zeros((PARTS, ROWS, OUTPUTS), tl.float32)
+    for at in range(0, inputs, PARTS * INPUTS):
+        weights = ahead
+        values = tl.load(source + at, mask=(row[None, :, None] < rows) & (at + k[:, None, :] < inputs), other=0.0)
+        beyond = at + PARTS * INPUTS
+        ahead = tl.load(tile + beyond, mask=exists & (beyond + k[:, :, None] < inputs), other=0.0)
+        sums = tl.dot(values, weights, sums, input_precision="ieee")
+    total = tl.sum(sums, 0)
+    inside = (row[:, None] < rows) & (n[None, :] < outputs)
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + row[:, None] * outputs + n[None, :], total, mask=inside)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """As `kernels.gemm.linear`."""
-    outputs, inputs = weight.shape
-    rows = x.numel() // inputs
-    if not is_for_few_rows(rows, outputs, inputs) or not weight.is_contiguous() or not dense_rows(x):
+    rows = x.numel() // weight.shape[1]
+    if not weight.is_contiguous() or not _rows_are_dense(x):
         return F.linear(x, weight, bias)
+    if 0 < rows <= PLAIN_ROWS:
+        return _plain(x, weight, bias, rows)
+    if PLAIN_ROWS < rows <= DOT_ROWS and weight.numel() <= DOT_WEIGHT:
+        return _dot(x, weight, bias, rows)
+    return F.linear(x, weight, bias)
+
+
+def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    outputs, inputs = weight.shape
     out = x.new_empty(*x.shape[:-1], outputs)
-    block_outputs, block_inputs, warps = tile_of(rows, outputs, inputs)
-    _few_rows_kernel[(triton.cdiv(outputs, block_outputs),)](
+    block_outputs, block_inputs, warps = plain_tile(rows, outputs, inputs)
+    _plain_kernel[(triton.cdiv(outputs, block_outputs),)](
         x,
         weight,
         weight if bias is None else bias,
         out,
-        inputs if x.dim() == 1 else x.stride(0),
-        rows,
+        x.stride(0),
         outputs,
         inputs,
         HAS_BIAS=bias is not None,
-        ROWS=triton.next_power_of_2(rows),
+        TWO=rows == 2,
         OUTPUTS=block_outputs,
         INPUTS=block_inputs,
-        FOLD=8 if rows > 1 else 1,
+        FOLD=8 if rows == 2 else 1,
         num_warps=warps,
         **overlapping(x),
     )
     return out
 
 
-def is_for_few_rows(rows: int, outputs: int, inputs: int) -> bool:
-    """Whether the kernel here is the better one."""
-    if rows <= ALWAYS_ROWS:
-        return rows > 0
-    return rows <= MOST_ROWS and MOST_ROWS * outputs * inputs < MOST_PRODUCTS
-
-
-def tile_of(rows: int, outputs: int, inputs: int) -> tuple[int, int, int]:
+def plain_tile(rows: int, outputs: int, inputs: int) -> tuple[int, int, int]:
     """(outputs, inputs, warps) of one program.
 
-    A thread has eight loads of 16 bytes on their way for one row, four or two where it holds more. With 256 inputs to
-    a warp, every thread finds its own values of x at once.
+    Measured over the shapes of five models: 2 KB of a weight's row at a time keeps reads long and leaves little of a
+    tile outside. Weights with few outputs go into larger programs, so that all of them are on their way at once.
     """
+    if inputs <= 1024:
+        return 4, 512, 4 // rows
     if rows == 1:
-        if inputs > 2048:
-            return 2, 4096, 4
-        return (2, 2048, 2) if inputs > 1024 else (16, 512, 4)
-    return (4, 1024, 4) if outputs >= 4096 else (4, 2048, 8)
+        return (2, 2048, 8) if outputs < 2048 else (2, 1024, 4)
+    return (4, 2048, 8) if outputs < 4096 else (4, 1024, 4)
 
 
-def dense_rows(x: Tensor) -> bool:
+def _dot(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    outputs, inputs = weight.shape
+    out = x.new_empty(*x.shape[:-1], outputs)
+    parts = 8 if inputs >= 2048 else 2
+    _dot_kernel[(triton.cdiv(outputs, 8),)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        x.stride(0),
+        rows,
+        outputs,
+        inputs,
+        HAS_BIAS=bias is not None,
+        ROWS=DOT_ROWS,
+        OUTPUTS=8,
+        INPUTS=512 // x.element_size(),
+        PARTS=parts,
+        num_warps=parts,
+        num_stages=1,
+        **overlapping(x),
+    )
+    return out
+
+
+def _rows_are_dense(x: Tensor) -> bool:
     """Whether x is [inputs] or [rows, inputs] with nothing between the values of a row."""
     return x.dim() <= 2 and x.stride(-1) == 1
