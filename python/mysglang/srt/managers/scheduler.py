@@ -6,7 +6,6 @@ and what a worker is, it does not know. Parts are made in `scheduler_builder.py`
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,8 +32,6 @@ from mysglang.srt.scheduling.role import Role
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.scheduling.step_planner import StepPlanner
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
-
-logger = logging.getLogger(__name__)
 
 IDLE_WAIT_MS = 200
 """How long an idle scheduler sleeps at most before it looks around; a message wakes it at once."""
@@ -109,12 +106,14 @@ class Scheduler:
         rids = list(self.reqs) if message.abort_all else [message.rid]
         reason = Abort(message.message, message.status)
         aborted = [self.reqs[rid] for rid in rids if rid in self.reqs]
+        waiting = []
         for req in aborted:
             if req.slot != NO_SLOT:
                 self._parts.results.end(req.slot, reason, lane)
             elif self._parts.role.abort(req.rid) is None:
-                self._parts.waiting.remove([req])
+                waiting.append(req)
             req.finish = reason
+        self._parts.waiting.remove(waiting)
         self._answer(aborted)
 
     def get_next_batch_to_run(self, lane: Lane) -> ScheduleBatch | None:
