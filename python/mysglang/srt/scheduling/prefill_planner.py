@@ -135,22 +135,19 @@ class PrefillPlanner:
         # may generate is asked for only where somebody else would suffer.
         alone = lane.size == 0 and not step.rows
         take = self._fit(step, cached, extend)
-        if take <= 0 or not (alone or self._fits(extend + to_come, step)):
+        # Opening locks the prefix: what could be evicted before cannot any more.
+        needed = extend + to_come + kv.tokens_to_lock(match)
+        if take <= 0 or not (alone or needed <= kv.available_tokens() - step.reserved):
             return False
         slot = kv.open(match)
-        # Opening locked the prefix: what could have been evicted before cannot any more.
-        if not (alone or self._fits(extend + to_come, step)) or not kv.extend(slot, cached + take):
-            kv.release(slot, req.ids[:cached])
-            return False
+        extended = kv.extend(slot, cached + take)
+        assert extended, "a request was admitted that does not fit"
         self._residency.enter(req, slot, cached=cached)
         step.admitted.append(req)
         step.cached += cached
         step.reserved += to_come
         self._take(req, cached, take, step, lane)
         return True
-
-    def _fits(self, tokens: int, step: PrefillStep) -> bool:
-        return tokens <= self._kv.available_tokens() - step.reserved
 
     def _fit(self, step: PrefillStep, start: int, extend: int) -> int:
         """How many of `extend` tokens after `start` the step takes: all, a whole number of pages, or none."""
