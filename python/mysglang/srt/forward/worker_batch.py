@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.shared_prefix import SharedPrefixes
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -137,6 +138,8 @@ class ModelWorkerBatch:
     forbidden: LogitEdits | None = None
     """Tokens forbidden in this step only (EOS and stop tokens below min_new_tokens)."""
     logprobs: LogprobColumns | None = None
+    shared: SharedPrefixes | None = None
+    """Pages that several rows of a DECODE step read, where reading them once is worth it; None: nothing is shared."""
 
     @property
     def num_rows(self) -> int:
