@@ -1,37 +1,72 @@
 """The buffers of captured steps on the CPU: what a step puts in, and what padding leaves alone."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fixtures.forward_batches import PageRows, Row, worker_batch
+from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
 from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.graph_buffers import SPARE_WRITES, GraphBuffers
-from mysglang.srt.model_executor.padding import padding_decode
+from mysglang.srt.model_executor.graph_buffers import HOST_BUFFERS, SPARE_WRITES, GraphBuffers
 from mysglang.srt.platforms.cpu import CpuPlatform
 
 CPU = torch.device("cpu")
 
 
-def decode_batch(rows: int, pages: PageRows) -> object:
+class Capturable(TorchNativeBackend):
+    """A backend that wants twice the length of each row with the upload, and -1 for padding."""
+
+    def graph_columns(self, size: int) -> Mapping[str, npt.NDArray[Any]]:
+        return {"doubled": np.full((size, 1), -1, dtype=np.int32)}
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        assert list(columns) == ["doubled"]
+        columns["doubled"][: batch.num_rows, 0] = 2 * batch.seq_lens
+        columns["doubled"][batch.num_rows :] = -1
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        raise NotImplementedError
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        raise NotImplementedError
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
+        raise NotImplementedError
+
+    def covers(self, seq_lens: Ints) -> bool:
+        raise NotImplementedError
+
+
+def decode_batch(rows: int, pages: PageRows) -> ModelWorkerBatch:
     return worker_batch([Row(slot, [-1], 3 * slot) for slot in range(rows)], pages, mode=ForwardMode.DECODE)
+
+
+def make_buffers(size: int, tables: DeviceTables) -> GraphBuffers:
+    pool = MhaKvPool([], num_pages=8, page_size=4, dtype=torch.float32, device=CPU)
+    return GraphBuffers(size, tables, CpuPlatform(), Capturable(pool, tables.pages))
 
 
 def test_padding_touches_nothing_of_a_request() -> None:
     pages = PageRows(page_size=4, num_slots=6, max_context=64)
     tables = DeviceTables(6, 16, CPU)
-    buffers = GraphBuffers(5, tables, CpuPlatform())
-    pool = MhaKvPool([], num_pages=8, page_size=4, dtype=torch.float32, device=CPU)
-    forward = buffers.forward_batch(padding_decode(5, 6), TorchNativeBackend(pool, tables.pages))
+    buffers = make_buffers(5, tables)
     batch = decode_batch(2, pages)
+    forward = buffers.forward_batch(batch)
     assert buffers.fill(batch).tolist() == [1, 4, 1, 1, 1]
     assert forward.slots.tolist() == [0, 1, 6, 6, 6]
     assert forward.seq_lens.tolist() == [1, 4, 1, 1, 1]
     assert forward.positions.tolist() == [0, 3, 0, 0, 0]
     assert forward.input_ids.tolist() == [-1, -1, 0, 0, 0]
     assert forward.out_cache_loc.tolist() == [*batch.out_cache_loc.tolist(), 0, 0, 0]
+    assert forward.attn_columns["doubled"].tolist() == [[2], [8], [-1], [-1], [-1]]
 
     tables.pages.fill_(-7)
     tables.pages[6] = 0
@@ -42,11 +77,30 @@ def test_padding_touches_nothing_of_a_request() -> None:
     assert not tables.pages[6].any()
 
 
+def test_nothing_of_an_earlier_step_remains() -> None:
+    pages = PageRows(page_size=4, num_slots=6, max_context=64)
+    tables = DeviceTables(6, 16, CPU)
+    buffers = make_buffers(5, tables)
+    full = decode_batch(5, pages)
+    forward = buffers.forward_batch(full)
+    for _ in range(HOST_BUFFERS + 1):
+        buffers.fill(full)
+    assert forward.slots.tolist() == [0, 1, 2, 3, 4]
+    alone = replace(decode_batch(1, pages), table_writes=None)
+    buffers.fill(alone)
+    assert forward.slots.tolist() == [0, 6, 6, 6, 6]
+    assert forward.positions.tolist() == [0] * 5
+    assert forward.input_ids.tolist() == [-1, 0, 0, 0, 0]
+    assert forward.out_cache_loc[1:].tolist() == [0] * 4
+    assert set(buffers.table_entries.tolist()) == {6 * 16} and not buffers.table_pages.any()
+    assert forward.attn_columns["doubled"].flatten().tolist() == [2, -1, -1, -1, -1]
+
+
 def test_more_writes_than_fit_are_applied_at_once() -> None:
     pages = PageRows(page_size=1, num_slots=6, max_context=64)
     pages.extend(5, 2 + SPARE_WRITES + 1)
     tables = DeviceTables(6, 64, CPU)
-    buffers = GraphBuffers(2, tables, CpuPlatform())
+    buffers = make_buffers(2, tables)
     buffers.fill(decode_batch(2, pages))
     assert torch.equal(tables.pages[:6], torch.from_numpy(pages.table[:6]))
     tables.write_pages(buffers.table_entries, buffers.table_pages)

@@ -5,7 +5,8 @@ Core fields plus, for each optional feature, one named small record or None. It 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -75,3 +76,5 @@ class ForwardBatch:
     """[S] int64, tokens whose logits are wanted; None: all (DECODE)."""
     attn_backend: AttentionBackend
     attn_metadata: AttentionMetadata
+    attn_columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """Captured steps: what the backend added to the upload (layers/attention/graph.py)."""

@@ -118,10 +118,10 @@ class CudaGraphRunner(StepGraphs):
 
     def _capture(self, size: int, pool: Any) -> Captured:
         """Run the step as it is, so that kernels are compiled and plans made, then once more into a graph."""
-        buffers = GraphBuffers(size, self._tables, self._platform)
+        buffers = GraphBuffers(size, self._tables, self._platform, self._backend)
         host = padding_decode(size, self._tables.padding_slot)
         buffers.fill(host)
-        batch = buffers.forward_batch(host, self._backend)
+        batch = buffers.forward_batch(host)
         batch.attn_metadata = self._backend.open_graph(batch)
         step = self._step(batch, buffers)
         step()

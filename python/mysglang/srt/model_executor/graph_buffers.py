@@ -1,36 +1,53 @@
-"""GraphBuffers: the tensors that the captured steps of one batch size read, at fixed addresses, filled by one copy."""
+"""GraphBuffers: the tensors that the captured steps of one batch size read, at fixed addresses, filled by one copy.
+
+    step 0  host buffer 0 ┐
+    step 1  host buffer 1 ├─ one copy ─> device buffer   | input_ids | positions | slots | … | the backend's columns |
+    step 2  host buffer 0 ┘
+
+A step is written straight into the host buffer; nothing is allocated for it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import AttentionBackend, ForwardBatch
+from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, TableWrites
+from mysglang.srt.layers.attention.graph import GraphAttentionBackend, HostColumns
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.padding import padding_decode
-from mysglang.srt.model_executor.step_columns import Columns, table_columns
-from mysglang.srt.model_executor.upload import Uploader, fill, layout, view
-from mysglang.srt.platforms.interface import Platform
+from mysglang.srt.model_executor.step_columns import table_columns
+from mysglang.srt.model_executor.upload import Uploader, layout, view
+from mysglang.srt.platforms.interface import Event, Platform
 
 SPARE_WRITES = 8
 """Page table writes of a step beside one for each row, which is what decoding needs at most."""
+HOST_BUFFERS = 3
+"""One that is written, and those of steps whose copy may still wait on the stream."""
 
 
 class GraphBuffers:
     """Rows 0 … R - 1 are the step's, the others padding."""
 
-    def __init__(self, size: int, tables: DeviceTables, platform: Platform) -> None:
+    def __init__(self, size: int, tables: DeviceTables, platform: Platform, backend: GraphAttentionBackend) -> None:
         self._size = size
         self._tables = tables
         self._platform = platform
-        columns = self._padded(padding_decode(size, tables.padding_slot), {})
-        self._offsets, total = layout(columns)
+        self._backend = backend
+        extra = backend.graph_columns(size)
+        columns = {**core_columns(size), **extra}
+        offsets, total = layout(columns)
+        self._hosts = [HostBuffer(platform, columns, offsets, total, tuple(extra)) for _ in range(HOST_BUFFERS)]
+        self._turn = 0
         self._device = torch.empty(total, dtype=torch.uint8, device=platform.device)
-        self._views = {name: view(self._device, column, self._offsets[name]) for name, column in columns.items()}
+        self._views = {name: view(self._device, column, offsets[name]) for name, column in columns.items()}
+        self._extra = {name: self._views[name] for name in extra}
 
     @property
     def slots(self) -> Tensor:
@@ -44,7 +61,7 @@ class GraphBuffers:
     def table_pages(self) -> Tensor:
         return self._views["table_pages"]
 
-    def forward_batch(self, host: ModelWorkerBatch, backend: AttentionBackend) -> ForwardBatch:
+    def forward_batch(self, host: ModelWorkerBatch) -> ForwardBatch:
         """A batch over these tensors; ids are still to be resolved, the attention to be planned."""
         views = self._views
         return ForwardBatch(
@@ -57,49 +74,96 @@ class GraphBuffers:
             extend_lens=torch.ones_like(views["seq_lens"]),
             out_cache_loc=views["out_cache_loc"],
             logits_rows=None,
-            attn_backend=backend,
+            attn_backend=self._backend,
             attn_metadata=None,
+            attn_columns=self._extra,
         )
 
     def fill(self, batch: ModelWorkerBatch) -> Ints:
-        """Queue the copy of a step's columns. Returns the lengths of all rows, padding included."""
-        writes = table_columns(batch.table_writes, self._tables.pages.shape[1])
-        if writes and len(writes["table_pages"]) > self._size + SPARE_WRITES:
-            uploaded = Uploader(self._platform).upload(writes)
-            self._tables.write_pages(uploaded["table_entries"], uploaded["table_pages"])
-            writes = {}
-        columns = self._padded(batch, writes)
-        host = self._platform.upload_bytes(len(self._device))
-        fill(host, columns, self._offsets)
-        self._device.copy_(host, non_blocking=True)
-        seq_lens: Ints = columns["seq_lens"].astype(np.int32, copy=False)
+        """Queue the copy of a step's columns. Returns the lengths of all rows, padding included, for use at once."""
+        host = self._hosts[self._turn]
+        self._turn = (self._turn + 1) % HOST_BUFFERS
+        host.await_copy()
+        rows, columns = len(batch.slots), host.columns
+        for name, values, padding in (
+            ("input_ids", batch.input_ids, 0),
+            ("slots", batch.slots, self._tables.padding_slot),
+            ("out_cache_loc", batch.out_cache_loc, 0),
+            ("seq_lens", batch.seq_lens, 1),
+        ):
+            column = columns[name]
+            column[:rows] = values
+            column[rows:] = padding
+        seq_lens: Ints = columns["seq_lens"]
+        np.subtract(seq_lens, 1, out=columns["positions"])
+        self._write_table(batch.table_writes, columns)
+        self._backend.fill_columns(batch, host.extra)
+        self._device.copy_(host.bytes, non_blocking=True)
+        host.copied(self._platform)
         return seq_lens
 
-    def _padded(self, batch: ModelWorkerBatch, writes: Columns) -> Columns:
-        """The columns at the captured size. A padding write sets an entry of the padding row to page 0, as it is."""
-        size, tables = self._size, self._tables
-        none = np.zeros(0, dtype=np.int64)
-        seq_lens = padded(batch.seq_lens, size, 1, np.int32)
-        return {
-            "input_ids": padded(batch.input_ids, size, 0, np.int64),
-            "positions": seq_lens.astype(np.int64) - 1,
-            "slots": padded(batch.slots, size, tables.padding_slot, np.int64),
-            "out_cache_loc": padded(batch.out_cache_loc, size, 0, np.int64),
-            "seq_lens": seq_lens,
-            "table_entries": padded(
-                writes.get("table_entries", none),
-                size + SPARE_WRITES,
-                tables.padding_slot * tables.pages.shape[1],
-                np.int64,
-            ),
-            "table_pages": padded(writes.get("table_pages", none), size + SPARE_WRITES, 0, np.int32),
-        }
+    def _write_table(self, writes: TableWrites | None, columns: HostColumns) -> None:
+        """Page table writes. One of padding sets an entry of the padding row to page 0, as it is."""
+        width = self._tables.pages.shape[1]
+        count = 0 if writes is None else len(writes.pages)
+        if writes is not None and count > self._size + SPARE_WRITES:
+            uploaded = Uploader(self._platform).upload(table_columns(writes, width))
+            self._tables.write_pages(uploaded["table_entries"], uploaded["table_pages"])
+            count = 0
+        entries, pages = columns["table_entries"], columns["table_pages"]
+        if writes is not None and count:
+            np.multiply(writes.slots, width, out=entries[:count], dtype=np.int64)
+            entries[:count] += writes.columns
+            pages[:count] = writes.pages
+        entries[count:] = self._tables.padding_slot * width
+        pages[count:] = 0
 
 
-def padded(
-    values: npt.NDArray[np.generic], size: int, padding: int, dtype: type[np.int32] | type[np.int64]
-) -> npt.NDArray[np.generic]:
-    """The values, and padding up to the size."""
-    column = np.full(size, padding, dtype=dtype)
-    column[: len(values)] = values
-    return column
+class HostBuffer:
+    """Memory that the device reads by itself, with the columns as views."""
+
+    __slots__ = ("_copied", "bytes", "columns", "extra")
+
+    def __init__(
+        self,
+        platform: Platform,
+        columns: HostColumns,
+        offsets: Mapping[str, int],
+        total: int,
+        extra: tuple[str, ...],
+    ) -> None:
+        self.bytes = platform.upload_bytes(total)
+        buffer = self.bytes.numpy()
+        self.columns: dict[str, npt.NDArray[Any]] = {}
+        for name, column in columns.items():
+            begin = offsets[name]
+            self.columns[name] = buffer[begin : begin + column.nbytes].view(column.dtype).reshape(column.shape)
+            self.columns[name][...] = column
+        self.extra = {name: self.columns[name] for name in extra}
+        """Those that the attention backend fills."""
+        self._copied: Event | None = None
+
+    def await_copy(self) -> None:
+        """Wait until the device has read what was sent last; it has, unless the host runs far ahead."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def copied(self, platform: Platform) -> None:
+        """The copy was queued."""
+        if self._copied is None:
+            self._copied = platform.record_event()
+        else:
+            self._copied.record()
+
+
+def core_columns(size: int) -> HostColumns:
+    """What every step of `size` rows uploads, empty."""
+    return {
+        "input_ids": np.zeros(size, dtype=np.int64),
+        "positions": np.zeros(size, dtype=np.int64),
+        "slots": np.zeros(size, dtype=np.int64),
+        "out_cache_loc": np.zeros(size, dtype=np.int64),
+        "seq_lens": np.ones(size, dtype=np.int32),
+        "table_entries": np.zeros(size + SPARE_WRITES, dtype=np.int64),
+        "table_pages": np.zeros(size + SPARE_WRITES, dtype=np.int32),
+    }

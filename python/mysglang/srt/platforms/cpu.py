@@ -56,6 +56,9 @@ class CpuPlatform(Platform):
 class Done:
     """The event of a device that never lags."""
 
+    def record(self) -> None:
+        pass
+
     def synchronize(self) -> None:
         pass
 

@@ -22,6 +22,10 @@ class DeviceMemory:
 class Event(Protocol):
     """A point in the device's work."""
 
+    def record(self) -> None:
+        """Move it to the point that the work has been queued up to now."""
+        ...
+
     def synchronize(self) -> None:
         """Block the host until the device has come past this point."""
         ...

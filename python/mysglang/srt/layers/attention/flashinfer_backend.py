@@ -23,8 +23,9 @@ from torch import Tensor
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
-from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.kernels.cuda.kvcache import list_pages
+from mysglang.srt.layers.attention.graph import NO_COLUMNS, HostColumns
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 WORKSPACE_BYTES = 512 << 20
@@ -97,6 +98,12 @@ class FlashInferBackend:
         # Tokens may lie at any distance from one another, as in a slice of a wider projection.
         wrapper.run(q.view(out.shape), self._pool.pages(spec.layer_id), out=out)
         return out.view(len(q), -1)
+
+    def graph_columns(self, size: int) -> HostColumns:
+        return NO_COLUMNS
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
+        pass
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
         rows = len(batch.slots)

@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy.typing as npt
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, ForwardBatch
-from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
+
+HostColumns: TypeAlias = Mapping[str, npt.NDArray[Any]]
+"""Arrays of one step on the host, by name."""
+
+NO_COLUMNS: HostColumns = {}
 
 
 @runtime_checkable
 class GraphAttentionBackend(AttentionBackend, Protocol):
     """Attention of decode steps whose tensors keep their addresses while their contents change.
 
+    graph_columns   once for each batch size: arrays of its own that the backend wants on the device in every step
     open_graph      once for each batch size, before the capture
     begin_step      captured: the work on the device that all layers of a step share
     forward         captured
-    plan_replay     before each replay: the work on the host
+    fill_columns    before each replay: the contents of those arrays, which go with the step's one upload
+    plan_replay     before each replay: any other work on the host
     """
+
+    def graph_columns(self, size: int) -> HostColumns:
+        """Names, shapes and dtypes (contents: padding) of what the backend adds to the upload of a step of `size` rows.
+
+        The tensors that arrive are `ForwardBatch.attn_columns`, under the same names, at fixed addresses.
+        """
+        ...
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
+        """Write a step into the arrays, which still hold whatever an earlier step of this size left there.
+
+        They are views of the upload buffer. Rows beyond the batch's are padding, of length 1.
+        """
+        ...
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
         """Metadata for all steps of this batch's size. `batch.host` gives the lengths of the first."""

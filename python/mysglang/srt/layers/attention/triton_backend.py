@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
-from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.kernels.cuda.attention import decode_attention, extend_attention
+from mysglang.srt.layers.attention.graph import NO_COLUMNS, HostColumns
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 
@@ -51,6 +52,12 @@ class TritonBackend:
         assert isinstance(metadata, ExtendMetadata)
         extends = (batch.extend_lens, metadata.token_starts, metadata.max_extend)
         return extend_attention(q, keys, values, *rows, *extends, page_size, spec)
+
+    def graph_columns(self, size: int) -> HostColumns:
+        return NO_COLUMNS
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
+        pass
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
         return self.plan(batch)
