@@ -12,7 +12,7 @@ STAMP := $(VENV)/.ready-$(or $(PLATFORM),auto)
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-$(STAMP): pyproject.toml scripts/setup $(wildcard constraints/*.txt)
+$(STAMP): pyproject.toml sgl-kernel/pyproject.toml scripts/setup $(wildcard constraints/*.txt)
 	@PYTHON="$(PYTHON)" PLATFORM="$(PLATFORM)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup
 	@touch $@
 
@@ -26,7 +26,7 @@ test: setup  ## everything CI runs: style, types, layers, unit and server tests
 	@scripts/test
 
 test-gpu: setup  ## the tests that need a CUDA device
-	@$(VENV)/bin/python -m pytest test/gpu $(ARGS)
+	@$(VENV)/bin/python -m pytest test/gpu sgl-kernel/tests $(ARGS)
 
 check: setup  ## style, types and import layers only
 	@scripts/check
@@ -35,8 +35,8 @@ format: setup  ## put every file into the one style
 	@scripts/format
 
 clean:  ## caches
-	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist python/*.egg-info
-	@find python test -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist {python,sgl-kernel,sgl-kernel/python}/*.egg-info
+	@find python sgl-kernel test -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## caches and .venv
 	@rm -rf $(VENV)

@@ -18,6 +18,7 @@ COPY --chown=mysglang pyproject.toml README.md LICENSE ./
 COPY --chown=mysglang constraints constraints
 COPY --chown=mysglang scripts scripts
 COPY --chown=mysglang python python
+COPY --chown=mysglang sgl-kernel sgl-kernel
 RUN PLATFORM=cpu EXTRAS= TORCH_INDEX="$TORCH_INDEX" PIP_NO_CACHE_DIR=1 scripts/setup
 
 EXPOSE 30000

@@ -1,8 +1,8 @@
 # mysglang on an NVIDIA GPU (a driver for CUDA 13 and the NVIDIA container toolkit on the host). From the top of the repository:
 #   docker build -f docker/cuda.Dockerfile -t mysglang:cuda .
 #   docker run --init --gpus all --ipc=host -p 127.0.0.1:30000:30000 -v /srv/models:/models:ro \
-#     -v mysglang-kernels:/home/mysglang/.cache/flashinfer mysglang:cuda --model-path /models/...
-# The devel image, because FlashInfer compiles the kernels that a model needs at its first start; the second volume keeps them.
+#     -v mysglang-kernels:/home/mysglang/.cache mysglang:cuda --model-path /models/...
+# The devel image, because FlashInfer and mysglang compile the kernels that a model needs at its first start; the second volume keeps them.
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 
 RUN apt-get update \
@@ -10,7 +10,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 RUN useradd --create-home mysglang \
-    && install -d -o mysglang -g mysglang /home/mysglang/.cache /home/mysglang/.cache/flashinfer
+    && install -d -o mysglang -g mysglang /home/mysglang/.cache
 WORKDIR /opt/mysglang
 RUN chown mysglang:mysglang .
 USER mysglang
@@ -19,8 +19,10 @@ COPY --chown=mysglang pyproject.toml README.md LICENSE ./
 COPY --chown=mysglang constraints constraints
 COPY --chown=mysglang scripts scripts
 COPY --chown=mysglang python python
+COPY --chown=mysglang sgl-kernel sgl-kernel
 # No GPU is visible while an image is built, so the platform is said.
 RUN PLATFORM=cuda EXTRAS= PIP_NO_CACHE_DIR=1 scripts/setup
+RUN .venv/bin/python -m mysgl_kernel.build --arch 90a
 
 EXPOSE 30000
 HEALTHCHECK --start-period=600s --interval=10s --timeout=5s \

@@ -16,6 +16,7 @@ from fixtures.import_graph import ImportGraph, chain, cycles
 
 REPOSITORY = Path(__file__).parents[2]
 GRAPH = ImportGraph(REPOSITORY / "python" / "mysglang", "mysglang")
+KERNELS = ImportGraph(REPOSITORY / "sgl-kernel" / "python" / "mysgl_kernel", "mysgl_kernel")
 
 # What everybody may stand on, in its own order.
 FLOOR = ("errors", "environ", "utils", "platforms", "observability")
@@ -88,7 +89,10 @@ LIGHT = (
     "entrypoints managers.tokenizer_manager managers.detokenizer_manager sampling.sampling_params messages parser "
     "function_call args server_args scheduling .launch_server .bench_serving"
 )
-HEAVY = {"torch", "triton", "flashinfer", "transformers"}
+HEAVY = {"torch", "triton", "flashinfer", "transformers", KERNELS.package}
+
+# Who may name the package of CUDA sources. It names nothing of ours and could be another project's.
+MAY_IMPORT_KERNELS = "kernels layers model_executor"
 
 
 def unit_of(module: str) -> str:
@@ -179,6 +183,13 @@ def test_wings_never_meet() -> None:
     assert not forbidden_reaches(GRAPH)
 
 
+def test_the_kernel_package_stands_alone() -> None:
+    assert not [str(edge) for edge in KERNELS.imports if edge.target.split(".")[0] == GRAPH.package]
+    assert not cycles((edge.source, edge.target) for edge in KERNELS.inner)
+    users = [edge for edge in GRAPH.imports if edge.target.split(".")[0] == KERNELS.package]
+    assert not [str(edge) for edge in users if unit_of(edge.source) not in MAY_IMPORT_KERNELS.split()]
+
+
 def test_no_cycle_among_files() -> None:
     assert not file_cycles(GRAPH)
 
@@ -205,7 +216,7 @@ for name in {modules!r}:
     importlib.import_module(name)
 print({HEAVY!r} & set(sys.modules))
 """
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "python")}
+    environment = os.environ | {"PYTHONPATH": f"{REPOSITORY / 'python'}:{REPOSITORY / 'sgl-kernel' / 'python'}"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "set()"

@@ -1,5 +1,6 @@
 """How an op chooses its implementation."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +16,24 @@ def double(x):
     return "installed"
 """
 
+PICKY = """
+able = False
+
+def available():
+    return able
+
+def double(x):
+    return "picky"
+"""
+
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A package with one good module, and one that needs what is not there."""
+    """A package with one good module, one that this device is not good enough for, and one that is broken."""
     (tmp_path / "fast_ops").mkdir()
     (tmp_path / "fast_ops" / "__init__.py").touch()
     (tmp_path / "fast_ops" / "good.py").write_text(MODULE)
+    (tmp_path / "fast_ops" / "picky.py").write_text(PICKY)
     (tmp_path / "fast_ops" / "broken.py").write_text("import not_installed_anywhere\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "fast_ops"
@@ -51,6 +63,17 @@ def test_the_first_that_is_installed(package: str) -> None:
     op = Op("double", reference=reference, cpu=("not_installed_anywhere.x:double", f"{package}.good:double"))
     assert op(X) == "installed"
     assert Op("double", reference=reference, cpu="not_installed_anywhere:double")(X) == "reference"
+
+
+def test_the_first_that_can_run_here(
+    package: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    op = Op("double", reference=reference, cpu=(f"{package}.picky:double", f"{package}.good:double"))
+    assert [op(X), op(X)] == ["installed", "installed"]
+    (line,) = caplog.messages
+    assert line.startswith("double: fast_ops.picky is not available")
+    monkeypatch.setattr(importlib.import_module(f"{package}.picky"), "able", True)
+    assert op.choose("cpu")(X) == "picky"
 
 
 def test_a_broken_module_is_not_passed_over(package: str) -> None:

@@ -7,6 +7,7 @@ plain composition, which every implementation is tested against. Knows no layer 
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -14,11 +15,17 @@ from torch import Tensor
 
 from mysglang.srt.environ import REFERENCE_OPS
 
+logger = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 Implementation = str | tuple[str, ...]
-"""`module:function`, imported at the first call; of several, the first whose module is installed."""
+"""`module:function`, imported at the first call; of several, the first that can run here.
+
+A module that is not installed cannot, and neither can one that has a function `available()` which returns False: what
+it needs, a compiler or a newer device, is not here.
+"""
 
 
 class Op(Generic[P, R]):
@@ -50,9 +57,13 @@ class Op(Generic[P, R]):
             named = self.implementations.get(device_type, ())
             for candidate in (named,) if isinstance(named, str) else named:
                 module, _, function = candidate.partition(":")
-                if (implementation := _import(module)) is not None:
-                    found: Callable[P, R] = getattr(implementation, function)
-                    return found
+                if (implementation := _import(module)) is None:
+                    continue
+                if not getattr(implementation, "available", _always)():
+                    logger.warning("%s: %s is not available on this device, going on without it.", self.name, module)
+                    continue
+                found: Callable[P, R] = getattr(implementation, function)
+                return found
         return self.reference
 
 
@@ -64,6 +75,10 @@ def _import(module: str) -> Any:
         if error.name is not None and module.startswith(error.name):
             return None
         raise
+
+
+def _always() -> bool:
+    return True
 
 
 def head_view(x: Tensor, head_dim: int) -> Tensor:

@@ -1,0 +1,70 @@
+"""`python -m mysgl_kernel.build`: compile every declared library ahead of time, several at once.
+
+They go into the package's `lib` folder, where they are found before the cache is asked, also on a machine without nvcc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+import mysgl_kernel
+from mysgl_kernel import sources
+from mysgl_kernel.library import Library, present_arch
+from mysgl_kernel.toolchain import KernelBuildError, Nvcc, find_nvcc
+
+
+def declared_libraries() -> list[Library]:
+    """Those of all modules of this package; imports them all."""
+    for module in pkgutil.walk_packages(mysgl_kernel.__path__, "mysgl_kernel."):
+        if module.name != __name__:
+            importlib.import_module(module.name)
+    return list({repr(library): library for library in Library.declared}.values())
+
+
+def build_all(
+    libraries: list[Library], arch: str, compiler: Nvcc, folder: Path, jobs: int
+) -> Iterator[tuple[Library, KernelBuildError | None, float]]:
+    """Compile in parallel; yields each as it ends, with its error and the seconds since the start."""
+    started = time.perf_counter()
+    with ThreadPoolExecutor(jobs) as pool:
+        running: dict[Future[Path], Library] = {
+            pool.submit(library.build, arch, compiler, folder): library for library in libraries
+        }
+        for done in as_completed(running):
+            error = done.exception()
+            if error is not None and not isinstance(error, KernelBuildError):
+                raise error
+            yield running[done], error, time.perf_counter() - started
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0 if everything is built."""
+    parser = argparse.ArgumentParser(prog="python -m mysgl_kernel.build", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--arch", default=present_arch(), help='as nvcc names it: "90a", "80"; default: this device')
+    parser.add_argument("--out", type=Path, default=sources.LIB, help="folder for the libraries (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    if options.arch is None:
+        parser.error("there is no CUDA device here: say --arch")
+    if (compiler := find_nvcc()) is None:
+        parser.error("there is no nvcc: set CUDA_HOME to a CUDA toolkit")
+    libraries = [library for library in declared_libraries() if library.supports(options.arch)]
+    failed = 0
+    for count, (library, error, seconds) in enumerate(
+        build_all(libraries, options.arch, compiler, options.out, options.jobs), start=1
+    ):
+        failed += error is not None
+        print(f"[{count}/{len(libraries)}] {seconds:6.1f} s  {library.source}{': ' if error else ''}{error or ''}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""nvcc: where it is, which version it has, and how it is called. Knows neither the cache nor what is compiled."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "-shared", "-Xcompiler", "-fPIC")
+ERROR_LINES = 25
+
+
+class KernelBuildError(RuntimeError):
+    """A source did not compile, or nothing is there to compile it with."""
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """One compiler."""
+
+    path: str
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """8 hex digits of what it says about its version. Raises KernelBuildError if it cannot even do that."""
+        try:
+            told = subprocess.run([self.path, "--version"], capture_output=True, check=True, timeout=60).stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            raise KernelBuildError(f"{self.path} --version: {error}") from None
+        return hashlib.sha256(told).hexdigest()[:8]
+
+    def compile(self, source: Path, target: Path, *, arch: str, include: Path, flags: tuple[str, ...]) -> None:
+        """Make the shared library `target`. Raises KernelBuildError with the command and its last lines."""
+        command = [
+            self.path,
+            *FLAGS,
+            *flags,
+            f"-gencode=arch=compute_{arch},code=sm_{arch}",
+            f"-I{include}",
+            "-o",
+            str(target),
+            str(source),
+        ]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        if done.returncode:
+            last = "\n".join(done.stdout.splitlines()[-ERROR_LINES:])
+            raise KernelBuildError(
+                f"{source} does not compile for sm_{arch} (status {done.returncode}).\n{' '.join(command)}\n{last}"
+            )
+
+
+def find_nvcc() -> Nvcc | None:
+    """The compiler of CUDA_HOME, else the first in PATH, else the toolkit's usual place; None if there is none."""
+    home = os.environ.get("CUDA_HOME")
+    places = (Path(home, "bin", "nvcc") if home else None, shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc")
+    for place in places:
+        if place and os.access(place, os.X_OK):
+            return Nvcc(str(place))
+    return None

@@ -1,0 +1,80 @@
+"""Building ahead of time; and that every source here really compiles, where there is a compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mysgl_kernel import build, sources
+from mysgl_kernel.environ import cache_directory
+from mysgl_kernel.library import Library
+from mysgl_kernel.toolchain import find_nvcc
+
+from .conftest import Workshop
+
+
+@pytest.fixture
+def two(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> list[Library]:
+    workshop.write("csrc/area/more.cu", "int more;\n")
+    libraries = [Library("area/add.cu"), Library("area/more.cu")]
+    monkeypatch.setattr(build, "declared_libraries", lambda: libraries)
+    return libraries
+
+
+def test_builds_everything_into_the_package(
+    workshop: Workshop, two: list[Library], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build.main(["--arch", "90a", "--out", str(workshop.lib)]) == 0
+    assert sorted(path.name.split(".")[0] for path in workshop.lib.glob("*.so")) == ["area-add", "area-more"]
+    told = capsys.readouterr().out
+    assert "[1/2]" in told and "[2/2]" in told and "area/more.cu" in told
+    assert all(library.available() for library in two) and not workshop.cache.exists()
+
+
+def test_one_failure_does_not_stop_the_others(
+    workshop: Workshop, two: list[Library], capsys: pytest.CaptureFixture[str]
+) -> None:
+    workshop.write("csrc/area/add.cu", "wrong\n")
+    assert build.main(["--arch", "90a", "--out", str(workshop.lib)]) == 1
+    assert [path.name.split(".")[0] for path in workshop.lib.glob("*.so")] == ["area-more"]
+    assert "error: this is wrong" in capsys.readouterr().out
+
+
+def test_sources_for_other_architectures_are_left_out(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "declared_libraries", lambda: [Library("area/add.cu", archs=("90a",))])
+    assert build.main(["--arch", "80", "--out", str(workshop.lib)]) == 0
+    assert workshop.compiled == 0
+
+
+def test_without_a_compiler_it_says_so(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "find_nvcc", lambda: None)
+    with pytest.raises(SystemExit):
+        build.main(["--arch", "90a"])
+    assert "CUDA_HOME" in capsys.readouterr().err
+
+
+def test_the_cache_follows_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MYSGLANG_KERNEL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_directory() == Path("/somewhere/mysglang/kernels")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_directory() == Path.home() / ".cache/mysglang/kernels"
+
+
+def test_every_source_is_declared() -> None:
+    assert {library.source for library in build.declared_libraries()} == set(sources.all_sources())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+def test_every_source_compiles() -> None:
+    """For Hopper, into the cache of this user: only what changed since the last run takes time."""
+    compiler = find_nvcc()
+    assert compiler is not None
+    libraries = [library for library in build.declared_libraries() if library.supports("90a")]
+    ended = build.build_all(libraries, "90a", compiler, cache_directory(), jobs=2)
+    assert not [str(error) for _, error, _ in ended if error is not None]
