@@ -10,7 +10,7 @@ from mysglang.srt.kernels.activation import gelu_and_mul, gelu_tanh_and_mul, sil
 from mysglang.srt.kernels.gemm import linear, pack_linear_weight
 from mysglang.srt.kernels.kvcache import store_kv
 from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
-from mysglang.srt.kernels.rotary import apply_rope, qk_norm_rope
+from mysglang.srt.kernels.rotary import rope_and_store
 
 DTYPES = [torch.float32, torch.bfloat16]
 HEAD_DIM = 32
@@ -84,7 +84,7 @@ def test_a_packed_weight_gives_the_same_bits(num_rows: int, with_bias: bool, dty
 
 
 def projections(tokens: int, layout: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries of 4 heads, keys of 2, and the tensor that they are slices of."""
+    """Queries of 4 heads, keys of 2, and the tensor that they are slices of; its last two heads are none of theirs."""
     qkv = torch.randn(tokens, 9 * HEAD_DIM).to(dtype)
     if layout == "separate":
         return torch.randn(tokens, 4 * HEAD_DIM).to(dtype), torch.randn(tokens, 2 * HEAD_DIM).to(dtype), qkv
@@ -97,28 +97,29 @@ def projections(tokens: int, layout: str, dtype: torch.dtype) -> tuple[Tensor, T
 @pytest.mark.parametrize("layout", ["neighbours", "apart", "keys first", "separate"])
 @pytest.mark.parametrize("tokens", [1, 7])
 @pytest.mark.parametrize("choice", ["chosen", "reference"])
-class TestRope:
-    def test_apply_rope(self, dtype: torch.dtype, layout: str, tokens: int, choice: str) -> None:
+@pytest.mark.parametrize("norms", [False, True])
+class TestRopeAndStore:
+    def test_turns_and_stores(self, norms: bool, dtype: torch.dtype, layout: str, tokens: int, choice: str) -> None:
         q, k, whole = projections(tokens, layout, dtype)
+        v = whole[:, 7 * HEAD_DIM :]
+        weights = (torch.randn(HEAD_DIM).to(dtype), torch.randn(HEAD_DIM).to(dtype)) if norms else None
         positions, table = torch.randint(0, 100, (tokens,)), cos_sin_table()
-        expected = [turned(x.clone().view(tokens, -1, HEAD_DIM), positions, table).flatten(1) for x in (q, k)]
+        heads = [x.clone().view(tokens, -1, HEAD_DIM) for x in (q, k)]
+        if weights is not None:
+            heads = [normed(x, weight, 1e-6).to(dtype) for x, weight in zip(heads, weights, strict=True)]
+        expected = [turned(x, positions, table).flatten(1) for x in heads]
+        caches = [torch.full((10, 2, HEAD_DIM), 7.0, dtype=dtype) for _ in "kv"]
+        loc = torch.randperm(10)[:tokens]
         untouched = self.beside(whole, q, k)
-        (apply_rope if choice == "chosen" else apply_rope.reference)(q, k, positions, table, HEAD_DIM)
+        op = rope_and_store if choice == "chosen" else rope_and_store.reference
+        op(q, k, v, positions, table, (*weights, 1e-6) if weights else None, *caches, loc)
         close(q, expected[0])
         close(k, expected[1])
         assert torch.equal(self.beside(whole, q, k), untouched)
-
-    def test_qk_norm_rope(self, dtype: torch.dtype, layout: str, tokens: int, choice: str) -> None:
-        q, k, _ = projections(tokens, layout, dtype)
-        weights = [torch.randn(HEAD_DIM).to(dtype) for _ in range(2)]
-        positions, table = torch.randint(0, 100, (tokens,)), cos_sin_table()
-        heads = [x.clone().view(tokens, -1, HEAD_DIM) for x in (q, k)]
-        after_norm = [normed(x, weight, 1e-6) for x, weight in zip(heads, weights, strict=True)]
-        expected = [turned(x, positions, table).flatten(1) for x in after_norm]
-        op = qk_norm_rope if choice == "chosen" else qk_norm_rope.reference
-        op(q, k, *weights, 1e-6, positions, table, HEAD_DIM)
-        close(q, expected[0])
-        close(k, expected[1])
+        for cache, x in zip(caches, (k, v), strict=True):
+            assert torch.equal(cache[loc].flatten(1), x)
+            others = torch.ones(10, dtype=torch.bool).index_fill_(0, loc, False)
+            assert (cache[others] == 7).all()
 
     @staticmethod
     def beside(whole: Tensor, *parts: Tensor) -> Tensor:

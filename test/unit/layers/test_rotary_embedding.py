@@ -80,11 +80,9 @@ def test_every_known_type_has_its_function() -> None:
     assert SCALINGS.keys() == REQUIRED.keys()
 
 
-def test_turns_in_place_and_keeps_lengths() -> None:
+def test_keeps_lengths_and_is_no_weight() -> None:
     rotary = RotaryEmbedding({"rope_type": "default", "rope_theta": 10000.0}, HEAD_DIM, 128)
-    q, k = torch.randn(5, 4 * HEAD_DIM), torch.randn(5, HEAD_DIM)
-    before = q.clone()
-    rotary(q, k, torch.tensor([0, 1, 2, 50, 127]))
-    assert torch.equal(q[0], before[0])  # position 0 turns by nothing
-    assert not torch.allclose(q[1:], before[1:])
-    torch.testing.assert_close(q.view(5, 4, HEAD_DIM).norm(dim=-1), before.view(5, 4, HEAD_DIM).norm(dim=-1))
+    cos, sin = rotary.cos_sin.chunk(2, dim=-1)
+    torch.testing.assert_close(cos.square() + sin.square(), torch.ones(128, HEAD_DIM // 2))
+    assert cos[0].eq(1).all() and sin[0].eq(0).all()  # position 0 turns by nothing
+    assert not rotary.state_dict()

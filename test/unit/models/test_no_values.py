@@ -11,15 +11,29 @@ from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.groups import SoloGroup
 from mysglang.srt.distributed.pipeline import WholeModel
-from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rotation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.models.registry import model_class
 
 META = torch.device("meta")
 
 
+class NoStore:
+    """Keeps nothing, turns nothing."""
+
+    def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
+        pass
+
+    def store_rotated(
+        self, layer_id: int, loc: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rotation: Rotation
+    ) -> None:
+        assert rotation.cos_sin.shape[0] > 0 and positions.shape == loc.shape
+
+
 class NoAttention:
     """Gives back the queries."""
+
+    kv_pool = NoStore()
 
     def plan(self, batch: ForwardBatch) -> None:
         return None

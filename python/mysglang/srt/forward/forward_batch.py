@@ -30,6 +30,34 @@ class AttentionSpec:
     """Soft cap of the scores: cap * tanh(score / cap); 0 for none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What happens to each head of queries and keys before they attend."""
+
+    cos_sin: Tensor
+    """[max_position, head_dim] float32: cosines of the angles of each position, then their sines."""
+    norms: tuple[Tensor, Tensor, float] | None = None
+    """Of an RMSNorm before that: weights [head_dim] for queries and for keys, and epsilon."""
+
+
+class KvStore(Protocol):
+    """Where the keys and values of a step go. All of a step's are stored at `out_cache_loc`, before any row attends.
+
+    q: [T, num_heads * head_dim]; k, v: [T, num_kv_heads * head_dim]; loc: [T] int64 KV slots. q, k and v may be slices
+    of one wider projection.
+    """
+
+    def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write keys and values as they are."""
+        ...
+
+    def store_rotated(
+        self, layer_id: int, loc: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rotation: Rotation
+    ) -> None:
+        """Turn q and k in place, then write keys and values. positions: [T] int64."""
+        ...
+
+
 class AttentionMetadata(Protocol):
     """What a backend works out once for a step; opaque to everybody else."""
 
@@ -41,14 +69,20 @@ class AttentionBackend(Protocol):
     share pages that another row of the same step writes.
     """
 
+    @property
+    def kv_pool(self) -> KvStore:
+        """Where it reads, and layers store before they attend."""
+        ...
+
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
         """Work out what the layers of this step share."""
         ...
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
-        """Store k and v at `batch.out_cache_loc`, attend, return [T, num_heads * head_dim].
+        """Attend over what is stored; return [T, num_heads * head_dim].
 
-        q: [T, num_heads * head_dim]; k, v: [T, num_kv_heads * head_dim]; rotary positions already applied.
+        q, k, v as they were stored, rotary positions applied: k and v are there for rows that have nothing else in the
+        cache, which may be read where they are.
         """
         ...
 

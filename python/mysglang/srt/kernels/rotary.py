@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys, alone and together with the norm of each head before it.
+"""Rotary position embedding of queries and keys on their way to attention and into the cache.
 
 Su et al., "RoFormer" (2021), in the layout of Llama: dimension i of a head turns together with dimension i + half.
 """
@@ -9,54 +9,49 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mysglang.srt.kernels.kvcache import store_kv
 from mysglang.srt.kernels.op import Op, head_view
 
-
-def _apply_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, head_dim: int) -> None:
-    """Turn queries and keys in place.
-
-    q: [T, num_heads * head_dim]; k: [T, num_kv_heads * head_dim]; both may be slices of one wider projection, only
-    their last dimension is dense. positions: [T] int64. cos_sin: [max_position, head_dim] float32, the cosines of the
-    head_dim / 2 angles, then their sines. Computed in float32, rounded once.
-    """
-    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-    for x in (q, k):
-        _turn(head_view(x, head_dim), cos, sin)
+Norms = tuple[Tensor, Tensor, float]
+"""Weights [head_dim] of an RMSNorm over each head of queries, over each of keys, and its epsilon."""
 
 
-def _qk_norm_rope(
+def _rope_and_store(
     q: Tensor,
     k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    eps: float,
+    v: Tensor,
     positions: Tensor,
     cos_sin: Tensor,
-    head_dim: int,
+    norms: Norms | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    locations: Tensor,
 ) -> None:
-    """`rms_norm` of each head with q_weight or k_weight ([head_dim]), then `apply_rope`; both in place."""
+    """Norm and turn queries and keys in place, then cache[locations[t]] = row t for the turned keys and the values.
+
+    q: [T, num_heads * head_dim]; k, v: [T, num_kv_heads * head_dim]; all may be slices of one wider projection, only
+    their last dimension is dense. positions: [T] int64. cos_sin: [max_position, head_dim] float32, the cosines of the
+    head_dim / 2 angles, then their sines. Caches: [slots, num_kv_heads, head_dim], cast to their dtype. locations: [T]
+    int64, distinct but for padding. Turned in float32, rounded once.
+
+    positions and locations must not come from a kernel that may still be running: an implementation may read them
+    before it waits for the kernel ahead of it. A step's are copied to the device as they are.
+    """
+    head_dim = k_cache.shape[-1]
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-    for x, weight in ((q, q_weight), (k, k_weight)):
+    for x, weight in zip((q, k), norms[:2] if norms else (None, None), strict=True):
         heads = head_view(x, head_dim)
-        heads.copy_(F.rms_norm(heads, weight.shape, weight, eps))
-        _turn(heads, cos, sin)
+        if weight is not None:
+            assert norms is not None
+            heads.copy_(F.rms_norm(heads, weight.shape, weight, norms[2]))
+        left, right = heads.chunk(2, dim=-1)
+        heads.copy_(torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1))
+    store_kv.reference(k, v, k_cache, v_cache, locations)
 
 
-def _turn(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """heads: [T, n, head_dim]; cos, sin: [T, 1, head_dim / 2] float32."""
-    x, y = heads.chunk(2, dim=-1)
-    heads.copy_(torch.cat((x * cos - y * sin, y * cos + x * sin), dim=-1))
-
-
-apply_rope = Op(
-    "apply_rope",
-    reference=_apply_rope,
-    cpu="mysglang.srt.kernels.cpu.rotary:apply_rope",
-    cuda="mysglang.srt.kernels.cuda.rotary:apply_rope",
-)
-qk_norm_rope = Op(
-    "qk_norm_rope",
-    reference=_qk_norm_rope,
-    cpu="mysglang.srt.kernels.cpu.rotary:qk_norm_rope",
-    cuda="mysglang.srt.kernels.cuda.rotary:qk_norm_rope",
+rope_and_store = Op(
+    "rope_and_store",
+    reference=_rope_and_store,
+    cpu="mysglang.srt.kernels.cpu.rotary:rope_and_store",
+    cuda="mysglang.srt.kernels.cuda.rotary:rope_and_store",
 )

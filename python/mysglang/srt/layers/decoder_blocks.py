@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rotation
 from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.layernorm import RMSNorm
@@ -67,12 +67,11 @@ class RopeAttention(nn.Module):
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
         q, k, v = self.qkv_proj.forward_split(x)
-        self.rotate(q, k, batch.positions)
-        out: Tensor = self.o_proj(self.attn(q, k, v, batch))
+        out: Tensor = self.o_proj(self.attn(q, k, v, batch, self.rotation()))
         return out
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> None:
-        self.rotary(q, k, positions)
+    def rotation(self) -> Rotation:
+        return Rotation(self.rotary.cos_sin)
 
 
 class QKNormRopeAttention(RopeAttention):
@@ -93,5 +92,5 @@ class QKNormRopeAttention(RopeAttention):
         self.q_norm = RMSNorm(spec.head_dim, eps, context)
         self.k_norm = RMSNorm(spec.head_dim, eps, context)
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> None:
-        self.rotary.with_norms(q, k, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, positions)
+    def rotation(self) -> Rotation:
+        return Rotation(self.rotary.cos_sin, (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps))

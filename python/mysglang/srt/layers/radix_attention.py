@@ -1,10 +1,10 @@
-"""RadixAttention: one attention layer as a model sees it. Where keys and values lie is the backend's affair."""
+"""RadixAttention: one attention layer as a model sees it. Where keys and values lie is the pool's affair."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rotation
 
 
 class RadixAttention(nn.Module):
@@ -14,6 +14,11 @@ class RadixAttention(nn.Module):
         super().__init__()
         self.spec = spec
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
-        """Shapes as in `AttentionBackend.forward`; q, k and v may be slices of one wider projection."""
-        return batch.attn_backend.forward(q, k, v, self.spec, batch)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, rotation: Rotation | None = None) -> Tensor:
+        """Shapes as in `KvStore`. With a rotation, q and k are not turned yet; they are afterwards."""
+        backend, layer = batch.attn_backend, self.spec.layer_id
+        if rotation is None:
+            backend.kv_pool.store(layer, batch.out_cache_loc, k, v)
+        else:
+            backend.kv_pool.store_rotated(layer, batch.out_cache_loc, q, k, v, batch.positions, rotation)
+        return backend.forward(q, k, v, self.spec, batch)

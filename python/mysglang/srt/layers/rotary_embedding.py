@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mysglang.srt.kernels.rotary import apply_rope, qk_norm_rope
-
 Scaling = Callable[[Mapping[str, Any], int, int], tuple[Tensor, float]]
 
 
@@ -107,21 +105,11 @@ def cos_sin_table(rope: Mapping[str, Any], head_dim: int, max_position: int) -> 
 
 
 class RotaryEmbedding(nn.Module):
-    """Turns queries and keys in place. One instance serves all layers of a model."""
+    """Holds the table. One instance serves all layers of a model."""
 
     cos_sin: Tensor
 
     def __init__(self, rope: Mapping[str, Any], head_dim: int, max_position: int) -> None:
         super().__init__()
-        self.head_dim = head_dim
         table = cos_sin_table(rope, head_dim, max_position)
         self.register_buffer("cos_sin", table.to(torch.get_default_device()), persistent=False)
-
-    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> None:
-        apply_rope(q, k, positions, self.cos_sin, self.head_dim)
-
-    def with_norms(
-        self, q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, positions: Tensor
-    ) -> None:
-        """The same after an RMSNorm of each head."""
-        qk_norm_rope(q, k, q_weight, k_weight, eps, positions, self.cos_sin, self.head_dim)

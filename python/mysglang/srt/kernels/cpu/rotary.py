@@ -5,11 +5,28 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from mysglang.srt.kernels.kvcache import store_kv
 from mysglang.srt.kernels.op import head_view
+from mysglang.srt.kernels.rotary import Norms
 
 
-def apply_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, head_dim: int) -> None:
+def rope_and_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    norms: Norms | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    locations: Tensor,
+) -> None:
     """See `kernels/rotary.py`."""
+    head_dim = k_cache.shape[-1]
+    if norms is not None:
+        for x, weight in zip((q, k), norms[:2], strict=True):
+            heads = head_view(x, head_dim)
+            heads.copy_(F.rms_norm(heads, weight.shape, weight, norms[2]))
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
     both = _as_one(q, k)
     for x in (q, k) if both is None else (both,):
@@ -18,23 +35,7 @@ def apply_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, head_di
         turned_right = (right * cos).addcmul_(left, sin)
         left.copy_(turned_left)
         right.copy_(turned_right)
-
-
-def qk_norm_rope(
-    q: Tensor,
-    k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    eps: float,
-    positions: Tensor,
-    cos_sin: Tensor,
-    head_dim: int,
-) -> None:
-    """See `kernels/rotary.py`."""
-    for x, weight in ((q, q_weight), (k, k_weight)):
-        heads = head_view(x, head_dim)
-        heads.copy_(F.rms_norm(heads, weight.shape, weight, eps))
-    apply_rope(q, k, positions, cos_sin, head_dim)
+    store_kv(k, v, k_cache, v_cache, locations)
 
 
 def _as_one(q: Tensor, k: Tensor) -> Tensor | None:

@@ -1,4 +1,11 @@
-"""Rotary embedding in Triton, with or without the norm of each head: one program turns all heads of one token."""
+"""Rotary embedding in Triton, with the norm of each head before it and the store into the cache after it.
+
+    programs of one token    [ heads of queries … | … ]  turned in place
+                             [ heads of keys          ]  turned in place and stored
+                             [ heads of values        ]  stored
+
+Each program does the same to HEADS heads, whatever they are, so a step of few tokens still fills the GPU.
+"""
 
 import triton
 import triton.language as tl
@@ -6,104 +13,128 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mysglang.srt.kernels.cuda.overlap import overlapping
+from mysglang.srt.kernels.rotary import Norms
+
+HEADS = 8
+"""Of one program."""
 
 
 @triton.jit
-def _turn(x, heads, cos, sin, weight, eps, NORM: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr):
-    """Turn `heads` heads that lie one after another from x on; dimension i together with HALF + i."""
-    head = tl.arange(0, HEADS)[:, None]
-    i = tl.arange(0, HALF)[None, :]
-    at = x + head * 2 * HALF + i
-    inside = head < heads
-    a = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
+def _turned(x, inside, cos, sin, weight, eps, i, NORM: tl.constexpr, HALF: tl.constexpr):
+    """The turned halves of heads at x, and where they lie; dimension i turns together with HALF + i."""
+    a = tl.load(x, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x + HALF, mask=inside, other=0.0).to(tl.float32)
     if NORM:
         scale = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / (2 * HALF) + eps)[:, None]
         # The normed head is rounded, as if it had been written before it is turned.
         kind = x.dtype.element_ty
         a = (a * scale * tl.load(weight + i).to(tl.float32)).to(kind).to(tl.float32)
         b = (b * scale * tl.load(weight + HALF + i).to(tl.float32)).to(kind).to(tl.float32)
-    tl.store(at, a * cos - b * sin, mask=inside)
-    tl.store(at + HALF, b * cos + a * sin, mask=inside)
+    return a * cos - b * sin, b * cos + a * sin
 
 
 @triton.jit
-def _rope_kernel(
+def _rope_and_store_kernel(
     q,
     k,
-    q_weight,
-    k_weight,
+    v,
     positions,
     cos_sin,
+    q_weight,
+    k_weight,
+    k_cache,
+    v_cache,
+    locations,
     q_stride,
     k_stride,
+    v_stride,
     q_heads,
     k_heads,
     eps,
     NORM: tl.constexpr,
-    Q_HEADS: tl.constexpr,
-    K_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
     HALF: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
         gdc_launch_dependents()
-        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
-    angles = cos_sin + tl.load(positions + token) * 2 * HALF + tl.arange(0, HALF)[None, :]
-    cos, sin = tl.load(angles), tl.load(angles + HALF)
-    _turn(q + token * q_stride, q_heads, cos, sin, q_weight, eps, NORM, Q_HEADS, HALF)
-    _turn(k + token * k_stride, k_heads, cos, sin, k_weight, eps, NORM, K_HEADS, HALF)
+    part = tl.program_id(1)
+    q_parts = tl.cdiv(q_heads, HEADS)
+    k_parts = tl.cdiv(k_heads, HEADS)
+    i = tl.arange(0, HALF)[None, :]
+    if part < q_parts + k_parts:
+        # What the host copied here, and constants: nothing that the kernel ahead may still be writing.
+        angles = cos_sin + tl.load(positions + token) * 2 * HALF + i
+        cos, sin = tl.load(angles), tl.load(angles + HALF)
+        if part < q_parts:
+            head = part * HEADS + tl.arange(0, HEADS)[:, None]
+            inside = head < q_heads
+            at = q + token * q_stride + head * 2 * HALF + i
+            if OVERLAP:
+                gdc_wait()
+            a, b = _turned(at, inside, cos, sin, q_weight, eps, i, NORM, HALF)
+            tl.store(at, a, mask=inside)
+            tl.store(at + HALF, b, mask=inside)
+        else:
+            head = (part - q_parts) * HEADS + tl.arange(0, HEADS)[:, None]
+            inside = head < k_heads
+            at = k + token * k_stride + head * 2 * HALF + i
+            to = k_cache + (tl.load(locations + token) * k_heads + head) * 2 * HALF + i
+            if OVERLAP:
+                gdc_wait()
+            a, b = _turned(at, inside, cos, sin, k_weight, eps, i, NORM, HALF)
+            kind = k.dtype.element_ty
+            tl.store(at, a, mask=inside)
+            tl.store(at + HALF, b, mask=inside)
+            tl.store(to, a.to(kind), mask=inside)
+            tl.store(to + HALF, b.to(kind), mask=inside)
+    else:
+        head = (part - q_parts - k_parts) * HEADS + tl.arange(0, HEADS)[:, None]
+        inside = head < k_heads
+        d = tl.arange(0, 2 * HALF)[None, :]
+        to = v_cache + (tl.load(locations + token) * k_heads + head) * 2 * HALF + d
+        if OVERLAP:
+            gdc_wait()
+        tl.store(to, tl.load(v + token * v_stride + head * 2 * HALF + d, mask=inside), mask=inside)
 
 
-def apply_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, head_dim: int) -> None:
-    """As `kernels.rotary.apply_rope`. head_dim is a power of two."""
-    _launch(q, k, q, k, 0.0, positions, cos_sin, head_dim, norm=False)
-
-
-def qk_norm_rope(
+def rope_and_store(
     q: Tensor,
     k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    eps: float,
+    v: Tensor,
     positions: Tensor,
     cos_sin: Tensor,
-    head_dim: int,
+    norms: Norms | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    locations: Tensor,
 ) -> None:
-    """As `kernels.rotary.qk_norm_rope`. head_dim is a power of two."""
-    _launch(q, k, q_weight, k_weight, eps, positions, cos_sin, head_dim, norm=True)
-
-
-def _launch(
-    q: Tensor,
-    k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    eps: float,
-    positions: Tensor,
-    cos_sin: Tensor,
-    head_dim: int,
-    *,
-    norm: bool,
-) -> None:
-    q_heads, k_heads = q.shape[-1] // head_dim, k.shape[-1] // head_dim
-    _rope_kernel[(len(positions),)](
+    """As `kernels.rotary.rope_and_store`. head_dim is a power of two."""
+    k_heads, head_dim = k_cache.shape[1:]
+    q_heads = q.shape[-1] // head_dim
+    q_weight, k_weight, eps = norms or (q, k, 0.0)
+    parts = triton.cdiv(q_heads, HEADS) + 2 * triton.cdiv(k_heads, HEADS)
+    _rope_and_store_kernel[(len(positions), parts)](
         q,
         k,
-        q_weight,
-        k_weight,
+        v,
         positions,
         cos_sin,
+        q_weight,
+        k_weight,
+        k_cache,
+        v_cache,
+        locations,
         q.stride(0),
         k.stride(0),
+        v.stride(0),
         q_heads,
         k_heads,
         eps,
-        NORM=norm,
-        Q_HEADS=triton.next_power_of_2(q_heads),
-        K_HEADS=triton.next_power_of_2(k_heads),
+        NORM=norms is not None,
+        HEADS=HEADS,
         HALF=head_dim // 2,
-        num_warps=4,
+        num_warps=2,
         **overlapping(q),
     )

@@ -74,7 +74,7 @@ class FlashInferBackend:
     """Paged attention of bf16 and fp16 with head_dim 64, 128 or 256."""
 
     def __init__(self, pool: KvPool, page_table: Tensor) -> None:
-        self._pool = pool
+        self.kv_pool = pool
         self._page_table = page_table
         device = page_table.device
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -83,7 +83,7 @@ class FlashInferBackend:
         self._replay_indices: Tensor | None = None
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
-        host, page_size = batch.host, self._pool.page_size
+        host, page_size = batch.host, self.kv_pool.page_size
         num_pages = int((-(-host.seq_lens.astype(np.int64) // page_size)).sum())
         lists = PageLists.empty(len(host.slots), num_pages, batch.slots.device)
         self._list_pages(batch, lists)
@@ -92,11 +92,10 @@ class FlashInferBackend:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         metadata = batch.attn_metadata
         assert isinstance(metadata, FlashInferMetadata)
-        self._pool.store(spec.layer_id, batch.out_cache_loc, k, v)
         wrapper = metadata.wrappers.get(kind_of(spec)) or self._open(kind_of(spec), metadata, q.dtype)
         out = torch.empty(len(q), spec.num_heads, spec.head_dim, dtype=q.dtype, device=q.device)
         # Tokens may lie at any distance from one another, as in a slice of a wider projection.
-        wrapper.run(q.view(out.shape), self._pool.pages(spec.layer_id), out=out)
+        wrapper.run(q.view(out.shape), self.kv_pool.pages(spec.layer_id), out=out)
         return out.view(len(q), -1)
 
     def graph_columns(self, size: int) -> HostColumns:
@@ -108,7 +107,7 @@ class FlashInferBackend:
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
         rows = len(batch.slots)
         if self._replay_indices is None:
-            capacity = max(MIN_REPLAY_PAGES, 2 * self._pool.num_pages)
+            capacity = max(MIN_REPLAY_PAGES, 2 * self.kv_pool.num_pages)
             self._replay_indices = torch.zeros(capacity, dtype=torch.int32, device=batch.slots.device)
         lists = PageLists.empty(rows, 0, batch.slots.device, self._replay_indices)
         return FlashInferMetadata(lists, batch.host.seq_lens, None, captured=True)
@@ -130,7 +129,7 @@ class FlashInferBackend:
     def _open(self, kind: AttentionSpec, metadata: FlashInferMetadata, dtype: torch.dtype) -> Wrapper:
         """The wrapper for this kind of layer, planned for the step."""
         if kind not in self._kinds:
-            self._kinds[kind] = Kind(kind, dtype, self._pool.page_size, self._workspace, self._extend_backend)
+            self._kinds[kind] = Kind(kind, dtype, self.kv_pool.page_size, self._workspace, self._extend_backend)
         state = self._kinds[kind]
         if metadata.extend_lens is not None:
             wrapper = state.plan_extend(metadata.lists, metadata.seq_lens, metadata.extend_lens)
@@ -145,7 +144,7 @@ class FlashInferBackend:
             self._page_table,
             batch.slots,
             batch.seq_lens,
-            self._pool.page_size,
+            self.kv_pool.page_size,
             lists.indptr,
             lists.indices,
             lists.last_page_lens,

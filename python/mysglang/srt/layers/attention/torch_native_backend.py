@@ -134,17 +134,16 @@ class TorchNativeBackend:
     """Scaled-dot-product attention over gathered keys."""
 
     def __init__(self, pool: KvPool, page_table: Tensor) -> None:
-        self._pool = pool
+        self.kv_pool = pool
         self._page_table = page_table
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
-        return TorchNativeMetadata(list(group_rows(batch.host)), self._page_table, self._pool.page_size)
+        return TorchNativeMetadata(list(group_rows(batch.host)), self._page_table, self.kv_pool.page_size)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         metadata = batch.attn_metadata
         assert isinstance(metadata, TorchNativeMetadata)
-        self._pool.store(spec.layer_id, batch.out_cache_loc, k, v)
-        keys, values = self._pool.slots(spec.layer_id)
+        keys, values = self.kv_pool.slots(spec.layer_id)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for group in metadata.groups(spec.window):
             attended = attend(q.index_select(0, group.queries), keys, values, spec, group)

@@ -33,7 +33,7 @@ class TritonBackend:
     """Split decode, and extend over the cached prefix."""
 
     def __init__(self, pool: KvPool, page_table: Tensor) -> None:
-        self._pool = pool
+        self.kv_pool = pool
         self._page_table = page_table
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
@@ -43,9 +43,8 @@ class TritonBackend:
         return ExtendMetadata(ends - batch.extend_lens, int(batch.host.extend_lens.max()))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
-        self._pool.store(spec.layer_id, batch.out_cache_loc, k, v)
-        keys, values = self._pool.slots(spec.layer_id)
-        metadata, page_size = batch.attn_metadata, self._pool.page_size
+        keys, values = self.kv_pool.slots(spec.layer_id)
+        metadata, page_size = batch.attn_metadata, self.kv_pool.page_size
         rows = (self._page_table, batch.slots, batch.seq_lens)
         if isinstance(metadata, DecodeMetadata):
             return decode_attention(q, keys, values, *rows, page_size, spec)

@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from mysglang.srt.forward.forward_batch import Rotation
+
 
 class KvPool(ABC):
     """Keys and values of all attention layers of this rank."""
@@ -24,6 +26,12 @@ class KvPool(ABC):
     @abstractmethod
     def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
         """Write the tokens' keys and values. loc: [T] int64 KV slots; k, v: [T, num_kv_heads * head_dim]."""
+
+    @abstractmethod
+    def store_rotated(
+        self, layer_id: int, loc: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rotation: Rotation
+    ) -> None:
+        """Turn q [T, num_heads * head_dim] and k in place, then write the tokens' keys and values as `store` does."""
 
     @abstractmethod
     def slots(self, layer_id: int) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.forward.forward_batch import AttentionSpec, Rotation
 from mysglang.srt.kernels.kvcache import store_kv
+from mysglang.srt.kernels.rotary import rope_and_store
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 
@@ -43,6 +44,12 @@ class MhaKvPool(KvPool):
     def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
         keys, values = self._layers[layer_id]
         store_kv(k, v, keys, values, loc)
+
+    def store_rotated(
+        self, layer_id: int, loc: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rotation: Rotation
+    ) -> None:
+        keys, values = self._layers[layer_id]
+        rope_and_store(q, k, v, positions, rotation.cos_sin, rotation.norms, keys, values, loc)
 
     def slots(self, layer_id: int) -> tuple[Tensor, Tensor]:
         return self._layers[layer_id]
