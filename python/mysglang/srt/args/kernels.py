@@ -19,6 +19,9 @@ class KernelArgs:
         None, help="Attention kernels; the device's best if unset or auto."
     )
     sampling_backend: SamplingBackend | None = arg(None, help="Sampling kernels; the device's best if unset or auto.")
+    disable_cascade_attention: bool = arg(
+        False, help="Let every decoding row read its whole prefix, also what others of the step read too."
+    )
     disable_cuda_graph: bool = arg(False, aliases=("disable_decode_cuda_graph",), help="Run decode steps uncaptured.")
     cuda_graph_max_bs: int | None = arg(
         None, at_least=1, aliases=("cuda_graph_max_bs_decode",), help="Largest captured batch; by GPU memory if unset."

@@ -19,6 +19,9 @@ import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 
+MAX_LEVELS = 4
+"""Groups that one row may be in. So R rows have at most R - 1 groups, and MAX_LEVELS * R entries of `rows`."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedPrefixes:

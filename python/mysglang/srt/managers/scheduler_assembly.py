@@ -12,6 +12,7 @@ from mysglang.srt.forward.worker import Worker
 from mysglang.srt.managers.scheduler import Scheduler, SchedulerParts
 from mysglang.srt.managers.scheduler_control import SchedulerControl
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.prefix_groups import CascadeCosts, NoPrefixGroups, PrefixGroups
 from mysglang.srt.messages.channels import Receiver, Sender
 from mysglang.srt.messages.codec import ToDetokenizer, ToScheduler, ToTokenizer, unpack_ids
 from mysglang.srt.messages.outputs import Abort
@@ -54,6 +55,8 @@ class SchedulerOptions:
     policy: str = "fcfs"
     conservativeness: float = 1.0
     overlap: bool = True
+    cascade: CascadeCosts | None = None
+    """What reading shared pages once costs beside; None: every row reads for itself."""
     stream_interval: int = 1
     decode_log_interval: int = 40
     rank: int = 0
@@ -141,6 +144,7 @@ def assemble(
         return kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit).num_tokens
 
     waiting = WaitingQueue(POLICIES[options.policy](prefix_length))
+    groups = NoPrefixGroups() if options.cascade is None else PrefixGroups(kv, options.cascade)
     retraction = Retraction(table, residency, waiting)
     prefill = PrefillPlanner(table, kv, residency, waiting, ratio, limits=options.limits, rules=options.rules)
     decode = DecodePlanner(table, kv, ratio, retraction, tokens_per_step=worker.tokens_per_step, end=results.end)
@@ -151,7 +155,7 @@ def assemble(
             role=UnifiedRole(),
             waiting=waiting,
             planner=StepPlanner(prefill, decode, SoloCoordinator()),
-            builder=ForwardBuilder(table, kv, sampling),
+            builder=ForwardBuilder(table, kv, sampling, groups),
             results=results,
             streamer=OutputStreamer(table, channels.to_detokenizer),
             ratio=ratio,

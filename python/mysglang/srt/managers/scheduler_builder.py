@@ -17,6 +17,7 @@ from mysglang.srt.managers.scheduler_assembly import (
 from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.mem_cache.factory import prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.prefix_groups import CascadeCosts
 from mysglang.srt.messages.channels import Pull, Push
 from mysglang.srt.messages.codec import detokenizer_codec, scheduler_codec, tokenizer_codec
 from mysglang.srt.messages.launch import SchedulerFacts
@@ -61,6 +62,10 @@ def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Lo
     return assembled.loop, facts
 
 
+DTYPE_BYTES = {"float32": 4}
+"""Bytes of a number in the KV cache; 2 for the others."""
+
+
 def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOptions:
     schedule = args.schedule
     return SchedulerOptions(
@@ -72,6 +77,9 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         policy=schedule.schedule_policy,
         conservativeness=schedule.schedule_conservativeness,
         stream_interval=args.serving.stream_interval,
+        cascade=None
+        if args.kernels.disable_cascade_attention
+        else CascadeCosts.of_model(model.num_heads, model.num_kv_heads, DTYPE_BYTES.get(model.dtype, 2)),
         overlap=not schedule.disable_overlap_schedule,
         decode_log_interval=args.observability.decode_log_interval,
         rank=tp_rank,

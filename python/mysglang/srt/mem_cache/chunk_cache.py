@@ -19,6 +19,10 @@ class ChunkCache(PrefixCache):
     def evictable_pages(self) -> int:
         return 0
 
+    @property
+    def shared_nodes(self) -> int:
+        return 0
+
     def size(self) -> CacheSize:
         return CacheSize(0, 0, 0, 0)
 

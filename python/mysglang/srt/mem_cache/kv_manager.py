@@ -58,6 +58,8 @@ class KvManager:
         self.rows = ReqToTokenPool(num_slots, max_context, page_size)
         self._nodes: dict[int, TreeNode] = {}
         """Slot -> the node that the row stands on: it owns no page before `node.end`, and every page from there on."""
+        self.placement = 0
+        """Counts rows that came, went or moved to another node: while it stays, rows share what they shared."""
 
     # A row's life
 
@@ -84,6 +86,7 @@ class KvManager:
         node = self.cache.inc_lock_ref(match)
         slot = self.rows.alloc()
         self._nodes[slot] = node
+        self.placement += 1
         self.rows.append(slot, self.cache.path_pages(node))
         return slot
 
@@ -126,6 +129,7 @@ class KvManager:
             return
         pages = self.rows.pages(slot)
         assert end <= len(pages), "committed beyond the row's pages"
+        self.placement += 1
         self._nodes[slot] = self.cache.append(node, self._ids_of(ids, node.end, end), pages[node.end : end])
 
     def release(self, slot: int, ids: Ints) -> None:
@@ -136,6 +140,7 @@ class KvManager:
         """
         assert ids.dtype == np.int32
         node = self._nodes.pop(slot)
+        self.placement += 1
         start, end = node.end, len(ids) // self.page_size
         pages = self.rows.pages(slot)
         assert start <= end <= len(pages), f"released with {end} pages; {start} are shared, {len(pages)} held"
@@ -171,6 +176,15 @@ class KvManager:
         slots, starts, lens: [R] int32; the result [sum of lens] int32.
         """
         return self.rows.locations(slots, starts, lens)
+
+    @property
+    def sharing(self) -> bool:
+        """Whether any two open rows have pages in common."""
+        return self.cache.shared_nodes > 0
+
+    def nodes(self, slots: Ints) -> list[TreeNode]:
+        """Where the open rows stand: each has the pages on the path to its node, and shares them with all below it."""
+        return [self._nodes[slot] for slot in slots.tolist()]
 
     def take_writes(self) -> TableWrites | None:
         """What the device's page table must learn before the next step; None if nothing changed."""

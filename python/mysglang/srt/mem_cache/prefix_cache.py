@@ -47,6 +47,11 @@ class PrefixCache(ABC):
     def evictable_pages(self) -> int:
         """Pages that `evict` could free now; costs nothing to ask."""
 
+    @property
+    @abstractmethod
+    def shared_nodes(self) -> int:
+        """Nodes that more than one row stands on or below; costs nothing to ask."""
+
     @abstractmethod
     def size(self) -> CacheSize: ...
 

@@ -21,6 +21,10 @@ class RadixCache(PrefixCache):
     def evictable_pages(self) -> int:
         return self.tree.evictable_pages
 
+    @property
+    def shared_nodes(self) -> int:
+        return self.tree.shared_nodes
+
     def size(self) -> CacheSize:
         tree = self.tree
         return CacheSize(tree.evictable_pages, tree.protected_pages, tree.num_nodes, tree.locked_nodes)

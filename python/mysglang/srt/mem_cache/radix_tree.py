@@ -29,6 +29,8 @@ class RadixTree:
         """Pages of nodes that nobody locks."""
         self.protected_pages = 0
         self.locked_nodes = 0
+        self.shared_nodes = 0
+        """Nodes with pages that more than one lock is on: what rows share."""
         self.num_nodes = 0
         """Nodes that hold pages."""
         self._policy = policy
@@ -154,6 +156,7 @@ class RadixTree:
                 self.protected_pages += len(node.value)
                 self.locked_nodes += 1
             node.lock_ref += 1
+            self.shared_nodes += node.lock_ref == 2
             node = node.parent
         node.lock_ref += 1
 
@@ -165,6 +168,7 @@ class RadixTree:
             assert step.lock_ref > 0, "unlocked more often than locked"
             step.lock_ref -= 1
             step.last_access = now
+            self.shared_nodes -= step.lock_ref == 1 and step.parent is not None
             if step.lock_ref == 0:
                 if step.parent is not None:
                     self.evictable_pages += len(step.value)
@@ -247,6 +251,7 @@ class RadixTree:
         node.value = node.value[num_pages:].copy()
         self.num_nodes += 1
         self.locked_nodes += node.lock_ref > 0
+        self.shared_nodes += node.lock_ref > 1
         return upper
 
     def _trim(self, node: TreeNode, num_pages: int) -> Ints:
@@ -309,6 +314,7 @@ class RadixTree:
         assert sum(locked) == self.protected_pages, "protected size is off"
         assert sum(sizes) - sum(locked) == self.evictable_pages, "evictable size is off"
         assert len(locked) == self.locked_nodes, "count of locked nodes is off"
+        assert sum(node.lock_ref > 1 for node in inner) == self.shared_nodes, "count of shared nodes is off"
         queued = {entry[2].serial for entry in self._queue}
         assert len(queued) == len(self._queue), "a node is queued twice"
         assert queued == {node.serial for node in inner if node.queued}, "queue and nodes disagree"

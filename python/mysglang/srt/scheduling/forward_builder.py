@@ -6,6 +6,7 @@ import numpy as np
 
 from mysglang.srt.forward.worker_batch import ON_DEVICE, Ints, LogprobColumns, ModelWorkerBatch
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.prefix_groups import PrefixGrouper
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.logprobs import LogprobBook
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -17,9 +18,12 @@ NO_IDS: Ints = np.zeros(0, dtype=np.int32)
 class ForwardBuilder:
     """Builds what a worker needs of a step."""
 
-    def __init__(self, table: RequestTable, kv: KvManager, sampling: SamplingBuilder) -> None:
+    def __init__(
+        self, table: RequestTable, kv: KvManager, sampling: SamplingBuilder, prefix_groups: PrefixGrouper
+    ) -> None:
         self._table = table
         self._kv = kv
+        self._prefix_groups = prefix_groups
         self._sampling = sampling
 
     def build(self, batch: ScheduleBatch) -> ModelWorkerBatch:
@@ -38,6 +42,7 @@ class ForwardBuilder:
             penalty_reset=None if decode else self._sampling.penalty_reset(batch),
             forbidden=self._sampling.forbidden(batch),
             logprobs=self._logprobs(batch),
+            shared=self._prefix_groups.find(batch.slots) if decode else None,
         )
 
     def _prompt_ids(self, batch: ScheduleBatch) -> Ints:

@@ -1,0 +1,179 @@
+"""PrefixGroups: from where rows stand in the prefix cache to the groups of rows that are worth reading together.
+
+    (system prompt, 1024 tokens) ─┬─ (conversation, 512) ─┬─ row 2
+      rows 0 1 2 3                │    rows 2 3           └─ row 3
+                                  ├─ row 0
+                                  └─ row 1
+
+Rows below one node have its pages in common. Reading them once for all instead of once for each saves memory traffic,
+but makes a partial result for each row that must be written and merged. Knows no kernel: what these cost, in tokens
+that could be read instead, is `CascadeCosts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from mysglang.srt.forward.shared_prefix import MAX_LEVELS, SharedPrefixes
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.tree_node import TreeNode
+
+WORK_ITEM_TOKENS = 64
+"""What one more group costs beside its rows' partial results."""
+PARTIAL_BYTES = 4
+"""Of one number of a partial result, which is float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeCosts:
+    """The price of a group, in tokens of one row's keys and values that could be read in the same time."""
+
+    per_row: float
+    """A partial result: written, and read again when it is merged."""
+    per_group: float = WORK_ITEM_TOKENS
+
+    @classmethod
+    def of_model(cls, num_heads: int, num_kv_heads: int, kv_bytes: int) -> CascadeCosts:
+        """By the sizes of one layer; `kv_bytes` of one number in the cache. The head dimension cancels out."""
+        return cls(per_row=2 * num_heads * PARTIAL_BYTES / (2 * num_kv_heads * kv_bytes))
+
+    def worthwhile(self, rows: int, tokens: int, readers: int) -> bool:
+        """Whether a group of so many rows should read the tokens, which otherwise are read by that many readers."""
+        return (readers - 1) * tokens > self.per_row * rows + self.per_group
+
+
+class PrefixGrouper(Protocol):
+    """Finds what the rows of a decode step share."""
+
+    def find(self, slots: Ints) -> SharedPrefixes | None:
+        """The groups of these rows, by their place in `slots`; the last answer again while nothing changed."""
+        ...
+
+
+class NoPrefixGroups:
+    """Every row reads for itself."""
+
+    def find(self, slots: Ints) -> SharedPrefixes | None:
+        return None
+
+
+class PrefixGroups:
+    """Asks the KvManager where rows stand, and keeps the answer until a row comes, goes or moves."""
+
+    def __init__(self, kv: KvManager, costs: CascadeCosts) -> None:
+        self._kv = kv
+        self._costs = costs
+        self._slots: Ints = np.zeros(0, dtype=np.int32)
+        self._placement = -1
+        self._found: SharedPrefixes | None = None
+
+    def find(self, slots: Ints) -> SharedPrefixes | None:
+        if not self._kv.sharing:
+            return None
+        if self._placement != self._kv.placement or not same_rows(self._slots, slots):
+            self._found = choose_groups(self._kv.nodes(slots), self._kv.page_size, self._costs)
+            self._slots, self._placement = slots, self._kv.placement
+        return self._found
+
+
+def same_rows(one: Ints, other: Ints) -> bool:
+    """Whether both name the same rows in the same order."""
+    return one is other or np.array_equal(one, other)
+
+
+@dataclass(slots=True)
+class Crossing:
+    """A node that some rows of the step stand on or below, while the groups are chosen."""
+
+    node: TreeNode
+    rows: list[int]
+    """Those that stand here, or below on nodes of their own."""
+    below: list[Crossing]
+    total: int = 0
+    """Rows here and at all crossings below."""
+    first: int = 0
+    """Position from which the next group on this path begins."""
+    level: int = 0
+    """Groups above."""
+
+
+def choose_groups(nodes: Sequence[TreeNode], page_size: int, costs: CascadeCosts) -> SharedPrefixes | None:
+    """Groups for rows that stand on these nodes, from the roots down; None if none is worthwhile.
+
+    Tokens that get no group where their path branches are left to the groups further down, which then begin above the
+    branch; so a group is worthwhile if it spares more reading than one reader for each branch would do.
+    """
+    order = in_preorder(crossings(nodes))
+    for crossing in reversed(order):
+        crossing.total = len(crossing.rows) + sum(lower.total for lower in crossing.below)
+    starts, ends, sizes = [], [], []
+    members: list[Ints] = []
+    for crossing in order:
+        end = crossing.node.end * page_size
+        next_first, next_level = crossing.first, crossing.level
+        readers = len(crossing.rows) + len(crossing.below)
+        if crossing.level < MAX_LEVELS and costs.worthwhile(crossing.total, end - crossing.first, readers):
+            starts.append(crossing.first)
+            ends.append(end)
+            sizes.append(crossing.total)
+            members.append(np.sort(np.asarray(rows_below(crossing), dtype=np.int32)))
+            next_first, next_level = end, crossing.level + 1
+        for lower in crossing.below:
+            lower.first, lower.level = next_first, next_level
+    if not starts:
+        return None
+    row_indptr = np.zeros(len(sizes) + 1, dtype=np.int32)
+    np.cumsum(sizes, out=row_indptr[1:])
+    return SharedPrefixes(
+        starts=np.asarray(starts, dtype=np.int32),
+        ends=np.asarray(ends, dtype=np.int32),
+        row_indptr=row_indptr,
+        rows=np.concatenate(members),
+    )
+
+
+def crossings(nodes: Sequence[TreeNode]) -> list[Crossing]:
+    """The topmost crossings; row i stands on nodes[i]. Nodes that only one row in the cache stands on are passed by."""
+    found: dict[TreeNode, Crossing] = {}
+    roots: list[Crossing] = []
+    for row, node in enumerate(nodes):
+        while node.lock_ref == 1 and node.parent is not None:
+            node = node.parent
+        if node.parent is None:
+            continue
+        if node in found:
+            found[node].rows.append(row)
+            continue
+        lower: Crossing | None = None
+        step: TreeNode = node
+        while step.parent is not None and step not in found:
+            crossing = found[step] = Crossing(step, [], [lower] if lower else [])
+            lower, step = crossing, step.parent
+        found[node].rows.append(row)
+        assert lower is not None
+        (found[step].below if step in found else roots).append(lower)
+    return roots
+
+
+def in_preorder(roots: list[Crossing]) -> list[Crossing]:
+    """Every crossing, those above before those below."""
+    order = []
+    stack = roots[::-1]
+    while stack:
+        crossing = stack.pop()
+        order.append(crossing)
+        stack.extend(reversed(crossing.below))
+    return order
+
+
+def rows_below(crossing: Crossing) -> list[int]:
+    """All rows at and below a crossing."""
+    rows: list[int] = []
+    for lower in in_preorder([crossing]):
+        rows.extend(lower.rows)
+    return rows
