@@ -11,7 +11,7 @@ from torch import Tensor
 from mysglang.srt.layers.logprobs import LogprobQuery
 from mysglang.srt.layers.sampler import OutputQuery, Sampler, SamplingStep
 from mysglang.srt.sampling.penalties import Penalties, PenaltyTable
-from mysglang.srt.sampling.sampling_tensors import Drawing, Edits, SamplingTensors
+from mysglang.srt.sampling.sampling_tensors import Bitmask, Drawing, Edits, SamplingTensors
 
 ROWS, VOCAB = 5, 60
 GREEDY = SamplingTensors(drawing=None, penalties=None, bias=None)
@@ -98,3 +98,20 @@ def test_logprobs_are_after_temperature_and_before_filters(sampler: Sampler, log
     expected = torch.stack([logits[1].log_softmax(-1), (logits[4] / 0.5).log_softmax(-1)])
     assert torch.allclose(sampled.logprobs.chosen, expected.gather(1, sampled.tokens[rows, None]).squeeze(1))
     assert torch.allclose(sampled.logprobs.top_vals, expected.sort(descending=True).values[:, :2])
+
+
+def test_a_mask_leaves_only_what_it_allows(sampler: Sampler, logits: Tensor) -> None:
+    """Whatever is added to the others, and only in the rows that it is for."""
+    allowed = [{5, 33}, {0}, {59}]
+    rows = longs(0, 1, 4)
+    bits = torch.zeros(3, 2, dtype=torch.int32)
+    for line, ids in enumerate(allowed):
+        for token in ids:
+            bits[line, token // 32] |= 1 << (token % 32)
+    bias = Edits(longs(0, 1, 4), longs(7, 7, 7), torch.full((3,), 1e4))
+    for tensors in (SamplingTensors(None, None, bias), SamplingTensors(drawing(30.0), None, bias)):
+        free = SamplingStep(tensors=tensors, uniforms=torch.rand(ROWS, dtype=torch.float64))
+        tokens = sampler.sample(logits, replace(free, mask=Bitmask(rows, bits))).tokens
+        unmasked = sampler.sample(logits, free).tokens
+        assert all(int(tokens[row]) in ids for row, ids in zip(rows.tolist(), allowed, strict=True))
+        assert torch.equal(tokens[2:4], unmasked[2:4])

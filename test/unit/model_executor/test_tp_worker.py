@@ -18,6 +18,8 @@ from mysglang.srt.forward.worker_batch import (
     ModelWorkerBatch,
     PenaltyReset,
     PenaltyRows,
+    TokenMask,
+    mask_words,
 )
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.tp_worker import TpModelWorker
@@ -115,6 +117,29 @@ def test_forbidden_and_bias(worker: TpModelWorker, alone) -> None:
     )
     batch = prompt_step(worker, yields=yields, forbidden=forbidden, sampling=biased)
     assert worker.forward_batch_generation(batch).complete().tokens.tolist() == [best[0], 77, 5]
+
+
+def test_a_step_waits_for_its_mask(worker: TpModelWorker, alone) -> None:
+    """It chooses under the mask when that comes, and the next step goes on from what was chosen."""
+    best = [tokens[0] for tokens in alone["greedy"]]
+    driver = Driver.start(worker, [GREEDY] * 4)
+    yields = np.array([True, False, True, True])
+    batch = worker_batch([Row(slot, prompt) for slot, prompt in enumerate(PROMPTS)], driver.pages)
+    launched = worker.forward_batch_generation(replace(batch, yields=yields, waits_for_mask=True))
+    bits = np.zeros((1, mask_words(VOCAB_SIZE)), dtype=np.int32)
+    bits[0, 5 // 32] = 1 << 5
+    launched.sample(TokenMask(np.array([2], dtype=np.int32), bits))
+    driver.lengths = [len(prompt) for prompt in PROMPTS]
+    following = driver.launch(columns([GREEDY] * 4))
+    assert launched.complete().tokens.tolist() == [best[0], 5, best[3]]
+    assert following.complete().tokens[[0, 3]].tolist() == [alone["greedy"][0][1], alone["greedy"][3][1]]
+
+
+def test_a_step_that_waited_in_vain_chooses_freely(worker: TpModelWorker, alone) -> None:
+    launched = worker.forward_batch_generation(prompt_step(worker, waits_for_mask=True))
+    nothing = TokenMask(np.zeros(0, dtype=np.int32), np.zeros((0, mask_words(VOCAB_SIZE)), dtype=np.int32))
+    launched.sample(nothing)
+    assert launched.complete().tokens.tolist() == [tokens[0] for tokens in alone["greedy"]]
 
 
 def test_penalties_count_what_the_worker_samples(worker: TpModelWorker, alone) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mysglang.srt.forward.worker_batch import Floats, Ints
+from mysglang.srt.forward.worker_batch import Floats, Ints, TokenMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,34 @@ class StepOutput:
 class BatchResult:
     """A step that was launched. `complete` waits for it; calling it again returns the same output."""
 
-    __slots__ = ("_finish", "_output")
+    __slots__ = ("_choose", "_finish", "_output")
 
     def __init__(self, finish: Callable[[], StepOutput]) -> None:
-        self._finish = finish
+        self._finish: Callable[[], StepOutput] | None = finish
+        self._choose: Callable[[TokenMask], BatchResult] | None = None
         self._output: StepOutput | None = None
+
+    @classmethod
+    def waiting(cls, choose: Callable[[TokenMask], BatchResult]) -> BatchResult:
+        """A step whose tokens are not chosen yet; `choose` does it, and returns before it is done if it can."""
+        result = cls.__new__(cls)
+        result._finish, result._choose, result._output = None, choose, None
+        return result
+
+    @property
+    def waits_for_mask(self) -> bool:
+        """Whether `sample` must be called, before `complete` and before the next step is launched."""
+        return self._choose is not None
+
+    def sample(self, mask: TokenMask) -> None:
+        """Have the tokens of a step that waits for it chosen under `mask`."""
+        assert self._choose is not None, "this step has chosen its tokens"
+        self._finish = self._choose(mask).complete
+        self._choose = None
 
     def complete(self) -> StepOutput:
         """Block until the tokens of the step are on the host."""
         if self._output is None:
+            assert self._finish is not None, "this step still waits for its mask"
             self._output = self._finish()
         return self._output

@@ -41,5 +41,9 @@ class Worker(Protocol):
     capacity: WorkerCapacity
 
     def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
-        """Launch the step and return at once, if the device can work alone."""
+        """Launch the step and return at once, if the device can work alone.
+
+        The tokens of a step that `waits_for_mask` are chosen when `BatchResult.sample` is called, which comes before
+        the next step is launched.
+        """
         ...

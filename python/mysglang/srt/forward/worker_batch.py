@@ -72,6 +72,21 @@ class LogitEdits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TokenMask:
+    """Which tokens some rows may get, all others being forbidden."""
+
+    rows: Ints
+    """[C] rows of the batch that yield a token, ascending."""
+    bits: Ints
+    """[C, mask_words(vocab)]: token i is allowed if bit i % 32 of word i // 32 is set."""
+
+
+def mask_words(vocab_size: int) -> int:
+    """Words of a row of `TokenMask.bits`."""
+    return -(-vocab_size // 32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SamplingColumns:
     """How the token of each row is chosen; one entry for each row of the batch, also for rows that yield none.
 
@@ -138,6 +153,8 @@ class ModelWorkerBatch:
     forbidden: LogitEdits | None = None
     """Tokens forbidden in this step only (EOS and stop tokens below min_new_tokens)."""
     logprobs: LogprobColumns | None = None
+    waits_for_mask: bool = False
+    """Whether tokens are chosen only when `BatchResult.sample` brings a TokenMask: it depends on the step before."""
     shared: SharedPrefixes | None = None
     """Pages that several rows of a DECODE step read, where reading them once is worth it; None: nothing is shared."""
 

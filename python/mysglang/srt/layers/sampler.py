@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.kernels import sampling
+from mysglang.srt.kernels.bitmask import apply_token_bitmask
 from mysglang.srt.layers.logprobs import LogprobQuery, Logprobs, find_logprobs
 from mysglang.srt.sampling.penalties import PenaltyTable
-from mysglang.srt.sampling.sampling_tensors import Edits, SamplingTensors
+from mysglang.srt.sampling.sampling_tensors import Bitmask, Edits, SamplingTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,14 @@ class SamplingStep:
     uniforms: Tensor | None = None
     """[S] float64 in [0, 1); None if every row is greedy."""
     forbidden: Edits | None = None
+    mask: Bitmask | None = None
     output_query: OutputQuery | None = None
 
     @property
     def plain_greedy(self) -> bool:
         """Whether the tokens are those of `greedy_tokens` on the bare logits, and nothing else is wanted."""
         tensors = self.tensors
-        parts = (tensors.drawing, tensors.penalties, tensors.bias, self.forbidden, self.output_query)
+        parts = (tensors.drawing, tensors.penalties, tensors.bias, self.forbidden, self.mask, self.output_query)
         return all(part is None for part in parts)
 
 
@@ -58,6 +60,7 @@ class Sampler:
         self._penalties = penalties
         self._greedy = sampling.greedy_tokens.reference if reference else sampling.greedy_tokens
         self._draw = sampling.draw_tokens.reference if reference else sampling.draw_tokens
+        self._mask = apply_token_bitmask.reference if reference else apply_token_bitmask
 
     def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
         """logits: [S, vocab] as the model gives them, left as they are."""
@@ -81,13 +84,16 @@ class Sampler:
         """A changed float32 copy, or the logits themselves if nothing changes them."""
         tensors = step.tensors
         edits = [edit for edit in (tensors.bias, step.forbidden) if edit is not None]
-        if tensors.penalties is None and not edits:
+        if tensors.penalties is None and not edits and step.mask is None:
             return logits
         logits = logits.to(torch.float32, copy=True)
         if tensors.penalties is not None:
             self._penalties.apply(logits, tensors.penalties)
         for edit in edits:
             edit.apply(logits)
+        if step.mask is not None:
+            # Last: nothing that is added to a logit brings back what the mask forbids.
+            self._mask(logits, step.mask.rows, step.mask.bits)
         return logits
 
     def _count(self, tokens: Tensor, tensors: SamplingTensors) -> None:

@@ -7,6 +7,8 @@ Everything of a step is queued on one stream, so steps take effect in the order 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -14,19 +16,19 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.outputs import BatchResult
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
 from mysglang.srt.layers.attention.factory import choose_backend, create_attention_backend
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import Sampled, Sampler
 from mysglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner, StepGraphs
-from mysglang.srt.model_executor.eager_runner import EagerRunner
+from mysglang.srt.model_executor.eager_runner import EagerRunner, ForwardOutput
 from mysglang.srt.model_executor.graph_sizes import graph_sizes
 from mysglang.srt.model_executor.kv_setup import make_pool, plan_kv
 from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_columns import table_columns, token_columns
-from mysglang.srt.model_executor.step_inputs import StepStager
+from mysglang.srt.model_executor.step_inputs import StepInputs, StepStager
 from mysglang.srt.model_executor.step_output import pending_result
 from mysglang.srt.model_executor.upload import Uploader
 from mysglang.srt.model_loader.loader import load_model
@@ -88,11 +90,9 @@ class ModelRunner:
     def _replay(self, batch: ModelWorkerBatch) -> BatchResult:
         inputs = self._stager.stage(batch, {})
         replayed = self._graphs.run(batch)
-        if inputs.sampling.plain_greedy:
+        if inputs.sampling.plain_greedy and not batch.waits_for_mask:
             return pending_result(self.platform, batch, inputs, Sampled(replayed.tokens), None)
-        sampled = self._sampler.sample(replayed.logits, inputs.sampling)
-        self._tables.record(replayed.slots, sampled.tokens)
-        return pending_result(self.platform, batch, inputs, sampled, None)
+        return self._choose(batch, inputs, replayed.slots, ForwardOutput(replayed.logits))
 
     def _run_eagerly(self, batch: ModelWorkerBatch) -> BatchResult:
         tables = self._tables
@@ -102,11 +102,21 @@ class ModelRunner:
         if "table_entries" in up:
             tables.write_pages(up["table_entries"], up["table_pages"])
         output = self._eager.run(batch, up, inputs.prompt)
-        sampled = Sampled(up["slots"][:0])
-        if output.logits is not None:
-            sampled = self._sampler.sample(output.logits, inputs.sampling)
-            tables.record(up["slots"] if batch.mode.is_decode else up["sample_slots"], sampled.tokens)
-        return pending_result(self.platform, batch, inputs, sampled, output.prompt_logprobs)
+        return self._choose(batch, inputs, up["slots"] if batch.mode.is_decode else up["sample_slots"], output)
+
+    def _choose(self, batch: ModelWorkerBatch, inputs: StepInputs, slots: Tensor, output: ForwardOutput) -> BatchResult:
+        """Choose the tokens of `slots`, those rows that yield: now, or when the mask is there that they wait for."""
+
+        @torch.inference_mode()
+        def choose(mask: TokenMask | None) -> BatchResult:
+            sampled = Sampled(slots[:0])
+            if output.logits is not None:
+                bits = None if mask is None else self._stager.stage_mask(batch, mask)
+                sampled = self._sampler.sample(output.logits, replace(inputs.sampling, mask=bits))
+                self._tables.record(slots, sampled.tokens)
+            return pending_result(self.platform, batch, inputs, sampled, output.prompt_logprobs)
+
+        return BatchResult.waiting(choose) if batch.waits_for_mask else choose(None)
 
 
 def wants_reference(sampling_backend: str | None, platform: Platform) -> bool:

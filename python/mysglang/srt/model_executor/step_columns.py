@@ -19,6 +19,7 @@ from mysglang.srt.forward.worker_batch import (
     PenaltyReset,
     SamplingColumns,
     TableWrites,
+    TokenMask,
 )
 from mysglang.srt.model_executor.upload import Column
 from mysglang.srt.sampling.draws import uniforms
@@ -130,6 +131,11 @@ def edit_columns(name: str, edits: LogitEdits | None, logits_row: Indices) -> Co
         f"{name}_ids": edits.ids[kept].astype(np.int64),
         f"{name}_values": edits.values[kept].astype(np.float32, copy=False),
     }
+
+
+def mask_columns(mask: TokenMask, logits_row: Indices) -> Columns:
+    """A mask whose rows are all among those that have logits."""
+    return {"mask_rows": logits_row[mask.rows], "mask_bits": mask.bits}
 
 
 def logits_rows_of(yields: npt.NDArray[np.bool_]) -> Indices:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch, SamplingColumns
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch, SamplingColumns, TokenMask
 from mysglang.srt.layers.logits_processor import PromptQuery
 from mysglang.srt.layers.logprobs import LogprobQuery
 from mysglang.srt.layers.sampler import OutputQuery, SamplingStep
@@ -21,6 +21,7 @@ from mysglang.srt.model_executor.step_columns import (
     drawing_columns,
     edit_columns,
     logits_rows_of,
+    mask_columns,
     output_logprob_columns,
     penalty_columns,
     prompt_logprob_columns,
@@ -29,7 +30,7 @@ from mysglang.srt.model_executor.step_columns import (
 )
 from mysglang.srt.model_executor.upload import Uploader
 from mysglang.srt.sampling.penalties import Penalties, PenaltyTable
-from mysglang.srt.sampling.sampling_tensors import Drawing, Edits, SamplingTensors
+from mysglang.srt.sampling.sampling_tensors import Bitmask, Drawing, Edits, SamplingTensors
 
 Uploaded = dict[str, Tensor]
 
@@ -89,6 +90,13 @@ class StepStager:
             else None,
             prompt_layout=prompt[0] if prompt else None,
         )
+
+    def stage_mask(self, batch: ModelWorkerBatch, mask: TokenMask) -> Bitmask | None:
+        """Upload what the step waited for; None if no row of it needs a mask any more."""
+        if not len(mask.rows):
+            return None
+        up = self._uploader.upload(mask_columns(mask, logits_rows_of(batch.yields)))
+        return Bitmask(up["mask_rows"], up["mask_bits"])
 
     def _known(self, batch: ModelWorkerBatch) -> SamplingTensors | None:
         """The tensors of these columns, if they need no upload."""

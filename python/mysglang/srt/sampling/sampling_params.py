@@ -11,6 +11,7 @@ import reprlib
 import msgspec
 
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.sampling.grammar_spec import KINDS, GrammarKind, GrammarSpec, check_grammars, grammar_spec
 
 TOP_K_ALL = 1 << 30
 """top_k that keeps the whole vocabulary."""
@@ -56,6 +57,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stream_interval: int | None = None
     logit_bias: dict[int, float] = {}
     sampling_seed: int | None = None
+    json_schema: str | None = None
+    """A JSON schema as text that the answer satisfies. At most one of this and the next three."""
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """Which strings the answer may be, if that is restricted."""
+        return grammar_spec(self._grammars())
 
     @property
     def greedy(self) -> bool:
@@ -77,6 +88,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if wrong := [i for i in ids if not 0 <= i < vocab_size]:
                 message = f"{name}: token id {wrong[0]} is outside the vocabulary (0 to {vocab_size - 1})."
                 raise InvalidRequest(message, param=name)
+        check_grammars(self._grammars())
+
+    def _grammars(self) -> dict[GrammarKind, str | None]:
+        return {kind: getattr(self, kind) for kind in KINDS}
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         """(field, holds, the range in words) of every rule that needs no other fact than the params."""

@@ -23,6 +23,14 @@ class Edits:
         logits[at] = logits[at] + self.values
 
 
+@dataclass(frozen=True, slots=True)
+class Bitmask:
+    """Which tokens the rows [C] int64 may get: [C, words] int32, one bit for each token."""
+
+    rows: Tensor
+    bits: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
     """The random choice of rows; what only greedy rows need is absent. All [S]."""
