@@ -8,7 +8,8 @@ block, and one scaled-dot-product call attends for all its rows.
       1 new, 870 long  ┘ one group         k, v [R, KV heads, L, dim]      padding reads KV slot 0
       300 new          ─ in chunks         mask [R, 1, n * group, L]
 
-Knows the page table and the pool; it plans anew for every step and holds nothing of one.
+Decode steps whose rows share pages are computed in parts: torch_native_cascade.py. Knows the page table and the pool;
+it plans anew for every step and holds nothing of one.
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.layers.attention.page_reader import Indices, PageReader
+from mysglang.srt.layers.attention.torch_native_cascade import CascadeMetadata
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
-
-Indices = npt.NDArray[np.int64]
 
 LONE_QUERIES = 64
 """A row with more new tokens than this attends on its own."""
@@ -89,20 +89,26 @@ class GroupIndex:
 class TorchNativeMetadata:
     """The groups of a step, indexed once for each window size that a layer has."""
 
-    def __init__(self, groups: list[Group], page_table: Tensor, page_size: int) -> None:
+    def __init__(self, groups: list[Group], pages: PageReader) -> None:
         self._groups = groups
-        self._page_table = page_table
-        self._page_size = page_size
+        self._pages = pages
         self._indexed: dict[int | None, list[GroupIndex]] = {}
 
-    def groups(self, window: int | None) -> list[GroupIndex]:
-        """The groups for layers that see `window` keys."""
-        if window not in self._indexed:
-            self._indexed[window] = [self._index(group, window) for group in self._groups]
-        return self._indexed[window]
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+        """q: [T, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim]. Returns the shape of q."""
+        if spec.window not in self._indexed:
+            self._indexed[spec.window] = [self._index(group, spec.window) for group in self._groups]
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for group in self._indexed[spec.window]:
+            attended = attend(q.index_select(0, group.queries), keys, values, spec, group)
+            if group.filled is None:
+                out.index_copy_(0, group.queries, attended)
+            else:
+                out.index_copy_(0, group.queries[group.filled], attended[group.filled])
+        return out
 
     def _index(self, group: Group, window: int | None) -> GroupIndex:
-        device = self._page_table.device
+        on_device = self._pages.on_device
         rows, n, ends = len(group.lens), group.num_queries, group.ends
         first = np.zeros_like(ends) if window is None else np.maximum(0, group.starts + 1 - window)
         length = int((ends - first).max())
@@ -113,21 +119,14 @@ class TorchNativeMetadata:
         if window is not None:
             visible &= distance < window
         full = bool((group.lens == n).all())
-        past_end = _on(device, key_positions >= ends[:, None])
+        past_end = on_device(key_positions >= ends[:, None])
         return GroupIndex(
             shape=(rows, n, length),
-            queries=_on(device, (group.tokens[:, None] + query).reshape(-1)),
-            filled=None if full else _on(device, np.flatnonzero(np.arange(n) < group.lens[:, None])),
-            keys=self._kv_slots(group.slots, key_positions).masked_fill_(past_end, 0).reshape(-1),
-            visible=None if visible.all() else _on(device, visible[:, None]),
+            queries=on_device((group.tokens[:, None] + query).reshape(-1)),
+            filled=None if full else on_device(np.flatnonzero(np.arange(n) < group.lens[:, None])),
+            keys=self._pages.kv_slots(group.slots, key_positions).masked_fill_(past_end, 0).reshape(-1),
+            visible=None if visible.all() else on_device(visible[:, None]),
         )
-
-    def _kv_slots(self, slots: Indices, positions: Indices) -> Tensor:
-        """KV slots of the positions [R, L] of each row; past a row's end, whatever the table holds."""
-        device = self._page_table.device
-        columns = np.minimum(positions // self._page_size, self._page_table.shape[1] - 1)
-        pages = self._page_table[_on(device, slots)[:, None], _on(device, columns)]
-        return pages * self._page_size + _on(device, positions % self._page_size)
 
 
 class TorchNativeBackend:
@@ -138,20 +137,16 @@ class TorchNativeBackend:
         self._page_table = page_table
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
-        return TorchNativeMetadata(list(group_rows(batch.host)), self._page_table, self.kv_pool.page_size)
+        pages = PageReader(self._page_table, self.kv_pool.page_size)
+        if batch.host.shared is not None:
+            return CascadeMetadata(batch.host, batch.host.shared, pages)
+        return TorchNativeMetadata(list(group_rows(batch.host)), pages)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         metadata = batch.attn_metadata
-        assert isinstance(metadata, TorchNativeMetadata)
+        assert isinstance(metadata, TorchNativeMetadata | CascadeMetadata)
         keys, values = self.kv_pool.slots(spec.layer_id)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for group in metadata.groups(spec.window):
-            attended = attend(q.index_select(0, group.queries), keys, values, spec, group)
-            if group.filled is None:
-                out.index_copy_(0, group.queries, attended)
-            else:
-                out.index_copy_(0, group.queries[group.filled], attended[group.filled])
-        return out
+        return metadata.attend(q, keys, values, spec)
 
 
 def group_rows(host: ModelWorkerBatch) -> Iterator[Group]:
@@ -202,7 +197,3 @@ def _capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec
     if mask is not None:
         scores = scores + mask
     return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v)
-
-
-def _on(device: torch.device, values: npt.NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(values).to(device)
