@@ -1,4 +1,5 @@
-"""What one GPU can do at most, measured: copy and read bandwidth, and the bf16 matrix rate. Prints one JSON object.
+"""What one GPU can do at most, measured: copy and read bandwidth, and the bf16 rates of a large product and of causal
+attention. Prints one JSON object.
 
 python benchmark/ceilings.py
 """
@@ -11,6 +12,8 @@ from collections.abc import Callable
 import torch
 import triton
 import triton.language as tl
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 
 @triton.jit
@@ -35,8 +38,20 @@ def milliseconds(work: Callable[[], object], repeats: int = 20) -> float:
     return start.elapsed_time(end) / repeats
 
 
+def attention_rate() -> float:
+    """TFLOP/s of causal attention over 4 x 4096 tokens of 32 heads of 128, the better of torch's two kernels."""
+    q, k, v = (torch.randn(4, 32, 4096, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    operations = 4 * q.shape[0] * q.shape[1] * q.shape[3] * q.shape[2] ** 2 / 2
+    rates = []
+    for kernel in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel(kernel):
+            taken = milliseconds(lambda: scaled_dot_product_attention(q, k, v, is_causal=True))
+        rates.append(operations / taken / 1e9)
+    return max(rates)
+
+
 def measure() -> dict[str, object]:
-    """Bandwidths in TB/s over 4 GiB, the rate of an 8192^3 product in TFLOP/s."""
+    """Bandwidths in TB/s over 4 GiB, the rates of an 8192^3 product and of attention in TFLOP/s."""
     x = torch.randn(2 << 30, device="cuda", dtype=torch.bfloat16)
     y = torch.empty_like(x)
     copy = 2 * x.nbytes / milliseconds(lambda: y.copy_(x)) / 1e9
@@ -54,6 +69,7 @@ def measure() -> dict[str, object]:
         "copy_tb_s": round(copy, 2),
         "read_tb_s": round(max(reads), 2),
         "gemm_bf16_tflop_s": round(gemm),
+        "attention_bf16_tflop_s": round(attention_rate()),
         "torch": torch.__version__,
     }
 

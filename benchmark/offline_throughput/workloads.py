@@ -12,6 +12,8 @@ class Workload:
 
     prompts: list[list[int]]
     output_lens: list[int]
+    shared: int = 0
+    """Tokens at the beginning of every prompt that are the same in all of them."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -37,5 +39,5 @@ def workloads(vocab_size: int = 30000) -> dict[str, Workload]:
     mixed = [ids(rng.randint(100, 1024)) for _ in range(256)]
     made["offline_256_mixed"] = Workload(mixed, [rng.randint(100, 1024) for _ in range(256)])
     shared = ids(2048)
-    made["shared_prefix_256x(2048+128)_out64"] = Workload([shared + ids(128) for _ in range(256)], [64] * 256)
+    made["shared_prefix_256x(2048+128)_out64"] = Workload([shared + ids(128) for _ in range(256)], [64] * 256, 2048)
     return made

@@ -1,0 +1,97 @@
+"""The least time that one device can take for a workload, from its measured ceilings and the arithmetic of the model.
+
+Every prompt token is computed once, and every decode step reads all weights and the keys and values of its requests
+once; what several requests share is computed and read once for all. No gaps, no launches, and nothing overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+BF16 = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What the device does at most, as `ceilings.py` measures it."""
+
+    read: float
+    """Bytes a second."""
+    gemm: float
+    """Floating point operations a second in a large bf16 product."""
+    attention: float
+    """The same in causal attention over long prompts."""
+
+    @classmethod
+    def of(cls, measured: Mapping[str, Any]) -> Ceilings:
+        tera = 1e12
+        return cls(
+            float(measured["read_tb_s"]) * tera,
+            float(measured["gemm_bf16_tflop_s"]) * tera,
+            float(measured["attention_bf16_tflop_s"]) * tera,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What counts of a model's shape."""
+
+    layer_weights: int
+    """Elements of all matrices of all layers."""
+    head_weights: int
+    """Of the last matrix, which only tokens that are sampled from go through."""
+    kv_bytes: int
+    """Of one token in all layers."""
+    query_width: int
+    """heads * head_dim * layers: a query and a key cost four operations for each of them."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> ModelSizes:
+        """From a config.json of a dense model."""
+        hidden, layers, dim = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
+        heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        attention = hidden * dim * (2 * heads + 2 * kv_heads)
+        return cls(
+            layer_weights=layers * (attention + 3 * hidden * config["intermediate_size"]),
+            head_weights=hidden * config["vocab_size"],
+            kv_bytes=layers * 2 * kv_heads * dim * BF16,
+            query_width=layers * heads * dim,
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        return BF16 * (self.layer_weights + self.head_weights)
+
+
+def decode_step(sizes: ModelSizes, ceilings: Ceilings, rows: int, cached_tokens: int) -> float:
+    """Seconds for one token of each of `rows` requests; `cached_tokens` are those of all of them, shared ones once."""
+    products = max(sizes.weight_bytes / ceilings.read, rows * 2 * sizes.weight_bytes / BF16 / ceilings.gemm)
+    return products + cached_tokens * sizes.kv_bytes / ceilings.read
+
+
+def prefill(sizes: ModelSizes, ceilings: Ceilings, prompts: Sequence[int], shared: int = 0) -> float:
+    """Seconds until the first token of each prompt. The first `shared` tokens are the same in all of them."""
+    lengths = np.asarray(prompts, dtype=np.float64)
+    tokens = shared + float(np.sum(lengths - shared))
+    # A causal triangle for each prompt, without the one over the shared part but for once.
+    pairs = float(np.sum(lengths**2 - shared**2)) / 2 + shared**2 / 2
+    products = 2 * (tokens * sizes.layer_weights + len(lengths) * sizes.head_weights) / ceilings.gemm
+    attention = 4 * pairs * sizes.query_width / ceilings.attention
+    return max(products + attention, sizes.weight_bytes / ceilings.read)
+
+
+def offline(
+    sizes: ModelSizes, ceilings: Ceilings, prompts: Sequence[int], outputs: Sequence[int], shared: int = 0
+) -> float:
+    """Seconds for all requests, started together and all running at once: prefill, then decode steps."""
+    lengths, wanted = np.asarray(prompts), np.asarray(outputs)
+    seconds = prefill(sizes, ceilings, prompts, shared)
+    for step in range(1, int(wanted.max(initial=1))):
+        running = wanted > step
+        cached = int(np.sum(lengths[running] - shared + step)) + shared
+        seconds += decode_step(sizes, ceilings, int(running.sum()), cached)
+    return seconds
