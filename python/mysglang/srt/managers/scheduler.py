@@ -31,10 +31,13 @@ from mysglang.srt.scheduling.result_processor import ResultProcessor
 from mysglang.srt.scheduling.role import Role
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.scheduling.step_planner import StepPlanner
+from mysglang.srt.scheduling.token_masks import TokenMasks
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 
 IDLE_WAIT_MS = 200
 """How long an idle scheduler sleeps at most before it looks around; a message wakes it at once."""
+EXPECTING_WAIT_MS = 2
+"""The same while its role expects what no message will tell."""
 HEARTBEAT_S = 1.0
 
 NO_SLOTS = np.zeros(0, dtype=np.int32)
@@ -53,6 +56,7 @@ class SchedulerParts:
     waiting: WaitingQueue
     planner: StepPlanner
     builder: ForwardBuilder
+    masks: TokenMasks
     results: ResultProcessor
     streamer: OutputStreamer
     ratio: NewTokenRatio
@@ -118,8 +122,14 @@ class Scheduler:
 
     def get_next_batch_to_run(self, lane: Lane) -> ScheduleBatch | None:
         """Plan the next step; memory is taken and positions advance here, token values follow later."""
+        unable = []
         for req in self._parts.role.ready():
-            self._parts.waiting.add(req)
+            if req.finish is None:
+                self._parts.waiting.add(req)
+            else:
+                unable.append(req)
+        if unable:
+            self._answer(unable)
         batch = self._parts.planner.next_batch(lane)
         if failed := self._parts.planner.take_failed():
             self._answer(failed)
@@ -130,6 +140,11 @@ class Scheduler:
         self._idle = False
         step = self._parts.builder.build(batch)
         return Launched(batch, step.logprobs, self._parts.worker.forward_batch_generation(step))
+
+    def choose_tokens(self, launched: Launched) -> None:
+        """Let a step that waits for its mask go on. Called when the step before it is finished."""
+        if launched.result.waits_for_mask:
+            launched.result.sample(self._parts.masks.of(launched.batch))
 
     def process_batch_result(self, launched: Launched, lane: Lane) -> None:
         """Wait for the step's tokens, apply them, tell the detokenizer."""
@@ -144,7 +159,7 @@ class Scheduler:
             self._idle = True
             self._parts.stats.fall_idle()
             self.self_check_during_idle(lane)
-        self._parts.intake.wait(IDLE_WAIT_MS)
+        self._parts.intake.wait(EXPECTING_WAIT_MS if self._parts.role.expecting else IDLE_WAIT_MS)
 
     def self_check_during_idle(self, lane: Lane) -> None:
         """If really nobody is here, nothing may be held."""

@@ -23,6 +23,7 @@ from mysglang.srt.scheduling.coordinator import SoloCoordinator
 from mysglang.srt.scheduling.decode_planner import DecodePlanner
 from mysglang.srt.scheduling.finish import StopText, StopWatch
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
+from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
 from mysglang.srt.scheduling.intake import Intake, OneRank
 from mysglang.srt.scheduling.invariants import Invariants
 from mysglang.srt.scheduling.logprobs import LogprobBook
@@ -36,10 +37,11 @@ from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Residency
 from mysglang.srt.scheduling.result_processor import ResultProcessor
 from mysglang.srt.scheduling.retraction import Retraction
-from mysglang.srt.scheduling.role import UnifiedRole
+from mysglang.srt.scheduling.role import Role, UnifiedRole
 from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.scheduling.step_planner import StepPlanner
+from mysglang.srt.scheduling.token_masks import TokenMasks
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 
 MakeStopText = Callable[[SamplingParams], StopText]
@@ -100,6 +102,7 @@ class ReqMaker:
                 min_new=params.min_new_tokens,
             ),
             logprobs=LogprobBook(message.logprobs) if message.logprobs is not None else None,
+            grammar_after=unpack_ids(message.grammar_after),
         )
         if not len(ids) or max_new > room:
             text = f"A prompt of {len(ids)} tokens and max_new_tokens {max_new} exceed the {self._max_req_len} tokens"
@@ -130,8 +133,15 @@ def assemble(
     channels: Channels,
     options: SchedulerOptions,
     make_stop_text: MakeStopText,
+    *,
+    role: Role | None = None,
+    filler: MaskFiller | None = None,
 ) -> Assembled:
-    """Every part of a scheduler around `worker` and `kv`; reads like a parts list."""
+    """Every part of a scheduler around `worker` and `kv`; reads like a parts list.
+
+    `role` gives requests their grammars, if any have some, and `filler` knows these grammars.
+    """
+    role = role or UnifiedRole()
     capacity = worker.capacity
     table = RequestTable(capacity.num_slots, capacity.max_context, stream_interval=options.stream_interval)
     sampling = SamplingBuilder(table, options.eos_token_ids)
@@ -152,10 +162,13 @@ def assemble(
         SchedulerParts(
             worker=worker,
             intake=Intake(channels.requests, OneRank()),
-            role=UnifiedRole(),
+            role=role,
             waiting=waiting,
             planner=StepPlanner(prefill, decode, SoloCoordinator()),
             builder=ForwardBuilder(table, kv, sampling, groups),
+            masks=TokenMasks(
+                table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids
+            ),
             results=results,
             streamer=OutputStreamer(table, channels.to_detokenizer),
             ratio=ratio,

@@ -42,6 +42,7 @@ class ForwardBuilder:
             penalty_reset=None if decode else self._sampling.penalty_reset(batch),
             forbidden=self._sampling.forbidden(batch),
             logprobs=self._logprobs(batch),
+            waits_for_mask=bool((self._table.constrained[batch.slots] & batch.yields).any()),
             shared=self._prefix_groups.find(batch.slots) if decode else None,
         )
 

@@ -30,6 +30,8 @@ class Stepped(Protocol):
 
     def run_batch(self, batch: ScheduleBatch) -> Launched: ...
 
+    def choose_tokens(self, launched: Launched) -> None: ...
+
     def process_batch_result(self, launched: Launched, lane: Lane) -> None: ...
 
     def on_idle(self, lane: Lane) -> None: ...
@@ -57,7 +59,9 @@ class SyncLoop:
         if batch is None:
             scheduler.on_idle(lane)
             return
-        scheduler.process_batch_result(scheduler.run_batch(batch), lane)
+        launched = scheduler.run_batch(batch)
+        scheduler.choose_tokens(launched)
+        scheduler.process_batch_result(launched, lane)
 
 
 class OverlapLoop:
@@ -80,4 +84,6 @@ class OverlapLoop:
             scheduler.process_batch_result(self._pending, lane)
         elif launched is None:
             scheduler.on_idle(lane)
+        if launched is not None:
+            scheduler.choose_tokens(launched)
         self._pending = launched

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.messages.outputs import NO_STOP_TRIM, SKIP_SPECIAL_TOKENS, FinishReason
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.finish import StopWatch
+from mysglang.srt.scheduling.grammar import Grammar
 from mysglang.srt.scheduling.logprobs import LogprobBook
 
 NO_SLOT = -1
@@ -35,6 +38,10 @@ class Req:
     extra_key: str
     stop_watch: StopWatch
     logprobs: LogprobBook | None = None
+    grammar: Grammar | None = None
+    """What restricts its tokens, from when its role says that it is ready. Has accepted every known output token."""
+    grammar_after: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """Tokens that end its thinking, after which the grammar begins; none: it begins at once."""
 
     slot: int = NO_SLOT
     sent: int = 0

@@ -49,6 +49,8 @@ class RequestTable:
         self.watched: Bools = np.zeros(num_slots, dtype=np.bool_)
         """Has stop rules of its own."""
         self.wants_logprobs: Bools = np.zeros(num_slots, dtype=np.bool_)
+        self.constrained: Bools = np.zeros(num_slots, dtype=np.bool_)
+        """Has a grammar."""
         self.unheard: Bools = np.zeros(num_slots, dtype=np.bool_)
         """The detokenizer has heard nothing of it yet."""
         self.decode_flags: npt.NDArray[np.uint8] = np.zeros(num_slots, dtype=np.uint8)
@@ -74,6 +76,7 @@ class RequestTable:
         self.obeys_eos[slot] = not params.ignore_eos
         self.watched[slot] = req.stop_watch.active
         self.wants_logprobs[slot] = req.logprobs is not None
+        self.constrained[slot] = req.grammar is not None
         self.unheard[slot] = not req.heard_of
         self.decode_flags[slot] = req.decode_flags
         self.cached_tokens[slot] = req.cached_tokens

@@ -20,6 +20,10 @@ from mysglang.srt.scheduling.residency import Residency
 
 NOT_FINITE = Abort("The model's output is not a finite number.", status=500, kind="InternalServerError")
 
+GRAMMAR_FAILED = Abort(
+    "No token that the model has continues the answer as its grammar demands.", status=500, kind="InternalServerError"
+)
+
 
 class ResultProcessor:
     """Applies results to the request table and ends requests."""
@@ -73,9 +77,20 @@ class ResultProcessor:
             generated = int(known[index] - table.prompt_len[slot])
             if token >= 0 and (stop := table.req(slot).stop_watch.check(token, generated)) is not None:
                 reasons[index] = stop
+        for index in np.flatnonzero(table.constrained[slots] & (tokens >= 0)).tolist():
+            if (end := self._follow(int(slots[index]), int(tokens[index]))) is not None:
+                reasons[index] = end
         for index in np.flatnonzero(tokens < 0).tolist():
             reasons[index] = NOT_FINITE
         return [(int(slots[index]), reason) for index, reason in reasons.items()]
+
+    def _follow(self, slot: int, token: int) -> FinishReason | None:
+        """Tell the grammar of `slot` its token; why the request ends by that, if it does."""
+        grammar = self._table.req(slot).grammar
+        assert grammar is not None
+        if not grammar.accept(token):
+            return GRAMMAR_FAILED
+        return Stop(token) if grammar.finished else None
 
     def _is_eos(self, slots: Ints, tokens: Ints, known: Ints) -> Bools:
         is_eos: Bools = np.zeros(len(tokens), dtype=np.bool_)

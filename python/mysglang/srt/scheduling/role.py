@@ -1,4 +1,7 @@
-"""Role: which part of a request's life this scheduler leads. The seam for prefill-decode disaggregation."""
+"""Role: which part of a request's life this scheduler leads, and what must be there before it may begin.
+
+The seam for grammars that are compiled elsewhere (`constrained/grammar_queue.py`) and prefill-decode disaggregation.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,12 @@ class Role(Protocol):
         ...
 
     def ready(self) -> Iterable[Req]:
-        """Requests that may wait for memory from now on; each is given once."""
+        """Requests that may wait for memory from now on, and those that cannot (`finish` is set); each once."""
+        ...
+
+    @property
+    def expecting(self) -> bool:
+        """Whether a request may become ready any moment, without a message that tells of it."""
         ...
 
     def abort(self, rid: str) -> Req | None:
@@ -36,6 +44,10 @@ class UnifiedRole:
     def ready(self) -> Iterable[Req]:
         arrived, self._arrived = self._arrived, []
         return arrived
+
+    @property
+    def expecting(self) -> bool:
+        return False
 
     def abort(self, rid: str) -> Req | None:
         for req in self._arrived:

@@ -124,6 +124,8 @@ class SamplingBuilder:
         """EOS and stop tokens of rows that must not end yet. The token to be sampled stands at `starts + lens`."""
         slots, table = batch.slots, self._table
         early = self._has_min[slots] & (batch.starts + batch.lens + 1 <= table.min_len[slots]) & batch.yields
+        # With a grammar its mask says so, which alone knows whether there is anything but the end.
+        early &= ~table.constrained[slots]
         rows = np.flatnonzero(early)
         if not len(rows):
             return None
