@@ -6,8 +6,12 @@ once; what several requests share is computed and read once for all. No gaps, no
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +38,15 @@ class Ceilings:
             float(measured["gemm_bf16_tflop_s"]) * tera,
             float(measured["attention_bf16_tflop_s"]) * tera,
         )
+
+
+def measured_ceilings() -> dict[str, Any]:
+    """What `ceilings.py` finds, in a process that is gone before an engine takes the device's memory."""
+    done = subprocess.run([sys.executable, Path(__file__).with_name("ceilings.py")], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"ceilings.py failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @dataclass(frozen=True, slots=True)

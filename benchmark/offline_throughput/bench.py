@@ -25,7 +25,7 @@ from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from floors import Ceilings, ModelSizes, offline
+from floors import Ceilings, ModelSizes, measured_ceilings, offline
 from offline_throughput.engines import ENGINES, ENVIRONMENT
 from offline_throughput.report import draw, table
 from offline_throughput.run_engine import MARK
@@ -36,15 +36,6 @@ HERE = Path(__file__).parent
 
 DEATH_S = 3.0
 """What the driver takes to give back the memory of a process that was killed."""
-
-
-def measured_ceilings() -> dict[str, Any]:
-    """Of the device, in a process that is gone before an engine starts."""
-    done = subprocess.run([sys.executable, HERE.parent / "ceilings.py"], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"ceilings.py failed:\n{done.stderr}")
-    ceilings: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return ceilings
 
 
 def floors(model: str, ceilings: dict[str, Any], names: list[str]) -> dict[str, float]:

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         bench.run(batch_size, input_len, min(output_len, WARMUP_TOKENS), seed=options.seed)
         gc.collect()
         gc.freeze()  # what lives now would be gone through in some step, and that step be longer
-        result = bench.run(batch_size, input_len, output_len, seed=options.seed)
+        result = bench.run(batch_size, input_len, output_len, seed=options.seed, overlap=options.overlap)
         print(_table(result, options.log_decode_step), flush=True)
         results.append({"run_name": options.run_name, **result.flat()})
     if options.result_filename:
@@ -97,6 +97,7 @@ def _parser() -> ToolParser:
     parser.add_argument("--seed", type=int, default=0, help="Of the prompts.")
     parser.add_argument("--run-name", default="default", help="A word of yours for the JSON.")
     parser.add_argument("--result-filename", default="", metavar="FILE", help="Append a line of JSON for each shape.")
+    parser.add_argument("--overlap", action="store_true", help="Launch a decode step while the one before runs.")
     parser.add_argument("--log-decode-step", type=natural, default=0, help="Show every so many decode steps.")
     return parser
 

@@ -1,13 +1,15 @@
 """One batch of equal requests, straight on a worker: no server, no scheduler, no text. What a step itself takes.
 
 Prompts go in steps of at most `chunk` tokens, as the scheduler would send them; then every step decodes one token of
-each request and is waited for, so that a latency is a whole step, host work included.
+each request. Each is waited for, so that a latency is a whole step, host work included; or, on request, launched while
+the one before still runs, as the server does.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +77,7 @@ class OneBatch:
     def __init__(self, worker: Worker, chunk: int) -> None:
         """`chunk`: tokens that a prefill step may hold."""
         self._worker = worker
-        self._chunk = chunk
+        self.chunk = chunk
 
     def why_not(self, batch_size: int, input_len: int, output_len: int) -> str | None:
         """Why the worker cannot hold such a batch, or None if it can."""
@@ -89,26 +91,51 @@ class OneBatch:
             return f"{batch_size} x {length} tokens are more than the KV cache of {capacity.num_tokens} holds"
         return None
 
-    def run(self, batch_size: int, input_len: int, output_len: int, *, seed: int) -> OneBatchResult:
-        """Random prompts of `input_len` tokens, answered greedily with `output_len`."""
-        assert not self.why_not(batch_size, input_len, output_len)
+    def rows(self, batch_size: int, input_len: int, *, seed: int) -> Rows:
+        """Random prompts, of which nothing has been computed yet."""
         vocab_size = self._worker.capacity.vocab_size
         ids = np.random.default_rng(seed).integers(0, vocab_size, (batch_size, input_len), dtype=np.int32)
-        rows = _Rows(self._worker, ids)
+        return Rows(self._worker, ids)
+
+    def run(
+        self, batch_size: int, input_len: int, output_len: int, *, seed: int, overlap: bool = False
+    ) -> OneBatchResult:
+        """Random prompts of `input_len` tokens, answered greedily with `output_len`.
+
+        With `overlap` the latency of a decode step is the time between its end and that of the step before.
+        """
+        assert not self.why_not(batch_size, input_len, output_len)
+        rows = self.rows(batch_size, input_len, seed=seed)
         start = time.perf_counter()
-        result = None
-        for batch in rows.prefill(self._chunk):
-            result = self._worker.forward_batch_generation(batch)
-        prefill_latency = _wait(result) - start
-        decode_latencies = []
-        for _ in range(output_len - 1):
-            start = time.perf_counter()
-            result = self._worker.forward_batch_generation(rows.decode())
-            decode_latencies.append(_wait(result) - start)
+        self.prefill(rows)
+        prefill_latency = time.perf_counter() - start
+        decode_latencies = self.decode(rows, output_len - 1, overlap=overlap)
         return OneBatchResult(batch_size, input_len, output_len, prefill_latency, decode_latencies)
 
+    def prefill(self, rows: Rows) -> None:
+        """Compute the prompts, and wait for the first token of each."""
+        result = None
+        for batch in rows.prefill(self.chunk):
+            result = self._worker.forward_batch_generation(batch)
+        assert result is not None
+        result.complete()
 
-class _Rows:
+    def decode(self, rows: Rows, steps: int, *, overlap: bool) -> list[float]:
+        """Seconds of each of so many decode steps."""
+        latencies = []
+        in_flight: deque[BatchResult] = deque()
+        last = time.perf_counter()
+        for launched in range(1, steps + 1):
+            in_flight.append(self._worker.forward_batch_generation(rows.decode()))
+            while len(in_flight) > (overlap and launched < steps):
+                in_flight.popleft().complete()
+                now = time.perf_counter()
+                latencies.append(now - last)
+                last = now
+        return latencies
+
+
+class Rows:
     """The requests of one batch: how long they are by now, and where their keys and values lie."""
 
     def __init__(self, worker: Worker, ids: Ints) -> None:
@@ -190,10 +217,3 @@ def greedy(num_rows: int) -> SamplingColumns:
         any_top_k=False,
         any_min_p=False,
     )
-
-
-def _wait(result: BatchResult | None) -> float:
-    """When the step is done."""
-    assert result is not None
-    result.complete()
-    return time.perf_counter()

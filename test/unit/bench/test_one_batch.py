@@ -67,6 +67,45 @@ def test_tokens_do_not_depend_on_the_chunk(worker: TpModelWorker, chunk: int) ->
         assert (after.seq_lens == batch.seq_lens + 1).all()
 
 
+class Noted:
+    """A result that notes when it is waited for."""
+
+    def __init__(self, notes: list[str], step: int) -> None:
+        self.notes, self.step = notes, step
+
+    def complete(self) -> None:
+        self.notes.append(f"wait {self.step}")
+
+
+class Noting:
+    """A worker that computes nothing and notes what is asked of it."""
+
+    tokens_per_step = 1
+
+    def __init__(self, worker: TpModelWorker) -> None:
+        self.capacity = worker.capacity
+        self.notes: list[str] = []
+
+    def forward_batch_generation(self, batch: ModelWorkerBatch) -> Noted:
+        step = sum(note.startswith("launch") for note in self.notes)
+        self.notes.append(f"launch {step}")
+        return Noted(self.notes, step)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "order"),
+    [
+        (False, "launch 1, wait 1, launch 2, wait 2, launch 3, wait 3"),
+        (True, "launch 1, launch 2, wait 1, launch 3, wait 2, wait 3"),
+    ],
+)
+def test_steps_are_waited_for_or_one_is_kept_in_flight(worker: TpModelWorker, overlap: bool, order: str) -> None:
+    noting = Noting(worker)
+    result = OneBatch(noting, 64).run(2, 8, 4, seed=0, overlap=overlap)  # type: ignore[arg-type]
+    assert noting.notes == ["launch 0", "wait 0", *order.split(", ")]
+    assert len(result.decode_latencies) == 3
+
+
 def test_what_does_not_fit(worker: TpModelWorker) -> None:
     bench = OneBatch(worker, 64)
     assert bench.why_not(4, 60, 4) is None
