@@ -1,15 +1,18 @@
 """`python -m mysgl_kernel.build`: compile every declared library ahead of time, several at once.
 
 They go into the package's `lib` folder, where they are found before the cache is asked, also on a machine without nvcc.
+A server that finds nothing there has them compiled by `start_building` while it loads its model.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import pkgutil
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -17,8 +20,14 @@ from pathlib import Path
 
 import mysgl_kernel
 from mysgl_kernel import sources
+from mysgl_kernel.environ import cache_directory
 from mysgl_kernel.library import Library, present_arch
 from mysgl_kernel.toolchain import KernelBuildError, Nvcc, find_nvcc
+
+logger = logging.getLogger(__name__)
+
+CORES_LEFT = 2
+"""For what the process itself does meanwhile."""
 
 
 def declared_libraries() -> list[Library]:
@@ -43,6 +52,26 @@ def build_all(
             if error is not None and not isinstance(error, KernelBuildError):
                 raise error
             yield running[done], error, time.perf_counter() - started
+
+
+def start_building() -> None:
+    """Compile into the cache, in the background, what this device can run and is not there yet.
+
+    Whoever needs one of them meanwhile compiles it, or waits for it, as always: nobody waits behind the others. One
+    that does not compile is reported by whoever needs it.
+    """
+    arch, compiler = present_arch(), find_nvcc()
+    if arch is None or compiler is None:
+        return
+    missing = [
+        library for library in declared_libraries() if library.supports(arch) and not library.built(arch, compiler)
+    ]
+    if missing:
+        patient = compiler.in_background()
+        jobs = min(len(missing), max(1, (os.cpu_count() or 1) - CORES_LEFT))
+        logger.info("Compiling %d kernel sources for sm_%s in the background.", len(missing), arch)
+        arguments = (missing, arch, patient, cache_directory(), jobs)
+        threading.Thread(target=lambda: list(build_all(*arguments)), name="kernel build", daemon=True).start()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -112,7 +112,9 @@ class Library:
 
     def _compile(self, arch: str, compiler: Nvcc, target: Path) -> None:
         started = time.perf_counter()
-        # Under its final name only when it is whole: a process that is killed leaves nothing that could be loaded.
+        for left in target.parent.glob(f"{target.stem}.*.part"):  # by a process that was killed: the lock is ours
+            left.unlink(missing_ok=True)
+        # Under its final name only when it is whole.
         part = target.with_suffix(f".{os.getpid()}.part")
         try:
             compiler.compile(self._path, part, arch=arch, include=sources.INCLUDE, flags=self.flags)

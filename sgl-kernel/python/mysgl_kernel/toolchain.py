@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,6 +23,12 @@ class Nvcc:
     """One compiler."""
 
     path: str
+    prefix: tuple[str, ...] = ()
+    """Words before the command."""
+
+    def in_background(self) -> Nvcc:
+        """The same, giving way to everything else on the machine."""
+        return replace(self, prefix=("nice", "-n", "10")) if shutil.which("nice") else self
 
     @cached_property
     def fingerprint(self) -> str:
@@ -36,6 +42,7 @@ class Nvcc:
     def compile(self, source: Path, target: Path, *, arch: str, include: Path, flags: tuple[str, ...]) -> None:
         """Make the shared library `target`. Raises KernelBuildError with the command and its last lines."""
         command = [
+            *self.prefix,
             self.path,
             *FLAGS,
             *flags,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def two(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> list[Library]:
     workshop.write("csrc/area/more.cu", "int more;\n")
     libraries = [Library("area/add.cu"), Library("area/more.cu")]
     monkeypatch.setattr(build, "declared_libraries", lambda: libraries)
+    monkeypatch.setattr(build, "present_arch", lambda: "90a")
     return libraries
 
 
@@ -44,6 +46,32 @@ def test_one_failure_does_not_stop_the_others(
 def test_sources_for_other_architectures_are_left_out(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "declared_libraries", lambda: [Library("area/add.cu", archs=("90a",))])
     assert build.main(["--arch", "80", "--out", str(workshop.lib)]) == 0
+    assert workshop.compiled == 0
+
+
+def test_a_server_has_what_is_missing_compiled_meanwhile(workshop: Workshop, two: list[Library]) -> None:
+    assert two[0].available()
+    build.start_building()
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "kernel build"]
+    assert two[1].available()
+    thread.join(30)
+    assert workshop.compiled == 2
+    build.start_building()
+    assert not [thread for thread in threading.enumerate() if thread.name == "kernel build"]
+
+
+def test_a_background_failure_is_told_by_who_needs_it(workshop: Workshop, two: list[Library]) -> None:
+    workshop.write("csrc/area/add.cu", "wrong\n")
+    build.start_building()
+    for thread in threading.enumerate():
+        if thread.name == "kernel build":
+            thread.join(30)
+    assert two[1].available() and not two[0].available()
+
+
+def test_nothing_is_started_where_nothing_can_be_built(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "find_nvcc", lambda: None)
+    build.start_building()
     assert workshop.compiled == 0
 
 

@@ -113,6 +113,14 @@ def test_a_failure_tells_source_command_and_the_compilers_words(workshop: Worksh
     assert not list(workshop.cache.glob("*.so")) and not list(workshop.cache.glob("*.part"))
 
 
+def test_what_a_killed_process_left_is_cleared_away(workshop: Workshop) -> None:
+    assert Library(SOURCE).available()
+    (kept,) = workshop.cache.glob("*.so")
+    left = kept.rename(kept.with_suffix(".1.part"))
+    assert Library(SOURCE).available()
+    assert kept.exists() and not left.exists()
+
+
 def test_a_cache_that_cannot_be_written_is_no_crash(workshop: Workshop) -> None:
     workshop.write("cache", "a file where the folder should be")
     assert not Library(SOURCE).available()
