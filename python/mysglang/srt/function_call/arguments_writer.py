@@ -1,0 +1,122 @@
+"""ArgumentsWriter: parameters one by one -> the text of a JSON object, for formats that write no JSON.
+
+A value without quotes means what its parameter is declared to be; of one that is declared nothing, JSON if it is JSON
+and else a string.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+MAX_LITERAL = 1 << 16
+"""Characters of a Python literal that is read as one: its parser recurses, and takes long over what is no literal."""
+
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_TYPES: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+}
+
+
+class ArgumentsWriter:
+    """Writes one call's arguments through `into`, as they come."""
+
+    def __init__(self, into: Callable[[str], None]) -> None:
+        self._into = into
+        self._begun = False
+
+    def key(self, name: str) -> None:
+        """The next parameter; its value must follow."""
+        self._into((", " if self._begun else "{") + json_text(name) + ": ")
+        self._begun = True
+
+    def value(self, text: str) -> None:
+        """The value, as JSON text."""
+        self._into(text)
+
+    def string_piece(self, text: str) -> None:
+        """The next characters of a string, between its quotes, which are `value`'s to write."""
+        self._into(json_text(text)[1:-1])
+
+    def end(self) -> None:
+        """No parameter follows."""
+        self._into("}" if self._begun else "{}")
+
+
+def json_text(value: object) -> str:
+    """`value` as JSON that has an encoding: half a surrogate pair stays an escape. Raises ValueError, TypeError."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text if text.isascii() or _encodable(text) else json.dumps(value, allow_nan=False)
+
+
+def unquoted(text: str, types: frozenset[str]) -> str:
+    """The JSON text of a value written without quotes, for a parameter that may have these `types`."""
+    bare = text.strip()
+    for read in (_as_json, _as_word, _as_literal):
+        found = read(bare)
+        if found is not None and _allowed(found[1], types):
+            return found[0]
+    return json_text(text)
+
+
+def literal(source: str) -> str:
+    """The JSON text of a Python literal; of what is none, a string with its source."""
+    bare = source.strip()
+    found = _as_word(bare) or _as_literal(bare)
+    return json_text(source) if found is None else found[0]
+
+
+def _as_json(text: str) -> tuple[str, str] | None:
+    """(JSON text, its type), or None. The text is kept as it stands: a number may have more digits than a float."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return text, _type_of(value)
+
+
+def _as_word(text: str) -> tuple[str, str] | None:
+    word = _WORDS.get(text)
+    return None if word is None else (word, "null" if word == "null" else "boolean")
+
+
+def _as_literal(text: str) -> tuple[str, str] | None:
+    if len(text) > MAX_LITERAL:
+        return None
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes that there are not: the model's business
+            value = ast.literal_eval(text)
+        return json_text(value), _type_of(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _type_of(value: object) -> str:
+    return "array" if isinstance(value, tuple) else _TYPES.get(type(value), "null")
+
+
+def _allowed(found: str, types: frozenset[str]) -> bool:
+    """Whether a value of this type may stand there. What is declared nothing may be anything but a string."""
+    if not types:
+        return found != "string"
+    return found in types or (found == "integer" and "number" in types) or types.isdisjoint(_TYPES.values())
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)

@@ -1,0 +1,178 @@
+"""FunctionCallDetector: finds calls in a text that arrives in pieces. What all formats have in common.
+
+A format says in `_calls`, a generator over a TextReader, how a text of it reads; because such a reading cannot see
+where pieces end, every way to cut a text gives the same text, calls and arguments. Nothing is lost: what turns out to
+be no call is text again, and a call to a function that nobody offers is no call. A call is told as soon as its name is
+known, and its arguments as they come.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from itertools import groupby
+from typing import ClassVar
+
+from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText, ToolCallItem, ToolEvent
+from mysglang.srt.function_call.tool_schema import OfferedTools
+from mysglang.srt.parser.text_reader import EndOfText, Steps, TextReader
+
+MAX_NAME = 256
+"""Characters of a function's name and of what stands around it: where no end of it comes, there is no name."""
+
+
+class FunctionCallDetector(ABC):
+    """Reads one answer."""
+
+    markers: ClassVar[tuple[str, ...]]
+    """The format's words that a tokenizer may hold for special tokens: hidden from the text, they could not be read."""
+
+    def __init__(self, tools: OfferedTools) -> None:
+        self._tools = tools
+        self._reader = TextReader()
+        self._events: list[ToolEvent] = []
+        self._spaces: list[str] = []
+        self._calls_begun = 0
+        self._has_arguments = False
+        self._calls_ended = 0
+        self._over = False
+        self._reading = self._calls()
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there is a call so far."""
+        return self._calls_begun > 0
+
+    @property
+    def calls_complete(self) -> bool:
+        """Whether every call so far has all of its arguments."""
+        return self._calls_ended == self._calls_begun
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        """What `text` adds."""
+        if self._over:
+            self._normal(text)
+        else:
+            self._reader.feed(text)
+            self._resume()
+        return self._told()
+
+    def finish(self) -> list[ToolEvent]:
+        """What was held back; the text is over."""
+        if not self._over:
+            self._reader.finish()
+            self._resume()
+        if self._spaces and not self.has_calls:
+            self._events.append(NormalText("".join(self._spaces)))
+        return self._told()
+
+    def detect_and_parse(self, text: str) -> tuple[str, list[ToolCallItem]]:
+        """The plain text and the calls of a whole text."""
+        return collect([*self.feed(text), *self.finish()])
+
+    @abstractmethod
+    def _calls(self) -> Steps[None]:
+        """Read the text, for ever; what it returns at is where calls can no longer come."""
+
+    # What a format's reading says.
+
+    def _normal(self, text: str) -> None:
+        """Plain text. White space is only told with the text behind it, for it may only set a call apart."""
+        kept = text.rstrip()
+        if kept:
+            self._events.append(NormalText("".join([*self._spaces, kept])))
+            self._spaces.clear()
+        if len(kept) < len(text):
+            self._spaces.append(text[len(kept) :])
+
+    def _text_before(self, *markers: str) -> Steps[str]:
+        """Plain text up to the first of `markers`. The marker is returned and held: a call may follow it."""
+        marker = yield from self._reader.until(markers, self._normal)
+        self._reader.hold(marker)
+        return marker
+
+    def _no_call(self) -> None:
+        """What is held is plain text."""
+        self._normal(self._reader.release())
+
+    def _begin(self, name: str, call_id: str | None = None) -> bool:
+        """A call of `name`, and what is held is its beginning. False if nobody offers such a function."""
+        if name not in self._tools:
+            return False
+        self._reader.release()
+        self._events.append(CallStart(self._calls_begun, name, call_id))
+        self._calls_begun += 1
+        self._has_arguments = False
+        return True
+
+    def _arguments(self, text: str) -> None:
+        """The next of the call's arguments."""
+        self._has_arguments = True
+        self._events.append(CallArguments(self._calls_begun - 1, text))
+
+    def _end(self) -> None:
+        """The call is complete. Without arguments it has an empty object of them."""
+        if not self._has_arguments:
+            self._arguments("{}")
+        self._calls_ended += 1
+
+    # Running it.
+
+    def _resume(self) -> None:
+        try:
+            next(self._reading)
+        except StopIteration:
+            self._over = True
+            self._normal(self._reader.rest())
+        except EndOfText:
+            self._over = True
+            # A marker that is cut off behind a call says nothing any more; what was only held may have been text.
+            if self._reader.holding:
+                self._normal(self._reader.release() + self._reader.rest())
+
+    def _told(self) -> list[ToolEvent]:
+        events, self._events = merged(self._events), []
+        return events
+
+
+def merged(events: list[ToolEvent]) -> list[ToolEvent]:
+    """The same with neighbours of a kind as one."""
+    found: list[ToolEvent] = []
+    for _, group in groupby(events, _kind):
+        same = list(group)
+        match same[0]:
+            case CallStart():
+                found += same
+            case NormalText():
+                found.append(NormalText("".join(_text(event) for event in same)))
+            case CallArguments(index, _):
+                found.append(CallArguments(index, "".join(_text(event) for event in same)))
+    return found
+
+
+def _kind(event: ToolEvent) -> tuple[type[ToolEvent], int]:
+    return type(event), event.index if isinstance(event, CallArguments) else 0
+
+
+def _text(event: ToolEvent) -> str:
+    return "" if isinstance(event, CallStart) else event.text
+
+
+def collect(events: list[ToolEvent]) -> tuple[str, list[ToolCallItem]]:
+    """The plain text and the calls that `events` add up to."""
+    texts: list[str] = []
+    starts: list[CallStart] = []
+    arguments: list[list[str]] = []
+    for event in events:
+        match event:
+            case NormalText(text):
+                texts.append(text)
+            case CallStart():
+                starts.append(event)
+                arguments.append([])
+            case CallArguments(index, text):
+                arguments[index].append(text)
+    calls = [
+        ToolCallItem(start.index, start.name, "".join(parts), start.call_id)
+        for start, parts in zip(starts, arguments, strict=True)
+    ]
+    return "".join(texts), calls

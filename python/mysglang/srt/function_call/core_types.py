@@ -1,0 +1,45 @@
+"""What a detector says of a text: plain text, the beginning of a call, and its arguments piece by piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class NormalText:
+    """Text that belongs to no call."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call begins; calls are counted from 0, and one is over when the next begins."""
+
+    index: int
+    name: str
+    call_id: str | None = None
+    """What the model itself calls it, in the formats that have a word for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next characters of the call's arguments, which are a JSON object when the call is complete."""
+
+    index: int
+    text: str
+
+
+ToolEvent: TypeAlias = NormalText | CallStart | CallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallItem:
+    """A whole call, or what there is of one that was cut off."""
+
+    tool_index: int
+    name: str
+    parameters: str
+    """JSON text."""
+    call_id: str | None = None

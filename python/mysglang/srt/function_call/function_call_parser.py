@@ -1,0 +1,89 @@
+"""The formats of calls by the names of `--tool-call-parser`, and which one a model's chat template speaks of."""
+
+from __future__ import annotations
+
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.function_call.base_detector import FunctionCallDetector
+from mysglang.srt.function_call.deepseekv3_detector import DeepSeekV3Detector
+from mysglang.srt.function_call.deepseekv31_detector import DeepSeekV31Detector
+from mysglang.srt.function_call.deepseekv32_detector import DeepSeekV32Detector
+from mysglang.srt.function_call.glm4_moe_detector import Glm4MoeDetector
+from mysglang.srt.function_call.gpt_oss_detector import GptOssDetector
+from mysglang.srt.function_call.hermes_detector import HermesDetector
+from mysglang.srt.function_call.internlm_detector import InternlmDetector
+from mysglang.srt.function_call.kimik2_detector import KimiK2Detector
+from mysglang.srt.function_call.llama32_detector import Llama32Detector
+from mysglang.srt.function_call.minimax_m2_detector import MinimaxM2Detector
+from mysglang.srt.function_call.mistral_detector import MistralDetector
+from mysglang.srt.function_call.phi4_mini_detector import Phi4MiniDetector
+from mysglang.srt.function_call.pythonic_detector import PythonicDetector
+from mysglang.srt.function_call.qwen3_coder_detector import Qwen3CoderDetector
+from mysglang.srt.function_call.step3_detector import Step3Detector
+
+DETECTORS: dict[str, type[FunctionCallDetector]] = {
+    "deepseekv3": DeepSeekV3Detector,
+    "deepseekv31": DeepSeekV31Detector,
+    "deepseekv32": DeepSeekV32Detector,
+    "glm": Glm4MoeDetector,
+    "glm45": Glm4MoeDetector,
+    "glm47": Glm4MoeDetector,
+    "gpt-oss": GptOssDetector,
+    "hermes": HermesDetector,
+    "internlm": InternlmDetector,
+    "interns1": InternlmDetector,
+    "kimi_k2": KimiK2Detector,
+    "lfm2": PythonicDetector,
+    "llama3": Llama32Detector,
+    "mimo": Qwen3CoderDetector,
+    "minimax-m2": MinimaxM2Detector,
+    "mistral": MistralDetector,
+    "phi4-mini": Phi4MiniDetector,
+    "pythonic": PythonicDetector,
+    "qwen": HermesDetector,
+    "qwen25": HermesDetector,
+    "qwen3_coder": Qwen3CoderDetector,
+    "step3": Step3Detector,
+    "step3p5": Qwen3CoderDetector,
+}
+"""SGLang's names, and vLLM's where SGLang has none."""
+
+# What only templates of that format hold, those that hold another's as well before that one.
+_SIGNS = (
+    ("｜DSML｜", "deepseekv32"),
+    ("```json", "deepseekv3"),
+    ("<｜tool▁sep｜>", "deepseekv31"),
+    ("<|tool_call_argument_begin|>", "kimi_k2"),
+    ("<steptml:invoke", "step3"),
+    ("<minimax:tool_call>", "minimax-m2"),
+    ("<arg_key>", "glm45"),
+    ("<function=", "qwen3_coder"),
+    ("<|channel|>", "gpt-oss"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|action_start|>", "interns1"),
+    ("<|tool_call_start|>", "lfm2"),
+    ("<|python_start|>", "pythonic"),
+    ("functools", "phi4-mini"),
+    ("<|tool_call|>", "phi4-mini"),
+    ("<tool_call>", "qwen25"),
+    ("<|python_tag|>", "llama3"),
+    ('"parameters": ', "llama3"),
+)
+
+
+def detector_class(name: str) -> type[FunctionCallDetector]:
+    """Raises InvalidRequest for a name that is none."""
+    if name not in DETECTORS:
+        known = ", ".join(DETECTORS)
+        raise InvalidRequest(f"tool_call_parser must be one of {known}; got {name!r}.", param="tool_call_parser")
+    return DETECTORS[name]
+
+
+def format_of(template: str) -> str | None:
+    """The name of the format that a chat template shows calls in; None if it shows none that is known."""
+    if "tool" not in template:
+        return None
+    # A fence alone may be anybody's.
+    signs = (
+        name for sign, name in _SIGNS if sign in template and (name != "deepseekv3" or "<｜tool▁sep｜>" in template)
+    )
+    return next(signs, None)

@@ -1,0 +1,150 @@
+"""Calls that are JSON objects with a name and arguments, `{"name": "f", "arguments": {...}}`: what formats that only
+put markers around them have in common. Models call the arguments "parameters" as well, and may put them before the
+name.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+
+from mysglang.srt.function_call.base_detector import FunctionCallDetector
+from mysglang.srt.parser.json_reader import json_string, json_value
+from mysglang.srt.parser.text_reader import Into, Steps
+
+TOO_MANY = re.compile(r"[\s}\]]*")
+"""Models close more brackets than they opened."""
+
+_ARGUMENTS = ("arguments", "parameters")
+_BESIDE = ("type", "id")
+
+
+class Outcome(Enum):
+    """How the reading of an object ended."""
+
+    CALL = auto()
+    NO_CALL = auto()
+    """Nothing was told of it, and it is held."""
+    BROKEN = auto()
+    """A call was told that turned out to be no JSON; what is wrong was not read."""
+
+
+class JsonObjectDetector(FunctionCallDetector):
+    """Base of these formats."""
+
+    def _json_call(self) -> Steps[Outcome]:
+        """The object that comes next, which a marker or a place has announced; what leads to it is held."""
+        reader, early = self._reader, _Early()
+        begun = complete = False
+        if not (yield from reader.accept("{")):
+            return Outcome.NO_CALL
+        while True:
+            yield from reader.skip()
+            key = yield from json_string(reader)
+            yield from reader.skip()
+            if key is None or not (yield from reader.accept(":")):
+                break
+            yield from reader.skip()
+            if key == "name" and not begun:
+                name = yield from json_string(reader)
+                begun = name is not None and self._begin(name)
+                if not begun:
+                    return Outcome.NO_CALL
+                early.tell(self._arguments)
+                complete = early.complete
+            elif key in _ARGUMENTS and not (complete or early.complete):
+                if not (yield from self._json_arguments(self._arguments if begun else early.parts.append)):
+                    break
+                early.complete = True
+                complete = begun
+            elif not begun and key not in _BESIDE:
+                return Outcome.NO_CALL  # some other object: whoever waits for it need not wait for its end
+            elif not (yield from json_value(reader, _unread)):
+                break
+            yield from reader.skip()
+            if (yield from reader.accept("}")):
+                if begun:
+                    self._end()
+                return Outcome.CALL if begun else Outcome.NO_CALL
+            if not (yield from reader.accept(",")):
+                break
+        if complete:
+            self._end()
+            return Outcome.CALL
+        return Outcome.BROKEN if begun else Outcome.NO_CALL
+
+    def _json_arguments(self, into: Into) -> Steps[bool]:
+        """The arguments: an object, JSON text in a string, or null. False if they are no JSON."""
+        char = yield from self._reader.peek()
+        if char == '"':
+            text = yield from json_string(self._reader)
+            if text is not None and text.strip():
+                into(_sendable(text))
+            return text is not None
+        if char in "{[":
+            return (yield from json_value(self._reader, into))
+        parts: list[str] = []
+        found = yield from json_value(self._reader, parts.append)
+        if parts and "".join(parts) != "null":
+            into("".join(parts))
+        return found
+
+    def _json_arguments_of(self, name: str, call_id: str | None = None) -> Steps[Outcome]:
+        """The arguments that come next, of a call whose name stood before them."""
+        if not self._begin(name, call_id):
+            return Outcome.NO_CALL
+        yield from self._reader.skip()
+        if not (yield from self._json_arguments(self._arguments)):
+            return Outcome.BROKEN
+        self._end()
+        return Outcome.CALL
+
+    def _json_calls(self) -> Steps[Outcome]:
+        """A list of such objects; the first decides whether it is one of calls."""
+        reader = self._reader
+        if not (yield from reader.accept("[")):
+            return Outcome.NO_CALL
+        while True:
+            yield from reader.skip()
+            outcome = yield from self._json_call()
+            if outcome is not Outcome.CALL:
+                return outcome
+            reader.hold()
+            yield from reader.skip()
+            if not (yield from reader.accept(",")):
+                reader.release()
+                yield from reader.accept("]")
+                return Outcome.CALL
+
+    def _close(self, outcome: Outcome, *ends: str) -> Steps[None]:
+        """After a call, or what looked like one: back to plain text, behind one of `ends`."""
+        match outcome:
+            case Outcome.NO_CALL:
+                self._no_call()
+            case Outcome.CALL:
+                yield from self._reader.skip(TOO_MANY)
+                yield from self._reader.accept(*ends)
+            case Outcome.BROKEN:
+                # The client sees what the model wrote, and can tell it that this is no JSON.
+                yield from self._reader.until(ends, self._arguments)
+
+
+class _Early:
+    """Arguments that come before the name."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.complete = False
+
+    def tell(self, into: Into) -> None:
+        if self.parts:
+            into("".join(self.parts))
+
+
+def _sendable(text: str) -> str:
+    """Without the halves of surrogate pairs that an escape may have made: they have no UTF-8."""
+    return text.encode(errors="replace").decode()
+
+
+def _unread(_piece: str) -> None:
+    return None

@@ -1,0 +1,112 @@
+"""Llama 3.2 and 4, LFM2: a list of Python calls, `[f(a=1, b="x"), g()]`, bare or between markers."""
+
+from __future__ import annotations
+
+import re
+
+from mysglang.srt.function_call.arguments_writer import ArgumentsWriter, literal
+from mysglang.srt.function_call.base_detector import FunctionCallDetector
+from mysglang.srt.parser.text_reader import Into, Steps, TextReader
+
+BEGIN, END = "[", "]"
+_NAME = re.compile(r"[\w.-]*")
+_PLAIN = re.compile(r"""[^"'()\[\]{},]*""")
+_CLOSER = {"(": ")", "[": "]", "{": "}"}
+_KEYWORD = re.compile(r"\s*(\w+)\s*=(?!=)\s*(.*)", re.DOTALL)
+
+
+class PythonicDetector(FunctionCallDetector):
+    """One answer in this format."""
+
+    frames = ("<|python_start|>", "<|python_end|>", "<|tool_call_start|>", "<|tool_call_end|>")
+    markers = frames
+
+    def _calls(self) -> Steps[None]:
+        while True:
+            marker = yield from self._text_before(BEGIN, *self.frames)
+            if marker in self.frames and self.has_calls:
+                self._reader.release()
+                continue
+            while marker in self.frames:
+                yield from self._reader.skip()
+                marker = yield from self._reader.accept(BEGIN, *self.frames)
+            if marker != BEGIN or not (yield from self._list()):
+                self._no_call()
+
+    def _list(self) -> Steps[bool]:
+        """Behind the bracket. False if no call is next, and that is held."""
+        while True:
+            yield from self._reader.skip()
+            if not (yield from self._call()):
+                return False
+            self._reader.hold()
+            yield from self._reader.skip()
+            if not (yield from self._reader.accept(",")):
+                self._reader.release()
+                yield from self._reader.accept(END)
+                return True
+
+    def _call(self) -> Steps[bool]:
+        parts: list[str] = []
+        yield from self._reader.run(_NAME, parts.append)
+        name = "".join(parts)
+        if not (yield from self._reader.accept("(")) or not self._begin(name):
+            return False
+        writer = ArgumentsWriter(self._arguments)
+        declared = self._tools.parameter_names(name)
+        position = 0
+        while True:
+            source: list[str] = []
+            closed = yield from _expression(self._reader, source.append)
+            text = "".join(source)
+            found = _KEYWORD.fullmatch(text)
+            if found is not None:
+                writer.key(found[1])
+                writer.value(literal(found[2]))
+            elif text.strip():
+                # As Python would: an argument without a name belongs to the parameter at its place.
+                writer.key(declared[position] if position < len(declared) else str(position))
+                writer.value(literal(text))
+            position += 1
+            if closed:
+                writer.end()
+                self._end()
+                return True
+
+
+def _expression(reader: TextReader, into: Into) -> Steps[bool]:
+    """One argument, up to and with the comma or parenthesis behind it; whether that was the parenthesis.
+
+    Brackets within it are balanced, and what stands in quotes is nobody's bracket. One that closes nothing is text.
+    """
+    closers = [")"]
+    while True:
+        yield from reader.run(_PLAIN, into)
+        char = yield from reader.read(1)
+        if char in "\"'":
+            into(char)
+            yield from _quoted(reader, char, into)
+            continue
+        if char in _CLOSER:
+            closers.append(_CLOSER[char])
+        elif char == closers[-1]:
+            closers.pop()
+        if not closers or (char == "," and len(closers) == 1):
+            return not closers
+        into(char)
+
+
+def _quoted(reader: TextReader, quote: str, into: Into) -> Steps[None]:
+    """The rest of a string, with its quote."""
+    plain = _UNTIL_DOUBLE if quote == '"' else _UNTIL_SINGLE
+    while True:
+        yield from reader.run(plain, into)
+        char = yield from reader.read(1)
+        into(char)
+        if char == quote:
+            return
+        into((yield from reader.read(1)))
+
+
+_UNTIL_DOUBLE = re.compile(r'[^"\\]*')
+_UNTIL_SINGLE = re.compile(r"[^'\\]*")

@@ -1,0 +1,53 @@
+"""OfferedTools: the functions that a request offers, as far as reading calls must know them.
+
+Which names there are, and which types a parameter is declared to have: formats without quotes need that to tell "5"
+from 5. Schemas are the client's and may say anything; what is not understood is not declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+MAX_ALTERNATIVES = 32
+"""Of a parameter's anyOf, oneOf and allOf: who has more is not read further."""
+
+
+class OfferedTools:
+    """Made of tools as OpenAI has them, already checked: {"type": "function", "function": {"name", "parameters"}}."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        functions = [tool["function"] for tool in tools]
+        self._parameters = {str(function["name"]): _properties(function.get("parameters")) for function in functions}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parameters
+
+    def parameter_names(self, function: str) -> list[str]:
+        """In the order in which they were declared."""
+        return list(self._parameters[function])
+
+    def types(self, function: str, parameter: str) -> frozenset[str]:
+        """JSON types that the parameter may have; empty if nothing is declared."""
+        return frozenset(_types(self._parameters[function].get(parameter)))
+
+
+def _properties(schema: object) -> Mapping[str, object]:
+    match schema:
+        case {"properties": dict() as properties}:
+            return properties
+    return {}
+
+
+def _types(schema: object) -> Iterable[str]:
+    match schema:
+        case {"type": str(name)}:
+            yield name
+        case {"type": list(names)}:
+            yield from (name for name in names if isinstance(name, str))
+        case {"anyOf": list(schemas)} | {"oneOf": list(schemas)} | {"allOf": list(schemas)}:
+            for alternative in schemas[:MAX_ALTERNATIVES]:
+                if isinstance(alternative, dict) and isinstance(alternative.get("type"), str | list):
+                    yield from _types(alternative)
+        case {"enum": list(values)} if values and all(isinstance(value, str) for value in values):
+            yield "string"

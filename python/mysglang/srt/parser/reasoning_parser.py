@@ -1,0 +1,269 @@
+"""Thinking told apart from the answer, in a text that arrives in pieces: the formats by the names of
+`--reasoning-parser`.
+
+Like the reading of calls (`function_call/base_detector.py`), by what the text is and never by where a piece ends. White
+space at either end of a thought is nobody's, and nothing else is lost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.parser import harmony
+from mysglang.srt.parser.text_reader import EndOfText, Steps, TextReader
+
+Kind: TypeAlias = Literal["thought", "answer"]
+
+BETWEEN = "..."
+"""What stands between the two tags of a pair that has no name: `--reasoning-parser "<plan>...</plan>"`."""
+
+
+class Part(NamedTuple):
+    """The next characters, and what they are."""
+
+    kind: Kind
+    text: str
+
+
+class ReasoningParser(ABC):
+    """Reads one answer."""
+
+    def __init__(self) -> None:
+        self._reader = TextReader()
+        self._parts: list[Part] = []
+        self._spaces: list[str] = []
+        self._over = False
+        self._reading = self._read()
+
+    def feed(self, text: str) -> list[Part]:
+        """What `text` adds."""
+        if self._over:
+            self._answer(text)
+        else:
+            self._reader.feed(text)
+            self._resume()
+        return self._told()
+
+    def finish(self) -> list[Part]:
+        """What was held back; the text is over."""
+        if not self._over:
+            self._reader.finish()
+            self._resume()
+        return self._told()
+
+    def detect_and_parse(self, text: str) -> tuple[str, str]:
+        """The thoughts and the answer of a whole text."""
+        parts = [*self.feed(text), *self.finish()]
+        return join(parts, "thought"), join(parts, "answer")
+
+    @abstractmethod
+    def _read(self) -> Steps[None]:
+        """Read the text; what it returns at is where only answer follows."""
+
+    def _answer(self, text: str) -> None:
+        if text:
+            self._parts.append(Part("answer", text))
+
+    def _thought(self, text: str) -> None:
+        """White space is told with the thought behind it, if there is one."""
+        kept = text.rstrip()
+        if kept:
+            self._parts.append(Part("thought", "".join([*self._spaces, kept])))
+            self._spaces.clear()
+        if len(kept) < len(text):
+            self._spaces.append(text[len(kept) :])
+
+    def _thought_over(self) -> None:
+        """If another one follows, it begins on a line of its own."""
+        self._spaces[:] = ["\n"]
+
+    def _resume(self) -> None:
+        try:
+            next(self._reading)
+        except (StopIteration, EndOfText):
+            self._over = True
+            self._answer(self._reader.release() + self._reader.rest())
+
+    def _told(self) -> list[Part]:
+        grouped = groupby(self._parts, itemgetter(0))
+        told = [Part(kind, "".join(part.text for part in group)) for kind, group in grouped]
+        self._parts.clear()
+        return told
+
+
+class TagParser(ReasoningParser):
+    """Thoughts at the beginning of an answer, between two tags; more than one pair may follow each other."""
+
+    def __init__(self, start: str, end: str, *, thinking: bool, interrupts: tuple[str, ...] = ()) -> None:
+        """`thinking`: whether the text begins inside a thought. `interrupts`: what ends a thought that its tag does not
+        end, and belongs to the answer.
+        """
+        super().__init__()
+        self._start, self._end = start, end
+        self._thinking = thinking
+        self._interrupts = interrupts
+
+    def _read(self) -> Steps[None]:
+        reader, thinking = self._reader, self._thinking
+        while True:
+            if not thinking:
+                reader.hold()
+            yield from reader.skip()
+            tagged = yield from reader.accept(self._start)
+            if not (thinking or tagged):
+                return  # with what was skipped, if nothing was thought
+            reader.release()
+            yield from reader.skip()
+            marker = yield from reader.until((self._end, *self._interrupts), self._thought)
+            self._thought_over()
+            if marker != self._end:
+                self._answer(marker)
+                return
+            yield from reader.skip()
+            thinking = False
+
+
+class AppendThink(ReasoningParser):
+    """Thoughts stay in the answer, and it begins with the tag that the prompt had already."""
+
+    def _read(self) -> Steps[None]:
+        self._answer("<think>")
+        return
+        yield
+
+
+class HarmonyParser(ReasoningParser):
+    """Messages by their channel: analysis is thought, what is sent to a tool is left as it is, the rest is answer."""
+
+    def _read(self) -> Steps[None]:
+        reader = self._reader
+        while True:
+            marker = yield from reader.until((*harmony.HEADS, *harmony.ENDS), self._answer)
+            if marker in harmony.ENDS:
+                continue
+            reader.hold(marker)
+            head = yield from harmony.read_head(reader, marker)
+            said = reader.release()
+            if head is None:
+                self._answer(said)
+            elif head.recipient:
+                self._answer(said)
+                self._answer((yield from reader.until(harmony.ENDS, self._answer)))
+            elif head.channel == "analysis":
+                yield from reader.skip()
+                yield from reader.until(harmony.ENDS, self._thought)
+                self._thought_over()
+
+
+class ReasoningFormat(Protocol):
+    """One way to think."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Words that a tokenizer may hold for special tokens: hidden from the text, they could not be read."""
+        ...
+
+    @property
+    def end(self) -> str:
+        """What ends a thought."""
+        ...
+
+    def open(self, prompt: str | None = None) -> ReasoningParser:
+        """A parser for the answer to `prompt`, whose end may have begun the thinking, or ended it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TagFormat:
+    """A pair of tags."""
+
+    start: str
+    end: str
+    thinks_first: bool = False
+    """Whether an answer begins inside a thought where the prompt does not tell."""
+    interrupts: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.start, self.end)
+
+    def open(self, prompt: str | None = None) -> ReasoningParser:
+        last = "" if prompt is None else prompt.rstrip()
+        thinking = last.endswith(self.start) or (self.thinks_first and not last.endswith(self.end))
+        return TagParser(self.start, self.end, thinking=thinking, interrupts=self.interrupts)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendThinkFormat:
+    """MiniMax's own advice: keep everything in the content."""
+
+    markers: tuple[str, ...] = ()
+    end: str = "</think>"
+
+    def open(self, prompt: str | None = None) -> ReasoningParser:
+        return AppendThink()
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyFormat:
+    """gpt-oss."""
+
+    markers: tuple[str, ...] = harmony.MARKERS
+    end: str = harmony.END
+
+    def open(self, prompt: str | None = None) -> ReasoningParser:
+        return HarmonyParser()
+
+
+THINK, THINK_END = "<think>", "</think>"
+_MARKED = TagFormat(THINK, THINK_END)
+_FIRST = TagFormat(THINK, THINK_END, thinks_first=True)
+
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "deepseek-r1": _FIRST,
+    "deepseek-v3": _MARKED,
+    "glm45": TagFormat(THINK, THINK_END, interrupts=("<tool_call>",)),
+    "gpt-oss": HarmonyFormat(),
+    "interns1": _MARKED,
+    "kimi": TagFormat("◁think▷", "◁/think▷"),
+    "kimi_k2": TagFormat(THINK, THINK_END, interrupts=("<|tool_calls_section_begin|>",)),
+    "mimo": _MARKED,
+    "minimax": TagFormat(THINK, THINK_END, thinks_first=True, interrupts=("<minimax:tool_call>",)),
+    "minimax-append-think": AppendThinkFormat(),
+    "mistral": TagFormat("[THINK]", "[/THINK]"),
+    "qwen3": _MARKED,
+    "qwen3-thinking": _FIRST,
+    "step3": _FIRST,
+    "step3p5": _FIRST,
+}
+"""SGLang's names."""
+
+_SIGNS = (("<|channel|>", "gpt-oss"), ("◁think▷", "kimi"), ("[THINK]", "mistral"), (THINK, "qwen3"))
+
+
+def reasoning_format(name: str) -> ReasoningFormat:
+    """By its name, or by its tags with `...` between them. Raises InvalidRequest for a name that is none."""
+    if name in REASONING_FORMATS:
+        return REASONING_FORMATS[name]
+    start, _, end = name.partition(BETWEEN)
+    if start.strip() and end.strip():
+        return TagFormat(start.strip(), end.strip())
+    known = ", ".join(REASONING_FORMATS)
+    message = f"reasoning_parser must be one of {known}, or two tags as <start>{BETWEEN}<end>; got {name!r}."
+    raise InvalidRequest(message, param="reasoning_parser")
+
+
+def format_of(template: str) -> str | None:
+    """The name of the format that a chat template thinks in; None if it shows none that is known."""
+    return next((name for sign, name in _SIGNS if sign in template), None)
+
+
+def join(parts: Iterable[Part], kind: Kind) -> str:
+    """The text of that kind."""
+    return "".join(part.text for part in parts if part.kind == kind)

@@ -1,0 +1,175 @@
+"""TextReader: a text that arrives in pieces, read as if all of it were there.
+
+What reads with it is a generator that yields where it must wait for more. Every step decides by what the text is and
+never by where a piece ends, so any way to cut a text gives the same result; and each character is looked at a bounded
+number of times. Knows no format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable
+from functools import cache
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Steps: TypeAlias = Generator[None, None, T]
+"""A reading that yields where it waits for more text, and returns a T."""
+
+Into: TypeAlias = Callable[[str], object]
+"""Where what was read goes."""
+
+SPACE = re.compile(r"\s*")
+
+
+class EndOfText(Exception):
+    """The text is over, and the reading that waits will get no more of it."""
+
+
+class TextReader:
+    """Call `feed` with each piece and `finish` once; whoever runs the generator resumes it after either."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._ended = False
+        self._held: list[str] | None = None
+
+    def feed(self, piece: str) -> None:
+        self._text = self._text[self._at :] + piece
+        self._at = 0
+
+    def finish(self) -> None:
+        """No piece comes any more."""
+        self._ended = True
+
+    def rest(self) -> str:
+        """What was fed and not read."""
+        rest, self._at = self._text[self._at :], len(self._text)
+        return rest
+
+    def hold(self, already: str = "") -> None:
+        """Remember what is read from here on, and `already` before it, until `release`."""
+        self._held = [already]
+
+    @property
+    def holding(self) -> bool:
+        return self._held is not None
+
+    def release(self) -> str:
+        """What was read since `hold`; empty if nothing is held."""
+        held, self._held = "".join(self._held or ()), None
+        return held
+
+    def peek(self) -> Steps[str]:
+        """The next character, which is not read by that. Raises EndOfText."""
+        while self._at == len(self._text):
+            yield from self._more()
+        return self._text[self._at]
+
+    def skip(self, characters: re.Pattern[str] = SPACE) -> Steps[None]:
+        """Read on to the first character that is not one of `characters`. Raises EndOfText if there is none."""
+        yield from self.run(characters, _nowhere)
+
+    def run(self, characters: re.Pattern[str], into: Into) -> Steps[None]:
+        """The same, giving away what is read. `characters`: a pattern that matches any number of them, also none."""
+        while True:
+            found = characters.match(self._text, self._at)
+            assert found is not None, "the pattern matches the empty text"
+            if found.end() > self._at:
+                into(self._read(found.end()))
+            if self._at < len(self._text):
+                return
+            yield from self._more()
+
+    def read(self, count: int) -> Steps[str]:
+        """The next `count` characters, a few. Raises EndOfText."""
+        while len(self._text) - self._at < count:
+            yield from self._more()
+        return self._read(self._at + count)
+
+    def accept(self, *words: str) -> Steps[str]:
+        """Read the one of `words` that comes next, and return it; "" if none does. Of two that do, the longer.
+
+        Raises EndOfText if the text ends within one.
+        """
+        while True:
+            there = self._text[self._at : self._at + max(map(len, words))]
+            found = max((word for word in words if there.startswith(word)), key=len, default="")
+            longer = any(len(word) > len(there) and word.startswith(there) for word in words)
+            if not longer or (self._ended and found):
+                self._read(self._at + len(found))
+                return found
+            yield from self._more()
+
+    def until(self, markers: tuple[str, ...], into: Into) -> Steps[str]:
+        """Give away all before the first of `markers` as it comes; read the marker and return it.
+
+        Of two that begin at the same place, the longer counts. Raises EndOfText if there is none; all is given away.
+        """
+        pattern = _one_of(markers)
+        while True:
+            found = pattern.search(self._text, self._at)
+            begun = self._begun(markers)
+            safe = begun if found is None else min(begun, found.start())
+            if safe > self._at:
+                into(self._read(safe))
+            if found is not None and (found.start() < begun or self._ended):
+                return self._read_marker(found)
+            if self._ended and self._at < len(self._text):
+                into(self._read(len(self._text)))
+            yield from self._more()
+
+    def before(self, markers: tuple[str, ...], limit: int) -> Steps[tuple[str, str] | None]:
+        """What stands before the first of `markers`, and the marker, both read; None, and nothing read, if none begins
+        within `limit` characters. Raises EndOfText.
+        """
+        pattern, longest = _one_of(markers), max(map(len, markers))
+        while True:
+            end = self._at + limit + longest
+            found = pattern.search(self._text, self._at, end)
+            if found is not None and (found.start() < self._begun(markers) or self._ended):
+                if found.start() - self._at > limit:
+                    return None
+                head = self._read(found.start())
+                return head, self._read_marker(found)
+            if len(self._text) >= end:
+                return None
+            yield from self._more()
+
+    def _read_marker(self, found: re.Match[str]) -> str:
+        self._read(found.end())
+        return found[0]
+
+    def _begun(self, markers: Iterable[str]) -> int:
+        """Where the first marker begins that the text may end in the midst of; the end of the text if there is none."""
+        text, first = self._text, len(self._text)
+        for marker in markers:
+            at = text.find(marker[0], max(self._at, len(text) - len(marker) + 1))
+            while 0 <= at < first:
+                if marker.startswith(text[at:]):
+                    first = at
+                at = text.find(marker[0], at + 1)
+        return first
+
+    def _read(self, end: int) -> str:
+        piece = self._text[self._at : end]
+        self._at = end
+        if self._held is not None:
+            self._held.append(piece)
+        return piece
+
+    def _more(self) -> Steps[None]:
+        if self._ended:
+            raise EndOfText
+        yield
+
+
+@cache
+def _one_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
+
+
+def _nowhere(_piece: str) -> None:
+    return None

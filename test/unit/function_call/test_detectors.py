@@ -1,0 +1,338 @@
+"""Every format of calls: what a model wrote is found, however the text was cut into pieces, and nothing is lost."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fixtures.call_formats import OFFERED, WRITERS, Call
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.function_call.base_detector import collect
+from mysglang.srt.function_call.core_types import CallArguments, CallStart, ToolCallItem, ToolEvent
+from mysglang.srt.function_call.function_call_parser import DETECTORS, detector_class, format_of
+from mysglang.srt.function_call.json_array_detector import JsonArrayDetector
+
+FORMATS = pytest.mark.parametrize("case", WRITERS)
+EXAMPLES = settings(max_examples=50, deadline=None)
+
+# Values whose text could be mistaken for markup, or for a value of another type.
+words = st.sampled_from(
+    [
+        "Paris",
+        "5",
+        "true",
+        "null",
+        '"',
+        "'",
+        "\\",
+        "\n",
+        "\t",
+        "{",
+        "}",
+        "[",
+        "]",
+        "<",
+        ">",
+        "é",
+        "你好",
+        "🙂",
+        "</",
+        ", ",
+        "=(",
+    ]
+)
+framed = st.sampled_from(["\n", "\n\n", "\na\n", " a ", "", "\\", "</parameter", "]", '")'])
+strings = framed | st.lists(words, max_size=6).map("".join) | st.text(max_size=8)
+# Without halves of surrogate pairs, which no text has; and without controls, which Python's repr and JSON write alike.
+strings = strings.filter(lambda text: text.isprintable() or text.replace("\n", "").replace("\t", "").isprintable())
+numbers = st.integers(-(10**18), 10**18)
+scalars = st.none() | st.booleans() | numbers | strings
+trees = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(strings, inner, max_size=3), max_leaves=6
+)
+weather = st.fixed_dictionaries(
+    {},
+    optional={
+        "city": strings,
+        "days": numbers,
+        "exact": st.booleans(),
+        "wind": st.floats(-1e6, 1e6),
+        "more": st.dictionaries(strings, trees, max_size=3),
+        "where": st.lists(trees, max_size=3),
+    },
+)
+call = (
+    weather.map(lambda arguments: Call("get_weather", arguments))
+    | st.just(Call("stop", {}))
+    | strings.map(lambda text: Call("log-it", {"text": text}))
+)
+calls = st.lists(call, min_size=1, max_size=4)
+cuts = st.lists(st.integers(1, 12), min_size=1, max_size=8)
+
+
+def in_pieces(parser: str, text: str, sizes: list[int]) -> tuple[list[ToolEvent], bool]:
+    """What is told of `text` in pieces of `sizes`, again and again; and whether all calls were complete."""
+    detector = DETECTORS[parser](OFFERED)
+    events: list[ToolEvent] = []
+    at = turn = 0
+    while at < len(text):
+        size = sizes[turn % len(sizes)]
+        events += detector.feed(text[at : at + size])
+        at, turn = at + size, turn + 1
+    return events + detector.finish(), detector.calls_complete
+
+
+def whole(parser: str, text: str) -> tuple[str, list[ToolCallItem]]:
+    return DETECTORS[parser](OFFERED).detect_and_parse(text)
+
+
+def assert_in_order(events: list[ToolEvent]) -> None:
+    """Calls are counted up, each begins once, and its arguments follow it and none else."""
+    begun = -1
+    for event in events:
+        match event:
+            case CallStart(index=index):
+                assert index == begun + 1
+                begun = index
+            case CallArguments(index=index):
+                assert index == begun
+
+
+@FORMATS
+@EXAMPLES
+@given(calls=calls, before=st.sampled_from(["", "Let me see.", "I look.\n\n"]), sizes=cuts)
+def test_what_was_written_is_found(case: str, calls: list[Call], before: str, sizes: list[int]) -> None:
+    parser, write = WRITERS[case]
+    written = write(calls)
+    if case == "llama3" and not before:
+        written = written.removeprefix("<|python_tag|>")  # may be missing where the answer begins
+    text, found = whole(parser, before + written)
+    assert text == before.rstrip()
+    assert [(item.name, json.loads(item.parameters)) for item in found] == [(one.name, one.arguments) for one in calls]
+    events, complete = in_pieces(parser, before + written, sizes)
+    assert_in_order(events)
+    assert collect(events) == (text, found)
+    assert complete
+
+
+@FORMATS
+@EXAMPLES
+@given(calls=calls, data=st.data(), sizes=cuts)
+def test_an_answer_that_was_cut_off(case: str, calls: list[Call], data: st.DataObject, sizes: list[int]) -> None:
+    """What there is of it is told the same in any pieces, and is the beginning of what the whole would have been."""
+    parser, write = WRITERS[case]
+    text = "I look." + write(calls)
+    cut = text[: data.draw(st.integers(0, len(text)))]
+    said, found = whole(parser, cut)
+    events, _ = in_pieces(parser, cut, sizes)
+    assert_in_order(events)
+    assert collect(events) == (said, found)
+    complete = whole(parser, text)[1]
+    assert [item.name for item in found] == [item.name for item in complete[: len(found)]]
+    assert [item.parameters for item in found[:-1]] == [item.parameters for item in complete[: max(len(found) - 1, 0)]]
+
+
+def scraps(case: str) -> list[str]:
+    """Parts of what the format is made of."""
+    parser, write = WRITERS[case]
+    written = write([Call("get_weather", {"city": "a", "days": 1}), Call("stop", {}), Call("nobody", {"x": [1]})])
+    markers = DETECTORS[parser].markers
+    halves = [half for marker in markers for half in (marker, marker[: len(marker) // 2], marker[len(marker) // 2 :])]
+    common = [
+        "{",
+        "}",
+        '"',
+        '"name"',
+        '"arguments"',
+        ": ",
+        ", ",
+        "[",
+        "]",
+        "(",
+        ")",
+        "=",
+        "\\",
+        "\n",
+        " ",
+        "stop",
+        "é",
+        "\x00",
+    ]
+    pieces = [written[at : at + 7] for at in range(0, len(written), 7)]
+    return sorted({written, *halves, *common, *pieces} - {""})
+
+
+@FORMATS
+@settings(max_examples=120, deadline=None)
+@given(data=st.data(), sizes=cuts)
+def test_any_text_at_all(case: str, data: st.DataObject, sizes: list[int]) -> None:
+    """No exception, the same in any pieces, and where there is no call not a character is missing."""
+    parser, _ = WRITERS[case]
+    text = "".join(data.draw(st.lists(st.sampled_from(scraps(case)) | st.text(max_size=3), max_size=14)))
+    said, found = whole(parser, text)
+    events, _ = in_pieces(parser, text, sizes)
+    assert_in_order(events)
+    assert collect(events) == (said, found)
+    assert {item.name for item in found} <= {"get_weather", "stop", "log-it"}
+    if not found:
+        assert said == text
+
+
+@FORMATS
+def test_what_is_held_back_unread_stays_short(case: str) -> None:
+    """So that a piece costs what the piece costs, whatever came before it."""
+    parser, write = WRITERS[case]
+    endless = write([Call("get_weather", {"city": "a" * 3000, "where": [[1]] * 500})])
+    for text in (endless, *(scrap * 400 for scrap in scraps(case)), "[" * 3000, '{"a":' * 600):
+        detector = DETECTORS[parser](OFFERED)
+        for character in text[:6000]:
+            detector.feed(character)
+            assert len(detector._reader._text) < 1024
+
+
+@FORMATS
+def test_a_call_is_told_while_it_comes(case: str) -> None:
+    """The name is known before the arguments are, and a long string comes in pieces."""
+    parser, write = WRITERS[case]
+    text = write([Call("log-it", {"text": "word " * 50})])
+    detector = DETECTORS[parser](OFFERED)
+    told = [event for character in text for event in detector.feed(character)]
+    start = next(place for place, event in enumerate(told) if isinstance(event, CallStart))
+    assert len([event for event in told[start:] if isinstance(event, CallArguments)]) > (
+        0 if parser in ("pythonic", "lfm2") else 20
+    )
+
+
+@FORMATS
+def test_a_function_that_nobody_offers_is_text(case: str) -> None:
+    parser, write = WRITERS[case]
+    text = "So: " + write([Call("nobody", {"a": 1})]) + " and on"
+    assert whole(parser, text) == (text, [])
+
+
+@FORMATS
+def test_text_goes_on_behind_a_call(case: str) -> None:
+    parser, write = WRITERS[case]
+    text, found = whole(parser, "One." + write([Call("stop", {})]) + "\nTwo.")
+    assert [item.name for item in found] == ["stop"]
+    assert text.split() == ["One.", "Two."] or text == "One.Two."
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "found"),
+    [
+        # arguments before the name, under their other name, absent, null, or JSON in a string
+        ('<tool_call>{"arguments": {"a": 1}, "name": "stop"}</tool_call>', "", [("stop", '{"a": 1}')]),
+        ('<tool_call>{"name": "stop", "parameters": {}}</tool_call>', "", [("stop", "{}")]),
+        ('<tool_call>{"name": "stop"}</tool_call>', "", [("stop", "{}")]),
+        ('<tool_call>{"name": "stop", "arguments": null}</tool_call>', "", [("stop", "{}")]),
+        ('<tool_call>{"name": "stop", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("stop", '{"a": 1}')]),
+        ('<tool_call>{"id": "7", "name": "stop", "type": "x", "arguments": {}}</tool_call>', "", [("stop", "{}")]),
+        # a bracket too many, a line break in a string, an end that stands in a string
+        ('<tool_call>{"name": "stop", "arguments": {}}}\n</tool_call>', "", [("stop", "{}")]),
+        ('<tool_call>{"name": "stop", "arguments": {"a": "x\ny"}}</tool_call>', "", [("stop", '{"a": "x\\ny"}')]),
+        ('<tool_call>{"name": "stop", "arguments": {"a": "</tool_call>"}}', "", [("stop", '{"a": "</tool_call>"}')]),
+        # what is no JSON is shown to the client as the model wrote it, and the next call is found
+        (
+            '<tool_call>{"name": "stop", "arguments": {a: 1}}</tool_call><tool_call>{"name": "stop"}</tool_call>',
+            "",
+            [("stop", "{a: 1}}"), ("stop", "{}")],
+        ),
+        # no call at all
+        ("<tool_call>soon</tool_call>", "<tool_call>soon</tool_call>", []),
+        ('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
+        ('a <tool_call>{"name": <tool_call>{"name": "stop"}</tool_call>', 'a <tool_call>{"name":', [("stop", "{}")]),
+        # cut off by the limit of tokens
+        ('<tool_call>{"name": "stop", "arguments": {"a": "Par', "", [("stop", '{"a": "Par')]),
+        ('<tool_call>{"name": "st', '<tool_call>{"name": "st', []),
+        ('Hi <tool_call>{"name": "stop"}</tool_', "Hi", [("stop", "{}")]),
+        # half a surrogate pair has no UTF-8
+        ('<tool_call>{"name": "stop", "arguments": "\\ud800"}</tool_call>', "", [("stop", "?")]),
+    ],
+)
+def test_how_models_get_it_wrong(text: str, said: str, found: list[tuple[str, str]]) -> None:
+    content, items = whole("hermes", text)
+    assert (content, [(item.name, item.parameters) for item in items]) == (said, found)
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("get_weather('Paris', 3)", {"city": "Paris", "days": 3}),
+        ("stop(1)", {"0": 1}),
+        ("get_weather(city=Paris)", {"city": "Paris"}),
+        ("get_weather(exact=True, note=None)", {"exact": True, "note": None}),
+        ("get_weather(exact=true)", {"exact": True}),
+        ("get_weather(where=(1, [2, {'a': 'b)'}]))", {"where": [1, [2, {"a": "b)"}]]}),
+        ("get_weather(more={1, 2})", {"more": "{1, 2}"}),
+        ("get_weather(days=1e999)", {"days": "1e999"}),
+        (r"get_weather(city='\ud800 \d')", {"city": "\ud800 \\d"}),
+        ("get_weather(days=" + "-" * 20000 + "1)", {"days": "-" * 20000 + "1"}),
+        ("get_weather(where=" + "[" * 500 + "]" * 500 + ")", {"where": "[" * 500 + "]" * 500}),
+    ],
+)
+def test_python_values(source: str, arguments: dict[str, Any]) -> None:
+    text, (item,) = whole("pythonic", f"[{source}]")
+    assert (text, json.loads(item.parameters)) == ("", arguments)
+    assert item.parameters.encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "parameter", "meant"),
+    [
+        ("5", "city", "5"),
+        ("5", "days", 5),
+        ("5", "wind", 5),
+        ("five", "days", "five"),
+        ("True", "exact", True),
+        ("yes", "exact", "yes"),
+        ("None", "note", None),
+        ("5", "note", "5"),
+        ("{'a': 'b'}", "more", {"a": "b"}),
+        ("[1, 2]", "where", [1, 2]),
+        ("NaN", "wind", "NaN"),
+        ("5", "unheard_of", 5),
+        ('"5"', "unheard_of", '"5"'),
+        ("x y", "unheard_of", "x y"),
+        ("  kept  ", "city", "  kept  "),
+        ("\nline\n", "city", "\nline\n"),
+    ],
+)
+def test_values_without_quotes(value: str, parameter: str, meant: object) -> None:
+    text = f"<function=get_weather>\n<parameter={parameter}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    _, (item,) = whole("qwen3_coder", text)
+    assert json.loads(item.parameters) == {parameter: meant}
+
+
+def test_kimi_names_its_calls() -> None:
+    text = WRITERS["kimi_k2"][1]([Call("stop", {}), Call("stop", {})])
+    assert [item.call_id for item in whole("kimi_k2", text)[1]] == ["functions.stop:0", "functions.stop:1"]
+
+
+def test_a_model_held_to_a_list_of_calls() -> None:
+    text = '[{"name": "stop", "parameters": {}}, {"name": "log-it", "parameters": {"text": "a"}}]'
+    said, items = JsonArrayDetector(OFFERED).detect_and_parse(text)
+    assert (said, [item.name for item in items]) == ("", ["stop", "log-it"])
+    assert JsonArrayDetector(OFFERED).detect_and_parse("Hello") == ("Hello", [])
+
+
+def test_an_unknown_format_names_the_known() -> None:
+    with pytest.raises(InvalidRequest, match="qwen3_coder"):
+        detector_class("qwen9")
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{% for tool in tools %}<tool_call>{% endfor %}", "qwen25"),
+        ("{% for tool in tools %}<tool_call><function={{ tool }}>{% endfor %}", "qwen3_coder"),
+        ("{{ tools }}<｜tool▁call▁begin｜>function<｜tool▁sep｜>```json", "deepseekv3"),
+        ("{{ tools }}<｜tool▁call▁begin｜><｜tool▁sep｜>", "deepseekv31"),
+        ("{{ tools }}```json", None),
+        ("{{ messages }}", None),
+    ],
+)
+def test_a_template_tells_its_format(template: str, name: str | None) -> None:
+    assert format_of(template) == name

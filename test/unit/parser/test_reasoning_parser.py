@@ -1,0 +1,98 @@
+"""Thoughts and answers told apart, in whatever pieces the text comes."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.parser.reasoning_parser import REASONING_FORMATS, format_of, join, reasoning_format
+
+HARMONY = (
+    "<|channel|>analysis<|message|>Hm. \n<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+    '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+)
+NAMES = [*REASONING_FORMATS, "<plan>...</plan>"]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "text", "thought", "answer"),
+    [
+        ("qwen3", None, "<think>\nHm.\n\n</think>\n\nYes.\n", "Hm.", "Yes.\n"),
+        ("qwen3", None, "\n Yes <think> no", "", "\n Yes <think> no"),
+        ("qwen3", "…<think>\n", "Hm.</think>Yes.", "Hm.", "Yes."),
+        ("qwen3", "…<think>\n\n</think>\n\n", "Yes.", "", "Yes."),
+        ("qwen3", None, "<think>Hm.", "Hm.", ""),
+        ("qwen3", None, "<think></think>Yes.", "", "Yes."),
+        ("qwen3", None, "<think>a</think>\n<think>b</think>c", "a\nb", "c"),
+        ("qwen3", None, "<thi", "", "<thi"),
+        ("qwen3", None, "", "", ""),
+        ("qwen3-thinking", None, "Hm.</think>\nYes.", "Hm.", "Yes."),
+        ("deepseek-r1", None, "Hm. </think> Yes. </think>", "Hm.", "Yes. </think>"),
+        ("deepseek-r1", None, "<think>Hm.</think>Yes.", "Hm.", "Yes."),
+        ("deepseek-r1", None, "Hm.", "Hm.", ""),
+        ("deepseek-r1", "…<think>\n\n</think>", "Yes.", "", "Yes."),
+        ("deepseek-v3", "…</think>", "Yes.", "", "Yes."),
+        ("step3", None, "Hm.</think>Yes.", "Hm.", "Yes."),
+        ("kimi", None, "◁think▷Hm.◁/think▷Yes.", "Hm.", "Yes."),
+        ("kimi_k2", None, "<think>Hm. <|tool_calls_section_begin|>x", "Hm.", "<|tool_calls_section_begin|>x"),
+        ("glm45", None, "<think>Hm.\n<tool_call>f</tool_call>", "Hm.", "<tool_call>f</tool_call>"),
+        ("minimax", None, "Hm.</think>Yes.", "Hm.", "Yes."),
+        ("minimax-append-think", None, "Hm.</think>Yes.", "", "<think>Hm.</think>Yes."),
+        ("mistral", None, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
+        ("<plan>...</plan>", None, "<plan>Hm.</plan>Yes.", "Hm.", "Yes."),
+        (
+            "gpt-oss",
+            None,
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+            "Hm.",
+            "Yes.",
+        ),
+        (
+            "gpt-oss",
+            None,
+            HARMONY,
+            "Hm.",
+            "I look." + HARMONY[HARMONY.index("<|start|>assistant<|channel|>commentary to=") :],
+        ),
+        ("gpt-oss", None, "No head at all.", "", "No head at all."),
+    ],
+)
+def test_whole_texts(name: str, prompt: str | None, text: str, thought: str, answer: str) -> None:
+    assert reasoning_format(name).open(prompt).detect_and_parse(text) == (thought, answer)
+
+
+def scraps(name: str) -> list[str]:
+    markers = (*reasoning_format(name).markers, *getattr(reasoning_format(name), "interrupts", ()), "analysis", "to=f")
+    halves = [half for marker in markers for half in (marker, marker[:3], marker[3:])]
+    return [*halves, " ", "\n", "a", "é"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=150, deadline=None)
+@given(
+    data=st.data(), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5), prompt=st.sampled_from([None, "<think>"])
+)
+def test_any_text_in_any_pieces(name: str, data: st.DataObject, sizes: list[int], prompt: str | None) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from(scraps(name)), max_size=16)))
+    parser, parts = reasoning_format(name).open(prompt), []
+    at = turn = 0
+    while at < len(text):
+        size = sizes[turn % len(sizes)]
+        parts += parser.feed(text[at : at + size])
+        assert len(parser._reader._text) < 1024
+        at, turn = at + size, turn + 1
+    parts += parser.finish()
+    assert (join(parts, "thought"), join(parts, "answer")) == reasoning_format(name).open(prompt).detect_and_parse(text)
+    assert all(part.text for part in parts)
+
+
+def test_a_name_that_is_none() -> None:
+    for name in ("qwen9", "...", "a..."):
+        with pytest.raises(InvalidRequest, match="deepseek-r1"):
+            reasoning_format(name)
+
+
+def test_a_template_tells_how_it_thinks() -> None:
+    assert format_of("{{ '<think>' }}") == "qwen3"
+    assert format_of("{{ '<|channel|>' }}") == "gpt-oss"
+    assert format_of("{{ messages }}") is None
