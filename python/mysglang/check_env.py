@@ -16,11 +16,14 @@ from mysglang.srt.utils.hardware import GIB, detect_hardware, usable_cores
 from mysglang.srt.utils.version import __version__
 
 PACKAGES = """
-    torch triton flashinfer-python transformers tokenizers safetensors huggingface-hub numpy msgspec pyzmq fastapi
-    starlette pydantic uvicorn uvloop httptools orjson openai
+    torch triton flashinfer-python mysgl-kernel transformers tokenizers safetensors huggingface-hub numpy msgspec pyzmq
+    fastapi starlette pydantic uvicorn uvloop httptools orjson openai
 """
 
-STANDARD_VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "PYTHONPATH")
+OTHER_VARIABLES = """
+    CUDA_VISIBLE_DEVICES CUDA_HOME OMP_NUM_THREADS HF_HOME HF_HUB_OFFLINE PYTHONPATH XDG_CACHE_HOME
+    MYSGLANG_KERNEL_CACHE
+"""
 
 
 def facts() -> Iterator[tuple[str, str]]:
@@ -33,7 +36,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "gpus", ", ".join(f"{gib:.1f} GiB" for gib in detect_hardware().gpu_memory) or "none"
     for package in PACKAGES.split():
         yield package, _version(package)
-    for name in [*(variable.name for variable in VARIABLES), *STANDARD_VARIABLES]:
+    for name in [*(variable.name for variable in VARIABLES), *OTHER_VARIABLES.split()]:
         if name in os.environ:
             yield name, os.environ[name]
 

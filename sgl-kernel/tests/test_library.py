@@ -37,5 +37,5 @@ def test_a_source_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(1000, device="cuda")
     fill(x.data_ptr(), 2.5, x.numel(), 128, current_stream(x))
     assert torch.equal(x, torch.full_like(x, 2.5))
-    with pytest.raises(torch.cuda.CudaError, match="invalid configuration"):
+    with pytest.raises(torch.cuda.CudaError, match="invalid"):
         fill(x.data_ptr(), 2.5, x.numel(), 2048, current_stream(x))

@@ -1,5 +1,6 @@
 """Every environment variable that mysglang reads: name, type, default and why. For debugging and tuning only; whatever
-a user should decide is an option (`args/`). The standard ones of CUDA, Hugging Face and OpenMP keep their own meaning.
+a user should decide is an option (`args/`). The standard ones of CUDA, Hugging Face and OpenMP keep their own meaning,
+and the package of CUDA kernels has one of its own (`mysgl_kernel.environ`).
 """
 
 from __future__ import annotations
