@@ -11,16 +11,13 @@ from pathlib import Path
 _QUOTED_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 
-def _beside(name: str) -> Path:
-    """A folder inside the installed package or, in the repository, two levels above it."""
-    package = Path(__file__).parent
-    inside = package / name
-    return inside if inside.is_dir() else package.parents[1] / name
+_PACKAGE = Path(__file__).parent
+_HOME = _PACKAGE if (_PACKAGE / "csrc").is_dir() else _PACKAGE.parents[1]
+"""An installed package has the sources inside; in the repository they stand two levels above it."""
 
-
-CSRC = _beside("csrc")
-INCLUDE = _beside("include")
-LIB = _beside("lib")
+CSRC = _HOME / "csrc"
+INCLUDE = _HOME / "include"
+LIB = _HOME / "lib"
 """Libraries built ahead of time."""
 
 
