@@ -62,7 +62,7 @@ class Library:
         Library.declared.append(self)
 
     def __repr__(self) -> str:
-        return f"Library({' '.join([self.source, *self.flags])})"
+        return " ".join([self.source, *self.flags])
 
     def available(self) -> bool:
         """Whether the present device can run it, compiling it now if that is still to do.
@@ -111,6 +111,7 @@ class Library:
         return target
 
     def _compile(self, arch: str, compiler: Nvcc, target: Path) -> None:
+        logger.info("Compiling %s for sm_%s.", self, arch)
         started = time.perf_counter()
         for left in target.parent.glob(f"{target.stem}.*.part"):  # by a process that was killed: the lock is ours
             left.unlink(missing_ok=True)
@@ -121,7 +122,7 @@ class Library:
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
-        logger.info("Compiled %s for sm_%s in %.1f s.", self.source, arch, time.perf_counter() - started)
+        logger.info("Compiled %s for sm_%s in %.1f s.", self, arch, time.perf_counter() - started)
 
     def _stem(self, arch: str) -> str:
         name = self.source.removesuffix(".cu").replace("/", "-")
