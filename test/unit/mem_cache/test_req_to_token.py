@@ -53,7 +53,7 @@ def test_a_row_never_runs_into_the_next_one() -> None:
     with pytest.raises(AssertionError, match="a row of 5 pages in a table 4 wide"):
         rows.append_rows(slots, ints(5, 1), ints(1, 2, 3, 4, 5, 6))
     rows.append(0, ints(1, 2, 3, 4))
-    with pytest.raises(IndexError):
+    with pytest.raises(AssertionError, match="a row is longer than 4 pages"):
         rows.append_rows(slots, ints(1, 1), ints(5, 6))
 
 
@@ -86,7 +86,7 @@ def test_writes_name_each_new_entry_once() -> None:
     assert writes is not None
     entries = zip(writes.slots, writes.columns, writes.pages, strict=True)
     assert sorted(map(tuple, entries)) == [(a, 0, 5), (a, 1, 6), (a, 2, 9), (b, 0, 7), (b, 1, 8)]
-    assert {array.dtype for array in (writes.slots, writes.columns, writes.pages)} == {np.dtype(np.int32)}
+    assert [str(array.dtype) for array in (writes.slots, writes.columns, writes.pages)] == ["int64", "int64", "int32"]
     assert rows.take_writes() is None
     rows.append_rows(ints(a, b), ints(1, 1), ints(3, 4))
     writes = rows.take_writes()

@@ -19,6 +19,8 @@ from mysglang.srt.forward.shared_prefix import SharedPrefixes
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Longs: TypeAlias = npt.NDArray[np.int64]
+Slots: TypeAlias = npt.NDArray[np.int64]
+"""Slot numbers, in the width that numpy indexes with: others it converts each time."""
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
@@ -33,8 +35,8 @@ class TableWrites:
     Entry i: table[slots[i], columns[i]] = pages[i]. A pair (slot, column) occurs at most once.
     """
 
-    slots: Ints
-    columns: Ints
+    slots: Slots
+    columns: Longs
     pages: Ints
 
 
@@ -137,7 +139,7 @@ class ModelWorkerBatch:
     mode: ForwardMode
     input_ids: Ints
     """[T] token ids, or ON_DEVICE."""
-    slots: Ints
+    slots: Slots
     """[R] row of the page table and of the newest-token table."""
     seq_lens: Ints
     """[R] tokens in the KV cache after this step, new ones included."""

@@ -40,7 +40,7 @@ EXPECTING_WAIT_MS = 2
 """The same while its role expects what no message will tell."""
 HEARTBEAT_S = 1.0
 
-NO_SLOTS = np.zeros(0, dtype=np.int32)
+NO_SLOTS = np.zeros(0, dtype=np.int64)
 
 Handlers = dict[type, Callable[..., None]]
 """Message type -> handler(message, lane)."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mysglang.srt.forward.worker_batch import Ints, TableWrites
+from mysglang.srt.forward.worker_batch import Ints, Slots, TableWrites
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache, PrefixMatch
 from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool
@@ -100,12 +100,19 @@ class KvManager:
         self.rows.append(slot, self.allocator.alloc(count))
         return True
 
-    def extend_rows(self, slots: Ints, new_lens: Ints) -> bool:
+    def extend_rows(self, slots: Slots, new_lens: Ints) -> bool:
         """`extend` for many rows at once: all of them, or none. The slots are distinct.
 
-        slots, new_lens: [R] int32.
+        slots: [R] int64; new_lens: [R] int32.
         """
-        counts = self._missing(slots, new_lens)
+        held = self.rows.held[slots]
+        counts = self._pages_of(new_lens) - held
+        if np.count_nonzero(counts == 1) == len(counts):  # As when rows decode with pages of one token.
+            if not self._make_room(len(counts)):
+                return False
+            self.rows.append_one(slots, held, self.allocator.alloc(len(counts)))
+            return True
+        np.maximum(counts, 0, out=counts)
         total = int(counts.sum())
         if total == 0:
             return True
@@ -165,15 +172,15 @@ class KvManager:
         """Tokens for which there are pages: free now, or after evicting all that nobody stands on."""
         return (self.allocator.num_free + self.cache.evictable_pages) * self.page_size
 
-    def pages_short(self, slots: Ints, new_lens: Ints) -> int:
+    def pages_short(self, slots: Slots, new_lens: Ints) -> int:
         """Pages lacking for `extend_rows` to succeed, even after eviction; 0 if it will."""
-        wanted = int(self._missing(slots, new_lens).sum())
+        wanted = int(np.maximum(self._pages_of(new_lens) - self.rows.held[slots], 0).sum())
         return max(0, wanted - self.allocator.num_free - self.cache.evictable_pages)
 
-    def locations(self, slots: Ints, starts: Ints, lens: Ints) -> Ints:
+    def locations(self, slots: Slots, starts: Ints, lens: Ints) -> Ints:
         """KV slots (page * page_size + offset) of positions starts[i] … starts[i] + lens[i] - 1, row after row.
 
-        slots, starts, lens: [R] int32; the result [sum of lens] int32.
+        slots: [R] int64; starts, lens: [R] int32; the result [sum of lens] int32.
         """
         return self.rows.locations(slots, starts, lens)
 
@@ -182,7 +189,7 @@ class KvManager:
         """Whether any two open rows have pages in common."""
         return self.cache.shared_nodes > 0
 
-    def nodes(self, slots: Ints) -> list[TreeNode]:
+    def nodes(self, slots: Slots) -> list[TreeNode]:
         """Where the open rows stand: each has the pages on the path to its node, and shares them with all below it."""
         return [self._nodes[slot] for slot in slots.tolist()]
 
@@ -238,11 +245,9 @@ class KvManager:
     def _pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    def _missing(self, slots: Ints, new_lens: Ints) -> Ints:
-        """[R] pages that the rows lack for these lengths."""
-        wanted = new_lens if self.page_size == 1 else (new_lens + (self.page_size - 1)) // self.page_size
-        missing: Ints = np.maximum(wanted - self.rows.held.take(slots), 0)
-        return missing
+    def _pages_of(self, lens: Ints) -> Ints:
+        """[R] pages that rows of these lengths need."""
+        return lens if self.page_size == 1 else (lens + (self.page_size - 1)) // self.page_size
 
     def _make_room(self, num_pages: int) -> bool:
         """Evict until as many pages are free. Evicts nothing if it could not be enough."""

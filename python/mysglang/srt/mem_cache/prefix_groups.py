@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from mysglang.srt.forward.shared_prefix import MAX_LEVELS, SharedPrefixes
-from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.forward.worker_batch import Ints, Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.tree_node import TreeNode
 
@@ -50,7 +50,7 @@ class CascadeCosts:
 class PrefixGrouper(Protocol):
     """Finds what the rows of a decode step share."""
 
-    def find(self, slots: Ints) -> SharedPrefixes | None:
+    def find(self, slots: Slots) -> SharedPrefixes | None:
         """The groups of these rows, by their place in `slots`; the last answer again while nothing changed."""
         ...
 
@@ -58,7 +58,7 @@ class PrefixGrouper(Protocol):
 class NoPrefixGroups:
     """Every row reads for itself."""
 
-    def find(self, slots: Ints) -> SharedPrefixes | None:
+    def find(self, slots: Slots) -> SharedPrefixes | None:
         return None
 
 
@@ -68,11 +68,11 @@ class PrefixGroups:
     def __init__(self, kv: KvManager, costs: CascadeCosts) -> None:
         self._kv = kv
         self._costs = costs
-        self._slots: Ints = np.zeros(0, dtype=np.int32)
+        self._slots: Slots = np.zeros(0, dtype=np.int64)
         self._placement = -1
         self._found: SharedPrefixes | None = None
 
-    def find(self, slots: Ints) -> SharedPrefixes | None:
+    def find(self, slots: Slots) -> SharedPrefixes | None:
         if not self._kv.sharing:
             return None
         if self._placement != self._kv.placement or not same_rows(self._slots, slots):
@@ -81,7 +81,7 @@ class PrefixGroups:
         return self._found
 
 
-def same_rows(one: Ints, other: Ints) -> bool:
+def same_rows(one: Slots, other: Slots) -> bool:
     """Whether both name the same rows in the same order."""
     return one is other or np.array_equal(one, other)
 

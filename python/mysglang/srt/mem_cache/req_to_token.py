@@ -4,14 +4,15 @@
                     <------------------------ held[slot] ------------------------->
 
 A row only grows until its slot is freed, and no entry of a held page is ever replaced. So what the device must be told
-are the entries between those it was told of (`_synced`) and those held.
+are the entries between those it was told of (`_synced`) and those held. Where all that happened since is that rows took
+one page each, as when they decode, that is known without looking (`_taken`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from mysglang.srt.forward.worker_batch import Ints, Longs, TableWrites
+from mysglang.srt.forward.worker_batch import Ints, Longs, Slots, TableWrites
 
 
 class ReqToTokenPool:
@@ -27,6 +28,10 @@ class ReqToTokenPool:
         self.held: Ints = np.zeros(num_slots, np.int32)
         """[num_slots] pages in each row; 0 for free slots."""
         self._synced: Ints = np.zeros(num_slots, np.int32)
+        self._taken: TableWrites | None = None
+        """Entries that count as told, and still are to be."""
+        self._all_taken = True
+        """Whether the device was told of all others."""
         self._flat: Ints = self.table.reshape(-1)
         self._free: list[int] = list(range(num_slots - 1, -1, -1))
 
@@ -40,6 +45,8 @@ class ReqToTokenPool:
 
     def free(self, slot: int) -> None:
         """Forget the row; its pages are the caller's business."""
+        if self._taken is not None:
+            self._taken = without(self._taken, slot)
         self.pages(slot)[:] = 0  # Whoever still asks for its locations by mistake is led to the page for padding.
         self.held[slot] = 0
         self._synced[slot] = 0
@@ -56,58 +63,69 @@ class ReqToTokenPool:
         assert end <= self.width, f"a row of {end} pages in a table {self.width} wide"
         self.table[slot, start:end] = pages
         self.held[slot] = end
+        self._all_taken = False
 
-    def append_rows(self, slots: Ints, counts: Ints, pages: Ints) -> None:
+    def append_one(self, slots: Slots, held: Ints, pages: Ints) -> None:
+        """`append_rows` of one page for each row. held: [R] the pages that the rows hold now."""
+        columns = held.astype(np.int64)
+        assert np.count_nonzero(columns < self.width) == len(columns), f"a row is longer than {self.width} pages"
+        self._flat[slots * self.width + columns] = pages
+        after = held + 1
+        self.held[slots] = after
+        if self._taken is None and self._all_taken:
+            self._taken = TableWrites(slots, columns, pages)
+            self._synced[slots] = after
+        else:
+            self._all_taken = False
+
+    def append_rows(self, slots: Slots, counts: Ints, pages: Ints) -> None:
         """Put the next `counts[i]` of `pages` behind those that row `slots[i]` holds. The slots are distinct.
 
         slots, counts: [R], counts >= 0; pages: [sum of counts].
         """
-        growing = np.count_nonzero(counts)
-        if growing < len(slots):
-            rows = counts.nonzero()[0]
-            slots, counts = slots[rows], counts[rows]
-        held = self.held.take(slots)
+        growing = counts.nonzero()[0]
+        slots, counts = slots[growing], counts[growing]
+        held = self.held[slots]
+        if len(pages) == len(slots):
+            self.append_one(slots, held, pages)
+            return
         after = held + counts
-        if len(pages) == growing:  # One page each, as when rows decode.
-            self.table[slots, held] = pages
-        else:
-            assert after.max() <= self.width, f"a row of {after.max()} pages in a table {self.width} wide"
-            self._flat[concatenated_ranges(self._row_starts(slots) + held, counts)] = pages
+        assert after.max() <= self.width, f"a row of {after.max()} pages in a table {self.width} wide"
+        self._flat[concatenated_ranges(slots * self.width + held, counts)] = pages
         self.held[slots] = after
+        self._all_taken = False
 
-    def locations(self, slots: Ints, starts: Ints, lens: Ints) -> Ints:
+    def locations(self, slots: Slots, starts: Ints, lens: Ints) -> Ints:
         """KV slots (page * page_size + offset) of positions starts[i] … starts[i] + lens[i] - 1, row after row.
 
         All arguments [R]; the result is [sum of lens]. The rows hold pages for these positions.
         """
-        rows: Longs = self._row_starts(slots)
         positions: Ints | Longs = starts
-        if not (lens == 1).all():
-            rows = np.repeat(rows, lens)
+        if np.count_nonzero(lens == 1) < len(lens):
+            slots = np.repeat(slots, lens)
             positions = concatenated_ranges(starts, lens)
         if self.page_size == 1:
-            return self._flat.take(rows + positions)
+            location: Ints = self._flat[slots * self.width + positions]
+            return location
         columns = positions // self.page_size
         offsets = positions - columns * self.page_size
-        return self._flat.take(rows + columns) * np.int32(self.page_size) + offsets.astype(np.int32)
+        pages: Ints = self._flat[slots * self.width + columns]
+        return pages * np.int32(self.page_size) + offsets.astype(np.int32)
 
     def take_writes(self) -> TableWrites | None:
         """Entries that the device was not told of; None if there are none. They count as told from now on."""
+        taken, self._taken = self._taken, None
+        if self._all_taken:
+            return taken
+        self._all_taken = True
         slots = (self.held != self._synced).nonzero()[0]
-        if not len(slots):
-            return None
-        columns: Ints | Longs = self._synced.take(slots)
-        after = self.held.take(slots)
+        columns = self._synced[slots]
+        after = self.held[slots]
         self._synced[slots] = after
         counts = after - columns
-        if not (counts == 1).all():
-            slots = np.repeat(slots, counts)
-            columns = concatenated_ranges(columns, counts)
-        return TableWrites(
-            slots=slots.astype(np.int32),
-            columns=columns.astype(np.int32, copy=False),
-            pages=self.table[slots, columns],
-        )
+        slots, positions = np.repeat(slots, counts), concatenated_ranges(columns, counts)
+        found = TableWrites(slots, positions, self.table[slots, positions])
+        return joined([writes for writes in (taken, found) if writes is not None and len(writes.slots)])
 
     def check(self) -> None:
         """Assert that rows end where they should. For tests and debugging: visits the whole table."""
@@ -115,12 +133,25 @@ class ReqToTokenPool:
         assert not self.table[:-1][columns >= self.held[:, None]].any(), "an entry beyond what its row holds"
         assert not self.table[-1].any(), "an entry in the row for padding"
         assert (self._synced <= self.held).all(), "the device was told of more than there is"
+        assert not self._all_taken or (self._synced == self.held).all(), "the device will not be told of everything"
         assert len(set(self._free)) == len(self._free), "a slot is free twice"
         assert not self.held[self._free].any(), "a free slot holds pages"
 
-    def _row_starts(self, slots: Ints) -> Longs:
-        """Index of each row's first entry in the flat table; 64 bits, for tables of more than 2^31 entries."""
-        return slots.astype(np.int64) * self.width
+
+def without(writes: TableWrites, slot: int) -> TableWrites | None:
+    """The writes to other rows; None if there are none."""
+    kept = writes.slots != slot
+    if not kept.any():
+        return None
+    return TableWrites(writes.slots[kept], writes.columns[kept], writes.pages[kept])
+
+
+def joined(pieces: list[TableWrites]) -> TableWrites | None:
+    """All of them as one; None if there are none."""
+    if len(pieces) < 2:
+        return pieces[0] if pieces else None
+    columns = zip(*((piece.slots, piece.columns, piece.pages) for piece in pieces), strict=True)
+    return TableWrites(*(np.concatenate(column) for column in columns))
 
 
 def concatenated_ranges(starts: Ints | Longs, counts: Ints) -> Longs:

@@ -82,15 +82,14 @@ class Pull(Generic[Message]):
 
     def drain(self) -> list[Message]:
         messages: list[Message] = []
-        while True:
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return messages
+        # Asking first is cheaper than an exception in each of the many turns in which nothing came.
+        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            data = self._socket.recv(zmq.NOBLOCK)
             try:
                 messages.append(self._codec.decode(data))
             except msgspec.MsgspecError as error:
                 logger.error("dropped a message of %d bytes that is not of this link: %s", len(data), error)
+        return messages
 
     def close(self) -> None:
         self._socket.close(linger=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import Bools, Ints, Longs
+from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +13,7 @@ class ScheduleBatch:
     """The rows of one step. A row is (slot, life): its result counts only while the slot still lives that life."""
 
     mode: ForwardMode
-    slots: Ints
+    slots: Slots
     lives: Longs
     starts: Ints
     """Tokens in the KV cache before this step."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.messages.outputs import Abort, FinishReason
 from mysglang.srt.scheduling.batch import ScheduleBatch
@@ -22,6 +23,17 @@ OUT_OF_MEMORY = Abort(
     status=500,
     kind="InternalServerError",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """What does not change while the same rows decode."""
+
+    slots: Slots
+    lives: Longs
+    final_len: Ints
+    ones: Ints
+    yields: Bools
 
 
 class DecodePlanner:
@@ -43,6 +55,7 @@ class DecodePlanner:
         self._retraction = retraction
         self._tokens_per_step = tokens_per_step
         self._end = end
+        self._rows: DecodeRows | None = None
         self.failed: list[Req] = []
         """Requests that had to be ended for want of memory; whoever plans answers them."""
 
@@ -54,29 +67,40 @@ class DecodePlanner:
         if not len(slots):
             return None
         self._ratio.after_decode()
+        rows = self._rows_of(slots)
         starts = self._table.planned[slots]
-        self._table.planned[slots] = starts + 1
-        ones = np.ones(len(slots), dtype=np.int32)
+        self._table.planned[slots] = starts + rows.ones
         return ScheduleBatch(
             mode=ForwardMode.DECODE,
             slots=slots,
-            lives=self._table.life[slots],
+            lives=rows.lives,
             starts=starts,
-            lens=ones,
-            yields=ones.astype(np.bool_),
+            lens=rows.ones,
+            yields=rows.yields,
             new_tokens=len(slots),
         )
 
-    def _live(self, lane: Lane) -> Ints:
-        """The rows that have a token to come; those that are sure to end by length only wait for their result."""
-        slots = lane.slots
-        live: Ints = slots[self._table.will_know(slots) < self._table.final_len[slots]]
-        return live
+    def _live(self, lane: Lane) -> Slots:
+        """The rows that have a token to come; those that are sure to end by length only wait for their result.
 
-    def _reserve(self, slots: Ints) -> bool:
+        While everybody has one that is the lane's own array, by which others know that nothing changed.
+        """
+        slots = lane.slots
+        live = self._table.will_know(slots) < self._rows_of(slots).final_len
+        return slots if np.count_nonzero(live) == len(slots) else slots[live]
+
+    def _rows_of(self, slots: Slots) -> DecodeRows:
+        """A slot of a lane begins another life only after it left the lane, which then has another array."""
+        if self._rows is None or self._rows.slots is not slots:
+            ones = np.ones(len(slots), dtype=np.int32)
+            table = self._table
+            self._rows = DecodeRows(slots, table.life[slots], table.final_len[slots], ones, ones.astype(np.bool_))
+        return self._rows
+
+    def _reserve(self, slots: Slots) -> bool:
         return self._kv.extend_rows(slots, self._table.planned[slots] + self._tokens_per_step)
 
-    def _make_room(self, lane: Lane) -> Ints:
+    def _make_room(self, lane: Lane) -> Slots:
         """Retract until the rest fits; returns the rows of the step, none if others are about to give memory back."""
         slots = self._live(lane)
         if len(lane.slots) > len(slots):

@@ -25,13 +25,14 @@ class ForwardBuilder:
         self._kv = kv
         self._prefix_groups = prefix_groups
         self._sampling = sampling
+        self._unknown_ids: Ints = np.full(table.num_slots, ON_DEVICE, dtype=np.int32)
 
     def build(self, batch: ScheduleBatch) -> ModelWorkerBatch:
         """The columns of `batch`, with every page-table change since the last build."""
         decode = batch.mode.is_decode
         return ModelWorkerBatch(
             mode=batch.mode,
-            input_ids=np.full(len(batch), ON_DEVICE, dtype=np.int32) if decode else self._prompt_ids(batch),
+            input_ids=self._unknown_ids[: len(batch)] if decode else self._prompt_ids(batch),
             slots=batch.slots,
             seq_lens=batch.starts + batch.lens,
             extend_lens=batch.lens,
@@ -42,7 +43,7 @@ class ForwardBuilder:
             penalty_reset=None if decode else self._sampling.penalty_reset(batch),
             forbidden=self._sampling.forbidden(batch),
             logprobs=self._logprobs(batch),
-            waits_for_mask=bool((self._table.constrained[batch.slots] & batch.yields).any()),
+            waits_for_mask=self._waits_for_mask(batch),
             shared=self._prefix_groups.find(batch.slots) if decode else None,
         )
 
@@ -51,10 +52,13 @@ class ForwardBuilder:
         rows = zip(batch.slots.tolist(), batch.starts.tolist(), batch.lens.tolist(), strict=True)
         return np.concatenate([tokens[slot, start : start + n] for slot, start, n in rows])
 
+    def _waits_for_mask(self, batch: ScheduleBatch) -> bool:
+        return bool(batch.yields[self._table.constrained.rows(batch.slots)].any())
+
     def _logprobs(self, batch: ScheduleBatch) -> LogprobColumns | None:
-        wanted = self._table.wants_logprobs[batch.slots]
-        if not wanted.any():
+        if not len(self._table.wants_logprobs.rows(batch.slots)):
             return None
+        wanted = self._table.wants_logprobs.of(batch.slots)
         top_num = np.zeros(len(batch), dtype=np.int32)
         token_ids = [NO_IDS] * len(batch)
         positions, targets = [NO_IDS], [NO_IDS]

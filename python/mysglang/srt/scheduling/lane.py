@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.forward.worker_batch import Slots
 from mysglang.srt.scheduling.request import Req
 
 
 class Lane:
-    """`slots` in the order of joining. A loop owns its lanes; no request is in two."""
+    """`slots` in the order of joining: another array whenever somebody joined or left, the same while nobody did.
+
+    A loop owns its lanes; no request is in two.
+    """
 
     def __init__(self) -> None:
-        self.slots: Ints = np.zeros(0, dtype=np.int32)
+        self.slots: Slots = np.zeros(0, dtype=np.int64)
         self.chunked: Req | None = None
         """Its next chunk comes before any other prefill; it holds its slot and pages meanwhile."""
 
-    def join(self, slots: Ints) -> None:
+    def join(self, slots: Slots) -> None:
         """Requests whose prompt is computed start to decode."""
         self.slots = np.concatenate([self.slots, slots])
 
-    def leave(self, slots: Ints) -> None:
+    def leave(self, slots: Slots) -> None:
         """Requests that ended or were retracted."""
         if self.chunked is not None and self.chunked.slot in slots:
             self.chunked = None

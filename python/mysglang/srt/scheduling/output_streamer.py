@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.forward.worker_batch import Ints, Slots
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToDetokenizer, pack_ids
 from mysglang.srt.messages.outputs import BatchTokenIDOutput, Counters, FinishReason, RowLogprobs
@@ -23,13 +23,14 @@ class OutputStreamer:
         self._table = table
         self._to_detokenizer = to_detokenizer
 
-    def send(self, running: Ints, ended: Sequence[Req]) -> None:
+    def send(self, running: Slots, ended: Sequence[Req]) -> None:
         """Tell what is new in the slots `running` and in the requests that `ended` and have no slot any more."""
         due = self._due(running)
         if not len(due) and not ended:
             return
         table = self._table
-        counts = table.known[due] - table.sent[due]
+        known = table.known[due]
+        counts = known - table.sent[due]
         tails = [req.ids[req.sent :] for req in ended]
         finished: dict[int, FinishReason] = {}
         for row, req in enumerate(ended, start=len(due)):
@@ -45,29 +46,26 @@ class OutputStreamer:
             logprobs=self._logprobs(due, ended),
             stops=self._stops(due, ended),
         )
-        table.sent[due] = table.known[due]
+        table.sent[due] = known
+        table.due[due] = known + table.interval[due]
         self._to_detokenizer.send(message)
 
-    def _due(self, slots: Ints) -> Ints:
-        """The slots whose unsent tokens reached their interval; a stream's first token goes at once."""
-        table = self._table
-        unsent = table.known[slots] - table.sent[slots]
-        first = table.streams[slots] & (table.sent[slots] == table.prompt_len[slots])
-        due: Ints = slots[(unsent > 0) & (first | (unsent >= table.interval[slots]))]
+    def _due(self, slots: Slots) -> Slots:
+        """The slots with enough that is new."""
+        due: Slots = slots[self._table.known[slots] >= self._table.due[slots]]
         return due
 
-    def _running_tokens(self, slots: Ints, counts: Ints) -> Ints:
+    def _running_tokens(self, slots: Slots, counts: Ints) -> Ints:
         """The unsent tokens of `slots`, one request after another."""
         table = self._table
         if not len(slots):
             return NO_INTS
         if int(counts.max()) == 1:
-            newest: Ints = table.tokens[slots, table.known[slots] - 1]
-            return newest
+            return table.take_tokens(slots, table.known[slots] - 1)
         spans = zip(slots.tolist(), table.sent[slots].tolist(), table.known[slots].tolist(), strict=True)
         return np.concatenate([table.tokens[slot, sent:known] for slot, sent, known in spans])
 
-    def _counters(self, due: Ints, ended: Sequence[Req]) -> Counters:
+    def _counters(self, due: Slots, ended: Sequence[Req]) -> Counters:
         table = self._table
         prompt = table.prompt_len[due]
         return Counters(
@@ -77,18 +75,18 @@ class OutputStreamer:
             retractions=_column(table.retractions[due], [req.retractions for req in ended]),
         )
 
-    def _logprobs(self, due: Ints, ended: Sequence[Req]) -> dict[int, RowLogprobs]:
-        rows = np.flatnonzero(self._table.wants_logprobs[due]).tolist()
+    def _logprobs(self, due: Slots, ended: Sequence[Req]) -> dict[int, RowLogprobs]:
+        rows = self._table.wants_logprobs.rows(due).tolist()
         books = {row: self._table.req(int(due[row])).logprobs for row in rows}
         books.update((row, req.logprobs) for row, req in enumerate(ended, start=len(due)))
         return {row: book.take() for row, book in books.items() if book is not None}
 
-    def _stops(self, due: Ints, ended: Sequence[Req]) -> dict[int, list[str]]:
+    def _stops(self, due: Slots, ended: Sequence[Req]) -> dict[int, list[str]]:
         """Stop strings of the requests that are told of for the first time."""
-        rows = np.flatnonzero(self._table.unheard[due]).tolist()
+        rows = self._table.unheard.rows(due).tolist()
         new = {row: self._table.req(int(due[row])) for row in rows}
         new.update((row, req) for row, req in enumerate(ended, start=len(due)) if not req.heard_of)
-        self._table.unheard[due] = False
+        self._table.unheard.clear(due)
         return {row: req.sampling.stop for row, req in new.items() if req.sampling.stop}
 
 

@@ -171,7 +171,7 @@ class PrefillPlanner:
     def _batch(self, step: PrefillStep, lane: Lane) -> ScheduleBatch:
         """The step, with its finished prompts joined to the lane."""
         table = self._table
-        slots = np.asarray([req.slot for req, _, _ in step.rows], dtype=np.int32)
+        slots = np.asarray([req.slot for req, _, _ in step.rows], dtype=np.int64)
         lens = np.asarray([take for _, _, take in step.rows], dtype=np.int32)
         yields = table.planned[slots] >= table.known[slots]
         lane.join(slots[yields])

@@ -17,8 +17,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mysglang.srt.forward.worker_batch import Bools, Ints, Longs
+from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
 from mysglang.srt.scheduling.request import NO_SLOT, Req
+from mysglang.srt.scheduling.trait import Trait
 
 NON_STREAM_INTERVAL = 50
 """Tokens after which the output of a request that does not stream is passed on."""
@@ -32,6 +33,7 @@ class RequestTable:
         self.num_slots = num_slots
         self._stream_interval = stream_interval
         self.tokens: Ints = np.zeros((num_slots, max_context + 1), dtype=np.int32)
+        self._flat_tokens: Ints = self.tokens.reshape(-1)
         self.reqs: list[Req | None] = [None] * num_slots
         self.rids: list[str] = [""] * num_slots
         self.life: Longs = np.zeros(num_slots, dtype=np.int64)
@@ -44,14 +46,16 @@ class RequestTable:
         """Tokens, prompt included, below which EOS does not end the request."""
         self.sent: Ints = np.zeros(num_slots, dtype=np.int32)
         self.interval: Ints = np.ones(num_slots, dtype=np.int32)
-        self.streams: Bools = np.zeros(num_slots, dtype=np.bool_)
+        """Tokens between two pieces of the answer that are passed on."""
+        self.due: Ints = np.zeros(num_slots, dtype=np.int32)
+        """Known tokens at which the next piece is passed on; a stream's first token goes at once."""
         self.obeys_eos: Bools = np.zeros(num_slots, dtype=np.bool_)
-        self.watched: Bools = np.zeros(num_slots, dtype=np.bool_)
+        self.watched = Trait(num_slots)
         """Has stop rules of its own."""
-        self.wants_logprobs: Bools = np.zeros(num_slots, dtype=np.bool_)
-        self.constrained: Bools = np.zeros(num_slots, dtype=np.bool_)
+        self.wants_logprobs = Trait(num_slots)
+        self.constrained = Trait(num_slots)
         """Has a grammar."""
-        self.unheard: Bools = np.zeros(num_slots, dtype=np.bool_)
+        self.unheard = Trait(num_slots)
         """The detokenizer has heard nothing of it yet."""
         self.decode_flags: npt.NDArray[np.uint8] = np.zeros(num_slots, dtype=np.uint8)
         self.cached_tokens: Ints = np.zeros(num_slots, dtype=np.int32)
@@ -72,7 +76,8 @@ class RequestTable:
         self.sent[slot] = req.sent
         between = params.stream_interval or self._stream_interval
         self.interval[slot] = between if req.stream else NON_STREAM_INTERVAL
-        self.streams[slot] = req.stream
+        first = req.stream and req.sent == req.prompt_len
+        self.due[slot] = req.sent + (1 if first else self.interval[slot])
         self.obeys_eos[slot] = not params.ignore_eos
         self.watched[slot] = req.stop_watch.active
         self.wants_logprobs[slot] = req.logprobs is not None
@@ -90,6 +95,8 @@ class RequestTable:
         req.heard_of = not self.unheard[slot]
         req.slot = NO_SLOT
         self.reqs[slot] = None
+        for trait in (self.watched, self.wants_logprobs, self.constrained, self.unheard):
+            trait[slot] = False
         self.life[slot] += 1
         return req
 
@@ -103,7 +110,16 @@ class RequestTable:
         """The known tokens whose KV entries are, or are being, written. A view: copy to keep."""
         return self.tokens[slot, : min(self.known[slot], self.planned[slot])]
 
-    def will_know(self, slots: Ints) -> Ints:
+    def take_tokens(self, slots: Slots, positions: Ints) -> Ints:
+        """[R] one token of each row."""
+        tokens: Ints = self._flat_tokens[slots * self.tokens.shape[1] + positions]
+        return tokens
+
+    def put_tokens(self, slots: Slots, positions: Ints, tokens: Ints) -> None:
+        """Write one token of each row; the slots are distinct."""
+        self._flat_tokens[slots * self.tokens.shape[1] + positions] = tokens
+
+    def will_know(self, slots: Slots) -> Ints:
         """Tokens that will be known once every planned step of these decoding rows is done."""
         expected: Ints = self.planned[slots] + 1
         return expected

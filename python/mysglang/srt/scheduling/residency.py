@@ -34,7 +34,7 @@ class Residency:
 
         Results of steps in flight will find another life in the slot and be dropped.
         """
-        lane.leave(np.asarray([slot], dtype=np.int32))
+        lane.leave(np.asarray([slot], dtype=np.int64))
         ids_with_kv = self._table.ids_with_kv(slot)
         req = self._table.close(slot)
         self._kv.release(slot, ids_with_kv)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from mysglang.srt.forward.outputs import StepOutput
-from mysglang.srt.forward.worker_batch import Bools, Ints, LogprobColumns
+from mysglang.srt.forward.worker_batch import Bools, Ints, LogprobColumns, Slots
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.lane import Lane
@@ -38,9 +38,11 @@ class ResultProcessor:
         alive = self._table.life[batch.slots] == batch.lives
         if asked is not None:
             self._take_logprobs(batch, output, asked, alive)
+        if everyone_has_one(output.counts, len(output.tokens)) and np.count_nonzero(alive) == len(alive):
+            return [self.end(slot, reason, lane) for slot, reason in self._accept(batch.slots, output.tokens)]
         ended: list[Req] = []
         firsts = np.cumsum(output.counts) - output.counts
-        # One turn for plain decoding; as many as the longest accepted run with speculation.
+        # One turn without speculation; as many as the longest accepted run with speculation.
         for depth in range(int(output.counts.max(initial=0))):
             rows = np.flatnonzero((output.counts > depth) & alive)
             if len(rows):
@@ -55,32 +57,33 @@ class ResultProcessor:
         req.finish = reason
         return req
 
-    def _accept(self, slots: Ints, tokens: Ints) -> list[tuple[int, FinishReason]]:
+    def _accept(self, slots: Slots, tokens: Ints) -> list[tuple[int, FinishReason]]:
         """One more token for each of `slots`; returns those that end by it, and why."""
         table = self._table
-        open_ended = table.known[slots] < table.final_len[slots]
-        if not open_ended.all():
+        known, final_len = table.known[slots], table.final_len[slots]
+        open_ended = known < final_len
+        if np.count_nonzero(open_ended) < len(slots):
             # max_new_tokens 0: the prompt was only to be computed, and what was sampled is dropped.
             done = [(slot, Length(0)) for slot in slots[~open_ended].tolist()]
             return [*done, *self._accept(slots[open_ended], tokens[open_ended])]
-        known = table.known[slots]
-        table.tokens[slots, known] = np.maximum(tokens, 0)
-        known = known + 1
+        table.put_tokens(slots, known, np.maximum(tokens, 0))
+        known += 1
         table.known[slots] = known
         reasons: dict[int, FinishReason] = {}
-        for index in np.flatnonzero(known >= table.final_len[slots]).tolist():
+        for index in (known >= final_len).nonzero()[0].tolist():
             reasons[index] = Length(int(known[index] - table.prompt_len[slots[index]]))
-        for index in np.flatnonzero(self._is_eos(slots, tokens, known)).tolist():
+        for index in self._at_eos(slots, tokens, known):
             reasons[index] = Stop(int(tokens[index]))
-        for index in np.flatnonzero(table.watched[slots]).tolist():
+        for index in table.watched.rows(slots).tolist():
             slot, token = int(slots[index]), int(tokens[index])
             generated = int(known[index] - table.prompt_len[slot])
             if token >= 0 and (stop := table.req(slot).stop_watch.check(token, generated)) is not None:
                 reasons[index] = stop
-        for index in np.flatnonzero(table.constrained[slots] & (tokens >= 0)).tolist():
-            if (end := self._follow(int(slots[index]), int(tokens[index]))) is not None:
+        for index in table.constrained.rows(slots).tolist():
+            slot, token = int(slots[index]), int(tokens[index])
+            if token >= 0 and (end := self._follow(slot, token)) is not None:
                 reasons[index] = end
-        for index in np.flatnonzero(tokens < 0).tolist():
+        for index in (tokens < 0).nonzero()[0].tolist():
             reasons[index] = NOT_FINITE
         return [(int(slots[index]), reason) for index, reason in reasons.items()]
 
@@ -92,13 +95,11 @@ class ResultProcessor:
             return GRAMMAR_FAILED
         return Stop(token) if grammar.finished else None
 
-    def _is_eos(self, slots: Ints, tokens: Ints, known: Ints) -> Bools:
-        is_eos: Bools = np.zeros(len(tokens), dtype=np.bool_)
-        for eos in self._eos:
-            is_eos |= tokens == eos
-        if is_eos.any():
-            is_eos &= self._table.obeys_eos[slots] & (known >= self._table.min_len[slots])
-        return is_eos
+    def _at_eos(self, slots: Slots, tokens: Ints, known: Ints) -> list[int]:
+        """Rows whose token is an EOS that ends them."""
+        rows = [row for eos in self._eos for row in (tokens == eos).nonzero()[0].tolist()]
+        table = self._table
+        return [row for row in rows if table.obeys_eos[slots[row]] and known[row] >= table.min_len[slots[row]]]
 
     def _take_logprobs(self, batch: ScheduleBatch, output: StepOutput, asked: LogprobColumns, alive: Bools) -> None:
         """Hand each living row its part. Comes before the tokens are applied, which may end the row's life."""
@@ -120,3 +121,8 @@ class ResultProcessor:
             book = table.req(int(batch.slots[row])).logprobs
             if book is not None:
                 book.prompt_done = True
+
+
+def everyone_has_one(counts: Ints, total: int) -> bool:
+    """Whether each row has exactly one of `total` tokens."""
+    return len(counts) == total and np.count_nonzero(counts) == total

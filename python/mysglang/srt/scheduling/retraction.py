@@ -10,7 +10,7 @@ import logging
 
 import numpy as np
 
-from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.forward.worker_batch import Slots
 from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -29,7 +29,7 @@ class Retraction:
         self._waiting = waiting
         self.count = 0
 
-    def retract_one(self, lane: Lane, candidates: Ints) -> Req | None:
+    def retract_one(self, lane: Lane, candidates: Slots) -> Req | None:
         """Retract whoever loses least; None if only one request holds memory in `lane`.
 
         That is the one that has generated fewest tokens, of equals the one with the longest prompt, of equals the one
@@ -50,7 +50,7 @@ class Retraction:
         logger.info("KV cache is full: request %s retracted after %d tokens", req.rid, len(req.output_ids))
         return req
 
-    def _youngest(self, slots: Ints) -> int:
+    def _youngest(self, slots: Slots) -> int:
         table = self._table
         prompt = table.prompt_len[slots]
         generated = table.known[slots] - prompt

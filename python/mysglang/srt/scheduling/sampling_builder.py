@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from mysglang.srt.forward.worker_batch import (
-    Bools,
     Floats,
     Ints,
     LogitEdits,
@@ -17,10 +16,12 @@ from mysglang.srt.forward.worker_batch import (
     PenaltyReset,
     PenaltyRows,
     SamplingColumns,
+    Slots,
 )
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.trait import Trait
 
 NO_LINE = -1
 
@@ -38,10 +39,10 @@ class SamplingBuilder:
         self._min_p: Floats = np.zeros(num_slots, dtype=np.float32)
         self._seeds: Longs = np.zeros(num_slots, dtype=np.int64)
         self._penalties: Floats = np.zeros((num_slots, 3), dtype=np.float32)
-        self._biased: Bools = np.zeros(num_slots, dtype=np.bool_)
-        self._has_min: Bools = np.zeros(num_slots, dtype=np.bool_)
+        self._biased = Trait(num_slots)
+        self._has_min = Trait(num_slots)
         self._lines = PenaltyLines(num_slots)
-        self._last: tuple[Ints, Longs, SamplingColumns] | None = None
+        self._last: tuple[Slots, Longs, SamplingColumns] | None = None
 
     def open(self, slot: int, params: SamplingParams) -> None:
         """Fill the slot's columns; the line of a request without penalties is NO_LINE."""
@@ -59,19 +60,20 @@ class SamplingBuilder:
 
     def close(self, slot: int) -> None:
         """Give the slot's penalty line back, if it has one."""
+        self._biased[slot] = self._has_min[slot] = False
         self._lines.give_back(slot)
 
     def columns(self, batch: ScheduleBatch) -> SamplingColumns:
         """The columns for the rows of `batch`; the object of the last step if its rows were the same."""
         if self._last is not None:
             slots, lives, columns = self._last
-            if np.array_equal(slots, batch.slots) and np.array_equal(lives, batch.lives):
+            if same_array(slots, batch.slots) and same_array(lives, batch.lives):
                 return columns
         columns = self._gather(batch.slots)
         self._last = (batch.slots, batch.lives, columns)
         return columns
 
-    def _gather(self, slots: Ints) -> SamplingColumns:
+    def _gather(self, slots: Slots) -> SamplingColumns:
         top_k, top_p, min_p = self._top_k[slots], self._top_p[slots], self._min_p[slots]
         return SamplingColumns(
             temperature=self._temperature[slots],
@@ -87,7 +89,7 @@ class SamplingBuilder:
             bias=self._bias(slots),
         )
 
-    def _penalty_rows(self, slots: Ints) -> PenaltyRows | None:
+    def _penalty_rows(self, slots: Slots) -> PenaltyRows | None:
         lines = self._lines.of(slots)
         rows = np.flatnonzero(lines != NO_LINE).astype(np.int32)
         if not len(rows):
@@ -95,8 +97,8 @@ class SamplingBuilder:
         values = self._penalties[slots[rows]]
         return PenaltyRows(rows, lines[rows], values[:, 0], values[:, 1], values[:, 2])
 
-    def _bias(self, slots: Ints) -> LogitEdits | None:
-        rows = np.flatnonzero(self._biased[slots])
+    def _bias(self, slots: Slots) -> LogitEdits | None:
+        rows = self._biased.rows(slots)
         if not len(rows):
             return None
         biases = [self._table.req(int(slots[row])).sampling.logit_bias for row in rows]
@@ -122,10 +124,12 @@ class SamplingBuilder:
 
     def forbidden(self, batch: ScheduleBatch) -> LogitEdits | None:
         """EOS and stop tokens of rows that must not end yet. The token to be sampled stands at `starts + lens`."""
+        if not self._has_min.count:
+            return None
         slots, table = batch.slots, self._table
-        early = self._has_min[slots] & (batch.starts + batch.lens + 1 <= table.min_len[slots]) & batch.yields
+        early = self._has_min.of(slots) & (batch.starts + batch.lens + 1 <= table.min_len[slots]) & batch.yields
         # With a grammar its mask says so, which alone knows whether there is anything but the end.
-        early &= ~table.constrained[slots]
+        early &= ~table.constrained.of(slots)
         rows = np.flatnonzero(early)
         if not len(rows):
             return None
@@ -142,6 +146,11 @@ class SamplingBuilder:
         )
 
 
+def same_array(one: Longs, other: Longs) -> bool:
+    """Whether both hold the same; costs nothing where they are the same object."""
+    return one is other or np.array_equal(one, other)
+
+
 class PenaltyLines:
     """Which line of the worker's count table belongs to which slot; few lines, reused from the lowest."""
 
@@ -150,7 +159,7 @@ class PenaltyLines:
         self._free: list[int] = []
         self._next = 0
 
-    def of(self, slots: Ints) -> Ints:
+    def of(self, slots: Slots) -> Ints:
         """Line of each slot, or NO_LINE."""
         lines: Ints = self._line[slots]
         return lines

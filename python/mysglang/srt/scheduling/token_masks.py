@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mysglang.srt.forward.worker_batch import Bools, Ints, TokenMask, mask_words
+from mysglang.srt.forward.worker_batch import Bools, Ints, Slots, TokenMask, mask_words
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.grammar import Grammar, MaskFiller
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -33,7 +33,7 @@ class TokenMasks:
         """
         table = self._table
         alive = table.life[batch.slots] == batch.lives
-        rows = np.flatnonzero(table.constrained[batch.slots] & batch.yields & alive).astype(np.int32)
+        rows = np.flatnonzero(table.constrained.of(batch.slots) & batch.yields & alive).astype(np.int32)
         slots = batch.slots[rows]
         assert (table.known[slots] == batch.starts[rows] + batch.lens[rows]).all(), "a token is still on its way"
         bits = self._bits[: len(rows)]
@@ -49,7 +49,7 @@ class TokenMasks:
         assert grammar is not None
         return grammar
 
-    def _keep_open(self, bits: Ints, slots: Ints, early: Bools) -> None:
+    def _keep_open(self, bits: Ints, slots: Slots, early: Bools) -> None:
         """Forbid the end to answers that are too short, unless their grammar allows nothing else."""
         for row in np.flatnonzero(early).tolist():
             ends = np.asarray([*self._eos, *self._table.req(int(slots[row])).sampling.stop_token_ids], dtype=np.int64)

@@ -1,0 +1,225 @@
+"""The scheduler's own time for a decode step: a whole scheduler around a worker that does nothing.
+
+    python benchmark/scheduler_cpu/bench.py [--rows 256] [--steps 2000]
+
+Everything that the scheduler process does between two steps is in it: receive, plan, build, hand over, apply, stream
+out through a real socket to another process. Prints what each part takes, and one JSON object last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mysglang.srt.forward.outputs import BatchResult, StepOutput
+from mysglang.srt.forward.worker import WorkerCapacity
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.managers.scheduler_assembly import Assembled, Channels, SchedulerOptions, assemble
+from mysglang.srt.mem_cache.factory import prefix_cache
+from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.prefix_groups import CascadeCosts
+from mysglang.srt.messages.channels import Pull, Push
+from mysglang.srt.messages.codec import detokenizer_codec, pack_ids, scheduler_codec, tokenizer_codec
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.scheduling.prefill_planner import PrefillLimits
+
+GOAL_US = 60.0
+"""For one decode step of 256 rows."""
+PROMPT = 256
+SHARED = 128
+"""Leading tokens of a prompt that all have in common, where they share."""
+WARM_UP = 100
+
+# Part -> (object inside the scheduler's parts, method).
+PARTS = {
+    "receive": ("intake", "drain"),
+    "plan": ("planner", "next_batch"),
+    "build": ("builder", "build"),
+    "launch": ("worker", "forward_batch_generation"),
+    "apply": ("results", "apply"),
+    "stream": ("streamer", "send"),
+}
+
+
+class NullWorker:
+    """Says the same token for every row, at once."""
+
+    tokens_per_step = 1
+
+    def __init__(self, rows: int, context: int) -> None:
+        self.capacity = WorkerCapacity(
+            num_pages=rows * context + 1024, page_size=1, num_slots=max(rows, 8), max_context=context, vocab_size=1000
+        )
+
+    def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
+        def finish() -> StepOutput:
+            counts = batch.yields.astype(np.int32)
+            return StepOutput(tokens=np.full(int(counts.sum()), 7, dtype=np.int32), counts=counts)
+
+        return BatchResult(finish)
+
+
+def read_forever(endpoint: str) -> None:
+    """The other end of the scheduler's sockets."""
+    reader = Pull(endpoint, detokenizer_codec())
+    while True:
+        reader.poll(1000)
+        reader.drain()
+
+
+def scheduler(folder: Path, rows: int, steps: int, *, stream: bool, shared: bool) -> Assembled:
+    """A scheduler whose `rows` requests all decode, for at least as many steps."""
+    context = PROMPT + steps + 8
+    worker = NullWorker(rows, context)
+    capacity = worker.capacity
+    kv = KvManager(capacity.num_pages, 1, capacity.num_slots, context, prefix_cache("radix"))
+    requests = Pull(f"ipc://{folder}/requests", scheduler_codec())
+    channels = Channels(
+        requests=requests,
+        to_detokenizer=Push(f"ipc://{folder}/outputs", detokenizer_codec()),
+        to_tokenizer=Push(f"ipc://{folder}/replies", tokenizer_codec()),
+    )
+    options = SchedulerOptions(
+        limits=PrefillLimits(max_prefill_tokens=1 << 20, chunked_prefill_size=None),
+        eos_token_ids=(2,),
+        cascade=CascadeCosts.of_model(32, 8, 2),
+    )
+    assembled = assemble(worker, kv, channels, options, no_strings)
+    sender = Push(f"ipc://{folder}/requests", scheduler_codec())
+    rng = np.random.default_rng(0)
+    common = rng.integers(3, 1000, SHARED)
+    for row in range(rows):
+        ids = rng.integers(3, 1000, PROMPT).astype(np.int32)
+        if shared:
+            ids[:SHARED] = common
+        params = SamplingParams(max_new_tokens=steps + 4, ignore_eos=True, temperature=0.0, sampling_seed=1)
+        message = TokenizedGenerateReqInput(
+            rid=f"{row:032x}", input_ids=pack_ids(ids), sampling_params=params, stream=stream, extra_key=""
+        )
+        sender.send(message)
+    lane = assembled.loop.lane
+    while lane.size < rows:
+        assembled.loop.step()
+    sender.close()
+    return assembled
+
+
+def no_strings(_params: SamplingParams) -> Any:
+    raise AssertionError("no request here has stop strings")
+
+
+def step_times(turn: Callable[[], None], steps: int) -> list[float]:
+    """Microseconds of each turn."""
+    times = []
+    clock = time.perf_counter_ns
+    for _ in range(steps):
+        begin = clock()
+        turn()
+        times.append((clock() - begin) / 1e3)
+    return times
+
+
+def watch(assembled: Assembled) -> dict[str, list[float]]:
+    """From now on, microseconds of each part in each turn. The watching itself costs some 0.3 us for each part."""
+    parts = assembled.scheduler._parts
+    taken: dict[str, list[float]] = {}
+    for name, (owner, method) in PARTS.items():
+        times = taken[name] = []
+        target = getattr(parts, owner)
+        setattr(target, method, timed(getattr(target, method), times))
+    return taken
+
+
+def timed(function: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter_ns()
+        result = function(*args, **kwargs)
+        times.append((time.perf_counter_ns() - begin) / 1e3)
+        return result
+
+    return call
+
+
+def measure(rows: int, steps: int, *, stream: bool, shared: bool) -> dict[str, Any]:
+    """One case: the median step, its spread, and the medians of its parts."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        readers = [
+            multiprocessing.get_context("spawn").Process(
+                target=read_forever, args=(f"ipc://{folder}/{end}",), daemon=True
+            )
+            for end in ("outputs", "replies")
+        ]
+        for reader in readers:
+            reader.start()
+        try:
+            assembled = scheduler(folder, rows, 2 * steps + WARM_UP, stream=stream, shared=shared)
+            gc.collect()
+            gc.freeze()
+            step_times(assembled.loop.step, WARM_UP)
+            times = step_times(assembled.loop.step, steps)
+            taken = watch(assembled)
+            step_times(assembled.loop.step, steps - WARM_UP)
+        finally:
+            for reader in readers:
+                reader.terminate()
+                reader.join()
+    quantiles = statistics.quantiles(times, n=100)
+    return {
+        "rows": rows,
+        "stream": stream,
+        "shared_prefix": shared,
+        "median_us": round(statistics.median(times), 1),
+        "p10_us": round(quantiles[9], 1),
+        "p90_us": round(quantiles[89], 1),
+        "parts_us": {part: round(statistics.median(values), 1) for part, values in taken.items()},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=2000)
+    options = parser.parse_args()
+    cases = [
+        measure(rows, options.steps, stream=stream, shared=shared)
+        for rows, stream, shared in (
+            (options.rows, False, False),
+            (options.rows, False, True),
+            (options.rows, True, False),
+            (1, True, False),
+        )
+    ]
+    for case in cases:
+        parts = "  ".join(f"{part} {us:.1f}" for part, us in case["parts_us"].items())
+        what = f"{case['rows']} rows{', streamed' * case['stream']}{', shared prefix' * case['shared_prefix']}"
+        print(f"{what:28s} {case['median_us']:7.1f} us ({case['p10_us']:.1f} to {case['p90_us']:.1f})   {parts}")
+    first = cases[0]
+    result = {
+        "what": f"scheduler time of one decode step of {options.rows} rows, microseconds",
+        "median": first["median_us"],
+        "spread": [first["p10_us"], first["p90_us"]],
+        "goal": GOAL_US,
+        "reached": first["median_us"] <= GOAL_US,
+        "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
+        "cases": cases,
+    }
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
