@@ -60,3 +60,13 @@ def test_rows_that_share_pages_of_the_same_step(name: str) -> None:
     check_shared_pages(
         lambda pool, table: create_attention_backend(name, pool, table), device="cuda", dtype=torch.bfloat16
     )
+
+
+@needs_flashinfer
+@every_story
+def test_runs_of_new_rows_beside_continued_ones(story: list[Step], monkeypatch: pytest.MonkeyPatch) -> None:
+    from mysglang.srt.layers.attention import prefill_runs
+    from mysglang.srt.layers.attention.flashinfer_backend import FlashInferBackend
+
+    monkeypatch.setattr(prefill_runs, "WORTH_A_RUN", 2)
+    check_story(FlashInferBackend, story, PLAIN, page_size=4, dtype=torch.bfloat16, device="cuda", tolerance=2e-2)

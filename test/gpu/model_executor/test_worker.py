@@ -159,7 +159,7 @@ def test_a_broken_row_is_alone_in_a_replay(folder: str) -> None:
     good.prefill(PROMPTS)
     backend = worker._runner._eager._backend
     location = int(driver.pages.locations(2, 3, 1)[0])
-    backend._pool.slots(0)[0][location] = float("nan")
+    backend.kv_pool.slots(0)[0][location] = float("nan")
     broken, whole = np.array(driver.decode(3)), np.array(good.decode(3))
     assert (broken[2] == -1).all()
     assert np.array_equal(np.delete(broken, 2, 0), np.delete(whole, 2, 0))

@@ -35,16 +35,32 @@ def test_token_columns_of_an_extend_step() -> None:
         "seq_lens": [8, 2, 7],
         "extend_lens": [3, 2, 1],
         "token_slots": [4, 4, 4, 2, 2, 7],
-        "logits_rows": [2, 5],
+        "last_tokens": [2, 4, 5],
+        "logits_rows": [0, 2],
         "sample_slots": [4, 7],
     }
+
+
+def test_prompt_logprobs_want_all_tokens() -> None:
+    wants = np.array([True, False, False])
+    top, nothing = ints(0, 0, 0), [ints(), ints(), ints()]
+    prompt = LogprobColumns(wants, top, nothing, ints(0, 1), ints(11, 12), ints(2, 0, 0))
+    assert columns.token_columns(replace(three_rows(), logprobs=prompt))["logits_rows"].tolist() == [2, 5]
+    assert "last_tokens" not in columns.token_columns(replace(three_rows(), logprobs=prompt))
+    output = LogprobColumns(wants, top, nothing, ints(), ints(), ints(0, 0, 0))
+    assert "last_tokens" in columns.token_columns(replace(three_rows(), logprobs=output))
+
+
+def test_rows_of_one_token_are_all_wanted() -> None:
+    found = columns.token_columns(worker_batch([Row(4, [9], 5), Row(2, [8], yields=False)], PageRows(page_size=4)))
+    assert found["logits_rows"].tolist() == [0] and "last_tokens" not in found
 
 
 def test_token_columns_of_a_decode_step() -> None:
     batch = worker_batch([Row(4, [9], 5), Row(2, [8], 0)], PageRows(page_size=4), mode=ForwardMode.DECODE)
     found = columns.token_columns(batch)
     assert found["positions"].tolist() == [5, 0]
-    assert {"token_slots", "logits_rows", "sample_slots"}.isdisjoint(found)
+    assert {"token_slots", "last_tokens", "logits_rows", "sample_slots"}.isdisjoint(found)
 
 
 def test_table_columns() -> None:

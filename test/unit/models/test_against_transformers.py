@@ -16,6 +16,7 @@ from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.model_executor.tail import tail_of
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
 
@@ -109,25 +110,32 @@ def load_pair(folder: Path, variant: str, dtype: torch.dtype) -> Pair:
 
 
 @torch.no_grad()
-def run(model: CausalLM, pages: PageRows, steps: list[list[Row]]) -> dict[int, dict[int, Tensor]]:
-    """Logits by slot and position, of every token that the steps hold."""
+def run(
+    model: CausalLM, pages: PageRows, steps: list[list[Row]], *, last_only: bool = False
+) -> dict[int, dict[int, Tensor]]:
+    """Logits by slot and position, of every token that the steps hold, or of the last of each row in each step."""
     backend = ReferenceAttention(pages)
     logits: dict[int, dict[int, Tensor]] = {}
     for i, rows in enumerate(steps):
         mode = ForwardMode.DECODE if i and all(len(row.ids) == 1 for row in rows) else ForwardMode.EXTEND
         batch = forward_batch(worker_batch(rows, pages, mode=mode), backend)
+        if last_only:
+            batch.tail = tail_of(batch, batch.extend_lens.cumsum(0) - 1)
         of_tokens = iter(model.compute_logits(model(batch)).float())
         for row in rows:
-            for position in range(row.start, row.start + len(row.ids)):
+            for position in range(row.start, row.start + len(row.ids))[-1 if last_only else 0 :]:
                 logits.setdefault(row.slot, {})[position] = next(of_tokens)
     return logits
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_logits_in_float32(pair: Pair, scenario: Callable[[PageRows], list[list[Row]]], page_size: int) -> None:
+@pytest.mark.parametrize("last_only", [False, True])
+def test_logits_in_float32(
+    pair: Pair, scenario: Callable[[PageRows], list[list[Row]]], page_size: int, last_only: bool
+) -> None:
     pages = PageRows(page_size=page_size, num_pages=400)
-    for slot, by_position in run(pair.ours, pages, scenario(pages)).items():
+    for slot, by_position in run(pair.ours, pages, scenario(pages), last_only=last_only).items():
         found = torch.stack(list(by_position.values()))
         torch.testing.assert_close(found, pair.expected[slot][list(by_position)], rtol=1e-4, atol=1e-4)
 

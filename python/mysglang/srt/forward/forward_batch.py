@@ -106,9 +106,23 @@ class ForwardBatch:
     """[R] int32."""
     out_cache_loc: Tensor
     """[T] int64, KV slots written by this step."""
-    logits_rows: Tensor | None
-    """[S] int64, tokens whose logits are wanted; None: all (DECODE)."""
     attn_backend: AttentionBackend
     attn_metadata: AttentionMetadata
     attn_columns: Mapping[str, Tensor] = field(default_factory=dict)
     """Captured steps: what the backend added to the upload (layers/attention/graph.py)."""
+    tail: Tail | None = None
+    """The tokens whose hidden states are wanted; None: all. Of the others the last layer only stores keys and values."""
+
+    def wanted(self, x: Tensor) -> Tensor:
+        """[T, …] -> [W, …] of the tokens that are wanted."""
+        return x if self.tail is None else x.index_select(0, self.tail.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last token of each row."""
+
+    tokens: Tensor
+    """[R] int64, where they stand among the tokens of the step."""
+    step: ForwardBatch | None
+    """They alone, as a DECODE step that attends over what is stored; None: they attend with all others."""

@@ -15,10 +15,15 @@ class RadixAttention(nn.Module):
         self.spec = spec
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, rotation: Rotation | None = None) -> Tensor:
-        """Shapes as in `KvStore`. With a rotation, q and k are not turned yet; they are afterwards."""
+        """[W, num_heads * head_dim] of the wanted tokens, from q, k and v of all, as `KvStore` says.
+
+        With a rotation, q and k are not turned yet; they are afterwards.
+        """
         backend, layer = batch.attn_backend, self.spec.layer_id
         if rotation is None:
             backend.kv_pool.store(layer, batch.out_cache_loc, k, v)
         else:
             backend.kv_pool.store_rotated(layer, batch.out_cache_loc, q, k, v, batch.positions, rotation)
-        return backend.forward(q, k, v, self.spec, batch)
+        if batch.tail is None or batch.tail.step is None:
+            return batch.wanted(backend.forward(q, k, v, self.spec, batch))
+        return backend.forward(batch.wanted(q), k, v, self.spec, batch.tail.step)

@@ -12,6 +12,7 @@ from mysglang.srt.layers.logits_processor import LogitsProcessor, PromptQuery
 from mysglang.srt.layers.logprobs import Logprobs
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.step_inputs import Uploaded
+from mysglang.srt.model_executor.tail import tail_of
 from mysglang.srt.models.interfaces import CausalModel
 
 
@@ -39,7 +40,6 @@ class EagerRunner:
         input_ids = up["input_ids"]
         if "token_slots" in up:
             input_ids = self._tables.resolve(input_ids, up["token_slots"])
-        logits_rows = up.get("logits_rows")
         forward = ForwardBatch(
             mode=batch.mode,
             host=batch,
@@ -49,12 +49,14 @@ class EagerRunner:
             seq_lens=up["seq_lens"],
             extend_lens=up["extend_lens"],
             out_cache_loc=up["out_cache_loc"],
-            logits_rows=logits_rows,
             attn_backend=self._backend,
             attn_metadata=None,
         )
         forward.attn_metadata = self._backend.plan(forward)
+        if "last_tokens" in up:
+            forward.tail = tail_of(forward, up["last_tokens"])
         hidden = self._model.forward(forward)
+        logits_rows = up.get("logits_rows")
         wants_logits = logits_rows is None or len(logits_rows) > 0
         return ForwardOutput(
             logits=self._logits.next_token_logits(hidden, logits_rows) if wants_logits else None,

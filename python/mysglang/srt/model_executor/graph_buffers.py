@@ -73,7 +73,6 @@ class GraphBuffers:
             seq_lens=views["seq_lens"],
             extend_lens=torch.ones_like(views["seq_lens"]),
             out_cache_loc=views["out_cache_loc"],
-            logits_rows=None,
             attn_backend=self._backend,
             attn_metadata=None,
             attn_columns=self._extra,

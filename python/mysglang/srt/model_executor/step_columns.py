@@ -29,7 +29,11 @@ Indices = npt.NDArray[np.int64]
 
 
 def token_columns(batch: ModelWorkerBatch) -> Columns:
-    """What the model's forward reads. `token_slots` only if a token is known to the device alone."""
+    """What the model's forward reads. `token_slots` only if a token is known to the device alone.
+
+    `last_tokens` [R] where only the last token of each row goes through the whole model; then `logits_rows` [S] counts
+    rows, else tokens.
+    """
     columns: Columns = {
         "input_ids": batch.input_ids.astype(np.int64),
         "positions": positions_of(batch),
@@ -41,9 +45,23 @@ def token_columns(batch: ModelWorkerBatch) -> Columns:
     if len(batch.input_ids) and batch.input_ids.min() < 0:
         columns["token_slots"] = np.repeat(columns["slots"], batch.extend_lens)
     if not batch.mode.is_decode:
-        columns["logits_rows"] = (np.cumsum(batch.extend_lens, dtype=np.int64) - 1)[batch.yields]
         columns["sample_slots"] = columns["slots"][batch.yields]
+        last_tokens = np.cumsum(batch.extend_lens, dtype=np.int64) - 1
+        if batch.num_tokens > batch.num_rows and not wants_prompt_logprobs(batch):
+            columns["last_tokens"], columns["logits_rows"] = last_tokens, np.flatnonzero(batch.yields)
+        else:
+            columns["logits_rows"] = last_tokens[batch.yields]
     return columns
+
+
+def sampled_columns(batch: ModelWorkerBatch) -> Columns:
+    """Of a captured step with new tokens: which of its rows' last tokens get logits, and their slots."""
+    return {"logits_rows": np.flatnonzero(batch.yields), "sample_slots": batch.slots[batch.yields].astype(np.int64)}
+
+
+def wants_prompt_logprobs(batch: ModelWorkerBatch) -> bool:
+    """Whether tokens other than the last of each row need logits."""
+    return batch.logprobs is not None and len(batch.logprobs.prompt_positions) > 0
 
 
 def positions_of(batch: ModelWorkerBatch) -> Indices:

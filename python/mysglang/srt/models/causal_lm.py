@@ -7,6 +7,7 @@ looks at a value, so a step can be captured in a graph.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
@@ -29,7 +30,8 @@ MAX_NAMES = 5  # of the tensors that an error lists
 class DecoderLayer(Protocol):
     """Builds one layer: an nn.Module whose forward is (x, residual, batch) -> (x, residual).
 
-    The residual stream is kept apart from the layer's newest output, and added by the next norm.
+    The residual stream is kept apart from the layer's newest output, and added by the next norm. Both hold the batch's
+    wanted tokens afterwards: the others go no further than attention.
     """
 
     def __call__(
@@ -68,11 +70,14 @@ class CausalLM(nn.Module):
         self.lm_head = ParallelLMHead(config.vocab_size, table)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] hidden states after the last norm."""
+        """[W, hidden_size] hidden states of the wanted tokens after the last norm."""
         x: Tensor = self.embed_tokens(batch.input_ids)
         residual: Tensor | None = None
-        for layer in self.layers.values():
-            x, residual = layer(x, residual, batch)
+        *layers, last = self.layers.values()
+        whole = replace(batch, tail=None)
+        for layer in layers:
+            x, residual = layer(x, residual, whole)
+        x, residual = last(x, residual, batch)
         return self.norm.add(x, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

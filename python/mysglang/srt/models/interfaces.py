@@ -14,7 +14,7 @@ class CausalModel(Protocol):
     """Predicts the next token of each position."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] hidden states after the last norm."""
+        """[W, hidden_size] hidden states after the last norm, of the tokens that the batch wants."""
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class LlamaDecoderLayer(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm.add(x, residual)
         x = self.self_attn(x, batch)
-        x, residual = self.post_attention_layernorm.add(x, residual)
+        x, residual = self.post_attention_layernorm.add(x, batch.wanted(residual))
         return self.mlp(x), residual
 
 

@@ -135,6 +135,6 @@ def rope_and_store(
         NORM=norms is not None,
         HEADS=HEADS,
         HALF=head_dim // 2,
-        num_warps=2,
+        num_warps=4,
         **overlapping(q),
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy.typing as npt
 
-from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, ForwardBatch
+from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 
 HostColumns: TypeAlias = Mapping[str, npt.NDArray[Any]]
@@ -56,4 +56,38 @@ class GraphAttentionBackend(AttentionBackend, Protocol):
 
     def covers(self, seq_lens: Ints) -> bool:
         """Whether buffers made for replays are large enough for these rows."""
+        ...
+
+
+class PromptCapture(Protocol):
+    """Attention of captured steps with new tokens. Tokens and rows are padded; rows at the end may be empty.
+
+    open_graph      once for each size, before the capture
+    begin_step      captured: the work on the device that all layers of a step share
+    plan_replay     before each replay: the work on the host
+    """
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        """Metadata for all steps of as many tokens and rows. `batch.host` gives the lengths of the first."""
+        ...
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        """Queue what depends on the batch's tensors alone."""
+        ...
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
+        """Plan for rows of these lengths, padding included. The tensors' new contents may still be on their way."""
+        ...
+
+    def covers(self, seq_lens: Ints) -> bool:
+        """Whether buffers made for replays are large enough for these rows."""
+        ...
+
+
+@runtime_checkable
+class PromptGraphBackend(AttentionBackend, Protocol):
+    """A backend that may know how to capture steps with new tokens."""
+
+    def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
+        """For models with these layers; None if there is a layer that it cannot capture."""
         ...

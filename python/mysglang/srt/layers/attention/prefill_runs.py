@@ -1,0 +1,51 @@
+"""Which rows of a step attend over its own keys alone, and which over pages: runs of neighbours that read alike.
+
+    rows   | continued | new | new | new |     a new row has nothing in the cache but this step's tokens
+    runs   |   pages   |    own keys     |
+
+Array arithmetic on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Ints
+
+WORTH_A_RUN = 2048
+"""New tokens for which a launch of their own is worth its start and end, beside one for the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows that are neighbours and read alike: their own keys of this step, or pages."""
+
+    rows: slice
+    tokens: slice
+    own: bool
+
+
+def runs_of(extend_lens: Ints, seq_lens: Ints) -> tuple[Run, ...]:
+    """The rows in runs. New rows that are too few for a launch of their own read their pages with the others."""
+    new = extend_lens == seq_lens
+    if new.all():
+        return (Run(slice(0, len(new)), slice(0, int(extend_lens.sum())), own=True),)
+    token_starts, borders = starts_of(extend_lens), np.flatnonzero(np.diff(new)) + 1
+    runs: list[Run] = []
+    for first, last in zip((0, *borders.tolist()), (*borders.tolist(), len(new)), strict=True):
+        begin, end = int(token_starts[first]), int(token_starts[last])
+        own = bool(new[first]) and end - begin >= WORTH_A_RUN
+        if runs and not own and not runs[-1].own:
+            first, begin = runs[-1].rows.start, runs[-1].tokens.start
+            runs.pop()
+        runs.append(Run(slice(first, last), slice(begin, end), own))
+    return tuple(runs)
+
+
+def starts_of(lens: Ints) -> Ints:
+    """[R] -> [R + 1] int32: where each begins if they follow one another, and the end."""
+    starts = np.zeros(len(lens) + 1, dtype=np.int32)
+    np.cumsum(lens, out=starts[1:])
+    return starts
