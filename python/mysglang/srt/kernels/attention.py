@@ -1,0 +1,156 @@
+"""Attention of decode steps by a plan: which block of threads reads which keys for which queries.
+
+The plan, int32, is made on the host (layers/attention/decode_plan.py) and read by the kernel:
+
+    indptr   [blocks + 1]         the items of each block
+    items    [P, ITEM_FIELDS]     ranges of keys, with the queries that see them: see `Field`
+    members  [M, 2]               batch row and first partial result, of each row of the groups that share pages
+    joins    [R, 2]               first partial result of each row and how many; 1: the row is one item, written at once
+
+Items of a group are read for all of its rows together. Whoever makes a plan and whoever follows it must agree on how
+many heads and queries an item is for: `team_shapes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.kernels.op import Op, head_view
+
+ITEM_FIELDS = 12
+WARP_QUERIES = 16
+"""Of each warp of a team; half as many of a warp by itself."""
+
+
+class Field(IntEnum):
+    """Columns of an item."""
+
+    SLOT = 0
+    """Row of the page table."""
+    BEGIN = 1
+    END = 2
+    """Positions of keys."""
+    HEAD = 3
+    """First KV head."""
+    TEAM = 4
+    """Which of the team shapes: `TeamShape.team`."""
+    SOURCE = 5
+    """The batch row; of a group, its first member."""
+    FIRST_QUERY = 6
+    """Query i of a group is query head i % heads of its member i // heads, for each KV head."""
+    QUERIES = 7
+    """Of the whole group and one KV head."""
+    ROWS = 8
+    """1, or those of the group."""
+    PART = 9
+    """The partial result; of a group, how far behind each member's first. -1: there is none, it is the output."""
+    EMPTY = 10
+    """How many partial results of the segment come after this one that nobody else writes."""
+    NEWEST = 11
+    """1: the last key is that of the row's new token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeamShape:
+    """A block of threads with teams of one size."""
+
+    team: int
+    """Warps of a team; 0: one warp by itself."""
+    queries: int
+    """Of one team, all of one KV head."""
+    heads: int
+    """KV heads of the block's teams."""
+    shares: int
+    """Teams of one KV head; each takes an even share of the keys and leaves a partial result of its own."""
+    columns: int
+    """Blocks for all KV heads."""
+
+
+@cache
+def team_shapes(num_kv_heads: int, head_dim: int) -> tuple[TeamShape, ...]:
+    """Every size of team, ascending."""
+    warps = 8 if head_dim <= 128 else 4
+    return tuple(_team_shape(num_kv_heads, warps, team) for team in (0, 1, 2, 4, 8) if team <= warps)
+
+
+def _team_shape(num_kv_heads: int, warps: int, team: int) -> TeamShape:
+    teams = warps // max(team, 1)
+    # As many heads as divide the model's, a power of two; more teams than that share the keys.
+    heads = min(teams, num_kv_heads & -num_kv_heads)
+    queries = team * WARP_QUERIES or WARP_QUERIES // 2
+    return TeamShape(team, queries, heads, teams // heads, num_kv_heads // heads)
+
+
+def _planned_decode(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    indptr: Tensor,
+    items: Tensor,
+    members: Tensor,
+    joins: Tensor,
+    partial: Tensor,
+    partial_lse: Tensor,
+    page_size: int,
+    scale: float,
+    logit_cap: float,
+    early: bool,
+) -> Tensor:
+    """One query token in each row. Returns [R, num_heads * head_dim], in the dtype of q.
+
+    q: [R, num_heads * head_dim], rows at any distance. keys, values: [KV slots, num_kv_heads, head_dim]. table:
+    [num_slots + 1, max_pages] int32. Scores are scaled, then capped softly by logit_cap unless that is 0. Room for
+    partial results, float32: partial [parts, num_heads, head_dim], partial_lse [parts, num_heads], in base 2. early:
+    this step writes no key but each row's newest, so a kernel may read the others before the launch ahead is done.
+    """
+    _, kv_heads, dim = keys.shape
+    queries = head_view(q, dim)
+    group = queries.shape[1] // kv_heads
+    out = torch.empty(queries.shape, dtype=q.dtype, device=q.device)
+    shapes = {shape.team: shape for shape in team_shapes(kv_heads, dim)}
+    for item in items[: int(indptr[-1])].tolist():
+        shape = shapes[item[Field.TEAM]]
+        span = -(-(item[Field.END] - item[Field.BEGIN]) // shape.shares)
+        last = min(item[Field.FIRST_QUERY] + shape.queries, item[Field.QUERIES])
+        for share in range(shape.shares):
+            begin = item[Field.BEGIN] + share * span
+            at = torch.arange(begin, max(begin, min(begin + span, item[Field.END])), device=q.device)
+            locations = table[item[Field.SLOT], at // page_size].long() * page_size + at % page_size
+            for query in range(item[Field.FIRST_QUERY], last):
+                row, part = item[Field.SOURCE], item[Field.PART] + share
+                if item[Field.ROWS] > 1:
+                    row, first = members[item[Field.SOURCE] + query // group].tolist()
+                    part += first
+                for kv_head in range(item[Field.HEAD], item[Field.HEAD] + shape.heads):
+                    head = kv_head * group + query % group
+                    k, v = keys[locations, kv_head].float(), values[locations, kv_head].float()
+                    scores = k @ queries[row, head].float() * scale
+                    if logit_cap:
+                        scores = logit_cap * torch.tanh(scores / logit_cap)
+                    attended = scores.softmax(dim=0) @ v
+                    if item[Field.PART] < 0:
+                        out[row, head] = attended.to(q.dtype)
+                    else:
+                        partial[part, head] = attended
+                        partial_lse[part, head] = scores.logsumexp(dim=0) * LOG2E
+                        behind = torch.arange(1, item[Field.EMPTY] + 1, device=q.device) * shape.shares
+                        partial_lse[part + behind, head] = float("-inf")
+    for row, (first, count) in enumerate(joins[: len(q)].tolist()):
+        if count > 1:
+            parts = slice(first, first + count)
+            weights = torch.softmax(partial_lse[parts] / LOG2E, dim=0)
+            # What was never written weighs nothing, whatever it is.
+            joined = torch.where(weights[..., None] > 0, partial[parts] * weights[..., None], 0.0)
+            out[row] = joined.sum(dim=0).to(q.dtype)
+    return out.view(len(q), -1)
+
+
+LOG2E = 1.4426950408889634
+
+planned_decode = Op("planned_decode", reference=_planned_decode, cuda="mysgl_kernel.attention:planned_decode")

@@ -1,0 +1,113 @@
+"""Attention of decode steps: `csrc/attention/decode.cu`, which says how it works.
+
+Reads keys and values through the page table, by a plan that says which block reads what; who makes the plan is the
+caller's affair.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int, c_long, c_void_p
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mysgl_kernel.library import Launch, Library, current_stream
+
+HEAD_DIMS = (64, 128, 256)
+DTYPES = (torch.bfloat16, torch.float16)
+LEAN_JOIN_UNITS = 2048
+"""From so many query heads of all rows on, one warp joins the partial results of each; below, four do."""
+
+_LIBRARIES = {
+    (dim, dtype): Library(
+        "attention/decode.cu", flags=(f"-DHEAD_DIM={dim}", *(("-DHALF",) if dtype is torch.float16 else ()))
+    )
+    for dim in HEAD_DIMS
+    for dtype in DTYPES
+}
+
+
+def takes(head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether the present device runs it for such heads, compiling it now if that is still to do."""
+    library = _LIBRARIES.get((head_dim, dtype))
+    return library is not None and library.available()
+
+
+def planned_decode(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    indptr: Tensor,
+    items: Tensor,
+    members: Tensor,
+    joins: Tensor,
+    partial: Tensor,
+    partial_lse: Tensor,
+    page_size: int,
+    scale: float,
+    logit_cap: float,
+    early: bool,
+) -> Tensor:
+    """One query token in each row. Returns [R, num_heads * head_dim] in the dtype of q.
+
+    q: [R, num_heads * head_dim], rows at any distance. keys, values: [KV slots, num_kv_heads, head_dim], dense. table:
+    [num_slots + 1, max_pages] int32. Scores are scaled, then capped softly by logit_cap unless that is 0.
+
+    The plan, int32: indptr [blocks + 1], items of each block; items [P, 12], `Item` in the source; members [M, 2],
+    batch row and first partial result of each row of a group; joins [R, 2], first partial result of each row and how
+    many. Room for those, float32, of which nothing is read that was not written: partial [parts, num_heads, head_dim],
+    partial_lse [parts, num_heads].
+
+    `early`: the keys of all rows but each one's newest were there before this step. With programmatic dependent launch
+    they are read before the kernel ahead is done; plan and page table are in any case, so no launch that takes part in
+    that may write these.
+    """
+    rows, (_, kv_heads, dim) = len(q), keys.shape
+    heads = q.shape[1] // dim
+    assert q.dtype == keys.dtype == values.dtype and q.stride(1) == 1 and q.shape[1] == heads * dim
+    assert keys.is_contiguous() and values.is_contiguous() and keys.shape == values.shape and heads % kv_heads == 0
+    assert q.data_ptr() % 4 == 0 and q.stride(0) % 2 == 0 and table.stride(1) == 1
+    assert partial.shape[1:] == (heads, dim) and partial_lse.shape == partial.shape[:2] and len(joins) >= rows
+    out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
+    _launch(dim, q.dtype)(
+        q.data_ptr(),
+        q.stride(0),
+        keys.data_ptr(),
+        values.data_ptr(),
+        table.data_ptr(),
+        table.stride(0),
+        indptr.data_ptr(),
+        items.data_ptr(),
+        members.data_ptr(),
+        joins.data_ptr(),
+        out.data_ptr(),
+        partial.data_ptr(),
+        partial_lse.data_ptr(),
+        len(indptr) - 1,
+        rows,
+        kv_heads,
+        heads // kv_heads,
+        page_size,
+        scale,
+        logit_cap,
+        _overlaps(q.device),
+        early,
+        rows * heads >= LEAN_JOIN_UNITS,
+        current_stream(q),
+    )
+    return out
+
+
+@cache
+def _launch(head_dim: int, dtype: torch.dtype) -> Launch:
+    pointers, ints = [c_void_p], [c_int]
+    types = [c_void_p, c_long, *3 * pointers, c_long, *7 * pointers, *5 * ints, c_float, c_float, *3 * ints, c_void_p]
+    return _LIBRARIES[head_dim, dtype].function("mysgl_decode_attention", *types)
+
+
+@cache
+def _overlaps(device: torch.device) -> bool:
+    """Whether the device can start a kernel while the one before it drains."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)

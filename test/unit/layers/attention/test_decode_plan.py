@@ -1,0 +1,150 @@
+"""Plans of decode steps: every key of every row is read once, and every block reads the same amount."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fixtures.shared_pages import random_tree
+from mysglang.srt.forward.shared_prefix import SharedPrefixes
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.kernels.attention import Field, team_shapes
+from mysglang.srt.layers.attention.decode_plan import DecodePlanner, DecodeShape
+from mysglang.srt.layers.attention.graph import HostColumns
+
+LLAMA = DecodeShape(num_heads=32, num_kv_heads=8, head_dim=128, window=None, blocks=132)
+
+
+def plan(
+    shape: DecodeShape, seq_lens: Ints, shared: SharedPrefixes | None = None, room: int | None = None
+) -> HostColumns:
+    """A plan for as many rows as there are, or with room for more."""
+    planner = DecodePlanner(shape, room or len(seq_lens))
+    columns = planner.columns()
+    planner.fill(np.arange(len(seq_lens), dtype=np.int32), seq_lens, shared, columns)
+    assert columns["joins"][:, 1].sum() <= planner.max_parts
+    return columns
+
+
+def items_of(columns: HostColumns) -> list[list[int]]:
+    items: list[list[int]] = columns["items"][: columns["indptr"][-1]].tolist()
+    return items
+
+
+def check(shape: DecodeShape, seq_lens: Ints, columns: HostColumns) -> None:
+    """Keys are covered once for every head, and each partial result that is joined is written once."""
+    shapes = {team.team: team for team in team_shapes(shape.num_kv_heads, shape.head_dim)}
+    seen = [np.zeros((shape.num_heads, length), dtype=int) for length in seq_lens]
+    written: Counter[tuple[int, int]] = Counter()
+    owner: dict[tuple[int, int], int] = {}
+    for item in items_of(columns):
+        team = shapes[item[Field.TEAM]]
+        assert item[Field.BEGIN] < item[Field.END]
+        for query in range(item[Field.FIRST_QUERY], min(item[Field.FIRST_QUERY] + team.queries, item[Field.QUERIES])):
+            row, first = item[Field.SOURCE], 0
+            if item[Field.ROWS] > 1:
+                row, first = columns["members"][item[Field.SOURCE] + query // shape.group].tolist()
+            for kv_head in range(item[Field.HEAD], item[Field.HEAD] + team.heads):
+                head = kv_head * shape.group + query % shape.group
+                seen[row][head, item[Field.BEGIN] : item[Field.END]] += 1
+                if item[Field.PART] < 0:
+                    assert columns["joins"][row, 1] == 1
+                    continue
+                for part in range(team.shares * (1 + item[Field.EMPTY])):
+                    written[first + item[Field.PART] + part, head] += 1
+                    owner[first + item[Field.PART] + part, head] = row
+    for row, length in enumerate(seq_lens):
+        begin = 0 if shape.window is None else max(0, int(length) - shape.window)
+        assert (seen[row][:, :begin] == 0).all() and (seen[row][:, begin:] == 1).all(), f"row {row}"
+        first, count = columns["joins"][row].tolist()
+        for part in range(first, first + count if count > 1 else first):
+            for head in range(shape.num_heads):
+                assert written.pop((part, head)) == 1 and owner[part, head] == row
+    assert not written
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_key_once(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(4):
+        kv_heads, group = int(rng.choice([1, 2, 3, 4, 8, 12])), int(rng.choice([1, 2, 4, 5, 8, 16, 20]))
+        window = None if rng.random() < 0.7 else int(rng.integers(1, 50))
+        shape = DecodeShape(
+            kv_heads * group, kv_heads, int(rng.choice([64, 128, 256])), window, int(rng.choice([4, 13]))
+        )
+        seq_lens = rng.integers(1, 200, int(rng.integers(1, 9))).astype(np.int32)
+        shared = random_tree(rng, seq_lens, 1) if rng.random() < 0.6 else None
+        check(shape, seq_lens, plan(shape, seq_lens, shared))
+
+
+def loads(shape: DecodeShape, columns: HostColumns) -> list[int]:
+    """Keys times cost of each block."""
+    costs = {team.team: shape.key_cost(team) for team in team_shapes(shape.num_kv_heads, shape.head_dim)}
+    keys = [(item[Field.END] - item[Field.BEGIN]) * costs[item[Field.TEAM]] for item in items_of(columns)]
+    indptr = columns["indptr"].tolist()
+    return [sum(keys[begin:end]) for begin, end in itertools.pairwise(indptr)]
+
+
+@pytest.mark.parametrize("rows", [16, 64, 256])
+def test_blocks_read_alike(rows: int) -> None:
+    """Up to a cut that was moved to a line's end, and what lines cost by themselves."""
+    rng = np.random.default_rng(rows)
+    seq_lens = rng.integers(100, 2000, rows).astype(np.int32)
+    found = loads(LLAMA, plan(LLAMA, seq_lens))
+    mean = sum(found) / LLAMA.blocks
+    assert len(found) == 132 and min(found) > 0
+    spare = (16 + 8 * (2 + rows // LLAMA.blocks)) * 4096
+    assert max(found) - mean < spare and mean - min(found) < spare + 8 * 4096 * rows
+
+
+def test_a_short_step_uses_few_blocks() -> None:
+    columns = plan(LLAMA, np.array([5], dtype=np.int32))
+    assert len(items_of(columns)) == 1
+    assert columns["joins"].tolist() == [[0, 1]]
+    assert columns["indptr"][1] == 1
+
+
+def test_one_long_row_is_spread() -> None:
+    columns = plan(LLAMA, np.array([100_000], dtype=np.int32))
+    assert np.diff(columns["indptr"]).tolist() == [1] * 132
+    assert columns["joins"].tolist() == [[0, 132]]
+
+
+def test_shared_pages_are_read_once_for_as_many_rows_as_fit_a_team() -> None:
+    rows, prefix = 64, 2048
+    shared = SharedPrefixes(
+        starts=np.array([0], dtype=np.int32),
+        ends=np.array([prefix], dtype=np.int32),
+        row_indptr=np.array([0, rows], dtype=np.int32),
+        rows=np.arange(rows, dtype=np.int32),
+    )
+    items = items_of(plan(LLAMA, np.full(rows, prefix + 10, dtype=np.int32), shared))
+    shapes = {team.team: team for team in team_shapes(LLAMA.num_kv_heads, LLAMA.head_dim)}
+    read = sum((item[Field.END] - item[Field.BEGIN]) * shapes[item[Field.TEAM]].heads for item in items)
+    assert read == (prefix * rows * LLAMA.group // 128 + rows * 10) * LLAMA.num_kv_heads
+
+
+def test_without_room_for_the_groups_nothing_is_shared() -> None:
+    """Many levels of groups over the same rows."""
+    levels = 40
+    shared = SharedPrefixes(
+        starts=np.arange(levels, dtype=np.int32),
+        ends=np.arange(1, levels + 1, dtype=np.int32),
+        row_indptr=np.arange(0, 2 * levels + 1, 2, dtype=np.int32),
+        rows=np.tile(np.arange(2, dtype=np.int32), levels),
+    )
+    seq_lens = np.array([50, 60], dtype=np.int32)
+    columns = plan(LLAMA, seq_lens, shared)
+    assert all(item[Field.ROWS] == 1 for item in items_of(columns))
+    check(LLAMA, seq_lens, columns)
+
+
+def test_a_smaller_step_leaves_nothing_of_a_larger_one() -> None:
+    planner = DecodePlanner(LLAMA, 8)
+    columns = planner.columns()
+    for rows in (8, 3):
+        seq_lens = np.full(rows, 700, dtype=np.int32)
+        planner.fill(np.arange(rows, dtype=np.int32), seq_lens, None, columns)
+    assert columns["joins"][3:].tolist() == [[0, 0]] * 5
+    check(LLAMA, seq_lens, columns)
