@@ -72,12 +72,14 @@ class NullWorker:
         return BatchResult(finish)
 
 
-def read_forever(endpoint: str) -> None:
-    """The other end of the scheduler's sockets."""
-    reader = Pull(endpoint, detokenizer_codec())
+def read_forever(folder: Path) -> None:
+    """The other ends of the scheduler's sockets."""
+    outputs = Pull(f"ipc://{folder}/outputs", detokenizer_codec())
+    replies = Pull(f"ipc://{folder}/replies", tokenizer_codec())
     while True:
-        reader.poll(1000)
-        reader.drain()
+        outputs.poll(1000)
+        outputs.drain()
+        replies.drain()
 
 
 def scheduler(folder: Path, rows: int, steps: int, *, stream: bool, shared: bool) -> Assembled:
@@ -157,14 +159,8 @@ def measure(rows: int, steps: int, *, stream: bool, shared: bool) -> dict[str, A
     """One case: the median step, its spread, and the medians of its parts."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        readers = [
-            multiprocessing.get_context("spawn").Process(
-                target=read_forever, args=(f"ipc://{folder}/{end}",), daemon=True
-            )
-            for end in ("outputs", "replies")
-        ]
-        for reader in readers:
-            reader.start()
+        reader = multiprocessing.get_context("spawn").Process(target=read_forever, args=(folder,), daemon=True)
+        reader.start()
         try:
             assembled = scheduler(folder, rows, 2 * steps + WARM_UP, stream=stream, shared=shared)
             gc.collect()
@@ -174,9 +170,8 @@ def measure(rows: int, steps: int, *, stream: bool, shared: bool) -> dict[str, A
             taken = watch(assembled)
             step_times(assembled.loop.step, steps - WARM_UP)
         finally:
-            for reader in readers:
-                reader.terminate()
-                reader.join()
+            reader.terminate()
+            reader.join()
     quantiles = statistics.quantiles(times, n=100)
     return {
         "rows": rows,
