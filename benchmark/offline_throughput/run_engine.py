@@ -20,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from offline_throughput.engines import ENGINES, OfflineEngine
 from offline_throughput.workloads import Workload, workloads
 
+# An engine must not take our folders for packages of those names: transformers looks for one called `kernels`.
+sys.path.remove(str(Path(__file__).parents[1]))
+
 MARK = "»"
 
 
