@@ -54,7 +54,8 @@ MAY_IMPORT = {
     "speculative": "model_executor forward kernels sampling",
     "lora": "layers forward kernels model_loader scheduling.admission messages",
     "disaggregation": "scheduling.role scheduling.request mem_cache",
-    "constrained": "scheduling.role scheduling.request mem_cache",
+    "constrained": "scheduling.role scheduling.request scheduling.grammar forward.worker_batch messages.outputs "
+    "sampling.grammar_spec",
     # the processes
     "managers": "scheduling mem_cache forward.worker multimodal parser sampling messages server_args args configs",
     "managers.scheduler_builder": PLUG_INS + " distributed",

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from mysglang.srt.args.field import Option, flag_of, options
+from mysglang.srt.args.grammar import GrammarArgs
 from mysglang.srt.args.kernels import KernelArgs
 from mysglang.srt.args.memory import MemoryArgs
 from mysglang.srt.args.model import ModelArgs
@@ -31,6 +32,7 @@ class ArgGroups:
     model: ModelArgs = field(default_factory=ModelArgs)
     schedule: ScheduleArgs = field(default_factory=ScheduleArgs)
     kernels: KernelArgs = field(default_factory=KernelArgs)
+    grammar: GrammarArgs = field(default_factory=GrammarArgs)
     memory: MemoryArgs = field(default_factory=MemoryArgs)
     serving: ServingArgs = field(default_factory=ServingArgs)
     observability: ObservabilityArgs = field(default_factory=ObservabilityArgs)

@@ -90,6 +90,7 @@ class InputTokenizer:
             params = self._with_stop_tokens(self._settle(prompt, len(ids)))
             first_seed = seed if params.sampling_seed is None else params.sampling_seed
             packed, wish = pack_ids(ids), _logprob_request(prompt.logprobs, len(ids))
+            grammar_after = self._grammar_after(params, obj.think_end)
             for copy in range(unfolded.n):
                 requests.append(
                     TokenizedGenerateReqInput(
@@ -99,6 +100,7 @@ class InputTokenizer:
                         stream=obj.stream,
                         logprobs=wish,
                         extra_key=unfolded.extra_key,
+                        grammar_after=grammar_after,
                     )
                 )
         return requests
@@ -184,6 +186,13 @@ class InputTokenizer:
         special = [token for stop in params.stop if (token := tokenizer.id_of(stop)) in tokenizer.special_ids]
         known = [token for token in special if token is not None and token < self._limits.vocab_size]
         return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *known])
+
+    def _grammar_after(self, params: SamplingParams, think_end: str | None) -> bytes:
+        """What is said before the grammar begins. A grammar is of text, so it needs a tokenizer."""
+        if (spec := params.grammar) is None:
+            return b""
+        tokenizer = self._need_tokenizer(spec.kind)
+        return pack_ids(tokenizer.encode(think_end, add_special_tokens=False) if think_end else [])
 
     def _too_long(self, tokens: str, field: str = "text") -> ContextTooLong:
         limit = self._limits.context_len

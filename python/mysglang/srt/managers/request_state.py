@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mysglang.srt.errors import Aborted, WorkerDied
+from mysglang.srt.errors import Aborted, InvalidRequest, WorkerDied
 from mysglang.srt.messages.codec import ID_BYTES, unpack_ids
 from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
 from mysglang.srt.messages.requests import LogprobRequest
@@ -170,9 +170,14 @@ class ReqState:
         self._inbox.fail(why)
 
     def take(self) -> GenerationChunk:
-        """What came since the last call. Raises Aborted for a request that the engine refused or gave up."""
+        """What came since the last call. Raises Aborted for a request that the engine refused or gave up.
+
+        What it refused because of a field is an InvalidRequest, as if the front had found out.
+        """
         self._in_inbox = False
         match self.finish_reason:
+            case Abort(message=message, status=400, param=str(param)):
+                raise InvalidRequest(message, param=param)
             case Abort(message=message, status=int(status), kind=kind):
                 raise Aborted(message, status=status, kind=kind)
         counters = self._counters

@@ -6,6 +6,10 @@ Everything else works with what it is given here and asks nothing.
 from __future__ import annotations
 
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.constrained.backend import JsonStyle
+from mysglang.srt.constrained.compile_messages import CompilerSetup
+from mysglang.srt.constrained.factory import NO_BACKEND, choose_backend
+from mysglang.srt.constrained.structured_output import StructuredOutput
 from mysglang.srt.managers.model_files import load_model_config, load_tokenizer
 from mysglang.srt.managers.scheduler_assembly import (
     Channels,
@@ -26,11 +30,14 @@ from mysglang.srt.scheduling.finish import StopText
 from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
 from mysglang.srt.server_args import PortArgs, ServerArgs
+from mysglang.srt.utils.tokenizer import Tokenizer
 
 
 def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Loop, SchedulerFacts]:
     """The scheduler of one rank, connected and ready to turn, and what it found out about itself."""
     model = load_model_config(args.model)
+    tokenizer = load_tokenizer(args.model)
+    structured = _structured_output(args, model, tokenizer)
     worker = make_worker(args, model)
     capacity = worker.capacity
     kv = KvManager(
@@ -45,7 +52,15 @@ def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Lo
         to_detokenizer=Push(ports.detokenizer_ipc_name, detokenizer_codec()),
         to_tokenizer=Push(ports.tokenizer_ipc_name, tokenizer_codec()),
     )
-    assembled = assemble(worker, kv, channels, _options(args, model, tp_rank), _stop_text_maker(args))
+    assembled = assemble(
+        worker,
+        kv,
+        channels,
+        _options(args, model, tp_rank),
+        _stop_text_maker(tokenizer),
+        role=structured.role,
+        filler=structured.filler,
+    )
     max_len = max_request_len(worker)
     facts = SchedulerFacts(
         max_total_num_tokens=capacity.num_tokens,
@@ -86,9 +101,30 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
     )
 
 
-def _stop_text_maker(args: ServerArgs) -> MakeStopText:
+def _structured_output(args: ServerArgs, model: ModelConfig, tokenizer: Tokenizer | None) -> StructuredOutput:
+    """Begins to load the grammar library, which goes on while the model is loaded. Raises ConfigError."""
+    grammar = args.grammar
+    backend = choose_backend(grammar.grammar_backend)
+    if tokenizer is None or backend == NO_BACKEND:
+        return StructuredOutput.none()
+    assert args.model.tokenizer_path is not None, "there is a tokenizer"
+    setup = CompilerSetup(
+        backend=backend,
+        tokenizer_path=args.model.tokenizer_path,
+        vocab_size=model.vocab_size,
+        eos_ids=model.eos_token_ids,
+        style=JsonStyle(
+            any_whitespace=not grammar.constrained_json_disable_any_whitespace,
+            max_whitespace=grammar.constrained_json_max_whitespace_cnt,
+            whitespace_pattern=grammar.constrained_json_whitespace_pattern,
+        ),
+        timeout_s=grammar.grammar_compile_timeout,
+    )
+    return StructuredOutput.start(setup, tokenizer)
+
+
+def _stop_text_maker(tokenizer: Tokenizer | None) -> MakeStopText:
     """Requests with stop strings are watched with the tokenizer; without one the front refuses them."""
-    tokenizer = load_tokenizer(args.model)
     if tokenizer is None:
         return _no_tokenizer
 

@@ -37,7 +37,7 @@ _UNSUPPORTED: dict[str, object] = {
 }
 
 _UNSUPPORTED_SAMPLING: dict[str, object] = {
-    **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params", "watermark")),
+    **dict.fromkeys(("stop_regex", "custom_params", "watermark")),
     "beam_width": 1,
 }
 
@@ -75,10 +75,12 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """Whether `text` is framed as the tokenizer says (BOS …); a rendered chat template has its frame already."""
     clip_max_new_tokens: bool | list[bool] = False
     """Whether max_new_tokens is only a default, to be cut to what fits, and not the client's own word."""
+    think_end: str | None = None
+    """Text with which the model ends its thinking; a grammar begins only after it. None: there is no thinking."""
 
 
 # Not the client's to say.
-_INTERNAL = {"add_special_tokens", "clip_max_new_tokens"}
+_INTERNAL = {"add_special_tokens", "clip_max_new_tokens", "think_end"}
 _FIELDS = [name for name in GenerateReqInput.__struct_fields__ if name not in _INTERNAL]
 
 

@@ -32,6 +32,8 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     message: str
     status: int | None = None
     kind: str | None = None
+    param: str | None = None
+    """The field of the request that is to blame, if one is."""
 
 
 FinishReason: TypeAlias = Stop | Length | Abort

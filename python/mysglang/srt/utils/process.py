@@ -56,7 +56,7 @@ class Child:
                 [sys.executable, "-P", "-m", module, str(writing)],
                 stdin=subprocess.PIPE,
                 pass_fds=(writing,),
-                env=_child_environment(),
+                env=child_environment(),
                 # Its own group: Ctrl-C in a terminal is for the parent alone, and grandchildren can be ended with it.
                 process_group=0,
             )
@@ -149,7 +149,7 @@ class ParentLink:
         """Called first thing in a child: from here on it ends when its parent says so or is gone, and only then."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _die_with_parent()
+        die_with_parent()
         faulthandler.enable()
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
         status = int(sys.argv[1])
@@ -182,7 +182,7 @@ async def _all_exited(children: list[Child], timeout: float) -> bool:
     return all(child.exited.done() for child in children)
 
 
-def _child_environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Ours, with this package importable also where it was put on the path by hand."""
     root = str(Path(__file__).parents[3])
     if root in map(os.path.realpath, site.getsitepackages()):
@@ -191,7 +191,7 @@ def _child_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

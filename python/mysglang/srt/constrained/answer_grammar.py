@@ -1,0 +1,84 @@
+"""AnswerGrammar: the grammar of one request. Where a model thinks first, the grammar begins when the thinking ends.
+
+t t t t </think> a a a a EOS        t: anything but the end of the answer; a: by the grammar
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mysglang.srt.constrained.backend import GrammarBackend, Matcher
+from mysglang.srt.forward.worker_batch import Ints, mask_words
+from mysglang.srt.scheduling.grammar import Grammar
+
+
+class AnswerGrammar:
+    """Implements Grammar."""
+
+    __slots__ = ("_ruled", "_thought", "_thought_end", "matcher")
+
+    def __init__(self, matcher: Matcher, thought_end: Sequence[int] = ()) -> None:
+        """`thought_end`: the tokens that end the thinking; none: there is no thinking."""
+        self.matcher = matcher
+        self._thought_end = list(thought_end)
+        self._thought: list[int] = []
+        """What was thought, the end included."""
+        self._ruled = 0
+        """Tokens that the matcher took."""
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the grammar has yet to begin."""
+        end = self._thought_end
+        return bool(end) and self._thought[-len(end) :] != end
+
+    @property
+    def finished(self) -> bool:
+        return self.matcher.finished
+
+    def accept(self, token: int) -> bool:
+        if self.thinking:
+            self._thought.append(token)
+            return True
+        self._ruled += 1
+        return self.matcher.accept(token)
+
+    def rollback(self, count: int) -> None:
+        ruled = min(count, self._ruled)
+        if ruled:
+            self.matcher.rollback(ruled)
+            self._ruled -= ruled
+        if count > ruled:
+            del self._thought[len(self._thought) - (count - ruled) :]
+
+
+class AnswerMasks:
+    """Implements MaskFiller for AnswerGrammars of one backend."""
+
+    def __init__(self, backend: Callable[[], GrammarBackend], vocab_size: int, eos_ids: Sequence[int]) -> None:
+        """`backend` gives the one that made the grammars; by then it is there."""
+        self._backend = backend
+        self._free = free_mask(vocab_size, eos_ids)
+
+    def fill(self, grammars: Sequence[Grammar], bits: Ints) -> None:
+        matchers, rows = [], []
+        for row, grammar in enumerate(grammars):
+            assert isinstance(grammar, AnswerGrammar)
+            if grammar.thinking:
+                bits[row] = self._free
+            else:
+                matchers.append(grammar.matcher)
+                rows.append(row)
+        if matchers:
+            self._backend().fill(matchers, bits, rows)
+
+
+def free_mask(vocab_size: int, eos_ids: Sequence[int]) -> Ints:
+    """[words] every token but those that end the answer: it owes what its grammar says."""
+    allowed = np.zeros(32 * mask_words(vocab_size), dtype=np.bool_)
+    allowed[:vocab_size] = True
+    allowed[list(eos_ids)] = False
+    words: Ints = np.packbits(allowed, bitorder="little").view(np.int32)
+    return words

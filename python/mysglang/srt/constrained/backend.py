@@ -1,0 +1,81 @@
+"""GrammarBackend: one library that compiles grammars and matches tokens against them, behind one interface.
+
+`compile` runs in a process that may be killed (`compile_process.py`), `load` and all after it in the scheduler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.sampling.grammar_spec import GrammarSpec
+
+
+class GrammarError(Exception):
+    """The grammar is wrong, or this library cannot express it; says why in the client's terms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonStyle:
+    """What stands between the elements of JSON that a schema asks for."""
+
+    any_whitespace: bool = True
+    max_whitespace: int | None = None
+    """Characters in a row; None: any number."""
+    whitespace_pattern: str | None = None
+    """A regular expression for it, where the library takes one."""
+
+    @property
+    def pattern(self) -> str | None:
+        """All of this as a regular expression; None: any whitespace."""
+        if self.whitespace_pattern is not None:
+            return self.whitespace_pattern
+        if not self.any_whitespace:
+            return ""
+        return None if self.max_whitespace is None else rf"[ \n\r\t]{{0,{self.max_whitespace}}}"
+
+
+class Matcher(Protocol):
+    """A compiled grammar and how far one answer has come in it."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing may follow any more, EOS included."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Take a token; False if it is not allowed."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    """A grammar ready for use by any number of answers."""
+
+    nbytes: int
+    """Memory that it takes, about."""
+
+    def matcher(self) -> Matcher:
+        """For one more answer, at its start."""
+        ...
+
+
+class GrammarBackend(Protocol):
+    """Bound to one vocabulary."""
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        """Work out whatever takes time. Raises GrammarError; may take any time and memory, or end the process."""
+        ...
+
+    def load(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
+        """What `compile` worked out for `spec`, in the process that uses it. Must not hold the GIL for long."""
+        ...
+
+    def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
+        """bits[rows[i]] becomes the mask of what matchers[i], made by this backend, allows; nothing if it failed."""
+        ...

@@ -1,0 +1,88 @@
+"""What the scheduler and the process that compiles say to each other: frames on two pipes.
+
+frame = length (4 bytes, little-endian) + msgpack of one struct
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from mysglang.srt.constrained.backend import JsonStyle
+from mysglang.srt.sampling.grammar_spec import GrammarKind
+
+LENGTH_BYTES = 4
+
+Message = TypeVar("Message")
+
+
+class CompilerSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The first thing that the process is told."""
+
+    backend: str
+    tokenizer_path: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    style: JsonStyle = JsonStyle()
+    timeout_s: float = 5.0
+    memory_bytes: int = 1 << 30
+    """What compiling one grammar may take beside what the process holds anyway."""
+    at_once: int = 2
+    """Grammars that are compiled at the same time; more wait."""
+
+
+class Job(msgspec.Struct, frozen=True, tag="job"):
+    """Compile this."""
+
+    number: int
+    kind: GrammarKind
+    text: str
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """The process can compile."""
+
+
+class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
+    """A job is done; `data` is for the backend's `load`."""
+
+    number: int
+    data: bytes
+    seconds: float = 0.0
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A job cannot be done. `lasting`: because of what the grammar is, and not of how busy the machine was."""
+
+    number: int
+    reason: str
+    lasting: bool
+
+
+ToParent: TypeAlias = Started | Compiled | Refused
+
+
+class Frames(Generic[Message]):
+    """Bytes as they come -> messages of one type."""
+
+    def __init__(self, kind: object) -> None:
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kind)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are complete now. Raises msgspec.MsgspecError for what is none."""
+        self._buffer += data
+        messages = []
+        while len(self._buffer) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self._buffer[:LENGTH_BYTES], "little")
+            if len(self._buffer) < end:
+                break
+            messages.append(self._decoder.decode(bytes(self._buffer[LENGTH_BYTES:end])))
+            del self._buffer[:end]
+        return messages
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    data = msgspec.msgpack.encode(message)
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data

@@ -1,0 +1,140 @@
+"""llguidance: derivatives of regular expressions under an Earley parser, masks on the fly; knows all kinds of grammar.
+
+It compiles so fast, and so lazily, that there is nothing to hand over but the grammar in its own words: compiling is
+making sure that it can be made, within limits that hold for every step after that too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import llguidance as ll
+from llguidance.gbnf_to_lark import any_to_lark
+
+from mysglang.srt.constrained.backend import CompiledGrammar, GrammarError, JsonStyle, Matcher
+from mysglang.srt.constrained.structural_tag import json_tags
+from mysglang.srt.constrained.vocabulary import Vocabulary
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarSpec
+from mysglang.srt.utils.hardware import usable_cores
+
+FILL_THREADS = 8
+NO_EOS = (1 << 32) - 1
+"""Stands for the EOS of a model that has none."""
+
+
+class _Tokens:
+    """The vocabulary as the library reads it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = vocabulary.pieces
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.bos_token_id = None
+        self.special_token_ids = [token for token, piece in enumerate(vocabulary.pieces) if not piece]
+        self._bytes = {piece[0]: token for token, piece in enumerate(vocabulary.pieces) if len(piece) == 1}
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Byte by byte. Only forcing text asks for what the model would write, and that is not done here."""
+        return [self._bytes[byte] for byte in text if byte in self._bytes]
+
+
+class LLGuidanceMatcher:
+    """One answer's place in a grammar."""
+
+    __slots__ = ("_ended", "_eos", "handle")
+
+    def __init__(self, handle: ll.LLMatcher, eos: frozenset[int]) -> None:
+        self.handle = handle
+        self._eos = eos
+        self._ended = False
+
+    @property
+    def finished(self) -> bool:
+        return self._ended
+
+    def accept(self, token: int) -> bool:
+        if self._ended or not self.handle.consume_token(token):
+            return False
+        self._ended = token in self._eos
+        return True
+
+    def rollback(self, count: int) -> None:
+        self.handle.rollback(count)
+        self._ended = self._ended and count == 0
+
+
+class LLGuidanceCompiled:
+    """Copied for each answer."""
+
+    def __init__(self, matcher: ll.LLMatcher, eos: frozenset[int], nbytes: int) -> None:
+        self._matcher = matcher
+        self._eos = eos
+        self.nbytes = nbytes
+
+    def matcher(self) -> Matcher:
+        return LLGuidanceMatcher(self._matcher.deep_copy(), self._eos)
+
+
+class LLGuidanceBackend:
+    """Implements GrammarBackend."""
+
+    def __init__(self, vocabulary: Vocabulary, style: JsonStyle) -> None:
+        self._eos = frozenset(vocabulary.eos_ids)
+        if not self._eos:
+            raise GrammarError("llguidance needs a model that has an end-of-sequence token")
+        wrapper = ll.TokenizerWrapper(_Tokens(vocabulary))
+        self._tokenizer = ll.LLTokenizer(wrapper, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_ids))
+        # oneOf as anyOf, as in the other libraries: that not two of them hold cannot be said of what is to come.
+        self._json: Any = {"coerce_one_of": True}
+        if style.pattern is None:
+            self._json["whitespace_flexible"] = True
+        else:
+            self._json["whitespace_pattern"] = style.pattern
+        self._executor = ll.LLExecutor(num_threads=max(1, min(FILL_THREADS, usable_cores() // 2)))
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        text = self._in_its_words(spec)
+        self._matcher(text)
+        return text.encode()
+
+    def load(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
+        return LLGuidanceCompiled(self._matcher(data.decode()), self._eos, 16 * len(data))
+
+    def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
+        handles = [matcher.handle for matcher in matchers if isinstance(matcher, LLGuidanceMatcher)]
+        words = bits.shape[1]
+        jobs = list(zip(handles, rows, strict=True))
+        # A matcher in error allows EOS alone, and refuses it.
+        self._executor.unsafe_compute_mask_ptr(jobs, bits.ctypes.data, words * bits.itemsize, len(bits))
+
+    def _matcher(self, text: str) -> ll.LLMatcher:
+        matcher = ll.LLMatcher(self._tokenizer, text, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error().split("\n<state>")[0].strip())
+        return matcher
+
+    def _in_its_words(self, spec: GrammarSpec) -> str:
+        try:
+            match spec.kind:
+                case "json_schema":
+                    schema = "{}" if spec.text == ANY_JSON else spec.text
+                    return ll.LLMatcher.grammar_from_json_schema(schema, overrides=self._json)
+                case "regex":
+                    return ll.LLMatcher.grammar_from_regex(spec.text)
+                case "ebnf":
+                    return ll.LLMatcher.grammar_from_lark(any_to_lark(spec.text))
+                case "structural_tag":
+                    tags = [
+                        ll.StructTag(trigger=tag.trigger, begin=tag.begin, grammar=_schema(tag.schema), end=tag.end)
+                        for tag in json_tags(spec.text)
+                    ]
+                    lark = ll.StructTag.to_grammar(tags, assume_special=False)
+                    return ll.LLMatcher.grammar_from_lark(lark)
+        except (ValueError, AssertionError) as error:
+            raise GrammarError(str(error)) from None
+
+
+def _schema(schema: dict[str, object] | bool) -> str:
+    return json.dumps(schema if isinstance(schema, dict) else ({} if schema else {"not": {}}))

@@ -1,0 +1,29 @@
+"""Vocabulary: what each token of the model adds to a text, as grammar libraries want to know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """The tokens that the model's logits stand for."""
+
+    pieces: list[bytes]
+    """Per token id. Empty for special tokens and for ids without a token: no grammar can be met by these."""
+    eos_ids: tuple[int, ...]
+    """Tokens that end an answer; none for a model that goes on for ever."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> Vocabulary:
+        """`vocab_size`: of the model, which may be larger or smaller than the tokenizer's."""
+        hidden = tokenizer.special_ids.union(eos_ids)
+        known = min(vocab_size, tokenizer.vocab_size)
+        pieces = [b"" if token in hidden else tokenizer.token_bytes(token) for token in range(known)]
+        return cls(pieces + [b""] * (vocab_size - known), eos_ids)
+
+    @property
+    def size(self) -> int:
+        return len(self.pieces)

@@ -1,0 +1,113 @@
+"""xgrammar: pushdown automata with masks worked out ahead; JSON schemas, regular expressions, EBNF, structural tags."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+import xgrammar as xgr
+
+from mysglang.srt.constrained.backend import CompiledGrammar, GrammarError, JsonStyle, Matcher
+from mysglang.srt.constrained.structural_tag import with_format
+from mysglang.srt.constrained.vocabulary import Vocabulary
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarSpec
+from mysglang.srt.utils.hardware import usable_cores
+
+MANY = 32
+"""Masks from which on several threads are worth their waking."""
+FILL_THREADS = 8
+
+# "[12:00:00] /project/cpp/file.cc:12: What is wrong" -> "What is wrong"
+_WHERE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
+
+
+class XGrammarMatcher:
+    """One answer's place in a compiled grammar."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, compiled: xgr.CompiledGrammar, *, has_eos: bool) -> None:
+        self.handle = xgr.GrammarMatcher(compiled, terminate_without_stop_token=not has_eos)
+
+    @property
+    def finished(self) -> bool:
+        return self.handle.is_terminated()
+
+    def accept(self, token: int) -> bool:
+        return self.handle.accept_token(token)
+
+    def rollback(self, count: int) -> None:
+        self.handle.rollback(count)
+
+
+class XGrammarCompiled:
+    """Shared by the answers that have this grammar."""
+
+    def __init__(self, compiled: xgr.CompiledGrammar, *, has_eos: bool) -> None:
+        self._compiled = compiled
+        self._has_eos = has_eos
+        self.nbytes = compiled.memory_size_bytes
+
+    def matcher(self) -> Matcher:
+        return XGrammarMatcher(self._compiled, has_eos=self._has_eos)
+
+
+class XGrammarBackend:
+    """Implements GrammarBackend."""
+
+    def __init__(self, vocabulary: Vocabulary, style: JsonStyle) -> None:
+        self._style = style
+        self._has_eos = bool(vocabulary.eos_ids)
+        self._info = xgr.TokenizerInfo(
+            vocabulary.pieces, vocab_size=vocabulary.size, stop_token_ids=list(vocabulary.eos_ids)
+        )
+        self._batch = xgr.BatchGrammarMatcher(max_threads=max(1, min(FILL_THREADS, usable_cores() // 2)))
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        # A compiler of its own for each: what it holds goes with the process.
+        compiler = xgr.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+        try:
+            return self._compile(compiler, spec).serialize_json().encode()
+        except RuntimeError as error:  # the library raises nothing narrower
+            raise GrammarError(_words(error)) from None
+
+    def load(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
+        compiled = xgr.CompiledGrammar.deserialize_json(data.decode(), self._info)
+        return XGrammarCompiled(compiled, has_eos=self._has_eos)
+
+    def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
+        handles = [matcher.handle for matcher in matchers if isinstance(matcher, XGrammarMatcher)]
+        if len(handles) >= MANY:
+            try:
+                self._batch.batch_fill_next_token_bitmask(handles, bits, list(rows))
+                return
+            except RuntimeError:
+                pass  # one of them failed: find out which
+        for handle, row in zip(handles, rows, strict=True):
+            try:
+                handle.fill_next_token_bitmask(bits, row)
+            except RuntimeError:
+                bits[row] = 0
+
+    def _compile(self, compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
+        style = self._style
+        match spec.kind:
+            case "json_schema" if spec.text == ANY_JSON:
+                return compiler.compile_builtin_json_grammar()
+            case "json_schema":
+                return compiler.compile_json_schema(
+                    spec.text, any_whitespace=style.any_whitespace, max_whitespace_cnt=style.max_whitespace
+                )
+            case "regex":
+                return compiler.compile_regex(spec.text)
+            case "ebnf":
+                return compiler.compile_grammar(spec.text)
+            case "structural_tag":
+                return compiler.compile_structural_tag(json.dumps(with_format(spec.text)))
+
+
+def _words(error: RuntimeError) -> str:
+    text = _WHERE.sub("", str(error)).strip()
+    return text.removeprefix("Check failed: (std::holds_alternative<Grammar>(result)) is false: ")
