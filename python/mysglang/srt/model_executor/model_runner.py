@@ -29,7 +29,7 @@ from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_columns import table_columns, token_columns
 from mysglang.srt.model_executor.step_inputs import StepInputs, StepStager
-from mysglang.srt.model_executor.step_output import pending_result
+from mysglang.srt.model_executor.step_output import StepReturns
 from mysglang.srt.model_executor.upload import Uploader
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.platforms import platform_named
@@ -62,6 +62,7 @@ class ModelRunner:
         pool, self._tables = make_pool(self.budget, specs, dtype, platform)
         penalties = PenaltyTable(model_config.vocab_size, device)
         self._stager = StepStager(Uploader(platform), penalties)
+        self._returns = StepReturns(platform, self._tables.padding_slot)
         self._sampler = Sampler(penalties, reference=reference)
         backend = create_attention_backend(self.attention_backend, pool, self._tables.pages)
         logits = LogitsProcessor(model.compute_logits, model_config.vocab_size)
@@ -91,7 +92,7 @@ class ModelRunner:
         inputs = self._stager.stage(batch, {})
         replayed = self._graphs.run(batch)
         if inputs.sampling.plain_greedy and not batch.waits_for_mask:
-            return pending_result(self.platform, batch, inputs, Sampled(replayed.tokens), None)
+            return self._returns.queue(batch, inputs, Sampled(replayed.tokens), None)
         return self._choose(batch, inputs, replayed.slots, ForwardOutput(replayed.logits))
 
     def _run_eagerly(self, batch: ModelWorkerBatch) -> BatchResult:
@@ -114,7 +115,7 @@ class ModelRunner:
                 bits = None if mask is None else self._stager.stage_mask(batch, mask)
                 sampled = self._sampler.sample(output.logits, replace(inputs.sampling, mask=bits))
                 self._tables.record(slots, sampled.tokens)
-            return pending_result(self.platform, batch, inputs, sampled, output.prompt_logprobs)
+            return self._returns.queue(batch, inputs, sampled, output.prompt_logprobs)
 
         return BatchResult.waiting(choose) if batch.waits_for_mask else choose(None)
 

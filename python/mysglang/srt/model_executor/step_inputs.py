@@ -37,6 +37,13 @@ Uploaded = dict[str, Tensor]
 PLAIN_GREEDY = SamplingTensors(drawing=None, penalties=None, bias=None)
 
 
+def is_plain(batch: ModelWorkerBatch) -> bool:
+    """Whether every row takes its most likely token and nothing else is asked."""
+    columns = batch.sampling
+    extras = (columns.penalties, columns.bias, batch.penalty_reset, batch.forbidden, batch.logprobs)
+    return columns.all_greedy and all(extra is None for extra in extras)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
     """What one step reads beside the tables."""
@@ -49,6 +56,16 @@ class StepInputs:
     prompt_layout: LogprobLayout | None
 
 
+NOTHING_TO_STAGE = StepInputs(
+    tokens={},
+    sampling=SamplingStep(tensors=PLAIN_GREEDY, uniforms=None, forbidden=None, output_query=None),
+    output_layout=None,
+    prompt=None,
+    prompt_layout=None,
+)
+"""Of a captured step whose rows are all plain."""
+
+
 class StepStager:
     """Turns batches into StepInputs, and restarts penalty lines on the way."""
 
@@ -59,6 +76,8 @@ class StepStager:
 
     def stage(self, batch: ModelWorkerBatch, tokens: Columns) -> StepInputs:
         """Upload `tokens` and whatever the batch's sampling needs."""
+        if not tokens and is_plain(batch):
+            return NOTHING_TO_STAGE
         logits_row = logits_rows_of(batch.yields)
         known = self._known(batch)
         logprobs = batch.logprobs

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from mysglang.srt.forward.outputs import BatchResult, PositionLogprobs, StepOutput
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.logprobs import Logprobs
 from mysglang.srt.layers.sampler import Sampled
 from mysglang.srt.model_executor.step_columns import LogprobLayout
 from mysglang.srt.model_executor.step_inputs import StepInputs
-from mysglang.srt.platforms.interface import Platform
+from mysglang.srt.platforms.interface import Event, Platform
+
+RETURNS = 8
+"""Steps whose tokens may be unread at once; more than any loop keeps in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +52,58 @@ def to_host(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", non_blocking=True)
 
 
-def pending_result(
-    platform: Platform, batch: ModelWorkerBatch, inputs: StepInputs, sampled: Sampled, prompt: Logprobs | None
-) -> BatchResult:
-    """Queue the copies of a step's answers. `prompt`: the log-probabilities of prompt tokens."""
-    output_logprobs = PendingLogprobs.queue(sampled.logprobs, inputs.output_layout)
-    prompt_logprobs = PendingLogprobs.queue(prompt, inputs.prompt_layout)
-    tokens = to_host(sampled.tokens)
-    done = platform.record_event()
+class StepReturns:
+    """Queues the copies of steps' answers, the tokens into host memory that is used in turn."""
 
-    def finish() -> StepOutput:
-        done.synchronize()
-        return StepOutput(
-            tokens=tokens.numpy().astype(np.int32),
-            counts=batch.yields.astype(np.int32),
-            output_logprobs=output_logprobs.arrived() if output_logprobs else None,
-            prompt_logprobs=prompt_logprobs.arrived() if prompt_logprobs else None,
-        )
+    def __init__(self, platform: Platform, max_rows: int) -> None:
+        self._tokens = [TokenReturn(platform, max_rows) for _ in range(RETURNS)]
+        self._turn = 0
 
-    return BatchResult(finish)
+    def queue(
+        self, batch: ModelWorkerBatch, inputs: StepInputs, sampled: Sampled, prompt: Logprobs | None
+    ) -> BatchResult:
+        """The result of the step that was queued last. `prompt`: the log-probabilities of prompt tokens."""
+        output_logprobs = PendingLogprobs.queue(sampled.logprobs, inputs.output_layout)
+        prompt_logprobs = PendingLogprobs.queue(prompt, inputs.prompt_layout)
+        tokens = self._tokens[self._turn]
+        self._turn = (self._turn + 1) % RETURNS
+
+        def finish() -> StepOutput:
+            return StepOutput(
+                tokens=tokens.arrived(),
+                counts=batch.yields.astype(np.int32),
+                output_logprobs=output_logprobs.arrived() if output_logprobs else None,
+                prompt_logprobs=prompt_logprobs.arrived() if prompt_logprobs else None,
+            )
+
+        result = BatchResult(finish)
+        tokens.queue(sampled.tokens, result)
+        return result
+
+
+class TokenReturn:
+    """Host memory for the tokens of one step, free again when somebody has read them."""
+
+    __slots__ = ("_count", "_done", "_host", "_ints", "_platform", "_result")
+
+    def __init__(self, platform: Platform, max_rows: int) -> None:
+        self._platform = platform
+        self._host = platform.upload_bytes(8 * max_rows).view(torch.int64)
+        self._ints: npt.NDArray[np.int64] = self._host.numpy()
+        self._done: Event = platform.record_event()
+        self._result: BatchResult | None = None
+        self._count = 0
+
+    def queue(self, tokens: Tensor, result: BatchResult) -> None:
+        """Queue the copy of tokens [N] int64. An earlier result that nobody has read yet is read first."""
+        if self._result is not None:
+            self._result.complete()
+        self._result = result
+        self._count = len(tokens)
+        self._host[: self._count].copy_(tokens, non_blocking=True)
+        self._done.record()
+
+    def arrived(self) -> Ints:
+        """Wait for the tokens, and for all that was queued before them."""
+        self._done.synchronize()
+        return self._ints[: self._count].astype(np.int32)
