@@ -15,6 +15,7 @@ from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.control import FlushCacheReqInput, FlushCacheReqOutput, GetInternalStateReq
 from mysglang.srt.messages.outputs import Abort, Length, Stop
 from mysglang.srt.messages.requests import LogprobRequest
+from mysglang.srt.scheduling.prefill_planner import LEAST_SHARE
 from mysglang.srt.scheduling.request import Req
 
 PROMPT = list(range(1, 30))
@@ -22,6 +23,9 @@ PROMPT = list(range(1, 30))
 SETUPS = [
     Setup(overlap=overlap, page_size=page, chunk=chunk, cache=cache)
     for overlap, page, chunk, cache in itertools.product((False, True), (1, 16), (None, 32), ("radix", "chunk"))
+] + [
+    Setup(overlap=overlap, page_size=page, chunk=chunk, mixed=True)
+    for overlap, page, chunk in itertools.product((False, True), (1, 16), (None, 32))
 ]
 
 
@@ -57,8 +61,16 @@ def test_answers_equal_solo_ones(setup: Setup) -> None:
 @pytest.mark.parametrize(
     "setup",
     [
-        Setup(overlap=overlap, page_size=page, chunk=chunk, num_tokens=192, max_context=192, conservativeness=0.1)
-        for overlap, page, chunk in itertools.product((False, True), (1, 16), (None, 32))
+        Setup(
+            overlap=overlap,
+            page_size=page,
+            chunk=chunk,
+            num_tokens=192,
+            max_context=192,
+            conservativeness=0.1,
+            mixed=mixed,
+        )
+        for overlap, page, chunk, mixed in itertools.product((False, True), (1, 16), (None, 32), (False, True))
     ],
     ids=str,
 )
@@ -125,7 +137,7 @@ def test_abort_all() -> None:
     scheduler.run()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(9))
 def test_storm(seed: int) -> None:
     """Random arrivals, aborts, shared prefixes, flushes and little memory; every completed answer is the solo one."""
     rng = random.Random(seed)
@@ -137,6 +149,7 @@ def test_storm(seed: int) -> None:
         max_context=160,
         conservativeness=rng.choice([0.1, 1.0]),
         policy=rng.choice(["fcfs", "lpm"]),
+        mixed=seed % 3 == 0,
     )
     scheduler = LateScheduler(setup)
     expected: dict[str, list[int]] = {}
@@ -269,7 +282,7 @@ def test_streams_come_by_interval_and_the_rest_by_fifty() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_logprobs_arrive_at_their_positions(chunk: int | None, start: int, overlap: bool) -> None:
     """The fake device answers minus the position, so every number tells where it belongs; also when cached."""
-    scheduler = LateScheduler(Setup(chunk=chunk, overlap=overlap))
+    scheduler = LateScheduler(Setup(chunk=chunk, overlap=overlap, mixed=start == 0))
     wish = LogprobRequest(prompt_start=start, top_num=2, token_ids=pack_ids([3, 5]))
     for rid in ("first", "again"):
         scheduler.send(rid, PROMPT, 5, ignore_eos=True, logprobs=wish)
@@ -393,3 +406,37 @@ def test_decoding_rows_are_told_what_they_share() -> None:
             scheduler.send(f"r{i}", [*PROMPT, 30 + i], 8, ignore_eos=True)
         scheduler.run()
         assert (scheduler.worker.groups_seen > 0) is some
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_mixed_steps_bound_both_waits(page_size: int) -> None:
+    """While prompts are computed every running row has its token in every step, and prompts have their share."""
+    chunk = 48
+    scheduler = LateScheduler(
+        Setup(chunk=chunk, page_size=page_size, max_context=512, num_tokens=8192, num_slots=64, mixed=True)
+    )
+    for i in range(40):
+        scheduler.send(f"running{i}", [i + 1], 60, ignore_eos=True)
+    while scheduler.assembled.loop.lane.size < 40:
+        scheduler.turn()
+    before = len(scheduler.worker.steps)
+    for i in range(3):
+        scheduler.send(f"prompt{i}", [50 + i] * 150, 2, ignore_eos=True)
+    scheduler.run()
+    mixed = [step for step in scheduler.worker.steps[before:] if not step.mode.is_decode]
+    prompt_tokens = [int(step.extend_lens[step.extend_lens > 1].sum()) for step in mixed]
+    least = max(chunk // LEAST_SHARE, page_size)
+    assert all(0 < tokens <= chunk for tokens in prompt_tokens) and sum(prompt_tokens) == 450
+    assert all(tokens >= least - page_size for tokens in prompt_tokens[:-1])
+    assert all(np.count_nonzero(step.extend_lens == 1) >= 40 for step in mixed), "a running row was left out"
+    steps_of_first = [step for step in scheduler.worker.steps if 0 in step.slots]
+    assert len(steps_of_first) >= 60
+
+
+def test_prompts_go_first_otherwise() -> None:
+    scheduler = LateScheduler(Setup(chunk=48, max_context=512))
+    scheduler.send("running", [1], 60, ignore_eos=True)
+    scheduler.turn(3)
+    scheduler.send("prompt", [2] * 200, 2, ignore_eos=True)
+    scheduler.run()
+    assert all(len(step.slots) == 1 for step in scheduler.worker.steps if not step.mode.is_decode)

@@ -23,6 +23,10 @@ class ScheduleArgs:
     chunked_prefill_size: int | None = arg(
         None, at_least=CHUNKING_OFF, help="Tokens of one prefill chunk, -1 for whole prompts; by GPU memory if unset."
     )
+    enable_mixed_chunk: bool = arg(
+        False,
+        help="Let prompts and running requests share steps, so that these do not wait while prompts are computed.",
+    )
     max_prefill_tokens: int = arg(16384, at_least=1, help="Prompt tokens of one prefill batch.")
     schedule_policy: PolicyName = arg(
         "fcfs", help="Order of the waiting queue: first come first served, or longest cached prefix first."

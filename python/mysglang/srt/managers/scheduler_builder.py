@@ -95,6 +95,7 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         cascade=None
         if args.kernels.disable_cascade_attention
         else CascadeCosts.of_model(model.num_heads, model.num_kv_heads, DTYPE_BYTES.get(model.dtype, 2)),
+        mixed_chunks=schedule.enable_mixed_chunk,
         overlap=not schedule.disable_overlap_schedule,
         decode_log_interval=args.observability.decode_log_interval,
         rank=tp_rank,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
@@ -27,6 +29,26 @@ class ScheduleBatch:
     """Tokens that the rows which start in this step found in the prefix cache."""
     new_seqs: int = 0
     """Rows that start in this step."""
+    decoding: int = 0
+    """The last rows of an EXTEND step, which decode beside the prompts."""
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    @property
+    def num_prompts(self) -> int:
+        """The first rows, of which prompt tokens are computed."""
+        return 0 if self.mode.is_decode else len(self.slots) - self.decoding
+
+    def beside(self, decode: ScheduleBatch) -> ScheduleBatch:
+        """This step of prompts together with a decode step of other rows."""
+        return replace(
+            self,
+            slots=np.concatenate([self.slots, decode.slots]),
+            lives=np.concatenate([self.lives, decode.lives]),
+            starts=np.concatenate([self.starts, decode.starts]),
+            lens=np.concatenate([self.lens, decode.lens]),
+            yields=np.concatenate([self.yields, decode.yields]),
+            new_tokens=self.new_tokens + decode.new_tokens,
+            decoding=len(decode),
+        )

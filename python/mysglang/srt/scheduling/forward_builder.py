@@ -32,7 +32,7 @@ class ForwardBuilder:
         decode = batch.mode.is_decode
         return ModelWorkerBatch(
             mode=batch.mode,
-            input_ids=self._unknown_ids[: len(batch)] if decode else self._prompt_ids(batch),
+            input_ids=self._unknown_ids[: len(batch)] if decode else self._token_ids(batch),
             slots=batch.slots,
             seq_lens=batch.starts + batch.lens,
             extend_lens=batch.lens,
@@ -40,17 +40,19 @@ class ForwardBuilder:
             yields=batch.yields,
             sampling=self._sampling.columns(batch),
             table_writes=self._kv.take_writes(),
-            penalty_reset=None if decode else self._sampling.penalty_reset(batch),
+            penalty_reset=self._sampling.penalty_reset(batch) if batch.num_prompts else None,
             forbidden=self._sampling.forbidden(batch),
             logprobs=self._logprobs(batch),
             waits_for_mask=self._waits_for_mask(batch),
             shared=self._prefix_groups.find(batch.slots) if decode else None,
         )
 
-    def _prompt_ids(self, batch: ScheduleBatch) -> Ints:
+    def _token_ids(self, batch: ScheduleBatch) -> Ints:
         tokens = self._table.tokens
-        rows = zip(batch.slots.tolist(), batch.starts.tolist(), batch.lens.tolist(), strict=True)
-        return np.concatenate([tokens[slot, start : start + n] for slot, start, n in rows])
+        prompts = slice(batch.num_prompts)
+        rows = zip(*(column[prompts].tolist() for column in (batch.slots, batch.starts, batch.lens)), strict=True)
+        ids = [tokens[slot, start : start + n] for slot, start, n in rows]
+        return np.concatenate([*ids, self._unknown_ids[: batch.decoding]])
 
     def _waits_for_mask(self, batch: ScheduleBatch) -> bool:
         return bool(batch.yields[self._table.constrained.rows(batch.slots)].any())

@@ -31,7 +31,8 @@ class MaskFiller(Protocol):
     def fill(self, grammars: Sequence[Grammar], bits: Ints) -> None:
         """Row i of `bits` becomes the mask of the tokens that grammars[i] allows next (see `TokenMask`).
 
-        bits: [len(grammars), words], contiguous. A grammar that cannot go on allows nothing.
+        bits: [len(grammars), words], contiguous. A grammar that cannot go on allows nothing; nothing is set behind the
+        last token of the vocabulary.
         """
         ...
 

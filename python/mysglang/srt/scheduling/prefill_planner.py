@@ -27,6 +27,10 @@ MAX_NEW_ESTIMATE = 4096
 """At most so many tokens to come are reckoned for one request; who generates more may cause a retraction."""
 
 
+LEAST_SHARE = 4
+"""Prompts have at least one part in so many of a step's budget, however many rows decode beside them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillLimits:
     """Token limits of one prefill step."""
@@ -40,12 +44,11 @@ class PrefillLimits:
     def chunking(self) -> bool:
         return self.chunked_prefill_size is not None
 
-    @property
-    def budget(self) -> int:
-        """New tokens of one step."""
-        if self.chunked_prefill_size is None:
-            return self.max_prefill_tokens
-        return min(self.max_prefill_tokens, self.chunked_prefill_size)
+    def budget(self, decoding: int) -> int:
+        """Prompt tokens of one step, beside so many rows that decode in it: what these leave, but at least a share."""
+        chunk = self.max_prefill_tokens if self.chunked_prefill_size is None else self.chunked_prefill_size
+        budget = min(self.max_prefill_tokens, chunk)
+        return max(budget - decoding, budget // LEAST_SHARE)
 
 
 @dataclass(slots=True)
@@ -84,11 +87,11 @@ class PrefillPlanner:
         self._limits = limits
         self._rules = rules
 
-    def plan(self, lane: Lane) -> ScheduleBatch | None:
-        """The next prefill step for `lane`, or None if no request can be taken."""
+    def plan(self, lane: Lane, *, decoding: int = 0) -> ScheduleBatch | None:
+        """The next prefill step for `lane`, beside so many rows that decode; None if no request can be taken."""
         if lane.chunked is None and not len(self._waiting):
             return None
-        step = PrefillStep(self._limits.budget, self._reserve(lane))
+        step = PrefillStep(max(self._limits.budget(decoding), self._kv.page_size), self._reserve(lane))
         if lane.chunked is not None:
             self._continue(lane.chunked, step, lane)
         if lane.chunked is None:

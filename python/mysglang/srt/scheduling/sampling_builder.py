@@ -111,7 +111,8 @@ class SamplingBuilder:
 
     def penalty_reset(self, batch: ScheduleBatch) -> PenaltyReset | None:
         """What the count lines of rows that finish their prompt in this step start from."""
-        rows = np.flatnonzero((self._lines.of(batch.slots) != NO_LINE) & batch.yields)
+        prompts = slice(batch.num_prompts)
+        rows = np.flatnonzero((self._lines.of(batch.slots[prompts]) != NO_LINE) & batch.yields[prompts])
         if not len(rows):
             return None
         slots = batch.slots[rows]

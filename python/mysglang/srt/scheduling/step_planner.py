@@ -1,6 +1,8 @@
-"""StepPlanner: prefill first, else decode; then the coordinator's word."""
+"""Step planners: whether prompts or running requests come next, or both at once; then the coordinator's word."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.coordinator import Coordinator
@@ -10,17 +12,56 @@ from mysglang.srt.scheduling.prefill_planner import PrefillPlanner
 from mysglang.srt.scheduling.request import Req
 
 
-class StepPlanner:
+class StepOrder(Protocol):
     """Chooses the kind of the next step."""
 
-    def __init__(self, prefill: PrefillPlanner, decode: DecodePlanner, coordinator: Coordinator) -> None:
+    def next_step(self, lane: Lane) -> ScheduleBatch | None:
+        """The step to run now, or None if there is nothing to do."""
+        ...
+
+
+class PrefillFirst:
+    """Prompts as long as any can be taken, else decode: the fewest steps, and the running wait for the prompts."""
+
+    def __init__(self, prefill: PrefillPlanner, decode: DecodePlanner) -> None:
         self._prefill = prefill
+        self._decode = decode
+
+    def next_step(self, lane: Lane) -> ScheduleBatch | None:
+        return self._prefill.plan(lane) or self._decode.plan(lane)
+
+
+class MixedChunks:
+    """Every step has the next token of all that run, and prompts in what is left of its budget.
+
+    So a running request waits for no more prompt tokens than fit one step, and prompts for no more than one step: they
+    keep a share of the budget however many run. (SGLang's `--enable-mixed-chunk`.)
+    """
+
+    def __init__(self, prefill: PrefillPlanner, decode: DecodePlanner) -> None:
+        self._prefill = prefill
+        self._decode = decode
+
+    def next_step(self, lane: Lane) -> ScheduleBatch | None:
+        # The running come first, also for memory. Prompts that are complete join the lane, and decode from the next.
+        decode = self._decode.plan(lane)
+        prompts = self._prefill.plan(lane, decoding=len(decode) if decode is not None else 0)
+        if prompts is None or decode is None:
+            return prompts or decode
+        return prompts.beside(decode)
+
+
+class StepPlanner:
+    """Plans the next step and lets the other ranks agree to it."""
+
+    def __init__(self, order: StepOrder, decode: DecodePlanner, coordinator: Coordinator) -> None:
+        self._order = order
         self._decode = decode
         self._coordinator = coordinator
 
     def next_batch(self, lane: Lane) -> ScheduleBatch | None:
         """The step to run now, or None if there is nothing to do."""
-        return self._coordinator.agree(self._prefill.plan(lane) or self._decode.plan(lane))
+        return self._coordinator.agree(self._order.next_step(lane))
 
     def take_failed(self) -> list[Req]:
         """Requests that planning had to end for want of memory, each once."""
