@@ -37,7 +37,7 @@ class OutputStreamer:
             assert req.finish is not None
             finished[row] = req.finish
         message = BatchTokenIDOutput(
-            rids=[table.rids[slot] for slot in due.tolist()] + [req.rid for req in ended],
+            rids=table.rids[due].tolist() + [req.rid for req in ended],
             token_ids=pack_ids(np.concatenate([self._running_tokens(due, counts), *tails])),
             token_counts=_column(counts, [len(tail) for tail in tails]),
             decode_flags=table.decode_flags[due].tobytes() + bytes([req.decode_flags for req in ended]),

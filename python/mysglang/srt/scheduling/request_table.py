@@ -35,7 +35,7 @@ class RequestTable:
         self.tokens: Ints = np.zeros((num_slots, max_context + 1), dtype=np.int32)
         self._flat_tokens: Ints = self.tokens.reshape(-1)
         self.reqs: list[Req | None] = [None] * num_slots
-        self.rids: list[str] = [""] * num_slots
+        self.rids: npt.NDArray[np.object_] = np.full(num_slots, "", dtype=np.object_)
         self.life: Longs = np.zeros(num_slots, dtype=np.int64)
         """Counts the ends of the slot's requests: a late result is applied only to the life that it was made for."""
         self.known: Ints = np.zeros(num_slots, dtype=np.int32)
