@@ -61,6 +61,7 @@ class AnswerMasks:
         """`backend` gives the one that made the grammars; by then it is there."""
         self._backend = backend
         self._free = free_mask(vocab_size, eos_ids)
+        self._last_word = free_mask(vocab_size, ())[-1]
 
     def fill(self, grammars: Sequence[Grammar], bits: Ints) -> None:
         matchers, rows = [], []
@@ -73,6 +74,8 @@ class AnswerMasks:
                 rows.append(row)
         if matchers:
             self._backend().fill(matchers, bits, rows)
+            # Some libraries set bits behind the last token.
+            bits[:, -1] &= self._last_word
 
 
 def free_mask(vocab_size: int, eos_ids: Sequence[int]) -> Ints:

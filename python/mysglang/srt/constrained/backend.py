@@ -77,5 +77,8 @@ class GrammarBackend(Protocol):
         ...
 
     def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
-        """bits[rows[i]] becomes the mask of what matchers[i], made by this backend, allows; nothing if it failed."""
+        """bits[rows[i]] becomes the mask of what matchers[i], made by this backend, allows; nothing if it failed.
+
+        What is set behind the last token of the vocabulary means nothing.
+        """
         ...

@@ -183,7 +183,7 @@ def try_out(backend: GrammarBackend, spec: GrammarSpec, data: bytes, vocab_size:
         began = time.thread_time()
         backend.fill([matcher], bits, [0])
         slowest = max(slowest, time.thread_time() - began)
-        allowed = np.flatnonzero(np.unpackbits(bits[0].view(np.uint8), bitorder="little"))
+        allowed = np.flatnonzero(np.unpackbits(bits[0].view(np.uint8), count=vocab_size, bitorder="little"))
         if not len(allowed):
             raise GrammarError(f"no token of this model can stand at position {place} of an answer")
         began = time.thread_time()

@@ -43,25 +43,31 @@ class _Tokens:
 class LLGuidanceMatcher:
     """One answer's place in a grammar."""
 
-    __slots__ = ("_ended", "_eos", "handle")
+    __slots__ = ("_ended", "_eos", "_stopped", "handle")
 
     def __init__(self, handle: ll.LLMatcher, eos: frozenset[int]) -> None:
         self.handle = handle
         self._eos = eos
         self._ended = False
+        self._stopped = False
+        """Whether the last token came where only the end could."""
 
     @property
     def finished(self) -> bool:
         return self._ended
 
     def accept(self, token: int) -> bool:
-        if self._ended or not self.handle.consume_token(token):
+        if self._ended:
+            return False
+        self._stopped = self.handle.is_stopped()
+        if not self.handle.consume_token(token):
             return False
         self._ended = token in self._eos
         return True
 
     def rollback(self, count: int) -> None:
-        self.handle.rollback(count)
+        # Where nothing but the end could follow, the library does not count it.
+        self.handle.rollback(count - 1 if self._ended and self._stopped and count else count)
         self._ended = self._ended and count == 0
 
 

@@ -1,0 +1,83 @@
+"""The grammar of one answer: it begins when the thinking ends; masks of many answers at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fixtures.grammar_walk import EOS, TOKENIZER, VOCABULARY, WORDS, backend_named, compiled
+from mysglang.srt.constrained.answer_grammar import AnswerGrammar, AnswerMasks
+from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend
+
+xgrammar = pytest.importorskip("xgrammar")
+
+THOUGHT_END = (7, 8)
+A, B = (TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "ab")
+FIRST = [token for token, piece in enumerate(VOCABULARY.pieces) if piece in (b"a", b"aa", b"ab")]
+"""What the grammar `a[ab]` allows at the start."""
+
+
+@pytest.fixture(scope="module")
+def backend() -> GrammarBackend:
+    return backend_named("xgrammar")
+
+
+@pytest.fixture(scope="module")
+def grammar(backend: GrammarBackend) -> CompiledGrammar:
+    return compiled(backend, "regex", "a[ab]")
+
+
+def masks(backend: GrammarBackend, *grammars: AnswerGrammar) -> list[list[int]]:
+    bits = np.full((len(grammars), WORDS), -1, dtype=np.int32)
+    AnswerMasks(lambda: backend, VOCABULARY.size, VOCABULARY.eos_ids).fill(grammars, bits)
+    return [np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist() for row in bits]
+
+
+def test_thinking_is_free_and_owes_an_answer(backend: GrammarBackend, grammar: CompiledGrammar) -> None:
+    answer = AnswerGrammar(grammar.matcher(), THOUGHT_END)
+    anything = [token for token in range(VOCABULARY.size) if token not in VOCABULARY.eos_ids]
+    for token in (B, 7, B, 8, 7, 7):
+        assert answer.thinking and not answer.finished
+        assert masks(backend, answer) == [anything]
+        assert answer.accept(token)
+    assert answer.accept(8)
+    assert not answer.thinking
+    assert masks(backend, answer) == [FIRST]
+    # What looks like the end of thinking is nothing special any more.
+    assert not answer.accept(7)
+
+
+def test_without_thinking_it_begins_at_once(backend: GrammarBackend, grammar: CompiledGrammar) -> None:
+    answer = AnswerGrammar(grammar.matcher())
+    assert not answer.thinking
+    assert masks(backend, answer) == [FIRST]
+
+
+def test_tokens_are_taken_back_across_the_end_of_thinking(backend: GrammarBackend, grammar: CompiledGrammar) -> None:
+    answer = AnswerGrammar(grammar.matcher(), THOUGHT_END)
+    for token in (B, 7, 8, A, B, EOS):
+        assert answer.accept(token)
+    assert answer.finished
+    answer.rollback(2)
+    assert {A, B} <= set(masks(backend, answer)[0])
+    answer.rollback(2)
+    assert answer.thinking
+    for token in (8, A, A, EOS):
+        assert answer.accept(token)
+    assert answer.finished
+
+
+def test_answers_in_all_states_together(backend: GrammarBackend, grammar: CompiledGrammar) -> None:
+    """Nothing is set behind the last token, whatever the library writes there."""
+    strings = compiled(backend, "json_schema", '{"type": "string"}')
+    quote = TOKENIZER.encode('"', add_special_tokens=False)[0]
+    together = [
+        AnswerGrammar(strings.matcher()),
+        AnswerGrammar(grammar.matcher(), (7,)),
+        AnswerGrammar(grammar.matcher()),
+    ]
+    assert together[0].accept(quote)
+    found = masks(backend, *together)
+    assert found == [masks(backend, one)[0] for one in together]
+    assert all(max(row) < VOCABULARY.size for row in found)
+    assert len(found[0]) > 1000 and found[2] == FIRST

@@ -1,0 +1,256 @@
+"""Every grammar library by the same tests: what is allowed leads to valid answers, and to nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fixtures.grammar_walk import EOS, TOKENIZER, VOCABULARY, WORDS, allowed, backend_named, compiled, walk
+from mysglang.srt.constrained.backend import GrammarBackend, GrammarError, JsonStyle
+from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarKind, GrammarSpec
+
+NAMES = ("xgrammar", "llguidance", "outlines")
+LIBRARIES = {"xgrammar": "xgrammar", "llguidance": "llguidance", "outlines": "outlines_core"}
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}},
+        "home": {
+            "type": "object",
+            "properties": {"zip": {"type": "string", "pattern": "^[0-9]{5}$"}},
+            "required": ["zip"],
+        },
+    },
+    "required": ["name", "age", "home"],
+    "additionalProperties": False,
+}
+TAGS = {
+    "structures": [{"begin": "<call=f>", "schema": {"type": "object"}, "end": "</call>"}],
+    "triggers": ["<call="],
+}
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def backend(request: pytest.FixtureRequest) -> Iterator[GrammarBackend]:
+    pytest.importorskip(LIBRARIES[request.param])
+    yield backend_named(request.param)
+
+
+@pytest.fixture(scope="module", params=NAMES[:2])
+def rich_backend(request: pytest.FixtureRequest) -> Iterator[GrammarBackend]:
+    """One that knows all kinds of grammar."""
+    pytest.importorskip(LIBRARIES[request.param])
+    yield backend_named(request.param)
+
+
+def assert_is(value: Any, schema: dict[str, Any]) -> None:
+    """The parts of JSON schema that these tests use."""
+    if "enum" in schema:
+        assert value in schema["enum"]
+        return
+    match schema["type"]:
+        case "object":
+            assert isinstance(value, dict)
+            assert set(schema.get("required", ())) <= set(value) <= set(schema["properties"])
+            for name, item in value.items():
+                assert_is(item, schema["properties"][name])
+        case "array":
+            assert isinstance(value, list)
+            for item in value:
+                assert_is(item, schema["items"])
+        case "string":
+            assert isinstance(value, str)
+            assert re.search(schema.get("pattern", ""), value)
+        case "integer":
+            assert type(value) is int
+        case "boolean":
+            assert type(value) is bool
+        case "null":
+            assert value is None
+
+
+def schemas() -> st.SearchStrategy[dict[str, Any]]:
+    leaves = st.sampled_from(["string", "integer", "boolean", "null"]).map(lambda kind: {"type": kind})
+    enums = st.lists(st.text('abc é"\\{', max_size=5), min_size=1, max_size=3, unique=True).map(lambda v: {"enum": v})
+
+    def grow(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+        arrays = inner.map(lambda item: {"type": "array", "items": item})
+        names = st.text("abxyz_", min_size=1, max_size=6)
+        properties = st.dictionaries(names, inner, min_size=1, max_size=3)
+        objects = properties.flatmap(
+            lambda items: st.sets(st.sampled_from(sorted(items))).map(
+                lambda required: {
+                    "type": "object",
+                    "properties": items,
+                    "required": sorted(required),
+                    "additionalProperties": False,
+                }
+            )
+        )
+        return arrays | objects
+
+    return st.recursive(leaves | enums, grow, max_leaves=5)
+
+
+@given(schema=schemas(), seed=st.integers(0, 1000))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_drawn_is_valid(backend: GrammarBackend, schema: dict[str, Any], seed: int) -> None:
+    matcher = compiled(backend, "json_schema", json.dumps(schema)).matcher()
+    assert_is(json.loads(walk(backend, matcher, random.Random(seed))), schema)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_schema(backend: GrammarBackend, seed: int) -> None:
+    grammar = compiled(backend, "json_schema", json.dumps(PERSON))
+    assert grammar.nbytes > 0
+    assert_is(json.loads(walk(backend, grammar.matcher(), random.Random(seed))), PERSON)
+
+
+@pytest.mark.parametrize("text", [ANY_JSON, '{"type": "object"}'])
+def test_any_json(backend: GrammarBackend, text: str) -> None:
+    grammar = compiled(backend, "json_schema", text)
+    for seed in range(3):
+        value = json.loads(walk(backend, grammar.matcher(), random.Random(seed)))
+        assert text == ANY_JSON or isinstance(value, dict)
+
+
+@pytest.mark.parametrize("pattern", ["[a-c]{2,5}x", "(yes|no)", r"\d{3}-\d{4}", "日本|é+", "a*"])
+def test_a_regular_expression(backend: GrammarBackend, pattern: str) -> None:
+    grammar = compiled(backend, "regex", pattern)
+    for seed in range(5):
+        assert re.fullmatch(pattern, walk(backend, grammar.matcher(), random.Random(seed), free=3))
+
+
+def test_ebnf(rich_backend: GrammarBackend) -> None:
+    """What no regular expression can say: balanced brackets."""
+    grammar = compiled(rich_backend, "ebnf", 'root ::= "(" root ")" | "x"')
+    for seed in range(5):
+        found = re.fullmatch(r"(\(*)x(\)*)", walk(rich_backend, grammar.matcher(), random.Random(seed)))
+        assert found is not None and len(found[1]) == len(found[2])
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_structural_tag(rich_backend: GrammarBackend, newer: bool) -> None:
+    """Free text, until a trigger is said; then what the tag demands."""
+    (structure,) = TAGS["structures"]
+    tag = {
+        "type": "tag",
+        "begin": structure["begin"],  # type: ignore[index]
+        "content": {"type": "json_schema", "json_schema": {"type": "object"}},
+        "end": "</call>",
+    }
+    form = {"type": "triggered_tags", "triggers": TAGS["triggers"], "tags": [tag]}
+    text = {"type": "structural_tag", "format": form} if newer else TAGS
+    matcher = compiled(rich_backend, "structural_tag", json.dumps(text)).matcher()
+    for token in TOKENIZER.encode("I call it: <call=", add_special_tokens=False):
+        assert matcher.accept(token)
+    starts = {VOCABULARY.pieces[token][:1] for token in allowed(rich_backend, matcher)}
+    assert starts == {b"f"}
+    for token in TOKENIZER.encode('f>{"a": 1}</call> and', add_special_tokens=False):
+        assert matcher.accept(token)
+    assert EOS in allowed(rich_backend, matcher)
+
+
+def test_eos_comes_when_the_answer_may_end_and_alone_when_it_must(backend: GrammarBackend) -> None:
+    matcher = compiled(backend, "regex", "ab?").matcher()
+    (a,), (b,) = (TOKENIZER.encode(letter, add_special_tokens=False) for letter in "ab")
+    assert EOS not in allowed(backend, matcher)
+    assert matcher.accept(a)
+    assert {b, EOS, EOS + 1} <= set(allowed(backend, matcher))
+    assert matcher.accept(b)
+    assert allowed(backend, matcher) == [EOS, EOS + 1]
+    assert not matcher.finished
+    assert matcher.accept(EOS + 1)
+    assert matcher.finished
+
+
+def test_what_is_not_allowed_is_not_accepted(backend: GrammarBackend) -> None:
+    grammar = compiled(backend, "regex", "ab")
+    (b,) = TOKENIZER.encode("b", add_special_tokens=False)
+    for token in (b, EOS):
+        assert not grammar.matcher().accept(token)
+
+
+def test_tokens_are_taken_back(backend: GrammarBackend) -> None:
+    matcher = compiled(backend, "regex", "[ab]{2}c").matcher()
+    a, b, c = (TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "abc")
+    before = [allowed(backend, matcher)]
+    for token in (a, b, c, EOS):
+        assert matcher.accept(token)
+        before.append([] if matcher.finished else allowed(backend, matcher))
+    for count, place in ((1, 3), (2, 1), (1, 0)):
+        matcher.rollback(count)
+        assert not matcher.finished
+        assert allowed(backend, matcher) == before[place]
+    assert all(matcher.accept(token) for token in (b, a, c, EOS)) and matcher.finished
+
+
+def test_answers_do_not_share_their_place(backend: GrammarBackend) -> None:
+    grammar = compiled(backend, "regex", "ab")
+    first, second = grammar.matcher(), grammar.matcher()
+    (a,) = TOKENIZER.encode("a", add_special_tokens=False)
+    assert first.accept(a)
+    assert a in allowed(backend, second)
+    assert a not in allowed(backend, first)
+
+
+def test_many_masks_at_once_are_those_of_each(backend: GrammarBackend) -> None:
+    grammar = compiled(backend, "json_schema", json.dumps(PERSON))
+    rng = random.Random(2)
+    matchers = [grammar.matcher() for _ in range(50)]
+    for matcher in matchers:
+        for _ in range(rng.randrange(12)):
+            assert matcher.accept(rng.choice([i for i in allowed(backend, matcher) if i not in VOCABULARY.eos_ids]))
+    rows = rng.sample(range(60), 50)
+    bits = np.zeros((60, WORDS), dtype=np.int32)
+    backend.fill(matchers, bits, rows)
+    for matcher, row in zip(matchers, rows, strict=True):
+        ids = np.flatnonzero(np.unpackbits(bits[row].view(np.uint8), count=VOCABULARY.size, bitorder="little"))
+        assert ids.tolist() == allowed(backend, matcher)
+    assert not bits[[row for row in range(60) if row not in rows]].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whitespace(name: str) -> None:
+    """None, where it is forbidden: then what the layout needs is all there is."""
+    pytest.importorskip(LIBRARIES[name])
+    backend = backend_named(name, JsonStyle(any_whitespace=False))
+    grammar = compiled(backend, "json_schema", '{"type":"array","items":{"type":"integer"}}')
+    for seed in range(5):
+        text = walk(backend, grammar.matcher(), random.Random(seed), free=8)
+        assert not re.search(r"\s\s|[\n\t]", text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("json_schema", '{"type": "nonsense"}'), ("regex", "(a"), ("json_schema", '{"$ref": "#/nowhere"}')],
+)
+def test_what_is_wrong_is_said(backend: GrammarBackend, kind: GrammarKind, text: str) -> None:
+    with pytest.raises(GrammarError, match=r"\w"):
+        backend.compile(GrammarSpec(kind, text))
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"format": {"type": "nonsense"}}', '{"structures": [{}], "triggers": []}', '{"format": 3}']
+)
+def test_a_malformed_structural_tag(rich_backend: GrammarBackend, text: str) -> None:
+    with pytest.raises(GrammarError, match=r"\w"):
+        rich_backend.compile(GrammarSpec("structural_tag", text))
+
+
+@pytest.mark.parametrize("kind", ["ebnf", "structural_tag"])
+def test_outlines_says_what_it_does_not_know(kind: GrammarKind) -> None:
+    pytest.importorskip("outlines_core")
+    with pytest.raises(GrammarError, match=f"does not know {kind}"):
+        backend_named("outlines").compile(GrammarSpec(kind, json.dumps(TAGS)))

@@ -1,0 +1,198 @@
+"""The process that compiles: limits, bombs, its death; none of it is felt by whoever asks for other grammars."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from fixtures.grammar_walk import EOS, TINY, TOKENIZER, VOCABULARY
+from mysglang.srt.constrained.compile_messages import CompilerSetup
+from mysglang.srt.constrained.compiler import Failure, GrammarCompiler, NoCompiler, Outcome
+from mysglang.srt.constrained.factory import make_backend
+from mysglang.srt.constrained.vocabulary import Vocabulary
+from mysglang.srt.sampling.grammar_spec import GrammarKind, GrammarSpec
+
+TIMEOUT_S = 2.0
+PATIENCE_S = 60.0
+
+NESTED = '{"type":"array","items":' * 400 + "{}" + "}" * 400
+FORKS = {
+    f"d{i}": {"oneOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}}]}
+    for i in range(20)
+}
+BOMBS: dict[str, tuple[GrammarKind, str]] = {
+    "oneOf in oneOf, twenty deep": (
+        "json_schema",
+        json.dumps({"$ref": "#/$defs/d0", "$defs": {**FORKS, "d20": {"type": "string"}}}),
+    ),
+    "recursion without an end": ("json_schema", '{"$ref": "#"}'),
+    "recursion": ("json_schema", '{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}'),
+    "counts in counts": ("regex", "((a{1,1000}){1,1000}){1,1000}"),
+    "5,000 words": ("json_schema", json.dumps({"enum": [f"word {i}" for i in range(5000)]})),
+    "400 arrays in one another": ("json_schema", NESTED),
+    "30,000 brackets": ("regex", "(" * 30_000 + "a" + ")" * 30_000),
+    "an ambiguous grammar": ("ebnf", 'root ::= a\na ::= a a a | "x" | ""'),
+    "a rule of itself": ("ebnf", "root ::= root"),
+}
+
+
+@contextmanager
+def running(name: str, timeout_s: float = TIMEOUT_S) -> Iterator[GrammarCompiler]:
+    setup = CompilerSetup(
+        backend=name,
+        tokenizer_path=str(TINY),
+        vocab_size=VOCABULARY.size,
+        eos_ids=VOCABULARY.eos_ids,
+        timeout_s=timeout_s,
+    )
+    vocabulary = Vocabulary.of(TOKENIZER, setup.vocab_size, (EOS, EOS + 1))
+    compiler = GrammarCompiler(setup, lambda: make_backend(name, vocabulary, setup.style))
+    try:
+        yield compiler
+    finally:
+        compiler.close()
+
+
+def outcomes(compiler: GrammarCompiler, specs: Sequence[GrammarSpec]) -> dict[GrammarSpec, Outcome]:
+    found: dict[GrammarSpec, Outcome] = {}
+    until = time.monotonic() + PATIENCE_S
+    while len(found) < len(specs):
+        assert time.monotonic() < until, f"no word of {set(specs) - set(found)}"
+        for spec, outcome in compiler.finished():
+            assert spec not in found, "told twice"
+            found[spec] = outcome
+        time.sleep(0.005)
+    return found
+
+
+def compile_one(compiler: GrammarCompiler, kind: GrammarKind, text: str) -> Outcome:
+    spec = GrammarSpec(kind, text)
+    compiler.submit(spec)
+    return outcomes(compiler, [spec])[spec]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module", params=["xgrammar", "llguidance", "outlines"])
+def compiler(request: pytest.FixtureRequest) -> Iterator[GrammarCompiler]:
+    pytest.importorskip("outlines_core" if request.param == "outlines" else request.param)
+    with running(request.param) as compiler:
+        yield compiler
+
+
+def test_a_grammar_comes_back_ready(compiler: GrammarCompiler) -> None:
+    grammar = compile_one(compiler, "regex", "ab")
+    assert not isinstance(grammar, Failure)
+    matcher = grammar.matcher()
+    for letter in "ab":
+        assert matcher.accept(TOKENIZER.encode(letter, add_special_tokens=False)[0])
+    assert matcher.accept(EOS) and matcher.finished
+
+
+def test_what_is_wrong_comes_back_in_words(compiler: GrammarCompiler) -> None:
+    failure = compile_one(compiler, "json_schema", '{"type": "nonsense"}')
+    assert isinstance(failure, Failure)
+    assert failure.lasting and failure.status == 400 and "nonsense" in failure.reason
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_bombs(compiler: GrammarCompiler, bomb: str) -> None:
+    """Served or refused, and soon; a good grammar that is asked for after it is not held up; the process lives on."""
+    assert not isinstance(compile_one(compiler, "regex", "warm|up"), Failure)
+    pid = compiler.pid
+    kind, text = BOMBS[bomb]
+    bad, good = GrammarSpec(kind, text), GrammarSpec("regex", f"{list(BOMBS).index(bomb)}+")
+    began = time.monotonic()
+    compiler.submit(bad)
+    compiler.submit(good)
+    found = outcomes(compiler, [bad, good])
+    assert time.monotonic() - began < TIMEOUT_S + 4
+    assert not isinstance(found[good], Failure)
+    failure = found[bad]
+    if isinstance(failure, Failure):
+        assert failure.status == 400 and len(failure.reason) < 400
+    assert compiler.pid == pid
+
+
+def test_time_is_limited() -> None:
+    """The limit is named, and the grammar does not count as wrong: another time it may be quick enough."""
+    pytest.importorskip("outlines_core")
+    with running("outlines", 0.5) as compiler:
+        slow, good = GrammarSpec("regex", "(a{1,1000}){1,1000}"), GrammarSpec("regex", "a")
+        compiler.submit(slow)
+        compiler.submit(good)
+        found = outcomes(compiler, [slow, good])
+    failure = found[slow]
+    assert isinstance(failure, Failure) and not failure.lasting
+    assert "longer than the limit of 0.5 s (--grammar-compile-timeout)" in failure.reason
+    assert not isinstance(found[good], Failure)
+
+
+def test_a_killed_process_is_replaced() -> None:
+    """What it was given is asked for again; what was loaded stays good."""
+    pytest.importorskip("llguidance")
+    with running("llguidance") as compiler:
+        assert compiler.pid is None
+        assert not isinstance(compile_one(compiler, "regex", "a"), Failure)
+        first = compiler.pid
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        compiler.submit(GrammarSpec("regex", "b"))
+        os.kill(first, signal.SIGKILL)
+        assert not isinstance(outcomes(compiler, [GrammarSpec("regex", "b")])[GrammarSpec("regex", "b")], Failure)
+        assert compiler.pid not in (None, first)
+
+
+def test_a_grammar_that_outlives_two_processes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the process is stuck and says nothing; then the next grammar gets a process again."""
+    pytest.importorskip("llguidance")
+    monkeypatch.setattr("mysglang.srt.constrained.compiler.GRACE_S", 0.2)
+    monkeypatch.setattr("mysglang.srt.constrained.compiler.START_S", 5.0)
+    with running("llguidance", 0.3) as compiler:
+        assert not isinstance(compile_one(compiler, "regex", "a"), Failure)
+        stopped = compiler.pid
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        spec = GrammarSpec("regex", "b")
+        compiler.submit(spec)
+        wait_for(lambda: compiler.pid not in (None, stopped))
+        second = compiler.pid
+        assert second is not None
+        os.kill(second, signal.SIGKILL)
+        failure = outcomes(compiler, [spec])[spec]
+        assert isinstance(failure, Failure) and failure.status == 500 and not failure.lasting
+        assert not isinstance(compile_one(compiler, "regex", "b"), Failure)
+
+
+def test_a_library_that_cannot_be_loaded_fails_each_grammar() -> None:
+    def broken() -> None:
+        raise ImportError("no such thing")
+
+    setup = CompilerSetup(backend="xgrammar", tokenizer_path=str(TINY), vocab_size=VOCABULARY.size, eos_ids=(EOS,))
+    compiler = GrammarCompiler(setup, broken)  # type: ignore[arg-type]
+    try:
+        for text in "ab":
+            failure = compile_one(compiler, "regex", text)
+            assert isinstance(failure, Failure) and failure.status == 500 and "no such thing" in failure.reason
+    finally:
+        compiler.close()
+
+
+def test_without_a_backend_each_grammar_is_refused() -> None:
+    compiler = NoCompiler()
+    spec = GrammarSpec("regex", "a")
+    compiler.submit(spec)
+    ((told, failure),) = compiler.finished()
+    assert told == spec and isinstance(failure, Failure) and "--grammar-backend" in failure.reason
+    assert compiler.finished() == []

@@ -1,0 +1,141 @@
+"""Requests wait for their grammars, each grammar is compiled once, and what is wrong or gone holds up nobody."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mysglang.srt.constrained.answer_grammar import AnswerGrammar
+from mysglang.srt.constrained.compiler import Failure, Outcome
+from mysglang.srt.constrained.grammar_queue import GrammarCache, GrammarQueue
+from mysglang.srt.messages.outputs import Abort
+from mysglang.srt.sampling.grammar_spec import GrammarSpec
+from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.scheduling.finish import StopWatch
+from mysglang.srt.scheduling.request import Req
+
+
+class EmptyMatcher:
+    """Allows nothing."""
+
+    finished = False
+
+    def accept(self, token: int) -> bool:
+        return False
+
+    def rollback(self, count: int) -> None:
+        pass
+
+
+class Ready:
+    """A compiled grammar."""
+
+    def __init__(self, nbytes: int = 10) -> None:
+        self.nbytes = nbytes
+
+    def matcher(self) -> EmptyMatcher:
+        return EmptyMatcher()
+
+
+class SlowCompiler:
+    """Compiles when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[GrammarSpec] = []
+        self.done: list[tuple[GrammarSpec, Outcome]] = []
+
+    def submit(self, spec: GrammarSpec) -> None:
+        self.asked.append(spec)
+
+    def finished(self) -> list[tuple[GrammarSpec, Outcome]]:
+        done, self.done = self.done, []
+        return done
+
+    def finish(self, outcome: Outcome) -> None:
+        """The oldest grammar that was asked for."""
+        self.done.append((self.asked.pop(0), outcome))
+
+
+def request(rid: str, regex: str | None = None) -> Req:
+    ids = np.asarray([1, 2], dtype=np.int32)
+    watch = StopWatch(token_ids=(), text=None, min_new=0)
+    params = SamplingParams(regex=regex)
+    return Req(rid=rid, ids=ids, prompt_len=2, sampling=params, max_new=4, stream=False, extra_key="", stop_watch=watch)
+
+
+def test_only_those_with_a_grammar_wait() -> None:
+    compiler = SlowCompiler()
+    queue = GrammarQueue(compiler)
+    free, bound, twin, other = request("free"), request("bound", "a"), request("twin", "a"), request("other", "b")
+    for req in (bound, twin, free, other):
+        queue.admit(req)
+    assert list(queue.ready()) == [free] and queue.expecting
+    assert [spec.text for spec in compiler.asked] == ["a", "b"], "each is compiled once"
+    compiler.finish(Ready())
+    assert list(queue.ready()) == [bound, twin] and queue.expecting
+    assert isinstance(bound.grammar, AnswerGrammar) and isinstance(twin.grammar, AnswerGrammar)
+    assert bound.grammar.matcher is not twin.grammar.matcher, "n answers of one prompt go their own ways"
+    compiler.finish(Ready())
+    assert list(queue.ready()) == [other] and not queue.expecting
+
+
+def test_a_known_grammar_is_ready_at_once() -> None:
+    compiler = SlowCompiler()
+    queue = GrammarQueue(compiler)
+    queue.admit(request("first", "a"))
+    compiler.finish(Ready())
+    list(queue.ready())
+    again = request("again", "a")
+    queue.admit(again)
+    assert list(queue.ready()) == [again] and again.grammar is not None
+    assert not compiler.asked
+
+
+def test_a_wrong_grammar_ends_its_requests_and_is_remembered() -> None:
+    compiler = SlowCompiler()
+    queue = GrammarQueue(compiler)
+    reqs = [request(f"r{i}", "(") for i in range(3)]
+    queue.admit(reqs[0])
+    queue.admit(reqs[1])
+    compiler.finish(Failure("no bracket", lasting=True))
+    list(queue.ready())
+    queue.admit(reqs[2])
+    assert not compiler.asked
+    assert list(queue.ready()) == reqs[2:]
+    assert all(req.finish == Abort("regex: no bracket.", status=400, param="regex") for req in reqs)
+
+
+def test_what_was_only_too_slow_is_tried_again() -> None:
+    compiler = SlowCompiler()
+    queue = GrammarQueue(compiler)
+    queue.admit(request("first", "a"))
+    compiler.finish(Failure("too slow", lasting=False))
+    list(queue.ready())
+    queue.admit(request("second", "a"))
+    assert [spec.text for spec in compiler.asked] == ["a"]
+
+
+def test_aborted_while_waiting_and_while_ready() -> None:
+    compiler = SlowCompiler()
+    queue = GrammarQueue(compiler)
+    waiting, ready = request("waiting", "a"), request("ready")
+    queue.admit(waiting)
+    queue.admit(ready)
+    assert queue.abort("nobody") is None
+    assert queue.abort("waiting") is waiting
+    assert queue.abort("ready") is ready
+    compiler.finish(Ready())
+    assert list(queue.ready()) == [] and not queue.expecting
+
+
+def test_the_cache_is_bounded_and_forgets_what_was_used_least() -> None:
+    cache = GrammarCache(max_grammars=3, max_bytes=100)
+    specs = [GrammarSpec("regex", str(i)) for i in range(6)]
+    for spec in specs[:3]:
+        cache.put(spec, Ready(10))
+    assert cache.get(specs[0]) is not None
+    cache.put(specs[3], Ready(10))
+    assert cache.get(specs[1]) is None and cache.get(specs[0]) is not None
+    cache.put(specs[4], Ready(90))
+    assert [cache.get(spec) is not None for spec in specs[:5]] == [True, False, False, False, True]
+    cache.put(specs[5], Ready(1000))
+    assert [cache.get(spec) is not None for spec in specs] == [False] * 5 + [True], "one stays, however large"
