@@ -19,6 +19,11 @@ def test_sound_options_pass(tmp_path: Path, hardware: Hardware) -> None:
     ServerArgs.from_kwargs(hardware, model_path=str(tmp_path), page_size=16, chunked_prefill_size=16)
 
 
+@pytest.mark.parametrize("name", ["auto", "none", "qwen3", "<plan>...</plan>", None])
+def test_thoughts_of_a_known_form(tmp_path: Path, name: str | None) -> None:
+    assert ServerArgs.from_kwargs(CPU, model_path=str(tmp_path), reasoning_parser=name).serving.reasoning_parser == name
+
+
 def test_a_repository_may_be_fetched_later() -> None:
     ServerArgs.from_kwargs(CPU, model_path="owner/name")
 
@@ -35,6 +40,9 @@ def test_a_repository_may_be_fetched_later() -> None:
         (CPU, {"json_model_override_args": "[1]"}, "--json-model-override-args must be a JSON object"),
         (CPU, {"json_model_override_args": "{"}, "--json-model-override-args must be a JSON object"),
         (CPU, {"chat_template": "no/such.jinja"}, "--chat-template no/such.jinja: there is no such file"),
+        (CPU, {"reasoning_parser": "qwen9"}, "--reasoning-parser qwen9: give one of auto, none, deepseek-r1"),
+        (CPU, {"reasoning_parser": "<a>..."}, "or two tags as <start>...<end>"),
+        (CPU, {"tool_call_parser": "qwen9"}, "--tool-call-parser must be one of auto, none"),
         (CPU, {"chunked_prefill_size": 0}, "--chunked-prefill-size 0"),
         (CPU, {"chunked_prefill_size": 8, "page_size": 16}, "--chunked-prefill-size must be at least --page-size (16)"),
         (CPU, {"schedule_conservativeness": 0.0}, "--schedule-conservativeness must be greater than 0"),

@@ -1,13 +1,14 @@
 """Every format of calls: what a model wrote is found, however the text was cut into pieces, and nothing is lost."""
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.call_formats import OFFERED, WRITERS, Call
+from mysglang.srt.args.parsers import ToolCallParser
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.base_detector import collect
 from mysglang.srt.function_call.core_types import CallArguments, CallStart, ToolCallItem, ToolEvent
@@ -316,6 +317,10 @@ def test_a_model_held_to_a_list_of_calls() -> None:
     said, items = JsonArrayDetector(OFFERED).detect_and_parse(text)
     assert (said, [item.name for item in items]) == ("", ["stop", "log-it"])
     assert JsonArrayDetector(OFFERED).detect_and_parse("Hello") == ("Hello", [])
+
+
+def test_the_flags_know_every_format() -> None:
+    assert get_args(ToolCallParser) == ("auto", "none", *DETECTORS)
 
 
 def test_an_unknown_format_names_the_known() -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mysglang.srt.args.parsers import REASONING_PARSERS
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.parser.reasoning_parser import REASONING_FORMATS, format_of, join, reasoning_format
 
@@ -84,6 +85,10 @@ def test_any_text_in_any_pieces(name: str, data: st.DataObject, sizes: list[int]
     parts += parser.finish()
     assert (join(parts, "thought"), join(parts, "answer")) == reasoning_format(name).open(prompt).detect_and_parse(text)
     assert all(part.text for part in parts)
+
+
+def test_the_flag_knows_every_format() -> None:
+    assert ("auto", "none", *REASONING_FORMATS) == REASONING_PARSERS
 
 
 def test_a_name_that_is_none() -> None:

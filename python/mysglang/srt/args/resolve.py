@@ -72,6 +72,8 @@ def resolve_kernels(args: KernelArgs) -> KernelArgs:
 
 
 def resolve_serving(args: ServingArgs, given: ModelArgs) -> ServingArgs:
+    if given.model_path is None and args.reasoning_parser is None:
+        args = replace(args, reasoning_parser="auto")
     if args.served_model_name is not None:
         return args
     return replace(args, served_model_name=given.model_path or EMBEDDED_MODEL_NAME)

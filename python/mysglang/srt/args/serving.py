@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mysglang.srt.args.field import arg
+from mysglang.srt.args.parsers import REASONING_PARSERS, ToolCallParser
 
 DefaultsSource = Literal["model", "openai"]
 
@@ -21,6 +22,14 @@ class ServingArgs:
     fastapi_root_path: str = arg("", help="Path under which a proxy shows this server.")
     served_model_name: str | None = arg(None, help="The model's name in the API; its path if unset.")
     chat_template: str | None = arg(None, help="File of a Jinja chat template, instead of the tokenizer's.")
+    tool_call_parser: ToolCallParser = arg(
+        "auto", help="How the model writes tool calls; auto: as its chat template shows them."
+    )
+    reasoning_parser: str | None = arg(
+        None,
+        help="How the model writes its thoughts, which are then told apart from its answer: "
+        f"{', '.join(REASONING_PARSERS)}, or two tags as <start>...<end>; auto for the embedded model.",
+    )
     sampling_defaults: DefaultsSource = arg(
         "model", help="Sampling parameters of requests that bring none: the model's generation config, or OpenAI's."
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mysglang.srt.args.groups import ArgGroups
+from mysglang.srt.args.parsers import REASONING_PARSERS
 from mysglang.srt.args.schedule import CHUNKING_OFF
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hardware import Hardware
@@ -52,6 +53,13 @@ RULES = (
     Rule(
         lambda a, _: _looks_like_file(a.serving.chat_template) and not Path(str(a.serving.chat_template)).is_file(),
         lambda a: f"--chat-template {a.serving.chat_template}: there is no such file.",
+    ),
+    Rule(
+        lambda a, _: not _is_reasoning_parser(a.serving.reasoning_parser),
+        lambda a: (
+            f"--reasoning-parser {a.serving.reasoning_parser}: give one of {', '.join(REASONING_PARSERS)}, "
+            "or two tags as <start>...<end>."
+        ),
     ),
     Rule(
         lambda a, _: a.schedule.chunked_prefill_size == 0,
@@ -109,6 +117,10 @@ def _is_json_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except ValueError:
         return False
+
+
+def _is_reasoning_parser(name: str | None) -> bool:
+    return name is None or name in REASONING_PARSERS or all(map(str.strip, name.partition("...")))
 
 
 def _looks_like_file(template: str | None) -> bool:

@@ -31,6 +31,9 @@ class AppOptions:
     served_model_name: str = "default"
     model_path: str = ""
     serving: ServingOptions = field(default_factory=ServingOptions)
+    tool_call_parser: str | None = "auto"
+    reasoning_parser: str | None = None
+    grammar_backend: str | None = None
     api_key: str | None = None
     admin_key: str | None = None
     loopback_only: bool = False
@@ -53,6 +56,9 @@ class AppOptions:
                 defaults=SamplingDefaults.choose(serving.sampling_defaults, model.generation_config),
                 report_cached_tokens=serving.enable_cache_report,
             ),
+            tool_call_parser=serving.tool_call_parser,
+            reasoning_parser=serving.reasoning_parser,
+            grammar_backend=args.grammar.grammar_backend,
             api_key=serving.api_key,
             admin_key=serving.admin_api_key,
             # Who brings a key came here on purpose, under whatever name.
@@ -73,8 +79,8 @@ def _model_info(args: ServerArgs, model: ModelConfig, name: str) -> dict[str, An
         "preferred_sampling_params": None,
         "weight_version": WEIGHT_VERSION,
         "load_format": args.model.load_format,
-        "reasoning_parser": None,
-        "tool_call_parser": None,
+        "reasoning_parser": args.serving.reasoning_parser,
+        "tool_call_parser": args.serving.tool_call_parser,
         "disaggregation_mode": "null",
         "has_image_understanding": False,
         "has_audio_understanding": False,

@@ -14,6 +14,7 @@ from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import Access, ApiKeyAuth, LoopbackGuard
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.header_limit import HeaderLimit
+from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openapi import describe_bodies
 from mysglang.srt.entrypoints.request_id import RequestId
@@ -22,6 +23,7 @@ from mysglang.srt.entrypoints.routes.control import AbortRequest, control_router
 from mysglang.srt.entrypoints.routes.health import health_router
 from mysglang.srt.entrypoints.routes.info import info_router
 from mysglang.srt.entrypoints.routes.native import native_router
+from mysglang.srt.entrypoints.routes.parsing import ParseFunctionCallReq, SeparateReasoningReqInput, parsing_router
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.utils.version import __version__
 
@@ -29,6 +31,13 @@ from mysglang.srt.utils.version import __version__
 def build_app(front: Front, options: AppOptions) -> FastAPI:
     """The application that answers for `front`."""
     models = OpenAIServingModels(options.served_model_name, options.model_path, front.facts.context_len)
+    formats = AnswerFormats.choose(
+        options.tool_call_parser,
+        options.reasoning_parser,
+        front.template_manager,
+        front.tokenizer,
+        grammar_backend=options.grammar_backend,
+    )
     health = health_router(front.tokenizer_manager, options.heartbeat_limit_s)
     control = control_router(front.tokenizer_manager)
     app = FastAPI(
@@ -42,11 +51,14 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
     )
     app.include_router(health)
     app.include_router(control)
-    app.include_router(info_router(front, options.model_info, options.server_info))
+    app.include_router(info_router(front, {**options.model_info, **formats.names}, options.server_info))
     app.include_router(native_router(front, incremental=options.incremental_streaming_output))
-    app.include_router(openai.openai_router(front, models, options.serving))
+    app.include_router(openai.openai_router(front, models, options.serving, formats))
+    app.include_router(parsing_router(formats))
     error_responses.install(app)
-    describe_bodies(app, [*openai.BODIES, GenerateReqInput, AbortRequest])
+    describe_bodies(
+        app, [*openai.BODIES, GenerateReqInput, AbortRequest, ParseFunctionCallReq, SeparateReasoningReqInput]
+    )
     return app
 
 

@@ -12,7 +12,14 @@ from abc import ABC, abstractmethod
 from itertools import groupby
 from typing import ClassVar
 
-from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText, ToolCallItem, ToolEvent
+from mysglang.srt.function_call.core_types import (
+    CallArguments,
+    CallStart,
+    CallStructure,
+    NormalText,
+    ToolCallItem,
+    ToolEvent,
+)
 from mysglang.srt.function_call.tool_schema import OfferedTools
 from mysglang.srt.parser.text_reader import EndOfText, Steps, TextReader
 
@@ -36,6 +43,13 @@ class FunctionCallDetector(ABC):
         self._calls_ended = 0
         self._over = False
         self._reading = self._calls()
+
+    @classmethod
+    def structure(cls, name: str) -> CallStructure | None:
+        """How a call of `name` is written, for who holds a model to it; None if its arguments are not JSON, or more
+        than that changes from call to call.
+        """
+        return None
 
     @property
     def has_calls(self) -> bool:

@@ -31,6 +31,15 @@ class CallArguments:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class CallStructure:
+    """How a call of one function is written: `begin`, its arguments as JSON, `end`. `begin` starts with `trigger`."""
+
+    trigger: str
+    begin: str
+    end: str
+
+
 ToolEvent: TypeAlias = NormalText | CallStart | CallArguments
 
 

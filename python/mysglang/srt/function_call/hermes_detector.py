@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mysglang.srt.function_call.arguments_writer import json_text
+from mysglang.srt.function_call.core_types import CallStructure
 from mysglang.srt.function_call.json_object_detector import JsonObjectDetector
 from mysglang.srt.parser.text_reader import Steps
 
@@ -12,6 +14,10 @@ class HermesDetector(JsonObjectDetector):
     """One answer in this format."""
 
     markers = (BEGIN, END)
+
+    @classmethod
+    def structure(cls, name: str) -> CallStructure:
+        return CallStructure(BEGIN, f'{BEGIN}\n{{"name": {json_text(name)}, "arguments": ', f"}}\n{END}")
 
     def _calls(self) -> Steps[None]:
         while True:

@@ -4,6 +4,8 @@ calls stand behind each other with a semicolon between them.
 
 from __future__ import annotations
 
+from mysglang.srt.function_call.arguments_writer import json_text
+from mysglang.srt.function_call.core_types import CallStructure
 from mysglang.srt.function_call.json_object_detector import JsonObjectDetector, Outcome
 from mysglang.srt.parser.text_reader import Steps
 
@@ -14,6 +16,10 @@ class Llama32Detector(JsonObjectDetector):
     """One answer in this format."""
 
     markers = (TAG,)
+
+    @classmethod
+    def structure(cls, name: str) -> CallStructure:
+        return CallStructure(TAG, f'{TAG}{{"name": {json_text(name)}, "parameters": ', "}")
 
     def _calls(self) -> Steps[None]:
         self._reader.hold()  # a call may stand here without its tag

@@ -43,6 +43,9 @@ class ChatTemplate:
         tests = {test.name for test in tree.find_all(nodes.Test)}
         self.takes_strings = self.content_format == "string" or not tests.isdisjoint(_KIND_TESTS)
         """Whether it takes a content that is a string, too."""
+        self.source = source
+        self.variables = frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
+        """What it asks for, if only under some condition."""
         self.knows_developer = "developer" in source
         """Whether it has a word for OpenAI's newer name of the system role."""
 

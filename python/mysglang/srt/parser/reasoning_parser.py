@@ -174,8 +174,12 @@ class ReasoningFormat(Protocol):
         """What ends a thought."""
         ...
 
+    def begins_thinking(self, prompt: str | None) -> bool:
+        """Whether the answer to `prompt` begins inside a thought: the prompt's end may have begun it, or ended it."""
+        ...
+
     def open(self, prompt: str | None = None) -> ReasoningParser:
-        """A parser for the answer to `prompt`, whose end may have begun the thinking, or ended it."""
+        """A parser for the answer to `prompt`."""
         ...
 
 
@@ -193,9 +197,12 @@ class TagFormat:
     def markers(self) -> tuple[str, ...]:
         return (self.start, self.end)
 
-    def open(self, prompt: str | None = None) -> ReasoningParser:
+    def begins_thinking(self, prompt: str | None) -> bool:
         last = "" if prompt is None else prompt.rstrip()
-        thinking = last.endswith(self.start) or (self.thinks_first and not last.endswith(self.end))
+        return last.endswith(self.start) or (self.thinks_first and not last.endswith(self.end))
+
+    def open(self, prompt: str | None = None) -> ReasoningParser:
+        thinking = self.begins_thinking(prompt)
         return TagParser(self.start, self.end, thinking=thinking, interrupts=self.interrupts)
 
 
@@ -205,6 +212,9 @@ class AppendThinkFormat:
 
     markers: tuple[str, ...] = ()
     end: str = "</think>"
+
+    def begins_thinking(self, prompt: str | None) -> bool:
+        return True
 
     def open(self, prompt: str | None = None) -> ReasoningParser:
         return AppendThink()
@@ -216,6 +226,9 @@ class HarmonyFormat:
 
     markers: tuple[str, ...] = harmony.MARKERS
     end: str = harmony.END
+
+    def begins_thinking(self, prompt: str | None) -> bool:
+        return False  # each answer says by its first head what it begins with
 
     def open(self, prompt: str | None = None) -> ReasoningParser:
         return HarmonyParser()

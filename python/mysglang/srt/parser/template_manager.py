@@ -63,7 +63,16 @@ class TemplateManager:
     @property
     def content_format(self) -> ContentFormat:
         """Of the default template: whether it takes content as parts, or only as a string."""
-        return self._template(None).content_format
+        return self._template(False).content_format
+
+    @property
+    def source(self) -> str:
+        """The text of all templates: what shows how the model writes."""
+        return "\n".join(template.source for template in self._templates.values())
+
+    def variables(self, *, with_tools: bool = False) -> frozenset[str]:
+        """What the template asks for that would render a conversation with or without tools. Raises InvalidRequest."""
+        return self._template(with_tools).variables
 
     def render(
         self,
@@ -86,7 +95,7 @@ class TemplateManager:
         if reserved := RESERVED_KWARGS & kwargs.keys():
             message = f"chat_template_kwargs may not hold {min(reserved)!r}."
             raise InvalidRequest(message, param="chat_template_kwargs")
-        template = self._template(tools)
+        template = self._template(bool(tools))
         conversation = [_fit(message, template) for message in messages]
         variables: dict[str, object] = {
             **self._special_tokens,
@@ -101,8 +110,8 @@ class TemplateManager:
         conversation[-1] = _with_cut(conversation[-1])
         return _cut(template.render(variables))
 
-    def _template(self, tools: Sequence[Mapping[str, object]] | None) -> ChatTemplate:
-        if tools and TOOL_USE in self._templates:
+    def _template(self, with_tools: bool) -> ChatTemplate:
+        if with_tools and TOOL_USE in self._templates:
             return self._templates[TOOL_USE]
         if DEFAULT not in self._templates:
             raise InvalidRequest(self._missing, param="messages")

@@ -1,14 +1,17 @@
 """The frames of a chat stream: what each choice has said so far decides which frame comes next.
 
-For each choice: one frame with the role, then its text, then one with the finish reason. Knows neither sampling nor
-where text comes from; what will split a text into kinds (thinking, tool calls) has its place here.
+For each choice: one frame with the role, then its thoughts, its text and its tool calls, then one with the finish
+reason. Knows neither sampling nor how a text is taken apart (`answer_parser.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
+from mysglang.srt.entrypoints.openai.chat_message import new_call_id
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
+from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText
 
 
 class ChatStream:
@@ -25,9 +28,24 @@ class ChatStream:
         self._begun.add(index)
         return self._frame(index, {"role": "assistant", "content": "", "reasoning_content": None})
 
-    def text(self, index: int, text: str, logprobs: object = None, usage: Mapping[str, object] | None = None) -> bytes:
-        """What `index` has newly said. Tokens whose text is still held back have logprobs all the same."""
-        return self._frame(index, {"content": text, "reasoning_content": None}, logprobs, usage=usage)
+    def say(
+        self,
+        index: int,
+        parts: Sequence[AnswerPart],
+        logprobs: object = None,
+        usage: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """What `index` has newly said: a frame for each part, logprobs in the first, usage in all.
+
+        Tokens whose text is still held back have logprobs all the same, and then a frame without text.
+        """
+        if logprobs is not None and not parts:
+            parts = [NormalText("")]
+        frames = []
+        for part in parts:
+            frames.append(self._frame(index, _delta(part), logprobs, usage=usage))
+            logprobs = None
+        return b"".join(frames)
 
     def finish(self, index: int, reason: str, matched: int | str | None) -> bytes:
         """The last frame of `index`."""
@@ -50,3 +68,21 @@ class ChatStream:
             "matched_stop": matched,
         }
         return self._frames.choice(choice, usage)
+
+
+def _delta(part: AnswerPart) -> dict[str, object]:
+    match part:
+        case Thought(text):
+            return {"reasoning_content": text}
+        case NormalText(text):
+            return {"content": text, "reasoning_content": None}
+        case CallStart(index, name, call_id):
+            return _call_delta(index, call_id or new_call_id(), name, "")
+        case CallArguments(index, text):
+            return _call_delta(index, None, None, text)
+
+
+def _call_delta(index: int, call_id: str | None, name: str | None, arguments: str) -> dict[str, object]:
+    function = {"name": name, "arguments": arguments}
+    call = {"id": call_id, "index": index, "type": "function", "function": function}
+    return {"tool_calls": [call], "reasoning_content": None}

@@ -10,8 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
+from mysglang.srt.entrypoints.openai.tool_protocol import NamedToolChoice, Tool
 from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 MAX_TOP_LOGPROBS = 20
 """OpenAI's bound; the native route allows more."""
@@ -151,18 +154,22 @@ class ChatCompletionRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] = {}
     continue_final_message: bool = False
     add_generation_prompt: bool = True
-    tool_choice: Literal["none", "auto"] = "auto"
-    tools: list[dict[str, Any]] = []
+    tools: list[Tool] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    separate_reasoning: bool = True
+    """Whether thoughts are told apart from the answer, where the server knows how the model writes them."""
+    stream_reasoning: bool = True
+    """Whether a stream tells thoughts as they come, and not each in one piece."""
+    reasoning_effort: ReasoningEffort | None = None
     rid: str | None = None
     unsupported = {
         **_UNSUPPORTED_EVERYWHERE,
         **not_here("functions", unless=([],)),
         **not_here("function_call", unless=("none", "auto")),
-        **not_here("parallel_tool_calls", unless=(True, False)),
         **not_here("modalities", unless=(["text"],)),
         **not_here("audio", "prediction", "verbosity", "web_search_options", "moderation"),
-        **not_here("reasoning_effort", "reasoning", "thinking", "task", "input_ids", "chat_template"),
-        **not_here("separate_reasoning", "stream_reasoning", unless=(True, False)),
+        **not_here("reasoning", "thinking", "task", "input_ids", "chat_template"),
         **not_here("input_ids_in_sglext", "output_ids_in_sglext", "return_meta_info", unless=OFF),
         **not_here("return_prompt_token_ids", "return_sampling_mask", "use_audio_in_video", unless=OFF),
         **not_here("max_dynamic_patch", "min_dynamic_patch", "video_config"),
@@ -170,9 +177,6 @@ class ChatCompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ChatCompletionRequest:
-        if self.tools and self.tool_choice != "none":
-            message = 'tools: calling tools is not supported by this server yet; send tool_choice "none".'
-            raise InvalidRequest(message, param="tools")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs: only with logprobs=true.", param="top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
@@ -248,7 +252,7 @@ class TokenizeRequest(StrictModel):
     model: str | None = None
     prompt: Texts | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
-    tools: list[dict[str, Any]] = []
+    tools: list[Tool] = []
     chat_template_kwargs: dict[str, Any] = {}
     add_special_tokens: bool = True
     add_generation_prompt: bool = True

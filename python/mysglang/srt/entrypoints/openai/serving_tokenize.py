@@ -49,7 +49,7 @@ class OpenAIServingTokenize:
             prompt = await render_chat(
                 self._front,
                 body.messages,
-                tools=body.tools,
+                tools=[tool.as_sent() for tool in body.tools],
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message,
                 template_kwargs=body.chat_template_kwargs,

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -23,9 +24,11 @@ from mysglang.srt.entrypoints.openapi import takes
 BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 
 
-def openai_router(front: Front, models: OpenAIServingModels, options: ServingOptions) -> APIRouter:
+def openai_router(
+    front: Front, models: OpenAIServingModels, options: ServingOptions, formats: AnswerFormats
+) -> APIRouter:
     router = APIRouter(tags=["openai"])
-    chat = OpenAIServingChat(front, models, options)
+    chat = OpenAIServingChat(front, models, options, formats)
     completion = OpenAIServingCompletion(front, models, options)
     tokenizing = OpenAIServingTokenize(front, models)
 

@@ -1,0 +1,54 @@
+"""The names by which flags choose how a model's text is read; what they stand for, `function_call` and `parser` say."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+ToolCallParser = Literal[
+    "auto",
+    "none",
+    "deepseekv3",
+    "deepseekv31",
+    "deepseekv32",
+    "glm",
+    "glm45",
+    "glm47",
+    "gpt-oss",
+    "hermes",
+    "internlm",
+    "interns1",
+    "kimi_k2",
+    "lfm2",
+    "llama3",
+    "mimo",
+    "minimax-m2",
+    "mistral",
+    "phi4-mini",
+    "pythonic",
+    "qwen",
+    "qwen25",
+    "qwen3_coder",
+    "step3",
+    "step3p5",
+]
+
+REASONING_PARSERS = (
+    "auto",
+    "none",
+    "deepseek-r1",
+    "deepseek-v3",
+    "glm45",
+    "gpt-oss",
+    "interns1",
+    "kimi",
+    "kimi_k2",
+    "mimo",
+    "minimax",
+    "minimax-append-think",
+    "mistral",
+    "qwen3",
+    "qwen3-thinking",
+    "step3",
+    "step3p5",
+)
+"""Beside these, any two tags with `...` between them."""

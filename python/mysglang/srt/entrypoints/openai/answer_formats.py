@@ -1,0 +1,72 @@
+"""AnswerFormats: how the served model writes tool calls and thoughts, decided once when a server starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mysglang.srt.function_call import function_call_parser
+from mysglang.srt.function_call.base_detector import FunctionCallDetector
+from mysglang.srt.parser import reasoning_parser
+from mysglang.srt.parser.reasoning_parser import ReasoningFormat
+from mysglang.srt.parser.template_manager import TemplateManager
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormats:
+    """None stands for what cannot be told apart, and remains text."""
+
+    tool_call_parser: str | None = None
+    """The name of the format, as `--tool-call-parser` has it."""
+    reasoning_parser: str | None = None
+    detector: type[FunctionCallDetector] | None = None
+    reasoning: ReasoningFormat | None = None
+    calls_are_special: bool = False
+    """Whether calls are written with special tokens, which must then be shown to be found."""
+    thoughts_are_special: bool = False
+
+    grammar_backend: str | None = None
+    """What holds answers to a grammar: a name of `--grammar-backend`, None for the default."""
+
+    @property
+    def any_structural_tag(self) -> bool:
+        """Whether grammars may be structural tags of every form: other backends know the older form only."""
+        return self.grammar_backend in (None, "xgrammar")
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        """The formats, under the names of their flags."""
+        return {"tool_call_parser": self.tool_call_parser, "reasoning_parser": self.reasoning_parser}
+
+    @classmethod
+    def choose(
+        cls,
+        calls: str | None,
+        thoughts: str | None,
+        templates: TemplateManager | None,
+        tokenizer: Tokenizer | None,
+        *,
+        grammar_backend: str | None = None,
+    ) -> AnswerFormats:
+        """By the names that the flags give; "auto" is what the chat template shows. Without a tokenizer, no text."""
+        if templates is None or tokenizer is None:
+            return cls()
+        calls = function_call_parser.format_of(templates.source) if calls == "auto" else calls
+        thoughts = reasoning_parser.format_of(templates.source) if thoughts == "auto" else thoughts
+        calls, thoughts = (None if name == "none" else name for name in (calls, thoughts))
+        detector = None if calls is None else function_call_parser.detector_class(calls)
+        reasoning = None if thoughts is None else reasoning_parser.reasoning_format(thoughts)
+        return cls(
+            calls,
+            thoughts,
+            detector,
+            reasoning,
+            calls_are_special=detector is not None and _special(detector.markers, tokenizer),
+            thoughts_are_special=reasoning is not None and _special(reasoning.markers, tokenizer),
+            grammar_backend=grammar_backend,
+        )
+
+
+def _special(markers: Iterable[str], tokenizer: Tokenizer) -> bool:
+    return any(tokenizer.id_of(marker) in tokenizer.special_ids for marker in markers)

@@ -1,0 +1,121 @@
+"""AnswerParser: what one choice of a chat says, taken apart: thoughts, text, tool calls.
+
+What is absent is an object too: without a format of thoughts everything is answer, without tools all of that is text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from mysglang.srt.function_call.core_types import NormalText, ToolEvent
+from mysglang.srt.parser.reasoning_parser import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """The next characters of what is thought before answering."""
+
+    text: str
+
+
+AnswerPart: TypeAlias = Thought | ToolEvent
+
+
+class ThoughtSplitter(Protocol):
+    """A ReasoningParser, or NoThoughts."""
+
+    def feed(self, text: str) -> list[Part]: ...
+
+    def finish(self) -> list[Part]: ...
+
+
+class CallFinder(Protocol):
+    """A FunctionCallDetector, or NoCalls."""
+
+    @property
+    def has_calls(self) -> bool: ...
+
+    @property
+    def calls_complete(self) -> bool: ...
+
+    def feed(self, text: str) -> list[ToolEvent]: ...
+
+    def finish(self) -> list[ToolEvent]: ...
+
+
+class NoThoughts:
+    """Everything is answer."""
+
+    def feed(self, text: str) -> list[Part]:
+        return [Part("answer", text)] if text else []
+
+    def finish(self) -> list[Part]:
+        return []
+
+
+class NoCalls:
+    """Everything is text."""
+
+    has_calls = False
+    calls_complete = True
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        return [NormalText(text)] if text else []
+
+    def finish(self) -> list[ToolEvent]:
+        return []
+
+
+class AnswerParser:
+    """Feed it one choice's text as it comes."""
+
+    def __init__(
+        self, thoughts: ThoughtSplitter, calls: CallFinder, *, stream_thoughts: bool = True, several_calls: bool = True
+    ) -> None:
+        """`stream_thoughts`: False tells a thought in one piece, once it is over. `several_calls`: False for the first
+        alone, which is all that a client can take that asked for no parallel calls.
+        """
+        self._thoughts = thoughts
+        self._calls = calls
+        self._stream_thoughts = stream_thoughts
+        self._several_calls = several_calls
+        self._kept: list[str] = []
+
+    @property
+    def called(self) -> bool:
+        """Whether the answer so far is one that calls tools, every call complete."""
+        return self._calls.has_calls and self._calls.calls_complete
+
+    def feed(self, text: str, *, last: bool) -> list[AnswerPart]:
+        """What `text` adds; `last` if nothing follows it."""
+        parts = self._thoughts.feed(text)
+        if last:
+            parts += self._thoughts.finish()
+        found: list[AnswerPart] = []
+        for part in parts:
+            if part.kind == "thought":
+                self._think(part.text, found)
+            else:
+                found += self._told_thought()
+                found += self._answered(self._calls.feed(part.text))
+        if last:
+            found += self._told_thought()
+            found += self._answered(self._calls.finish())
+        return found
+
+    def _think(self, text: str, found: list[AnswerPart]) -> None:
+        if self._stream_thoughts:
+            found.append(Thought(text))
+        else:
+            self._kept.append(text)
+
+    def _told_thought(self) -> list[AnswerPart]:
+        kept = "".join(self._kept)
+        self._kept.clear()
+        return [Thought(kept)] if kept else []
+
+    def _answered(self, events: list[ToolEvent]) -> list[ToolEvent]:
+        if self._several_calls:
+            return events
+        return [event for event in events if isinstance(event, NormalText) or event.index == 0]

@@ -1,0 +1,108 @@
+"""What an answer is held to that must call tools, or whose calls must keep to their schemas: grammars as text.
+
+Where the model's own format can be written down it is held to that, for that it was trained on; else to a JSON list of
+calls, which `JsonArrayDetector` reads. Knows no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.function_call.arguments_writer import json_text
+from mysglang.srt.function_call.core_types import CallStructure
+
+_DEFINITIONS = ("$defs", "definitions")
+
+Structured = Sequence[tuple[FunctionDefinition, CallStructure]]
+
+
+def strict_calls(functions: Structured) -> str:
+    """A structural tag: free text, in which calls keep to the schemas of the functions that are strict."""
+    structures = [
+        {"begin": found.begin, "schema": _schema(function) if function.strict else {"type": "object"}, "end": found.end}
+        for function, found in functions
+    ]
+    triggers = sorted({found.trigger for _, found in functions})
+    return orjson.dumps({"structures": structures, "triggers": triggers}).decode()
+
+
+def calls_alone(functions: Structured, *, several: bool) -> str:
+    """A structural tag: at least one call in the model's own format, and nothing else."""
+    return _tag_text(_calls([(function, found.begin, found.end) for function, found in functions], "\n", several))
+
+
+def list_of_calls(functions: Sequence[FunctionDefinition], *, several: bool) -> str:
+    """A structural tag: the same as a JSON list, without a space that a model could lose itself in."""
+    calls = [(function, f'{{"name": {json_text(function.name)}, "parameters": ', "}") for function in functions]
+    elements = [_literal("["), _calls(calls, ", ", several), _literal("]")]
+    return _tag_text({"type": "sequence", "elements": elements})
+
+
+def list_schema(functions: Sequence[FunctionDefinition], *, several: bool) -> str:
+    """The JSON schema of such a list, for who knows no structural tags of that kind."""
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": [_call(one) for one in functions]}}
+    if not several:
+        schema["maxItems"] = 1
+    for kind in _DEFINITIONS:
+        if found := _definitions(functions, kind):
+            schema[kind] = found
+    return orjson.dumps(schema).decode()
+
+
+def _calls(calls: Sequence[tuple[FunctionDefinition, str, str]], separator: str, several: bool) -> dict[str, Any]:
+    tags = [
+        {
+            "type": "tag",
+            "begin": begin,
+            "content": {"type": "json_schema", "json_schema": _schema(function)},
+            "end": end,
+        }
+        for function, begin, end in calls
+    ]
+    return {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": not several,
+    }
+
+
+def _literal(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
+
+
+def _tag_text(form: dict[str, Any]) -> str:
+    return orjson.dumps({"type": "structural_tag", "format": form}).decode()
+
+
+def _schema(function: FunctionDefinition) -> dict[str, Any]:
+    """Arguments are an object, whatever their schema leaves open."""
+    return {"type": "object", **function.parameters}
+
+
+def _call(function: FunctionDefinition) -> dict[str, Any]:
+    parameters = {key: value for key, value in _schema(function).items() if key not in _DEFINITIONS}
+    return {
+        "type": "object",
+        "properties": {"name": {"enum": [function.name]}, "parameters": parameters},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _definitions(functions: Sequence[FunctionDefinition], kind: str) -> dict[str, Any]:
+    """What the schemas refer to, together: a reference counts from the root of the whole schema."""
+    found: dict[str, Any] = {}
+    for function in functions:
+        own = function.parameters.get(kind)
+        for name, schema in own.items() if isinstance(own, dict) else ():
+            if found.setdefault(name, schema) != schema:
+                message = f"tools: {kind}/{name} means one thing in one tool, and another in another."
+                raise InvalidRequest(message, param="tools")
+    return found

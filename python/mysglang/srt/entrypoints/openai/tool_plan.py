@@ -1,0 +1,121 @@
+"""ToolPlan: what a chat request asks of tools: which are offered, how calls are found in the answer, and what that is
+held to where it must call one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
+from mysglang.srt.entrypoints.openai.answer_parser import CallFinder, NoCalls
+from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+from mysglang.srt.entrypoints.openai.tool_constraint import (
+    Structured,
+    calls_alone,
+    list_of_calls,
+    list_schema,
+    strict_calls,
+)
+from mysglang.srt.entrypoints.openai.tool_protocol import FunctionDefinition, NamedToolChoice
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.function_call.json_array_detector import JsonArrayDetector
+from mysglang.srt.function_call.tool_schema import OfferedTools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolPlan:
+    """The default is a request without tools."""
+
+    offered: Sequence[Mapping[str, Any]] = ()
+    """As the chat template gets them."""
+    find_calls: Callable[[], CallFinder] = NoCalls
+    """What finds the calls in the answer of a choice."""
+    calls_are_special: bool = False
+    """Whether special tokens must be shown for that."""
+    grammar: Mapping[str, str] | None = None
+    """What the answer is held to: the sampling parameter that says it, and its text."""
+
+
+def plan_tools(body: ChatCompletionRequest, formats: AnswerFormats) -> ToolPlan:
+    """Raises InvalidRequest for what cannot be had: tools without a format of calls, a choice that is not offered."""
+    choice, functions = body.tool_choice, [tool.function for tool in body.tools]
+    if choice == "none" or (choice == "auto" and not functions):
+        return ToolPlan()
+    offered = [tool.as_sent() for tool in body.tools]
+    if choice == "auto":
+        return _free_choice(functions, offered, formats)
+    if isinstance(choice, NamedToolChoice):
+        name = choice.function.name
+        functions = [function for function in functions if function.name == name]
+        if not functions:
+            raise InvalidRequest(f"tool_choice: there is no tool named {name!r}.", param="tool_choice")
+    elif not functions:
+        raise InvalidRequest("tool_choice: there are no tools to choose from.", param="tool_choice")
+    several = body.parallel_tool_calls and choice == "required"
+    return _forced_choice(functions, offered, formats, several=several)
+
+
+def _free_choice(
+    functions: Sequence[FunctionDefinition], offered: Sequence[Mapping[str, Any]], formats: AnswerFormats
+) -> ToolPlan:
+    detector, known = formats.detector, OfferedTools(offered)
+    if detector is None:
+        message = (
+            "tools: this server does not know how its model writes calls; it must be started with --tool-call-parser. "
+            'Or send tool_choice "none".'
+        )
+        raise InvalidRequest(message, param="tools")
+    grammar = None
+    if any(function.strict for function in functions):
+        _need_grammars(formats, "tools", "strict")
+        structured = _structured(functions, formats)
+        if structured is None:
+            message = (
+                f"tools: strict is not supported for calls in the format of {formats.tool_call_parser}, "
+                'unless tool_choice is "required" or names a function.'
+            )
+            raise InvalidRequest(message, param="tools")
+        grammar = {"structural_tag": strict_calls(structured)}
+    return ToolPlan(
+        offered=offered,
+        find_calls=lambda: detector(known),
+        calls_are_special=formats.calls_are_special,
+        grammar=grammar,
+    )
+
+
+def _forced_choice(
+    functions: Sequence[FunctionDefinition],
+    offered: Sequence[Mapping[str, Any]],
+    formats: AnswerFormats,
+    *,
+    several: bool,
+) -> ToolPlan:
+    _need_grammars(formats, "tool_choice", "a choice that must be made")
+    detector, known = formats.detector, OfferedTools(offered)
+    structured = _structured(functions, formats)
+    if not formats.any_structural_tag:
+        grammar = {"json_schema": list_schema(functions, several=several)}
+    elif detector is not None and structured is not None:
+        grammar = {"structural_tag": calls_alone(structured, several=several)}
+        return ToolPlan(offered=offered, find_calls=lambda: detector(known), grammar=grammar)
+    else:
+        grammar = {"structural_tag": list_of_calls(functions, several=several)}
+    return ToolPlan(offered=offered, find_calls=lambda: JsonArrayDetector(known), grammar=grammar)
+
+
+def _structured(functions: Sequence[FunctionDefinition], formats: AnswerFormats) -> Structured | None:
+    """How calls of each are written; None where no grammar can say that: a special token is no text to a grammar."""
+    if formats.detector is None or formats.calls_are_special:
+        return None
+    found = [(function, formats.detector.structure(function.name)) for function in functions]
+    known = [(function, structure) for function, structure in found if structure is not None]
+    return known if len(known) == len(functions) else None
+
+
+def _need_grammars(formats: AnswerFormats, field: str, what: str) -> None:
+    if formats.grammar_backend == "none":
+        message = f"{field}: {what} needs structured output, and this server runs with --grammar-backend none."
+        raise InvalidRequest(message, param=field)

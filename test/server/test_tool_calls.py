@@ -1,0 +1,154 @@
+"""Tools and thoughts through OpenAI's client, the embedded model calling them: from the question to the answer."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from fixtures.oracle import assert_quiet
+from fixtures.server_process import ServerProcess
+
+MODEL = "default"
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "The name of the city"}},
+            "required": ["city"],
+        },
+    },
+}
+PARIS: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+BOTH: list[Any] = [{"role": "user", "content": "What is the weather in Paris and Rome?"}]
+THINK: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+@pytest.fixture
+def client(tiny_server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(api_key="none", base_url=f"{tiny_server.url}/v1", max_retries=0) as client:
+        yield client
+    assert_quiet(tiny_server.url)
+
+
+def ask(client: openai.OpenAI, messages: list[Any] = PARIS, **options: Any) -> Any:
+    options = {"temperature": 0, "tools": [WEATHER]} | options
+    return client.chat.completions.create(model=MODEL, messages=messages, **options).choices[0]
+
+
+def ask_in_pieces(client: openai.OpenAI, messages: list[Any] = PARIS, **options: Any) -> Any:
+    """The same, added up by the client's own hands."""
+    options = {"temperature": 0, "tools": [WEATHER]} | options
+    with client.chat.completions.stream(model=MODEL, messages=messages, **options) as stream:
+        for _ in stream:
+            pass
+        return stream.get_final_completion().choices[0]
+
+
+def calls_of(choice: Any) -> list[tuple[str, Any]]:
+    calls = choice.message.tool_calls or []
+    return [(call.function.name, json.loads(call.function.arguments)) for call in calls]
+
+
+def test_a_call(client: openai.OpenAI) -> None:
+    choice = ask(client)
+    assert calls_of(choice) == [("get_weather", {"city": "Paris"})]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == ""
+
+
+def test_a_streamed_call_says_the_same(client: openai.OpenAI) -> None:
+    for messages in (PARIS, BOTH):
+        whole, streamed = ask(client, messages), ask_in_pieces(client, messages)
+        assert calls_of(streamed) == calls_of(whole) != []
+        assert [call.function.arguments for call in streamed.message.tool_calls] == [
+            call.function.arguments for call in whole.message.tool_calls
+        ]
+        assert streamed.finish_reason == "tool_calls"
+
+
+def test_the_name_comes_before_the_arguments(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(model=MODEL, messages=PARIS, tools=[WEATHER], temperature=0, stream=True)
+    deltas = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or []]
+    functions = [delta.function for delta in deltas if delta.function is not None]
+    assert (deltas[0].id or "").startswith("call_")
+    assert [function.name for function in functions] == ["get_weather"] + [None] * (len(functions) - 1)
+    assert len(functions) > 2, "the arguments come as they are written"
+
+
+def test_one_call_at_a_time(client: openai.OpenAI) -> None:
+    assert len(calls_of(ask(client, BOTH))) == 2
+    assert len(calls_of(ask(client, BOTH, parallel_tool_calls=False))) == 1
+
+
+def test_the_whole_conversation(client: openai.OpenAI) -> None:
+    message = ask(client).message
+    result = {"temperature": 21, "condition": "sunny"}
+    messages = [
+        *PARIS,
+        message.model_dump(),
+        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": json.dumps(result)},
+    ]
+    choice = ask(client, messages)
+    assert choice.finish_reason == "stop"
+    assert "21" in choice.message.content
+    assert "sunny" in choice.message.content
+
+
+def test_a_question_that_needs_no_tool(client: openai.OpenAI) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    assert "Paris" in ask(client, question).message.content
+    choice = ask(client, tool_choice="none")
+    assert choice.message.tool_calls is None
+    assert choice.finish_reason == "stop"
+
+
+def test_thoughts_and_then_a_call(client: openai.OpenAI) -> None:
+    for choice in (ask(client, extra_body=THINK), ask(client, reasoning_effort="high")):
+        assert "get_weather" in choice.message.reasoning_content
+        assert "think>" not in choice.message.reasoning_content + choice.message.content
+        assert calls_of(choice) == [("get_weather", {"city": "Paris"})]
+    stream = client.chat.completions.create(
+        model=MODEL, messages=PARIS, tools=[WEATHER], temperature=0, stream=True, extra_body=THINK
+    )
+    deltas: list[Any] = [chunk.choices[0].delta for chunk in stream]
+    assert "".join(delta.reasoning_content or "" for delta in deltas) == choice.message.reasoning_content
+    kinds = ["thought" if delta.reasoning_content else "call" for delta in deltas[1:-1]]
+    assert kinds == sorted(kinds, reverse=True), "first it thinks, then it calls"
+    raw = ask(client, extra_body={**THINK, "separate_reasoning": False}).message
+    assert raw.content.startswith("<think>")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_call_that_must_be(client: openai.OpenAI, choice: Any, stream: bool) -> None:
+    """To a question that nobody needs the tool for, and hot."""
+    hello = [{"role": "user", "content": "Tell me a short story."}]
+    options: Any = {"tool_choice": choice, "temperature": 1.2, "seed": 3, "max_tokens": 300}
+    ask_it = ask_in_pieces if stream else ask
+    found = ask_it(client, hello, **options)
+    calls = calls_of(found)
+    assert calls
+    assert {name for name, _ in calls} == {"get_weather"}
+    assert all(isinstance(arguments["city"], str) for _, arguments in calls)
+    assert found.finish_reason == "tool_calls"
+
+
+def test_a_strict_tool(client: openai.OpenAI) -> None:
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    strict["function"]["parameters"] = WEATHER["function"]["parameters"] | {"additionalProperties": False}
+    assert calls_of(ask(client, tools=[strict])) == [("get_weather", {"city": "Paris"})]
+
+
+def test_a_text_from_elsewhere(tiny_server: ServerProcess) -> None:
+    text = '<think>Hm.</think><tool_call>{"name": "get_weather", "arguments": {}}</tool_call>'
+    thoughts = httpx.post(f"{tiny_server.url}/separate_reasoning", json={"text": text}).json()
+    assert thoughts["reasoning_text"] == "Hm."
+    body = {"text": thoughts["text"], "tools": [WEATHER]}
+    found = httpx.post(f"{tiny_server.url}/parse_function_call", json=body).json()
+    assert found == {"normal_text": "", "calls": [{"tool_index": 0, "name": "get_weather", "parameters": "{}"}]}

@@ -1,0 +1,397 @@
+"""Tools and thoughts in /v1/chat/completions: what a request offers reaches the template, what the model writes comes
+back taken apart, and a stream says what the whole answer says.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pytest
+
+from fixtures.call_formats import TOOLS, WRITERS, Call
+from fixtures.scripted_engine import Length, Script, Served, Step, Stop, events, serve
+from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.messages.codec import unpack_ids
+from mysglang.srt.messages.outputs import FinishReason
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+PATH = "/v1/chat/completions"
+USER = [{"role": "user", "content": "Hi"}]
+QWEN = """\
+{% for tool in tools or [] %}{{ tool.type }} {{ tool.function.name }};{% endfor %}
+{% for message in messages %}[{{ message.role }}]{{ message.content }}{% for call in message.tool_calls %}<tool_call>\
+{{ call.function.name }} {{ call.function.arguments.a }}{% endfor %}{% endfor %}
+{% if add_generation_prompt %}[assistant]{% if enable_thinking %}<think>
+{% endif %}{% endif %}"""
+CALLS = [Call("get_weather", {"city": "Köln", "days": 2}), Call("stop", {})]
+SMALL = [{"type": "function", "function": {"name": "f"}}]
+
+
+def says(text: str, size: int = 3, finish: FinishReason | None = None) -> Script:
+    """An engine that writes `text` in pieces of so many characters."""
+    steps = [Step(text[at : at + size], [7]) for at in range(0, len(text), size)]
+    return lambda _: [*steps, Step("", [2], finish or Stop(2))]
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {"messages": USER, **fields}
+
+
+async def whole(served: Served, **fields: Any) -> dict[str, Any]:
+    response = await served.post(PATH, asked(**fields))
+    assert response.status_code == 200, response.text
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
+
+
+async def streamed(served: Served, **fields: Any) -> list[dict[str, Any]]:
+    """The choices of all frames, in order."""
+    response = await served.post(PATH, asked(stream=True, **fields))
+    assert response.status_code == 200, response.text
+    *frames, done = events(response.content)
+    assert done == b"[DONE]"
+    return [orjson.loads(frame)["choices"][0] for frame in frames]
+
+
+def joined(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The message and the ending that frames add up to, as OpenAI's clients add them up; the order is checked."""
+    message: dict[str, Any] = {"role": None, "content": "", "reasoning_content": "", "tool_calls": []}
+    for choice in choices:
+        delta = choice["delta"]
+        assert "reasoning_content" in delta
+        message["role"] = message["role"] or delta.get("role")
+        assert message["role"] == "assistant", "the role comes first"
+        message["content"] += delta.get("content") or ""
+        message["reasoning_content"] += delta["reasoning_content"] or ""
+        for call in delta.get("tool_calls", []):
+            if call["index"] == len(message["tool_calls"]):
+                assert call["id"]
+                assert call["function"]["name"]
+                assert call["function"]["arguments"] == ""
+                message["tool_calls"].append(call)
+            else:
+                assert (call["id"], call["function"]["name"], call["type"]) == (None, None, "function")
+                assert call["index"] == len(message["tool_calls"]) - 1
+                message["tool_calls"][-1]["function"]["arguments"] += call["function"]["arguments"]
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    message["reasoning_content"] = message["reasoning_content"] or None
+    message["tool_calls"] = message["tool_calls"] or None
+    return {
+        "message": message,
+        "finish_reason": choices[-1]["finish_reason"],
+        "matched_stop": choices[-1]["matched_stop"],
+    }
+
+
+def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
+    """What two answers to the same request have in common."""
+    message = dict(choice["message"])
+    message["tool_calls"] = [call | {"id": ""} for call in message["tool_calls"] or []] or None
+    return {"message": message, "finish_reason": choice["finish_reason"], "matched_stop": choice["matched_stop"]}
+
+
+def called(choice: dict[str, Any]) -> list[tuple[str, Any]]:
+    functions = [call["function"] for call in choice["message"]["tool_calls"] or []]
+    return [(function["name"], json.loads(function["arguments"])) for function in functions]
+
+
+def with_parsers(calls: str = "auto", thoughts: str | None = None) -> AppOptions:
+    return AppOptions(tool_call_parser=calls, reasoning_parser=thoughts)
+
+
+@pytest.mark.parametrize("case", WRITERS)
+@pytest.mark.parametrize("size", [1, 5, 1000])
+async def test_calls_of_every_format(case: str, size: int) -> None:
+    parser, write = WRITERS[case]
+    async with serve(says("I look.\n" + write(CALLS), size), with_parsers(parser), template=QWEN) as served:
+        answer = await whole(served, tools=TOOLS[:2])
+        frames = await streamed(served, tools=TOOLS[:2])
+    assert answer["message"]["content"] == "I look."
+    assert called(answer) == [(call.name, call.arguments) for call in CALLS]
+    assert (answer["finish_reason"], answer["matched_stop"]) == ("tool_calls", None)
+    assert without_ids(joined(frames)) == without_ids(answer)
+
+
+async def test_a_call_to_the_byte() -> None:
+    async with serve(says(WRITERS["hermes"][1]([Call("f", {"a": 1})]), 1000), template=QWEN) as served:
+        frames = await streamed(served, tools=SMALL)
+    start, arguments = frames[1]["delta"], frames[2]["delta"]
+    call = start["tool_calls"][0]
+    assert call.pop("id").startswith("call_")
+    assert start == {
+        "tool_calls": [{"index": 0, "type": "function", "function": {"name": "f", "arguments": ""}}],
+        "reasoning_content": None,
+    }
+    function = {"name": None, "arguments": '{"a": 1}'}
+    assert arguments == {
+        "tool_calls": [{"id": None, "index": 0, "type": "function", "function": function}],
+        "reasoning_content": None,
+    }
+    assert frames[-1]["delta"] == {"reasoning_content": None}
+
+
+async def test_an_answer_without_a_call() -> None:
+    async with serve(says("Hello <tool_call> there.\n"), template=QWEN) as served:
+        answer = await whole(served, tools=SMALL)
+        frames = await streamed(served, tools=SMALL)
+    assert answer["message"] == {
+        "role": "assistant",
+        "content": "Hello <tool_call> there.\n",
+        "reasoning_content": None,
+        "tool_calls": None,
+    }
+    assert (answer["finish_reason"], answer["matched_stop"]) == ("stop", 2)
+    assert joined(frames) == without_ids(answer)
+
+
+async def test_a_call_that_is_cut_off() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": "Pa'
+    for finish, reason in ((Length(9), "length"), (Stop(2), "stop")):
+        async with serve(says(text, finish=finish), template=QWEN) as served:
+            answer = await whole(served, tools=SMALL)
+            frames = await streamed(served, tools=SMALL)
+        assert answer["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "Pa'}
+        assert answer["finish_reason"] == reason
+        assert without_ids(joined(frames)) == without_ids(answer)
+
+
+async def test_one_call_where_the_client_takes_one() -> None:
+    async with serve(says(WRITERS["hermes"][1](CALLS)), template=QWEN) as served:
+        answer = await whole(served, tools=TOOLS, parallel_tool_calls=False)
+        frames = await streamed(served, tools=TOOLS, parallel_tool_calls=False)
+    assert [name for name, _ in called(answer)] == ["get_weather"]
+    assert answer["finish_reason"] == "tool_calls"
+    assert without_ids(joined(frames)) == without_ids(answer)
+
+
+async def test_no_tools_no_calls() -> None:
+    text = WRITERS["hermes"][1]([Call("f", {})])
+    async with serve(says(text), template=QWEN) as served:
+        assert (await whole(served))["message"]["content"] == text
+        answer = await whole(served, tools=SMALL, tool_choice="none")
+        assert (answer["message"]["content"], answer["message"]["tool_calls"]) == (text, None)
+        assert prompt_of(served).count("function") == 0
+
+
+async def test_choices_have_calls_of_their_own() -> None:
+    async with serve(says(WRITERS["hermes"][1]([Call("f", {"a": 1})])), template=QWEN) as served:
+        response = await served.post(PATH, asked(tools=SMALL, n=2))
+        stream = await served.post(PATH, asked(tools=SMALL, n=2, stream=True))
+    choices = response.json()["choices"]
+    assert [called(choice) for choice in choices] == [[("f", {"a": 1})]] * 2
+    ids = {choice["message"]["tool_calls"][0]["id"] for choice in choices}
+    assert len(ids) == 2
+    frames = [orjson.loads(frame)["choices"][0] for frame in events(stream.content)[:-1]]
+    for index in range(2):
+        own = joined([frame for frame in frames if frame["index"] == index])
+        assert called(own) == [("f", {"a": 1})]
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+async def test_thoughts(size: int) -> None:
+    text = "<think>\nHm, yes.\n</think>\n\nI look.\n" + WRITERS["hermes"][1]([Call("f", {"a": 1})])
+    async with serve(says(text, size), with_parsers(thoughts="auto"), template=QWEN) as served:
+        answer = await whole(served, tools=SMALL)
+        assert joined_all(await streamed(served, tools=SMALL)) == without_ids(answer)
+        at_once = await streamed(served, tools=SMALL, stream_reasoning=False)
+        assert joined_all(at_once) == without_ids(answer)
+        assert [frame["delta"]["reasoning_content"] for frame in at_once].count("Hm, yes.") == 1
+        raw = await whole(served, tools=SMALL, separate_reasoning=False)
+    assert answer["message"]["reasoning_content"] == "Hm, yes."
+    assert answer["message"]["content"] == "I look."
+    assert called(answer) == [("f", {"a": 1})]
+    assert raw["message"]["content"] == "<think>\nHm, yes.\n</think>\n\nI look."
+    assert raw["message"]["reasoning_content"] is None
+
+
+def joined_all(frames: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return without_ids(joined(frames))
+
+
+async def test_a_prompt_that_begins_the_thinking() -> None:
+    async with serve(says("Hm.</think>Yes."), with_parsers(thoughts="qwen3"), template=QWEN) as served:
+        thinking = await whole(served, chat_template_kwargs={"enable_thinking": True})
+        by_effort = await whole(served, reasoning_effort="high")
+        assert prompt_of(served).endswith("<think>\n")
+        without = await whole(served, reasoning_effort="none")
+        assert "<think>" not in prompt_of(served)
+    assert thinking["message"]["reasoning_content"] == by_effort["message"]["reasoning_content"] == "Hm."
+    assert without["message"]["content"] == "Hm.</think>Yes."
+
+
+async def test_logprobs_go_with_the_first_part_of_a_step() -> None:
+    from fixtures.scripted_engine import logprob_row
+    from mysglang.srt.messages.outputs import RowLogprobs
+
+    def script(_: object) -> list[Step]:
+        text = WRITERS["hermes"][1]([Call("f", {"a": 1})])
+        row = RowLogprobs(**logprob_row([7], [-0.5]))
+        return [Step(text[:5], [7], None, row), Step(text[5:], [7], Stop(2), row)]
+
+    async with serve(script, template=QWEN) as served:
+        frames = await streamed(served, tools=SMALL, logprobs=True)
+    assert [frame["logprobs"] is not None for frame in frames] == [False, True, True, False, False]
+    assert frames[1]["delta"]["content"] == ""
+    assert "tool_calls" in frames[2]["delta"]
+
+
+def prompt_of(served: Served) -> str:
+    ids = unpack_ids(served.engine.requests[-1].input_ids).tolist()
+    assert served.front.tokenizer is not None
+    return served.front.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def params_of(served: Served) -> SamplingParams:
+    return served.engine.requests[-1].sampling_params
+
+
+async def test_what_reaches_the_template() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 5}'}}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "3"},
+    ]
+    async with serve(says("Ok"), template=QWEN) as served:
+        await whole(served, messages=messages, tools=SMALL)
+        prompt = prompt_of(served)
+    assert "function f;" in prompt
+    assert "[assistant]<tool_call>f 5[tool]3" in prompt
+
+
+async def test_special_tokens_are_shown_to_be_read() -> None:
+    """Of this tokenizer <|turn|> is special: a format written with it cannot be read with special tokens skipped."""
+    text = "<|turn|>Hm.</|turn|>Yes."
+    options = with_parsers(thoughts="<|turn|>...</|turn|>")
+    async with serve(says(text), options, template=QWEN) as served:
+        answer = await whole(served)
+        assert not params_of(served).skip_special_tokens
+        await whole(served, separate_reasoning=False)
+        assert params_of(served).skip_special_tokens
+    assert (answer["message"]["reasoning_content"], answer["message"]["content"]) == ("Hm.", "Yes.")
+
+
+NAMED = {"type": "function", "function": {"name": "stop"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+async def test_a_choice_that_must_be_made(choice: object) -> None:
+    async with serve(says(WRITERS["hermes"][1]([Call("stop", {"a": [1]})])), template=QWEN) as served:
+        answer = await whole(served, tools=TOOLS, tool_choice=choice)
+        frames = await streamed(served, tools=TOOLS, tool_choice=choice)
+        form = json.loads(params_of(served).structural_tag or "")["format"]
+    assert called(answer) == [("stop", {"a": [1]})]
+    assert answer["finish_reason"] == "tool_calls"
+    assert without_ids(joined(frames)) == without_ids(answer)
+    begins = [tag["begin"] for tag in form["tags"]]
+    assert '<tool_call>\n{"name": "stop", "arguments": ' in begins
+    assert len(begins) == (3 if choice == "required" else 1)
+    assert form["at_least_one"]
+    assert form["stop_after_first"] is (choice != "required")
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
+async def test_a_choice_in_a_format_that_no_grammar_writes(backend: str) -> None:
+    options = AppOptions(tool_call_parser="qwen3_coder", grammar_backend=backend)
+    async with serve(says('[{"name": "stop", "parameters": {"a": [1]}}]'), options, template=QWEN) as served:
+        answer = await whole(served, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+        params = params_of(served)
+    assert called(answer) == [("stop", {"a": [1]})]
+    if backend == "xgrammar":
+        first, calls, last = json.loads(params.structural_tag or "")["format"]["elements"]
+        assert (first["value"], last["value"]) == ("[", "]")
+        assert calls["tags"][1]["begin"] == '{"name": "stop", "parameters": '
+        assert calls["stop_after_first"]
+    else:
+        schema = json.loads(params.json_schema or "")
+        names = [call["properties"]["name"]["enum"] for call in schema["items"]["anyOf"]]
+        assert names == [["get_weather"], ["stop"], ["log-it"]]
+        assert (schema["minItems"], schema["maxItems"]) == (1, 1)
+
+
+async def test_definitions_move_to_the_root() -> None:
+    def tool(name: str, place: dict[str, Any]) -> dict[str, Any]:
+        parameters = {"type": "object", "properties": {"at": {"$ref": "#/$defs/Place"}}, "$defs": {"Place": place}}
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    alike, clash = [tool("a", {"type": "string"})], [tool("a", {"type": "string"}), tool("b", {"type": "integer"})]
+    async with serve(says("[]"), AppOptions(grammar_backend="llguidance"), template=QWEN) as served:
+        await whole(served, tools=alike, tool_choice="required")
+        schema = json.loads(params_of(served).json_schema or "")
+        refused = await served.post(PATH, asked(tools=clash, tool_choice="required"))
+    assert schema["$defs"] == {"Place": {"type": "string"}}
+    assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"]
+    assert refused.status_code == 400
+    assert "$defs/Place" in refused.json()["message"]
+
+
+async def test_a_server_without_grammars() -> None:
+    strict = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    async with serve(says("Ok"), AppOptions(grammar_backend="none"), template=QWEN) as served:
+        forced = await served.post(PATH, asked(tools=SMALL, tool_choice="required"))
+        held = await served.post(PATH, asked(tools=strict))
+        assert (await served.post(PATH, asked(tools=SMALL))).status_code == 200
+    assert (forced.status_code, forced.json()["param"]) == (400, "tool_choice")
+    assert (held.status_code, held.json()["param"]) == (400, "tools")
+
+
+async def test_strict_tools_are_held_to_their_schema() -> None:
+    strict = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}  # type: ignore[dict-item]
+    async with serve(says("Ok"), template=QWEN) as served:
+        await whole(served, tools=[strict, TOOLS[1]])
+        tag = json.loads(params_of(served).structural_tag or "")
+    assert tag["triggers"] == ["<tool_call>"]
+    assert tag["structures"][0]["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
+    assert "city" in tag["structures"][0]["schema"]["properties"]
+    assert tag["structures"][1]["schema"] == {"type": "object"}
+    async with serve(says("Ok"), with_parsers("qwen3_coder"), template=QWEN) as served:
+        response = await served.post(PATH, asked(tools=[strict]))
+    assert (response.status_code, response.json()["param"]) == (400, "tools")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"tools": SMALL, "tool_choice": "sometimes"}, "tool_choice", "'none', 'auto' or 'required'"),
+        ({"tools": SMALL, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "'g'"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.function.name", "at least 1"),
+        ({"tools": [{"type": "web", "function": {"name": "f"}}]}, "tools.0.type", "'function'"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+            "tools.0.function.parameters",
+            "an object",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}}}]},
+            "tools.0.function.parameters",
+            "an object of schemas",
+        ),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "'none', 'minimal'"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "boolean"),
+    ],
+)
+async def test_refusals(fields: dict[str, Any], param: str, words: str) -> None:
+    async with serve(template=QWEN) as served:
+        for stream in (False, True):
+            response = await served.post(PATH, asked(stream=stream, **fields))
+            assert response.status_code == 400, response.text
+            assert words in response.json()["message"]
+            assert response.json()["error"]["param"].startswith(param)
+        assert not served.engine.sent
+
+
+async def test_a_server_that_does_not_read_calls() -> None:
+    async with serve(options=with_parsers("none"), template=QWEN) as served:
+        response = await served.post(PATH, asked(tools=SMALL))
+    assert (response.status_code, response.json()["param"]) == (400, "tools")
+    async with serve(options=with_parsers("hermes")) as served:  # whose template, ChatML, knows no tools
+        response = await served.post(PATH, asked(tools=SMALL))
+    assert (response.status_code, response.json()["param"]) == (400, "tools")
+    assert "no place" in response.json()["message"]
+
+
+async def test_what_the_server_says_of_itself() -> None:
+    async with serve(options=with_parsers(thoughts="auto"), template=QWEN) as served:
+        info = (await served.client.get("/model_info")).json()
+    assert (info["tool_call_parser"], info["reasoning_parser"]) == ("qwen25", "qwen3")
