@@ -1,0 +1,71 @@
+"""Steps in which rows decode beside prompts: their attention in two parts, each as a step of its own.
+
+    rows    | prompts and chunks | rows of one token, at the end |
+              a step of prompts    a decode step
+
+Kernels for prompts take a tile of queries at a time, of which a decoding row fills one; kernels for decode steps read a
+row's keys once for all heads that share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mysglang.srt.forward.forward_batch import ForwardBatch
+from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+
+WORTH_A_PART = 8
+"""Decoding rows for which kernels of their own are worth their start."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedMetadata:
+    """The two parts, each planned by its backend."""
+
+    prompts: ForwardBatch
+    decoding: ForwardBatch
+
+
+def decoding_rows(batch: ModelWorkerBatch) -> int:
+    """How many rows at the end of a step with prompts have one new token; 0 if they are too few for a part."""
+    several = np.flatnonzero(batch.extend_lens > 1)
+    count = 0 if not len(several) else batch.num_rows - int(several[-1]) - 1
+    return count if count >= WORTH_A_PART else 0
+
+
+def parted(batch: ForwardBatch, decoding: int) -> tuple[ForwardBatch, ForwardBatch]:
+    """The rows before the last `decoding` ones, and these as a decode step. Neither is planned."""
+    tokens, rows = batch.host.num_tokens - decoding, batch.host.num_rows - decoding
+    return (
+        _part(batch, slice(0, tokens), slice(0, rows), batch.mode),
+        _part(batch, slice(tokens, None), slice(rows, None), ForwardMode.DECODE),
+    )
+
+
+def _part(batch: ForwardBatch, tokens: slice, rows: slice, mode: ForwardMode) -> ForwardBatch:
+    host = batch.host
+    return replace(
+        batch,
+        mode=mode,
+        host=replace(
+            host,
+            mode=mode,
+            input_ids=host.input_ids[tokens],
+            slots=host.slots[rows],
+            seq_lens=host.seq_lens[rows],
+            extend_lens=host.extend_lens[rows],
+            out_cache_loc=host.out_cache_loc[tokens],
+            yields=host.yields[rows],
+        ),
+        input_ids=batch.input_ids[tokens],
+        positions=batch.positions[tokens],
+        slots=batch.slots[rows],
+        seq_lens=batch.seq_lens[rows],
+        extend_lens=batch.extend_lens[rows],
+        out_cache_loc=batch.out_cache_loc[tokens],
+        attn_metadata=None,
+        tail=None,
+    )

@@ -1,0 +1,89 @@
+"""SplitBackend: one backend for steps with new prompt tokens, another for decode steps, over the same pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, AttentionSpec, ForwardBatch, KvStore
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
+from mysglang.srt.layers.attention.graph import (
+    GraphAttentionBackend,
+    HostColumns,
+    PromptCapture,
+    PromptGraphBackend,
+)
+from mysglang.srt.layers.attention.mixed import MixedMetadata, decoding_rows, parted
+
+
+class SplitBackend:
+    """Each step goes to the backend for its mode; one of prompts and decoding rows goes to both in parts."""
+
+    def __init__(self, prefill: AttentionBackend, decode: AttentionBackend) -> None:
+        """Both read the same pool."""
+        self._prefill = prefill
+        self._decode = decode
+
+    @property
+    def kv_pool(self) -> KvStore:
+        return self._decode.kv_pool
+
+    def plan(self, batch: ForwardBatch) -> AttentionMetadata:
+        decoding = 0 if batch.mode.is_decode else decoding_rows(batch.host)
+        if not decoding:
+            return self._backend_for(batch).plan(batch)
+        prompts, rest = parted(batch, decoding)
+        prompts.attn_metadata, rest.attn_metadata = self._prefill.plan(prompts), self._decode.plan(rest)
+        return MixedMetadata(prompts, rest)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
+        metadata = batch.attn_metadata
+        if not isinstance(metadata, MixedMetadata):
+            return self._backend_for(batch).forward(q, k, v, spec, batch)
+        tokens = len(metadata.prompts.input_ids)
+        prompts = self._prefill.forward(q[:tokens], k[:tokens], v[:tokens], spec, metadata.prompts)
+        return torch.cat((prompts, self._decode.forward(q[tokens:], k[tokens:], v[tokens:], spec, metadata.decoding)))
+
+    def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
+        """That of the backend for prompts, if it knows how."""
+        return self._prefill.prompt_capture(specs) if isinstance(self._prefill, PromptGraphBackend) else None
+
+    def _backend_for(self, batch: ForwardBatch) -> AttentionBackend:
+        return self._decode if batch.mode.is_decode else self._prefill
+
+
+class SplitGraphBackend(SplitBackend):
+    """The same where decode steps can be captured."""
+
+    def __init__(self, prefill: AttentionBackend, decode: GraphAttentionBackend) -> None:
+        super().__init__(prefill, decode)
+        self._captured = decode
+
+    def graph_columns(self, size: int) -> HostColumns:
+        return self._captured.graph_columns(size)
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
+        self._captured.fill_columns(batch, columns)
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        return self._captured.open_graph(batch)
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        self._captured.begin_step(batch)
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
+        self._captured.plan_replay(metadata, seq_lens)
+
+    def covers(self, seq_lens: Ints) -> bool:
+        return self._captured.covers(seq_lens)
+
+
+def split(prefill: AttentionBackend, decode: AttentionBackend) -> AttentionBackend:
+    """One backend out of two, or of one that does both."""
+    if prefill is decode:
+        return decode
+    if isinstance(decode, GraphAttentionBackend):
+        return SplitGraphBackend(prefill, decode)
+    return SplitBackend(prefill, decode)
