@@ -238,8 +238,8 @@ class TestErrors:
             assert error.value.request_id
         with pytest.raises(openai.BadRequestError, match="temperature"):
             client.completions.create(model=MODEL, prompt="a", temperature=-1)
-        with pytest.raises(openai.BadRequestError, match="response_format"):
-            client.chat.completions.create(model=MODEL, messages=FRANCE, response_format={"type": "json_object"})
+        with pytest.raises(openai.BadRequestError, match="service_tier"):
+            client.chat.completions.create(model=MODEL, messages=FRANCE, service_tier="priority")
 
     def test_an_unknown_model(self, client: openai.OpenAI) -> None:
         assert [model.id for model in client.models.list()] == ["mysglang-tiny"]

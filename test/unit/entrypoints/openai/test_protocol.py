@@ -21,7 +21,6 @@ ASKS = {
     "prediction": {"type": "content", "content": "x"},
     "prompt_cache_options": {"ttl": "30m"},
     "prompt_cache_retention": "24h",
-    "response_format": {"type": "json_object"},
     "service_tier": "priority",
     "store": True,
     "suffix": "x",
@@ -48,6 +47,7 @@ HONOURED = {
     "prompt_cache_key": "k",
     "safety_identifier": "s",
     "reasoning_effort": "low",
+    "response_format": {"type": "json_object"},
     "seed": 5,
     "stop": ["x"],
     "stream": True,
@@ -120,7 +120,7 @@ def test_what_asks_for_nothing_may_be_sent(harmless: dict[str, Any]) -> None:
     assert validate(model, base | harmless)
 
 
-@pytest.mark.parametrize("field", ["json_schema", "regex", "ebnf", "lora_path", "session_id", "priority", "suffix"])
+@pytest.mark.parametrize("field", ["structural_tag", "stop_regex", "lora_path", "session_id", "priority", "suffix"])
 def test_sglangs_own_fields_are_refused_too(field: str) -> None:
     model, base, _ = ROUTES["text"]
     with pytest.raises(InvalidRequest, match=f"^{field}: not supported"):

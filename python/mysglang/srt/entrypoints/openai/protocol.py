@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
+from mysglang.srt.entrypoints.openai.response_format import ResponseFormat
 from mysglang.srt.entrypoints.openai.tool_protocol import NamedToolChoice, Tool
 from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
@@ -89,6 +90,9 @@ class GenerationRequest(StrictModel):
     spaces_between_special_tokens: bool = True
     logit_bias: dict[str, float] = {}
     seed: int | None = None
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     extra_key: str | None = None
@@ -111,8 +115,7 @@ _UNSUPPORTED_EVERYWHERE = {
     **not_here("store", "return_hidden_states", "return_routed_experts", "return_token_ids", unless=OFF),
     **not_here("return_cached_tokens_details", "return_spec_tokens_details", unless=OFF),
     **not_here("service_tier", unless=("auto", "default")),
-    **not_here("response_format", unless=({"type": "text"},)),
-    **not_here("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "lora_path", "beam_width"),
+    **not_here("structural_tag", "stop_regex", "lora_path", "beam_width"),
     **not_here("session_id", "session_params", "custom_params", "custom_logit_processor", "custom_labels"),
     **not_here("watermark", "images_config", "mm_processor_kwargs", "routed_dp_rank", "data_parallel_rank"),
     **not_here("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_prefill_dp_rank"),
@@ -130,6 +133,7 @@ class CompletionRequest(GenerationRequest):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
+    json_schema: str | None = None
     rid: Texts | None = None
     unsupported = {**_UNSUPPORTED_EVERYWHERE, **not_here("suffix")}
 
@@ -165,6 +169,7 @@ class ChatCompletionRequest(GenerationRequest):
     rid: str | None = None
     unsupported = {
         **_UNSUPPORTED_EVERYWHERE,
+        **not_here("json_schema"),
         **not_here("functions", unless=([],)),
         **not_here("function_call", unless=("none", "auto")),
         **not_here("modalities", unless=(["text"],)),

@@ -8,6 +8,7 @@ from typing import Any
 
 from mysglang.srt.args.serving import DefaultsSource
 from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
+from mysglang.srt.entrypoints.openai.response_format import grammar_params
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
@@ -60,6 +61,10 @@ def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new
         no_stop_trim=body.no_stop_trim,
         logit_bias={_token_id(key): value for key, value in body.logit_bias.items()},
         sampling_seed=body.seed,
+        **grammar_params(
+            body.response_format,
+            {name: getattr(body, name, None) for name in ("json_schema", "regex", "ebnf")},
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from starlette.requests import Request
@@ -30,6 +31,8 @@ from mysglang.srt.managers.response_dict import WEIGHT_VERSION
 from mysglang.srt.messages.generate import GenerateReqInput
 
 Body = TypeVar("Body", bound=GenerationRequest)
+
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +99,14 @@ class OpenAIServingBase(ABC, Generic[Body]):
         }
 
     @asynccontextmanager
-    async def _chunks(self, obj: GenerateReqInput) -> AsyncIterator[AsyncGenerator[GenerationChunk, None]]:
-        """The chunks of `obj`; leaving ends the request. Errors name the fields that this route's client sent."""
-        with own_words(self.names):
+    async def _chunks(
+        self, obj: GenerateReqInput, names: Mapping[str, str] = NO_NAMES
+    ) -> AsyncIterator[AsyncGenerator[GenerationChunk, None]]:
+        """The chunks of `obj`; leaving ends the request. Errors name the fields that this route's client sent.
+
+        `names`: of fields that have another name in this request than in others.
+        """
+        with own_words({**self.names, **names}):
             async with aclosing(self._front.tokenizer_manager.generate_request(obj)) as chunks:
                 yield chunks
 

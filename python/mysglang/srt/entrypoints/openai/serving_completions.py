@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from mysglang.srt.entrypoints.openai.field_names import COMPLETION_NAMES, own_words
 from mysglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, positions
 from mysglang.srt.entrypoints.openai.protocol import CompletionRequest
+from mysglang.srt.entrypoints.openai.response_format import names_of
 from mysglang.srt.entrypoints.openai.sampling import sampling_params
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, note_usage
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
@@ -27,7 +28,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
     async def _complete(self, body: CompletionRequest, envelope: Envelope) -> dict[str, object]:
         meter, teller = self._meter(body), await self._teller(body)
         choices: dict[int, dict[str, object]] = {}
-        async with self._chunks(self._convert(body, envelope)) as chunks:
+        async with self._chunks(self._convert(body, envelope), names_of(body.response_format)) as chunks:
             async for chunk in chunks:
                 note_usage(meter, chunk)
                 choices[chunk.index] = teller.choice(chunk)
@@ -37,7 +38,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
         options, meter, teller = body.stream_options, self._meter(body), await self._teller(body)
         with_usage = options.include_usage or options.continuous_usage_stats
         frames = StreamFrames(envelope.head("text_completion"), usage_key=with_usage)
-        async with self._chunks(self._convert(body, envelope)) as chunks:
+        async with self._chunks(self._convert(body, envelope), names_of(body.response_format)) as chunks:
             async for chunk in chunks:
                 note_usage(meter, chunk)
                 choice = teller.choice(chunk)
