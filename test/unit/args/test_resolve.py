@@ -61,6 +61,12 @@ def test_what_the_user_gave_stays() -> None:
     assert args.model.random_seed == 3
 
 
+def test_thoughts_of_the_embedded_model_are_told_apart() -> None:
+    assert resolved(CPU).serving.reasoning_parser == "auto"
+    assert resolved(CPU, model_path="m").serving.reasoning_parser is None
+    assert resolved(CPU, reasoning_parser="none").serving.reasoning_parser == "none"
+
+
 def test_resolving_twice_changes_nothing() -> None:
     once = resolved(H200)
     assert resolve(once, H200, seed=9) == once

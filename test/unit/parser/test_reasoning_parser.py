@@ -56,6 +56,16 @@ NAMES = [*REASONING_FORMATS, "<plan>...</plan>"]
             "I look." + HARMONY[HARMONY.index("<|start|>assistant<|channel|>commentary to=") :],
         ),
         ("gpt-oss", None, "No head at all.", "", "No head at all."),
+        ("gpt-oss", None, "<|channel|>analysis<|message|>A.<|end|><|channel|>analysis<|message|>B.", "A.\nB.", ""),
+        (
+            "gpt-oss",
+            None,
+            "<|channel|>analysis<|message|>A.<|start|>assistant<|channel|>final<|message|>Yes.",
+            "A.",
+            "Yes.",
+        ),
+        ("deepseek-r1", None, "<thi", "<thi", ""),
+        ("deepseek-r1", None, " \n", "", ""),
     ],
 )
 def test_whole_texts(name: str, prompt: str | None, text: str, thought: str, answer: str) -> None:

@@ -54,7 +54,7 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
     app.include_router(info_router(front, {**options.model_info, **formats.names}, options.server_info))
     app.include_router(native_router(front, incremental=options.incremental_streaming_output))
     app.include_router(openai.openai_router(front, models, options.serving, formats))
-    app.include_router(parsing_router(formats))
+    app.include_router(parsing_router(formats, front.text_pool))
     error_responses.install(app)
     describe_bodies(
         app, [*openai.BODIES, GenerateReqInput, AbortRequest, ParseFunctionCallReq, SeparateReasoningReqInput]

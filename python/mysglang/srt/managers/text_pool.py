@@ -31,6 +31,10 @@ class TextPool:
         pool = self._long if size >= LONG_TEXT else self._short
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
+    async def run_if_long(self, size: int, work: Callable[[], Result]) -> Result:
+        """The same for work that is so quick over a short text that it is done at once."""
+        return await self.run(size, work) if size >= LONG_TEXT else work()
+
     def close(self) -> None:
         """Finish what runs; drop what waits."""
         self._short.shutdown(wait=False, cancel_futures=True)

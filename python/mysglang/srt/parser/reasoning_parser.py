@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.parser import harmony
-from mysglang.srt.parser.text_reader import EndOfText, Steps, TextReader
+from mysglang.srt.parser.text_reader import EndOfText, Into, Steps, TextReader
 
 Kind: TypeAlias = Literal["thought", "answer"]
 
@@ -39,6 +39,8 @@ class ReasoningParser(ABC):
         self._parts: list[Part] = []
         self._spaces: list[str] = []
         self._over = False
+        self._at_end: Into = self._answer
+        """What becomes of text that is held or not read when the text is over."""
         self._reading = self._read()
 
     def feed(self, text: str) -> list[Part]:
@@ -88,7 +90,7 @@ class ReasoningParser(ABC):
             next(self._reading)
         except (StopIteration, EndOfText):
             self._over = True
-            self._answer(self._reader.release() + self._reader.rest())
+            self._at_end(self._reader.release() + self._reader.rest())
 
     def _told(self) -> list[Part]:
         grouped = groupby(self._parts, itemgetter(0))
@@ -112,13 +114,13 @@ class TagParser(ReasoningParser):
     def _read(self) -> Steps[None]:
         reader, thinking = self._reader, self._thinking
         while True:
-            if not thinking:
-                reader.hold()
+            reader.hold()
+            self._at_end = self._thought if thinking else self._answer
             yield from reader.skip()
-            tagged = yield from reader.accept(self._start)
-            if not (thinking or tagged):
-                return  # with what was skipped, if nothing was thought
+            if not (yield from reader.accept(self._start)) and not thinking:
+                return
             reader.release()
+            self._at_end = self._answer
             yield from reader.skip()
             marker = yield from reader.until((self._end, *self._interrupts), self._thought)
             self._thought_over()
@@ -143,13 +145,15 @@ class HarmonyParser(ReasoningParser):
 
     def _read(self) -> Steps[None]:
         reader = self._reader
+        marker = ""
         while True:
-            marker = yield from reader.until((*harmony.HEADS, *harmony.ENDS), self._answer)
-            if marker in harmony.ENDS:
+            if marker not in harmony.HEADS:
+                marker = yield from reader.until((*harmony.HEADS, *harmony.ENDS), self._answer)
                 continue
             reader.hold(marker)
             head = yield from harmony.read_head(reader, marker)
             said = reader.release()
+            marker = ""
             if head is None:
                 self._answer(said)
             elif head.recipient:
@@ -157,7 +161,7 @@ class HarmonyParser(ReasoningParser):
                 self._answer((yield from reader.until(harmony.ENDS, self._answer)))
             elif head.channel == "analysis":
                 yield from reader.skip()
-                yield from reader.until(harmony.ENDS, self._thought)
+                marker = yield from reader.until((*harmony.HEADS, *harmony.ENDS), self._thought)
                 self._thought_over()
 
 

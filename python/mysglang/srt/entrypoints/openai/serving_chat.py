@@ -58,7 +58,7 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         async with self._chunks(ask.obj) as chunks:
             async for chunk in chunks:
                 note_usage(meter, chunk)
-                choices[chunk.index] = self._choice(chunk, ask.new_parser())
+                choices[chunk.index] = await self._choice(chunk, ask.new_parser())
         return self._answer(envelope.head("chat.completion"), choices, meter)
 
     async def _stream(self, body: ChatCompletionRequest, envelope: Envelope) -> AsyncGenerator[bytes, None]:
@@ -124,9 +124,10 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
             several_calls=body.parallel_tool_calls,
         )
 
-    def _choice(self, chunk: GenerationChunk, parser: AnswerParser) -> dict[str, object]:
+    async def _choice(self, chunk: GenerationChunk, parser: AnswerParser) -> dict[str, object]:
         assert chunk.finish_reason is not None, "a request that does not stream has one chunk for each choice"
-        message = chat_message(parser.feed(chunk.text, last=True))
+        parts = await self._front.text_pool.run_if_long(len(chunk.text), lambda: parser.feed(chunk.text, last=True))
+        message = chat_message(parts)
         reason, matched = _ending(chunk.finish_reason, parser)
         return {
             "index": chunk.index,

@@ -17,6 +17,7 @@ from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.function_call_parser import detector_class
 from mysglang.srt.function_call.tool_schema import OfferedTools
+from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.parser.reasoning_parser import reasoning_format
 
 
@@ -38,7 +39,7 @@ class SeparateReasoningReqInput(StrictModel):
     unsupported = not_here("return_blocks", unless=OFF)
 
 
-def parsing_router(formats: AnswerFormats) -> APIRouter:
+def parsing_router(formats: AnswerFormats, pool: TextPool) -> APIRouter:
     router = APIRouter(tags=["native"])
 
     @router.post("/parse_function_call", openapi_extra=takes(ParseFunctionCallReq))
@@ -47,7 +48,7 @@ def parsing_router(formats: AnswerFormats) -> APIRouter:
         body = await read_model(request, ParseFunctionCallReq)
         detector = detector_class(_chosen("tool_call_parser", body.tool_call_parser, formats.tool_call_parser))
         tools = OfferedTools([tool.as_sent() for tool in body.tools])
-        text, calls = detector(tools).detect_and_parse(body.text)
+        text, calls = await pool.run_if_long(len(body.text), lambda: detector(tools).detect_and_parse(body.text))
         found = [{"tool_index": call.tool_index, "name": call.name, "parameters": call.parameters} for call in calls]
         return json_response({"normal_text": text, "calls": found})
 
@@ -56,7 +57,7 @@ def parsing_router(formats: AnswerFormats) -> APIRouter:
         """The thoughts in a text, and the text without them."""
         body = await read_model(request, SeparateReasoningReqInput)
         form = reasoning_format(_chosen("reasoning_parser", body.reasoning_parser, formats.reasoning_parser))
-        thought, answer = form.open().detect_and_parse(body.text)
+        thought, answer = await pool.run_if_long(len(body.text), lambda: form.open().detect_and_parse(body.text))
         return json_response({"reasoning_text": thought, "text": answer})
 
     return router
