@@ -42,6 +42,8 @@ class SamplingDefaults:
 
 def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new_tokens: int | None) -> SamplingParams:
     """What `body` asks for. Ranges are verified by the front; raises InvalidRequest for what has no id to verify."""
+    own = {name: getattr(body, name, None) for name in ("json_schema", "regex", "ebnf")}
+    grammar = grammar_params(body.response_format, own)
     return SamplingParams(
         max_new_tokens=max_new_tokens,
         min_new_tokens=body.min_tokens,
@@ -61,10 +63,10 @@ def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new
         no_stop_trim=body.no_stop_trim,
         logit_bias={_token_id(key): value for key, value in body.logit_bias.items()},
         sampling_seed=body.seed,
-        **grammar_params(
-            body.response_format,
-            {name: getattr(body, name, None) for name in ("json_schema", "regex", "ebnf")},
-        ),
+        json_schema=grammar.get("json_schema"),
+        regex=grammar.get("regex"),
+        ebnf=grammar.get("ebnf"),
+        structural_tag=grammar.get("structural_tag"),
     )
 
 
