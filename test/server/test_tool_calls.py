@@ -145,6 +145,12 @@ def test_a_strict_tool(client: openai.OpenAI) -> None:
     assert calls_of(ask(client, tools=[strict])) == [("get_weather", {"city": "Paris"})]
 
 
+def test_a_schema_that_is_none(client: openai.OpenAI) -> None:
+    broken = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "colour"}}}}}
+    with pytest.raises(openai.BadRequestError, match=r"tools: .*colour"):
+        ask(client, tools=[broken], tool_choice="required")
+
+
 def test_a_text_from_elsewhere(tiny_server: ServerProcess) -> None:
     text = '<think>Hm.</think><tool_call>{"name": "get_weather", "arguments": {}}</tool_call>'
     thoughts = httpx.post(f"{tiny_server.url}/separate_reasoning", json={"text": text}).json()

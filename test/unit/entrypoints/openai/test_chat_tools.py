@@ -367,6 +367,11 @@ async def test_strict_tools_are_held_to_their_schema() -> None:
             "tools.0.function.parameters",
             "an object of schemas",
         ),
+        (
+            {"tools": SMALL, "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+            "cannot both say",
+        ),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "'none', 'minimal'"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "boolean"),
     ],

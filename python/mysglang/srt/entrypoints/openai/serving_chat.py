@@ -17,6 +17,7 @@ from mysglang.srt.entrypoints.openai.chat_stream import ChatStream
 from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES
 from mysglang.srt.entrypoints.openai.logprobs import chat_logprobs, positions
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+from mysglang.srt.entrypoints.openai.response_format import names_of
 from mysglang.srt.entrypoints.openai.sampling import sampling_params
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, ServingOptions, note_usage
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
@@ -36,6 +37,8 @@ class _Ask:
     """What becomes of a body: the request, and what takes the answer of each choice apart."""
 
     obj: GenerateReqInput
+    names: Mapping[str, str]
+    """What the client calls what the engine may complain of."""
     new_parser: Callable[[], AnswerParser]
 
 
@@ -55,7 +58,7 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         meter = self._meter(body)
         choices: dict[int, dict[str, object]] = {}
         ask = await self._convert(body, envelope)
-        async with self._chunks(ask.obj) as chunks:
+        async with self._chunks(ask.obj, ask.names) as chunks:
             async for chunk in chunks:
                 note_usage(meter, chunk)
                 choices[chunk.index] = await self._choice(chunk, ask.new_parser())
@@ -67,7 +70,7 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         frames = StreamFrames(envelope.head("chat.completion.chunk"), usage_key=with_usage)
         ask = await self._convert(body, envelope)
         stream, parsers = ChatStream(frames), defaultdict[int, AnswerParser](ask.new_parser)
-        async with self._chunks(ask.obj) as chunks:
+        async with self._chunks(ask.obj, ask.names) as chunks:
             async for chunk in chunks:
                 note_usage(meter, chunk)
                 usage = meter.of(chunk.index) if options.continuous_usage_stats else None
@@ -101,7 +104,8 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
             cache_salt=body.cache_salt,
             think_end=reasoning.end if reasoning is not None and thinks else None,
         )
-        return _Ask(obj, lambda: self._new_parser(body, plan, prompt))
+        names = names_of(body.response_format) | dict.fromkeys(plan.grammar or (), "tools")
+        return _Ask(obj, names, lambda: self._new_parser(body, plan, prompt))
 
     def _with_plan(self, params: SamplingParams, plan: ToolPlan, body: ChatCompletionRequest) -> SamplingParams:
         """What the answer is held to, and whether it is shown with its special tokens."""
