@@ -115,3 +115,15 @@ def test_a_mask_leaves_only_what_it_allows(sampler: Sampler, logits: Tensor) -> 
         unmasked = sampler.sample(logits, free).tokens
         assert all(int(tokens[row]) in ids for row, ids in zip(rows.tolist(), allowed, strict=True))
         assert torch.equal(tokens[2:4], unmasked[2:4])
+
+
+def test_a_mask_that_allows_nothing_disturbs_no_other_row(sampler: Sampler, logits: Tensor) -> None:
+    """What such a row gets is of no account: whoever gave the mask refuses every token."""
+    nothing = Bitmask(longs(2), torch.zeros(1, 2, dtype=torch.int32))
+    filters = {"top_k": torch.full((ROWS,), 9, dtype=torch.int32), "top_p": torch.full((ROWS,), 0.9)}
+    for tensors in (GREEDY, replace(GREEDY, drawing=drawing()), replace(GREEDY, drawing=drawing(1.0, **filters))):
+        free = SamplingStep(tensors=tensors, uniforms=torch.rand(ROWS, dtype=torch.float64))
+        masked = sampler.sample(logits, replace(free, mask=nothing)).tokens
+        others = torch.arange(ROWS) != 2
+        assert torch.equal(masked[others], sampler.sample(logits, free).tokens[others])
+        assert 0 <= int(masked[2]) < VOCAB

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fixtures.fake_grammar import BROKEN, solo_with_grammar
+from fixtures.fake_grammar import BROKEN, FAILING, FAILS_AFTER, solo_with_grammar
 from fixtures.fake_worker import EOS, solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.messages.outputs import Abort, Length, Stop
@@ -91,6 +91,20 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone() -> None:
     assert scheduler.answers["bad"].finish == Abort("regex: broken", status=400)
     assert scheduler.answers["bad"].ids == []
     assert scheduler.answers["good"].ids == solo_with_grammar([1, 2], 8, VOCAB, 4)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_grammar_that_fails_in_the_midst_ends_its_request_alone(overlap: bool) -> None:
+    scheduler = LateScheduler(Setup(overlap=overlap))
+    scheduler.send("fails", [1, 2], 20, regex=str(FAILING), min_new_tokens=20)
+    scheduler.send("good", [1, 2], 20, regex="4")
+    scheduler.send("free", [5], 20)
+    scheduler.run()
+    failed = scheduler.answers["fails"]
+    assert isinstance(failed.finish, Abort) and failed.finish.status == 500
+    assert len(failed.ids) == FAILS_AFTER + 1
+    assert scheduler.answers["good"].ids == solo_with_grammar([1, 2], 20, VOCAB, 4)
+    assert scheduler.answers["free"].ids == solo([5], 20, VOCAB)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -36,7 +36,10 @@ class XGrammarMatcher:
         return self.handle.is_terminated()
 
     def accept(self, token: int) -> bool:
-        return self.handle.accept_token(token)
+        try:
+            return self.handle.accept_token(token)
+        except RuntimeError:
+            return False
 
     def rollback(self, count: int) -> None:
         self.handle.rollback(count)
