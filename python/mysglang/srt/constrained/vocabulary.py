@@ -20,9 +20,8 @@ class Vocabulary:
     def of(cls, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> Vocabulary:
         """`vocab_size`: of the model, which may be larger or smaller than the tokenizer's."""
         hidden = tokenizer.special_ids.union(eos_ids)
-        known = min(vocab_size, tokenizer.vocab_size)
-        pieces = [b"" if token in hidden else tokenizer.token_bytes(token) for token in range(known)]
-        return cls(pieces + [b""] * (vocab_size - known), eos_ids)
+        pieces = [b"" if token in hidden else tokenizer.token_bytes(token) for token in range(vocab_size)]
+        return cls(pieces, eos_ids)
 
     @property
     def size(self) -> int:

@@ -10,6 +10,7 @@ from mysglang.srt.constrained.backend import JsonStyle
 from mysglang.srt.constrained.compile_messages import CompilerSetup
 from mysglang.srt.constrained.factory import NO_BACKEND, choose_backend
 from mysglang.srt.constrained.structured_output import StructuredOutput
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.managers.model_files import load_model_config, load_tokenizer
 from mysglang.srt.managers.scheduler_assembly import (
     Channels,
@@ -95,7 +96,7 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         cascade=None
         if args.kernels.disable_cascade_attention
         else CascadeCosts.of_model(model.num_heads, model.num_kv_heads, DTYPE_BYTES.get(model.dtype, 2)),
-        mixed_chunks=schedule.enable_mixed_chunk,
+        order="mixed" if schedule.enable_mixed_chunk else "prefill_first",
         overlap=not schedule.disable_overlap_schedule,
         decode_log_interval=args.observability.decode_log_interval,
         rank=tp_rank,
@@ -108,6 +109,11 @@ def _structured_output(args: ServerArgs, model: ModelConfig, tokenizer: Tokenize
     backend = choose_backend(grammar.grammar_backend)
     if tokenizer is None or backend == NO_BACKEND:
         return StructuredOutput.none()
+    if backend == "xgrammar" and grammar.constrained_json_whitespace_pattern is not None:
+        raise ConfigError(
+            "--constrained-json-whitespace-pattern: xgrammar knows no such pattern; give --grammar-backend llguidance "
+            "or outlines, or --constrained-json-max-whitespace-cnt."
+        )
     assert args.model.tokenizer_path is not None, "there is a tokenizer"
     setup = CompilerSetup(
         backend=backend,
