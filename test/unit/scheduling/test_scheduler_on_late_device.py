@@ -17,6 +17,7 @@ from mysglang.srt.messages.outputs import Abort, Length, Stop
 from mysglang.srt.messages.requests import LogprobRequest
 from mysglang.srt.scheduling.prefill_planner import LEAST_SHARE
 from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.step_planner import ORDERS
 
 PROMPT = list(range(1, 30))
 
@@ -24,8 +25,8 @@ SETUPS = [
     Setup(overlap=overlap, page_size=page, chunk=chunk, cache=cache)
     for overlap, page, chunk, cache in itertools.product((False, True), (1, 16), (None, 32), ("radix", "chunk"))
 ] + [
-    Setup(overlap=overlap, page_size=page, chunk=chunk, mixed=True)
-    for overlap, page, chunk in itertools.product((False, True), (1, 16), (None, 32))
+    Setup(overlap=overlap, page_size=page, chunk=chunk, order=order)
+    for overlap, page, chunk, order in itertools.product((False, True), (1, 16), (None, 32), ("mixed", "turns"))
 ]
 
 
@@ -68,9 +69,9 @@ def test_answers_equal_solo_ones(setup: Setup) -> None:
             num_tokens=192,
             max_context=192,
             conservativeness=0.1,
-            mixed=mixed,
+            order=order,
         )
-        for overlap, page, chunk, mixed in itertools.product((False, True), (1, 16), (None, 32), (False, True))
+        for overlap, page, chunk, order in itertools.product((False, True), (1, 16), (None, 32), ORDERS)
     ],
     ids=str,
 )
@@ -149,7 +150,7 @@ def test_storm(seed: int) -> None:
         max_context=160,
         conservativeness=rng.choice([0.1, 1.0]),
         policy=rng.choice(["fcfs", "lpm"]),
-        mixed=seed % 3 == 0,
+        order=list(ORDERS)[seed % 3],
     )
     scheduler = LateScheduler(setup)
     expected: dict[str, list[int]] = {}
@@ -282,7 +283,7 @@ def test_streams_come_by_interval_and_the_rest_by_fifty() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_logprobs_arrive_at_their_positions(chunk: int | None, start: int, overlap: bool) -> None:
     """The fake device answers minus the position, so every number tells where it belongs; also when cached."""
-    scheduler = LateScheduler(Setup(chunk=chunk, overlap=overlap, mixed=start == 0))
+    scheduler = LateScheduler(Setup(chunk=chunk, overlap=overlap, order="mixed" if start == 0 else "turns"))
     wish = LogprobRequest(prompt_start=start, top_num=2, token_ids=pack_ids([3, 5]))
     for rid in ("first", "again"):
         scheduler.send(rid, PROMPT, 5, ignore_eos=True, logprobs=wish)
@@ -413,7 +414,7 @@ def test_mixed_steps_bound_both_waits(page_size: int) -> None:
     """While prompts are computed every running row has its token in every step, and prompts have their share."""
     chunk = 48
     scheduler = LateScheduler(
-        Setup(chunk=chunk, page_size=page_size, max_context=512, num_tokens=8192, num_slots=64, mixed=True)
+        Setup(chunk=chunk, page_size=page_size, max_context=512, num_tokens=8192, num_slots=64, order="mixed")
     )
     for i in range(40):
         scheduler.send(f"running{i}", [i + 1], 60, ignore_eos=True)
@@ -440,3 +441,17 @@ def test_prompts_go_first_otherwise() -> None:
     scheduler.send("prompt", [2] * 200, 2, ignore_eos=True)
     scheduler.run()
     assert all(len(step.slots) == 1 for step in scheduler.worker.steps if not step.mode.is_decode)
+
+
+def test_turns_are_taken() -> None:
+    """While prompts are computed every second step is one of all that run."""
+    scheduler = LateScheduler(Setup(chunk=48, max_context=512, order="turns"))
+    scheduler.send("running", [1], 60, ignore_eos=True)
+    scheduler.turn(3)
+    before = len(scheduler.worker.steps)
+    scheduler.send("prompt", [2] * 200, 2, ignore_eos=True)
+    scheduler.run()
+    kinds = [step.mode.is_decode for step in scheduler.worker.steps[before:]]
+    first = kinds.index(False)
+    assert kinds[first : first + 10] == [False, True] * 5
+    assert all(kinds[first + 10 :])

@@ -40,7 +40,7 @@ from mysglang.srt.scheduling.retraction import Retraction
 from mysglang.srt.scheduling.role import Role, UnifiedRole
 from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
 from mysglang.srt.scheduling.stats import SchedulerStats
-from mysglang.srt.scheduling.step_planner import MixedChunks, PrefillFirst, StepPlanner
+from mysglang.srt.scheduling.step_planner import ORDERS, StepPlanner
 from mysglang.srt.scheduling.token_masks import TokenMasks
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 
@@ -57,8 +57,8 @@ class SchedulerOptions:
     policy: str = "fcfs"
     conservativeness: float = 1.0
     overlap: bool = True
-    mixed_chunks: bool = False
-    """Whether prompts and running requests share steps."""
+    order: str = "prefill_first"
+    """Of prompts and running requests: a name in `step_planner.ORDERS`."""
     cascade: CascadeCosts | None = None
     """What reading shared pages once costs beside; None: every row reads for itself."""
     stream_interval: int = 1
@@ -105,6 +105,7 @@ class ReqMaker:
             ),
             logprobs=LogprobBook(message.logprobs) if message.logprobs is not None else None,
             grammar_after=unpack_ids(message.grammar_after),
+            thought_start=message.thought_start,
         )
         if not len(ids) or max_new > room:
             text = f"A prompt of {len(ids)} tokens and max_new_tokens {max_new} exceed the {self._max_req_len} tokens"
@@ -160,14 +161,13 @@ def assemble(
     retraction = Retraction(table, residency, waiting)
     prefill = PrefillPlanner(table, kv, residency, waiting, ratio, limits=options.limits, rules=options.rules)
     decode = DecodePlanner(table, kv, ratio, retraction, tokens_per_step=worker.tokens_per_step, end=results.end)
-    order = MixedChunks(prefill, decode) if options.mixed_chunks else PrefillFirst(prefill, decode)
     scheduler = Scheduler(
         SchedulerParts(
             worker=worker,
             intake=Intake(channels.requests, OneRank()),
             role=role,
             waiting=waiting,
-            planner=StepPlanner(order, decode, SoloCoordinator()),
+            planner=StepPlanner(ORDERS[options.order](prefill, decode), decode, SoloCoordinator()),
             builder=ForwardBuilder(table, kv, sampling, groups),
             masks=TokenMasks(
                 table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids

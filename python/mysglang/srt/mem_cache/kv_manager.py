@@ -105,12 +105,12 @@ class KvManager:
 
         slots: [R] int64; new_lens: [R] int32.
         """
-        held = self.rows.held[slots]
-        counts = self._pages_of(new_lens) - held
+        held, wanted = self.rows.held[slots], self._pages_of(new_lens)
+        counts = wanted - held
         if np.count_nonzero(counts == 1) == len(counts):  # As when rows decode with pages of one token.
             if not self._make_room(len(counts)):
                 return False
-            self.rows.append_one(slots, held, self.allocator.alloc(len(counts)))
+            self.rows.append_one(slots, held, wanted, self.allocator.alloc(len(counts)))
             return True
         np.maximum(counts, 0, out=counts)
         total = int(counts.sum())
@@ -183,6 +183,10 @@ class KvManager:
         slots: [R] int64; starts, lens: [R] int32; the result [sum of lens] int32.
         """
         return self.rows.locations(slots, starts, lens)
+
+    def next_locations(self, slots: Slots, positions: Ints) -> Ints:
+        """KV slots of one position of each row; all [R]."""
+        return self.rows.locations_at(slots, positions)
 
     @property
     def sharing(self) -> bool:

@@ -65,12 +65,11 @@ class ReqToTokenPool:
         self.held[slot] = end
         self._all_taken = False
 
-    def append_one(self, slots: Slots, held: Ints, pages: Ints) -> None:
-        """`append_rows` of one page for each row. held: [R] the pages that the rows hold now."""
+    def append_one(self, slots: Slots, held: Ints, after: Ints, pages: Ints) -> None:
+        """`append_rows` of one page for each row. held, after: [R] the pages of the rows now, and with one more."""
+        assert np.maximum.reduce(after, initial=0) <= self.width, f"a row is longer than {self.width} pages"
         columns = held.astype(np.int64)
-        assert np.count_nonzero(columns < self.width) == len(columns), f"a row is longer than {self.width} pages"
         self._flat[slots * self.width + columns] = pages
-        after = held + 1
         self.held[slots] = after
         if self._taken is None and self._all_taken:
             self._taken = TableWrites(slots, columns, pages)
@@ -87,7 +86,7 @@ class ReqToTokenPool:
         slots, counts = slots[growing], counts[growing]
         held = self.held[slots]
         if len(pages) == len(slots):
-            self.append_one(slots, held, pages)
+            self.append_one(slots, held, held + 1, pages)
             return
         after = held + counts
         assert after.max() <= self.width, f"a row of {after.max()} pages in a table {self.width} wide"
@@ -100,10 +99,10 @@ class ReqToTokenPool:
 
         All arguments [R]; the result is [sum of lens]. The rows hold pages for these positions.
         """
-        positions: Ints | Longs = starts
-        if np.count_nonzero(lens == 1) < len(lens):
-            slots = np.repeat(slots, lens)
-            positions = concatenated_ranges(starts, lens)
+        return self.locations_at(np.repeat(slots, lens), concatenated_ranges(starts, lens))
+
+    def locations_at(self, slots: Slots, positions: Ints | Longs) -> Ints:
+        """KV slots of single positions; all [N]."""
         if self.page_size == 1:
             location: Ints = self._flat[slots * self.width + positions]
             return location

@@ -17,6 +17,8 @@ from mysglang.srt.messages.codec import Codec
 
 logger = logging.getLogger(__name__)
 
+READABLE = int(zmq.POLLIN)
+
 Out = TypeVar("Out", contravariant=True)
 Message = TypeVar("Message")
 Incoming = TypeVar("Incoming", covariant=True)
@@ -83,7 +85,7 @@ class Pull(Generic[Message]):
     def drain(self) -> list[Message]:
         messages: list[Message] = []
         # Asking first is cheaper than an exception in each of the many turns in which nothing came.
-        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        while int(self._socket.get(zmq.EVENTS)) & READABLE:
             data = self._socket.recv(zmq.NOBLOCK)
             try:
                 messages.append(self._codec.decode(data))

@@ -61,15 +61,15 @@ class DecodePlanner:
 
     def plan(self, lane: Lane) -> ScheduleBatch | None:
         """The next decode step for `lane`, or None if nobody in it has a token to come."""
-        slots = self._live(lane)
-        if len(slots) and not self._reserve(slots):
-            slots = self._make_room(lane)
+        slots, after = self._live(lane)
+        if len(slots) and not self._reserve(slots, after):
+            slots, after = self._make_room(lane)
         if not len(slots):
             return None
         self._ratio.after_decode()
         rows = self._rows_of(slots)
-        starts = self._table.planned[slots]
-        self._table.planned[slots] = starts + rows.ones
+        starts = after - rows.ones
+        self._table.planned[slots] = after
         return ScheduleBatch(
             mode=ForwardMode.DECODE,
             slots=slots,
@@ -80,14 +80,17 @@ class DecodePlanner:
             new_tokens=len(slots),
         )
 
-    def _live(self, lane: Lane) -> Slots:
-        """The rows that have a token to come; those that are sure to end by length only wait for their result.
+    def _live(self, lane: Lane) -> tuple[Slots, Ints]:
+        """The rows that have a token to come, and their tokens with KV entries after the next step.
 
-        While everybody has one that is the lane's own array, by which others know that nothing changed.
+        Those that are sure to end by length only wait for their result. While there are none the slots are the lane's
+        own array, by which others know that nothing changed.
         """
         slots = lane.slots
-        live = self._table.will_know(slots) < self._rows_of(slots).final_len
-        return slots if np.count_nonzero(live) == len(slots) else slots[live]
+        rows = self._rows_of(slots)
+        after = self._table.planned[slots] + rows.ones
+        live = after < rows.final_len
+        return (slots, after) if np.count_nonzero(live) == len(slots) else (slots[live], after[live])
 
     def _rows_of(self, slots: Slots) -> DecodeRows:
         """A slot of a lane begins another life only after it left the lane, which then has another array."""
@@ -97,22 +100,23 @@ class DecodePlanner:
             self._rows = DecodeRows(slots, table.life[slots], table.final_len[slots], ones, ones.astype(np.bool_))
         return self._rows
 
-    def _reserve(self, slots: Slots) -> bool:
-        return self._kv.extend_rows(slots, self._table.planned[slots] + self._tokens_per_step)
+    def _reserve(self, slots: Slots, after: Ints) -> bool:
+        more = self._tokens_per_step - 1
+        return self._kv.extend_rows(slots, after + more if more else after)
 
-    def _make_room(self, lane: Lane) -> Slots:
-        """Retract until the rest fits; returns the rows of the step, none if others are about to give memory back."""
-        slots = self._live(lane)
+    def _make_room(self, lane: Lane) -> tuple[Slots, Ints]:
+        """Retract until the rest fits; rows as `_live` gives them, none if others are about to give memory back."""
+        slots, after = self._live(lane)
         if len(lane.slots) > len(slots):
-            return slots[:0]
-        while len(slots) and not self._reserve(slots):
+            return slots[:0], after[:0]
+        while len(slots) and not self._reserve(slots, after):
             if self._retraction.retract_one(lane, slots) is None:
                 # The last one, alone with all the memory, and still it does not fit.
                 self.failed.append(self._end(int(slots[0]), OUT_OF_MEMORY, lane))
-            slots = self._live(lane)
+            slots, after = self._live(lane)
         if len(slots):
             table = self._table
             generated = int((table.known[slots] - table.prompt_len[slots]).sum())
             max_new = int((table.final_len[slots] - table.prompt_len[slots]).sum())
             self._ratio.after_retraction(generated, max_new, len(slots))
-        return slots
+        return slots, after

@@ -36,7 +36,9 @@ class ForwardBuilder:
             slots=batch.slots,
             seq_lens=batch.starts + batch.lens,
             extend_lens=batch.lens,
-            out_cache_loc=self._kv.locations(batch.slots, batch.starts, batch.lens),
+            out_cache_loc=self._kv.next_locations(batch.slots, batch.starts)
+            if decode
+            else self._kv.locations(batch.slots, batch.starts, batch.lens),
             yields=batch.yields,
             sampling=self._sampling.columns(batch),
             table_writes=self._kv.take_writes(),
@@ -55,7 +57,8 @@ class ForwardBuilder:
         return np.concatenate([*ids, self._unknown_ids[: batch.decoding]])
 
     def _waits_for_mask(self, batch: ScheduleBatch) -> bool:
-        return bool(batch.yields[self._table.constrained.rows(batch.slots)].any())
+        constrained = self._table.constrained
+        return constrained.count > 0 and bool(batch.yields[constrained.rows(batch.slots)].any())
 
     def _logprobs(self, batch: ScheduleBatch) -> LogprobColumns | None:
         if not len(self._table.wants_logprobs.rows(batch.slots)):

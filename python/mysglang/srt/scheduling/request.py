@@ -42,6 +42,8 @@ class Req:
     """What restricts its tokens, from when its role says that it is ready. Has accepted every known output token."""
     grammar_after: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     """Tokens that end its thinking, after which the grammar begins; none: it begins at once."""
+    thought_start: int | None = None
+    """Token with which the answer may begin to think; None: it begins in a thought, if there is thinking at all."""
 
     slot: int = NO_SLOT
     sent: int = 0

@@ -60,30 +60,32 @@ class ResultProcessor:
     def _accept(self, slots: Slots, tokens: Ints) -> list[tuple[int, FinishReason]]:
         """One more token for each of `slots`; returns those that end by it, and why."""
         table = self._table
-        known, final_len = table.known[slots], table.final_len[slots]
-        open_ended = known < final_len
-        if np.count_nonzero(open_ended) < len(slots):
+        known = table.known[slots]
+        after = known + 1
+        left = table.final_len[slots] - after
+        fewest, lowest = np.minimum.reduce(left, initial=1), np.minimum.reduce(tokens, initial=0)
+        if fewest < 0:
             # max_new_tokens 0: the prompt was only to be computed, and what was sampled is dropped.
+            open_ended = left >= 0
             done = [(slot, Length(0)) for slot in slots[~open_ended].tolist()]
             return [*done, *self._accept(slots[open_ended], tokens[open_ended])]
-        table.put_tokens(slots, known, np.maximum(tokens, 0))
-        known += 1
-        table.known[slots] = known
+        table.put_tokens(slots, known, np.maximum(tokens, 0) if lowest < 0 else tokens)
+        table.known[slots] = after
         reasons: dict[int, FinishReason] = {}
-        for index in (known >= final_len).nonzero()[0].tolist():
-            reasons[index] = Length(int(known[index] - table.prompt_len[slots[index]]))
-        for index in self._at_eos(slots, tokens, known):
+        for index in (left == 0).nonzero()[0].tolist() if fewest == 0 else ():
+            reasons[index] = Length(int(after[index] - table.prompt_len[slots[index]]))
+        for index in self._at_eos(slots, tokens, after):
             reasons[index] = Stop(int(tokens[index]))
         for index in table.watched.rows(slots).tolist():
             slot, token = int(slots[index]), int(tokens[index])
-            generated = int(known[index] - table.prompt_len[slot])
+            generated = int(after[index] - table.prompt_len[slot])
             if token >= 0 and (stop := table.req(slot).stop_watch.check(token, generated)) is not None:
                 reasons[index] = stop
         for index in table.constrained.rows(slots).tolist():
             slot, token = int(slots[index]), int(tokens[index])
             if token >= 0 and (end := self._follow(slot, token)) is not None:
                 reasons[index] = end
-        for index in (tokens < 0).nonzero()[0].tolist():
+        for index in (tokens < 0).nonzero()[0].tolist() if lowest < 0 else ():
             reasons[index] = NOT_FINITE
         return [(int(slots[index]), reason) for index, reason in reasons.items()]
 
