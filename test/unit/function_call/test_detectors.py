@@ -317,6 +317,7 @@ def test_a_model_held_to_a_list_of_calls() -> None:
     said, items = JsonArrayDetector(OFFERED).detect_and_parse(text)
     assert (said, [item.name for item in items]) == ("", ["stop", "log-it"])
     assert JsonArrayDetector(OFFERED).detect_and_parse("Hello") == ("Hello", [])
+    assert JsonArrayDetector(OFFERED).detect_and_parse(text[: text.index("log")]) == ("", items[:1])
 
 
 def test_the_flags_know_every_format() -> None:

@@ -21,7 +21,7 @@ from mysglang.srt.function_call.core_types import (
     ToolEvent,
 )
 from mysglang.srt.function_call.tool_schema import OfferedTools
-from mysglang.srt.parser.text_reader import EndOfText, Steps, TextReader
+from mysglang.srt.parser.text_reader import Reading, Steps, TextReader
 
 MAX_NAME = 256
 """Characters of a function's name and of what stands around it: where no end of it comes, there is no name."""
@@ -41,8 +41,7 @@ class FunctionCallDetector(ABC):
         self._calls_begun = 0
         self._has_arguments = False
         self._calls_ended = 0
-        self._over = False
-        self._reading = self._calls()
+        self._reading = Reading(self._reader, self._calls(), self._normal)
 
     @classmethod
     def structure(cls, name: str) -> CallStructure | None:
@@ -63,18 +62,12 @@ class FunctionCallDetector(ABC):
 
     def feed(self, text: str) -> list[ToolEvent]:
         """What `text` adds."""
-        if self._over:
-            self._normal(text)
-        else:
-            self._reader.feed(text)
-            self._resume()
+        self._reading.feed(text)
         return self._told()
 
     def finish(self) -> list[ToolEvent]:
         """What was held back; the text is over."""
-        if not self._over:
-            self._reader.finish()
-            self._resume()
+        self._reading.finish()
         if self._spaces and not self.has_calls:
             self._events.append(NormalText("".join(self._spaces)))
         return self._told()
@@ -128,20 +121,6 @@ class FunctionCallDetector(ABC):
         if not self._has_arguments:
             self._arguments("{}")
         self._calls_ended += 1
-
-    # Running it.
-
-    def _resume(self) -> None:
-        try:
-            next(self._reading)
-        except StopIteration:
-            self._over = True
-            self._normal(self._reader.rest())
-        except EndOfText:
-            self._over = True
-            # A marker that is cut off behind a call says nothing any more; what was only held may have been text.
-            if self._reader.holding:
-                self._normal(self._reader.release() + self._reader.rest())
 
     def _told(self) -> list[ToolEvent]:
         events, self._events = merged(self._events), []

@@ -17,3 +17,8 @@ class JsonArrayDetector(JsonObjectDetector):
         outcome = yield from self._json_calls()
         if outcome is Outcome.NO_CALL:
             self._no_call()
+
+    def _normal(self, text: str) -> None:
+        # Behind a call there is no text, but perhaps half of another that was cut off.
+        if not self.has_calls:
+            super()._normal(text)

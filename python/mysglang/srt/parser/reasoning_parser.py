@@ -16,9 +16,11 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.parser import harmony
-from mysglang.srt.parser.text_reader import EndOfText, Into, Steps, TextReader
+from mysglang.srt.parser.text_reader import Into, Reading, Steps, TextReader
 
 Kind: TypeAlias = Literal["thought", "answer"]
+
+THINK, THINK_END = "<think>", "</think>"
 
 BETWEEN = "..."
 """What stands between the two tags of a pair that has no name: `--reasoning-parser "<plan>...</plan>"`."""
@@ -38,25 +40,18 @@ class ReasoningParser(ABC):
         self._reader = TextReader()
         self._parts: list[Part] = []
         self._spaces: list[str] = []
-        self._over = False
-        self._at_end: Into = self._answer
-        """What becomes of text that is held or not read when the text is over."""
-        self._reading = self._read()
+        self._held_is: Into = self._answer
+        """What held text turns out to be if the text ends."""
+        self._reading = Reading(self._reader, self._read(), lambda text: self._held_is(text))
 
     def feed(self, text: str) -> list[Part]:
         """What `text` adds."""
-        if self._over:
-            self._answer(text)
-        else:
-            self._reader.feed(text)
-            self._resume()
+        self._reading.feed(text)
         return self._told()
 
     def finish(self) -> list[Part]:
         """What was held back; the text is over."""
-        if not self._over:
-            self._reader.finish()
-            self._resume()
+        self._reading.finish()
         return self._told()
 
     def detect_and_parse(self, text: str) -> tuple[str, str]:
@@ -85,13 +80,6 @@ class ReasoningParser(ABC):
         """If another one follows, it begins on a line of its own."""
         self._spaces[:] = ["\n"]
 
-    def _resume(self) -> None:
-        try:
-            next(self._reading)
-        except (StopIteration, EndOfText):
-            self._over = True
-            self._at_end(self._reader.release() + self._reader.rest())
-
     def _told(self) -> list[Part]:
         grouped = groupby(self._parts, itemgetter(0))
         told = [Part(kind, "".join(part.text for part in group)) for kind, group in grouped]
@@ -115,12 +103,12 @@ class TagParser(ReasoningParser):
         reader, thinking = self._reader, self._thinking
         while True:
             reader.hold()
-            self._at_end = self._thought if thinking else self._answer
+            self._held_is = self._thought if thinking else self._answer
             yield from reader.skip()
             if not (yield from reader.accept(self._start)) and not thinking:
                 return
             reader.release()
-            self._at_end = self._answer
+            self._held_is = self._answer
             yield from reader.skip()
             marker = yield from reader.until((self._end, *self._interrupts), self._thought)
             self._thought_over()
@@ -135,8 +123,8 @@ class AppendThink(ReasoningParser):
     """Thoughts stay in the answer, and it begins with the tag that the prompt had already."""
 
     def _read(self) -> Steps[None]:
-        self._answer("<think>")
-        return
+        self._answer(THINK)
+        return  # the rest is answer as it stands
         yield
 
 
@@ -215,7 +203,7 @@ class AppendThinkFormat:
     """MiniMax's own advice: keep everything in the content."""
 
     markers: tuple[str, ...] = ()
-    end: str = "</think>"
+    end: str = THINK_END
 
     def begins_thinking(self, prompt: str | None) -> bool:
         return True
@@ -238,7 +226,6 @@ class HarmonyFormat:
         return HarmonyParser()
 
 
-THINK, THINK_END = "<think>", "</think>"
 _MARKED = TagFormat(THINK, THINK_END)
 _FIRST = TagFormat(THINK, THINK_END, thinks_first=True)
 

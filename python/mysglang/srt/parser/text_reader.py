@@ -1,8 +1,8 @@
 """TextReader: a text that arrives in pieces, read as if all of it were there.
 
-What reads with it is a generator that yields where it must wait for more. Every step decides by what the text is and
-never by where a piece ends, so any way to cut a text gives the same result; and each character is looked at a bounded
-number of times. Knows no format.
+What reads with it is a generator that yields where it must wait for more, and that a Reading resumes. Every step
+decides by what the text is and never by where a piece ends, so any way to cut a text gives the same result; and each
+character is looked at a bounded number of times. Knows no format.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EndOfText(Exception):
 
 
 class TextReader:
-    """Call `feed` with each piece and `finish` once; whoever runs the generator resumes it after either."""
+    """The steps that readings are made of."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -164,6 +164,45 @@ class TextReader:
         if self._ended:
             raise EndOfText
         yield
+
+
+class Reading:
+    """A generator over a reader, run piece by piece."""
+
+    def __init__(self, reader: TextReader, steps: Steps[None], leftover: Into) -> None:
+        """`leftover` gets what the generator held when the text ended, and all that comes after the generator's end."""
+        self._reader = reader
+        self._steps = steps
+        self._leftover = leftover
+        self._over = False
+
+    def feed(self, piece: str) -> None:
+        """The next piece of the text."""
+        if not self._over:
+            self._reader.feed(piece)
+            self._resume()
+        elif piece:
+            self._leftover(piece)
+
+    def finish(self) -> None:
+        """The text is over."""
+        if not self._over:
+            self._reader.finish()
+            self._resume()
+
+    def _resume(self) -> None:
+        reader = self._reader
+        try:
+            next(self._steps)
+            return
+        except StopIteration:
+            left = reader.release() + reader.rest()
+        except EndOfText:
+            # Of a marker that is cut off where none is held, nothing is missed.
+            left = reader.release() + reader.rest() if reader.holding else ""
+        self._over = True
+        if left:
+            self._leftover(left)
 
 
 @cache

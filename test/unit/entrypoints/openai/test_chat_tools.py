@@ -291,6 +291,19 @@ async def test_a_choice_that_must_be_made(choice: object) -> None:
     assert form["stop_after_first"] is (choice != "required")
 
 
+async def test_a_choice_is_made_after_thinking() -> None:
+    text = "Hm.</think>" + WRITERS["hermes"][1]([Call("stop", {})])
+    async with serve(says(text), with_parsers(thoughts="qwen3"), template=QWEN) as served:
+        thinking = await whole(served, tools=TOOLS, tool_choice=NAMED, reasoning_effort="high")
+        assert served.front.tokenizer is not None
+        after = unpack_ids(served.engine.requests[-1].grammar_after).tolist()
+        assert served.front.tokenizer.decode(after) == "</think>"
+        await whole(served, tools=TOOLS, tool_choice=NAMED, reasoning_effort="none")
+        assert not served.engine.requests[-1].grammar_after
+    assert thinking["message"]["reasoning_content"] == "Hm."
+    assert called(thinking) == [("stop", {})]
+
+
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
 async def test_a_choice_in_a_format_that_no_grammar_writes(backend: str) -> None:
     options = AppOptions(tool_call_parser="qwen3_coder", grammar_backend=backend)

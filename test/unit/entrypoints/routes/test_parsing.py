@@ -20,6 +20,13 @@ async def test_calls(parser: str | None) -> None:
     assert answer == {"normal_text": "Yes.", "calls": [{"tool_index": 0, "name": "f", "parameters": '{"a": 1}'}]}
 
 
+async def test_a_long_text() -> None:
+    async with serve(options=SERVED) as served:
+        answer = (await served.post("/parse_function_call", {"text": "x " * 40_000 + CALL, "tools": TOOLS})).json()
+    assert len(answer["normal_text"]) == 80_004
+    assert len(answer["calls"]) == 1
+
+
 @pytest.mark.parametrize("parser", ["qwen3-thinking", None, "<a>...</think>"])
 async def test_thoughts(parser: str | None) -> None:
     text = "<a>Hm.</think> Yes." if parser and parser.startswith("<") else "Hm.</think> Yes."
