@@ -30,4 +30,4 @@ def answers(**options: object) -> list[list[int]]:
 def test_reading_together_is_like_reading_alone() -> None:
     together = answers()
     assert together == answers(disable_cascade_attention=True)
-    assert together == answers(page_size=16, chunked_prefill_size=128)
+    assert together == answers(page_size=16, chunked_prefill_size=128, enable_mixed_chunk=True)
