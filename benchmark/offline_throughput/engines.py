@@ -7,7 +7,7 @@ before each round, room for 512 requests of 8192 tokens. An engine is imported o
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 CONTEXT = 8192
@@ -15,7 +15,7 @@ MAX_REQUESTS = 512
 PEER_MEMORY = 0.85
 """Share of the device that the peers may fill; their defaults differ, and the workloads need less."""
 
-Prompts = Sequence[Sequence[int]]
+Prompts = list[list[int]]
 
 
 class OfflineEngine(Protocol):
@@ -23,7 +23,7 @@ class OfflineEngine(Protocol):
 
     version: str
 
-    def generate(self, prompts: Prompts, output_lens: Sequence[int]) -> list[int]:
+    def generate(self, prompts: Prompts, output_lens: list[int]) -> list[int]:
         """Answer all of them; how many tokens each answer has."""
         ...
 
@@ -46,9 +46,9 @@ class Mysglang:
             model_path=model_path, load_format="dummy", skip_tokenizer_init=True, **{**defaults, **options}
         )
 
-    def generate(self, prompts: Prompts, output_lens: Sequence[int]) -> list[int]:
+    def generate(self, prompts: Prompts, output_lens: list[int]) -> list[int]:
         params = [{"max_new_tokens": n, "ignore_eos": True, "temperature": 0.0} for n in output_lens]
-        answers = self._engine.generate(input_ids=[list(prompt) for prompt in prompts], sampling_params=params)
+        answers = self._engine.generate(input_ids=prompts, sampling_params=params)
         return [len(answer["output_ids"]) for answer in answers]
 
     def flush(self) -> None:
@@ -75,9 +75,9 @@ class Sglang:
             model_path=model_path, load_format="dummy", skip_tokenizer_init=True, **{**defaults, **options}
         )
 
-    def generate(self, prompts: Prompts, output_lens: Sequence[int]) -> list[int]:
+    def generate(self, prompts: Prompts, output_lens: list[int]) -> list[int]:
         params = [{"max_new_tokens": n, "ignore_eos": True, "temperature": 0.0} for n in output_lens]
-        answers = self._engine.generate(input_ids=[list(prompt) for prompt in prompts], sampling_params=params)
+        answers = self._engine.generate(input_ids=prompts, sampling_params=params)
         return [answer["meta_info"]["completion_tokens"] for answer in answers]
 
     def flush(self) -> None:
@@ -106,9 +106,9 @@ class Vllm:
             model=model_path, load_format="dummy", skip_tokenizer_init=True, **{**defaults, **options}
         )
 
-    def generate(self, prompts: Prompts, output_lens: Sequence[int]) -> list[int]:
+    def generate(self, prompts: Prompts, output_lens: list[int]) -> list[int]:
         params = [self._params(max_tokens=n, ignore_eos=True, detokenize=False, temperature=0.0) for n in output_lens]
-        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         answers = self._engine.generate(inputs, params, use_tqdm=False)
         return [len(answer.outputs[0].token_ids) for answer in answers]
 
