@@ -120,6 +120,10 @@ def test_thoughts_and_then_a_call(client: openai.OpenAI) -> None:
     assert "".join(delta.reasoning_content or "" for delta in deltas) == choice.message.reasoning_content
     kinds = ["thought" if delta.reasoning_content else "call" for delta in deltas[1:-1]]
     assert kinds == sorted(kinds, reverse=True), "first it thinks, then it calls"
+    answer = client.chat.completions.create(model=MODEL, messages=PARIS, extra_body=THINK)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert 2 < (answer.usage.completion_tokens_details.reasoning_tokens or 0) < answer.usage.completion_tokens
     raw = ask(client, extra_body={**THINK, "separate_reasoning": False}).message
     assert raw.content.startswith("<think>")
 

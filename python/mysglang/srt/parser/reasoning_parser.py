@@ -166,8 +166,17 @@ class ReasoningFormat(Protocol):
         """What ends a thought."""
         ...
 
+    @property
+    def tags(self) -> tuple[str, str] | None:
+        """What begins and what ends a thought, where nothing else does."""
+        ...
+
     def begins_thinking(self, prompt: str | None) -> bool:
         """Whether the answer to `prompt` begins inside a thought: the prompt's end may have begun it, or ended it."""
+        ...
+
+    def may_begin(self, prompt: str) -> str | None:
+        """What may begin a thought in the answer to `prompt`; None: it begins in one, or the thinking is over."""
         ...
 
     def open(self, prompt: str | None = None) -> ReasoningParser:
@@ -189,9 +198,16 @@ class TagFormat:
     def markers(self) -> tuple[str, ...]:
         return (self.start, self.end)
 
+    @property
+    def tags(self) -> tuple[str, str]:
+        return (self.start, self.end)
+
     def begins_thinking(self, prompt: str | None) -> bool:
         last = "" if prompt is None else prompt.rstrip()
         return last.endswith(self.start) or (self.thinks_first and not last.endswith(self.end))
+
+    def may_begin(self, prompt: str) -> str | None:
+        return None if self.begins_thinking(prompt) or prompt.rstrip().endswith(self.end) else self.start
 
     def open(self, prompt: str | None = None) -> ReasoningParser:
         thinking = self.begins_thinking(prompt)
@@ -204,9 +220,13 @@ class AppendThinkFormat:
 
     markers: tuple[str, ...] = ()
     end: str = THINK_END
+    tags: None = None
 
     def begins_thinking(self, prompt: str | None) -> bool:
         return True
+
+    def may_begin(self, prompt: str) -> str | None:
+        return None
 
     def open(self, prompt: str | None = None) -> ReasoningParser:
         return AppendThink()
@@ -218,9 +238,13 @@ class HarmonyFormat:
 
     markers: tuple[str, ...] = harmony.MARKERS
     end: str = harmony.END
+    tags: None = None
 
     def begins_thinking(self, prompt: str | None) -> bool:
         return False  # each answer says by its first head what it begins with
+
+    def may_begin(self, prompt: str) -> str | None:
+        return None
 
     def open(self, prompt: str | None = None) -> ReasoningParser:
         return HarmonyParser()

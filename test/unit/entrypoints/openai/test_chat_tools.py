@@ -209,6 +209,30 @@ def joined_all(frames: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return without_ids(joined(frames))
 
 
+@pytest.mark.parametrize(("effort", "thought"), [("high", 3), ("none", 0)])
+async def test_tokens_of_thoughts(effort: str, thought: int) -> None:
+    """Three of five, if the prompt begins the thinking; with a start tag in the answer, that one too."""
+    from fixtures.scripted_engine import small
+
+    start, end = (small("byte_level").id_of(tag) for tag in ("<think>", "<|turn|>"))
+    assert start is not None
+    assert end is not None
+    options = with_parsers(thoughts="<think>...<|turn|>")
+
+    async def told(script: Script) -> list[int]:
+        async with serve(script, options, template=QWEN) as served:
+            whole_answer = await served.post(PATH, asked(reasoning_effort=effort, n=2))
+            stream = await served.post(
+                PATH, asked(reasoning_effort=effort, stream=True, stream_options={"include_usage": True})
+            )
+        usages = [whole_answer.json()["usage"], orjson.loads(events(stream.content)[-2])["usage"]]
+        return [usage["completion_tokens_details"]["reasoning_tokens"] for usage in usages]
+
+    steps = [Step("Hm", [50]), Step(".<|turn|>", [51, end]), Step("Yes.", [52]), Step("", [2], Stop(2))]
+    assert await told(lambda _: steps) == [2 * thought, thought]
+    assert await told(lambda _: [Step("<think>", [start]), *steps]) == [8, 4]
+
+
 async def test_a_prompt_that_begins_the_thinking() -> None:
     async with serve(says("Hm.</think>Yes."), with_parsers(thoughts="qwen3"), template=QWEN) as served:
         thinking = await whole(served, chat_template_kwargs={"enable_thinking": True})
@@ -298,8 +322,6 @@ async def test_a_choice_is_made_after_thinking() -> None:
         assert served.front.tokenizer is not None
         after = unpack_ids(served.engine.requests[-1].grammar_after).tolist()
         assert served.front.tokenizer.decode(after) == "</think>"
-        await whole(served, tools=TOOLS, tool_choice=NAMED, reasoning_effort="none")
-        assert not served.engine.requests[-1].grammar_after
     assert thinking["message"]["reasoning_content"] == "Hm."
     assert called(thinking) == [("stop", {})]
 

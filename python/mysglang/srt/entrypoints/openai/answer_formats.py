@@ -25,6 +25,8 @@ class AnswerFormats:
     calls_are_special: bool = False
     """Whether calls are written with special tokens, which must then be shown to be found."""
     thoughts_are_special: bool = False
+    thought_ids: tuple[int, int] | None = None
+    """The tokens that begin and end a thought, where each is one."""
 
     grammar_backend: str | None = None
     """What holds answers to a grammar: a name of `--grammar-backend`, None for the default."""
@@ -64,8 +66,16 @@ class AnswerFormats:
             reasoning,
             calls_are_special=detector is not None and _special(detector.markers, tokenizer),
             thoughts_are_special=reasoning is not None and _special(reasoning.markers, tokenizer),
+            thought_ids=None if reasoning is None else _thought_ids(reasoning, tokenizer),
             grammar_backend=grammar_backend,
         )
+
+
+def _thought_ids(reasoning: ReasoningFormat, tokenizer: Tokenizer) -> tuple[int, int] | None:
+    if reasoning.tags is None:
+        return None
+    start, end = map(tokenizer.id_of, reasoning.tags)
+    return None if start is None or end is None else (start, end)
 
 
 def _special(markers: Iterable[str], tokenizer: Tokenizer) -> bool:

@@ -116,5 +116,12 @@ class OpenAIServingBase(ABC, Generic[Body]):
         return given if isinstance(given, str) else uuid.uuid4().hex
 
 
-def note_usage(meter: UsageMeter, chunk: GenerationChunk) -> None:
-    meter.note(chunk.index, prompt=chunk.prompt_tokens, completion=chunk.completion_tokens, cached=chunk.cached_tokens)
+def note_usage(meter: UsageMeter, chunk: GenerationChunk, reasoning: int | None = None) -> None:
+    """Note the counters of `chunk`. `reasoning`: how many of its answer's tokens were thought so far, if known."""
+    meter.note(
+        chunk.index,
+        prompt=chunk.prompt_tokens,
+        completion=chunk.completion_tokens,
+        cached=chunk.cached_tokens,
+        reasoning=reasoning,
+    )

@@ -12,7 +12,7 @@ from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.answer_parser import AnswerParser, NoThoughts, ThoughtSplitter
 from mysglang.srt.entrypoints.openai.chat_message import chat_message
-from mysglang.srt.entrypoints.openai.chat_prompt import render_chat, thinking_kwargs
+from mysglang.srt.entrypoints.openai.chat_prompt import THINKING_SWITCHES, render_chat, thinking_kwargs
 from mysglang.srt.entrypoints.openai.chat_stream import ChatStream
 from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES
 from mysglang.srt.entrypoints.openai.logprobs import chat_logprobs, positions
@@ -22,6 +22,7 @@ from mysglang.srt.entrypoints.openai.sampling import sampling_params
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, ServingOptions, note_usage
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
+from mysglang.srt.entrypoints.openai.thought_counter import NoCounter, ThoughtCounter, TokenCounter
 from mysglang.srt.entrypoints.openai.tool_plan import ToolPlan, plan_tools
 from mysglang.srt.entrypoints.openai.usage import finish_words
 from mysglang.srt.entrypoints.streaming import DONE
@@ -40,6 +41,7 @@ class _Ask:
     names: Mapping[str, str]
     """What the client calls what the engine may complain of."""
     new_parser: Callable[[], AnswerParser]
+    new_counter: Callable[[], TokenCounter]
 
 
 class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
@@ -60,7 +62,7 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         ask = await self._convert(body, envelope)
         async with self._chunks(ask.obj, ask.names) as chunks:
             async for chunk in chunks:
-                note_usage(meter, chunk)
+                note_usage(meter, chunk, ask.new_counter().count(chunk.token_ids.tolist()))
                 choices[chunk.index] = await self._choice(chunk, ask.new_parser())
         return self._answer(envelope.head("chat.completion"), choices, meter)
 
@@ -70,9 +72,10 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         frames = StreamFrames(envelope.head("chat.completion.chunk"), usage_key=with_usage)
         ask = await self._convert(body, envelope)
         stream, parsers = ChatStream(frames), defaultdict[int, AnswerParser](ask.new_parser)
+        counters = defaultdict[int, TokenCounter](ask.new_counter)
         async with self._chunks(ask.obj, ask.names) as chunks:
             async for chunk in chunks:
-                note_usage(meter, chunk)
+                note_usage(meter, chunk, counters[chunk.index].count(chunk.token_ids.tolist()))
                 usage = meter.of(chunk.index) if options.continuous_usage_stats else None
                 if said := self._say(stream, chunk, parsers[chunk.index], usage):
                     yield said
@@ -80,18 +83,22 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
 
     async def _convert(self, body: ChatCompletionRequest, envelope: Envelope) -> _Ask:
         plan = plan_tools(body, self._formats)
+        template_kwargs = {**thinking_kwargs(self._front, body, plan.offered), **body.chat_template_kwargs}
         prompt = await render_chat(
             self._front,
             body.messages,
             tools=plan.offered,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            template_kwargs={**thinking_kwargs(self._front, body, plan.offered), **body.chat_template_kwargs},
+            template_kwargs=template_kwargs,
         )
         # Without a word from the client: to the end of the context.
         params = sampling_params(body, self._options.defaults, body.max_completion_tokens or body.max_tokens)
         reasoning = self._formats.reasoning
-        thinks = reasoning is not None and reasoning.begins_thinking(prompt)
+        # A format says only that a model can think: one that was not asked to had better come to the point.
+        asked = any(template_kwargs.get(switch) is True for switch in THINKING_SWITCHES)
+        think_start = reasoning.may_begin(prompt) if reasoning is not None and asked else None
+        thinks = reasoning is not None and (think_start is not None or reasoning.begins_thinking(prompt))
         obj = GenerateReqInput(
             text=prompt,
             add_special_tokens=False,  # the template has written them
@@ -103,9 +110,10 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
             think_end=reasoning.end if reasoning is not None and thinks else None,
+            think_start=think_start,
         )
         names = names_of(body.response_format) | dict.fromkeys(plan.grammar or (), "tools")
-        return _Ask(obj, names, lambda: self._new_parser(body, plan, prompt))
+        return _Ask(obj, names, lambda: self._new_parser(body, plan, prompt), lambda: self._new_counter(prompt))
 
     def _with_plan(self, params: SamplingParams, plan: ToolPlan, body: ChatCompletionRequest) -> SamplingParams:
         """What the answer is held to, and whether it is shown with its special tokens."""
@@ -127,6 +135,12 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
             stream_thoughts=body.stream_reasoning,
             several_calls=body.parallel_tool_calls,
         )
+
+    def _new_counter(self, prompt: str) -> TokenCounter:
+        reasoning, ids = self._formats.reasoning, self._formats.thought_ids
+        if reasoning is None or ids is None:
+            return NoCounter()
+        return ThoughtCounter(*ids, thinking=reasoning.begins_thinking(prompt))
 
     async def _choice(self, chunk: GenerationChunk, parser: AnswerParser) -> dict[str, object]:
         assert chunk.finish_reason is not None, "a request that does not stream has one chunk for each choice"

@@ -12,6 +12,7 @@ class _Counts:
     prompt: int
     completion: int
     cached: int
+    reasoning: int | None
 
 
 class UsageMeter:
@@ -22,14 +23,14 @@ class UsageMeter:
         self._report_cached = report_cached
         self._choices: dict[int, _Counts] = {}
 
-    def note(self, choice: int, *, prompt: int, completion: int, cached: int) -> None:
-        """The counters of `choice` as they stand now."""
-        self._choices[choice] = _Counts(prompt, completion, cached)
+    def note(self, choice: int, *, prompt: int, completion: int, cached: int, reasoning: int | None = None) -> None:
+        """The counters of `choice` as they stand now. `reasoning`: how many were thought, if known."""
+        self._choices[choice] = _Counts(prompt, completion, cached, reasoning)
 
     def of(self, choice: int) -> dict[str, object]:
         """`usage` of one choice so far."""
         counts = self._choices[choice]
-        return self._fields(counts.prompt, counts.completion, counts.cached)
+        return self._fields(counts.prompt, counts.completion, counts.cached, counts.reasoning)
 
     def total(self) -> dict[str, object]:
         """`usage` of the whole request. A prompt counts once, however many choices it has."""
@@ -41,14 +42,17 @@ class UsageMeter:
             prompts[prompt] = counts.prompt
             cached[prompt] = min(cached.get(prompt, counts.cached), counts.cached)
         completion = sum(counts.completion for counts in self._choices.values())
-        return self._fields(sum(prompts.values()), completion, sum(cached.values()))
+        known = [counts.reasoning for counts in self._choices.values() if counts.reasoning is not None]
+        return self._fields(sum(prompts.values()), completion, sum(cached.values()), sum(known) if known else None)
 
-    def _fields(self, prompt: int, completion: int, cached: int) -> dict[str, object]:
+    def _fields(self, prompt: int, completion: int, cached: int, reasoning: int | None) -> dict[str, object]:
+        details = {} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached} if self._report_cached else None,
+            **details,
         }
 
 
