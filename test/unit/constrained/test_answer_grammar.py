@@ -67,6 +67,25 @@ def test_tokens_are_taken_back_across_the_end_of_thinking(backend: GrammarBacken
     assert answer.finished
 
 
+def test_thinking_may_be_left_out(backend: GrammarBackend, grammar: CompiledGrammar) -> None:
+    """The first token decides; after it nothing begins a thought any more."""
+    start = 9
+    answer = AnswerGrammar(grammar.matcher(), THOUGHT_END, start)
+    assert masks(backend, answer) == [sorted([*FIRST, start])]
+    assert answer.accept(A)
+    assert start not in masks(backend, answer)[0]
+    answer.rollback(1)
+    for token in (start, B, start, 7, 8):
+        assert not answer.finished
+        assert answer.accept(token)
+    assert masks(backend, answer) == [FIRST]
+    answer.rollback(5)
+    assert masks(backend, answer) == [sorted([*FIRST, start])]
+    for token in (start, 7, 8, A, A, EOS):
+        assert answer.accept(token)
+    assert answer.finished
+
+
 def test_answers_in_all_states_together(backend: GrammarBackend, grammar: CompiledGrammar) -> None:
     """Nothing is set behind the last token, whatever the library writes there."""
     strings = compiled(backend, "json_schema", '{"type": "string"}')

@@ -1,6 +1,7 @@
 """AnswerGrammar: the grammar of one request. Where a model thinks first, the grammar begins when the thinking ends.
 
-t t t t </think> a a a a EOS        t: anything but the end of the answer; a: by the grammar
+t t t t </think> a a a a EOS            t: anything but the end of the answer; a: by the grammar
+[<think> t t t </think>] a a a a EOS    where the model may think, but need not
 """
 
 from __future__ import annotations
@@ -17,29 +18,38 @@ from mysglang.srt.scheduling.grammar import Grammar
 class AnswerGrammar:
     """Implements Grammar."""
 
-    __slots__ = ("_ruled", "_thought", "_thought_end", "matcher")
+    __slots__ = ("_ruled", "_thought", "_thought_end", "matcher", "thought_start")
 
-    def __init__(self, matcher: Matcher, thought_end: Sequence[int] = ()) -> None:
-        """`thought_end`: the tokens that end the thinking; none: there is no thinking."""
+    def __init__(self, matcher: Matcher, thought_end: Sequence[int] = (), thought_start: int | None = None) -> None:
+        """`thought_end`: the tokens that end the thinking; none: there is no thinking.
+
+        `thought_start`: the token with which the answer may begin it; None: the answer begins in a thought.
+        """
         self.matcher = matcher
+        self.thought_start = thought_start
         self._thought_end = list(thought_end)
         self._thought: list[int] = []
-        """What was thought, the end included."""
+        """What was thought, its ends included."""
         self._ruled = 0
         """Tokens that the matcher took."""
 
     @property
     def thinking(self) -> bool:
         """Whether the grammar has yet to begin."""
-        end = self._thought_end
-        return bool(end) and self._thought[-len(end) :] != end
+        end, begun = self._thought_end, self.thought_start is None or bool(self._thought)
+        return bool(end) and begun and self._thought[-len(end) :] != end
+
+    @property
+    def may_think(self) -> bool:
+        """Whether the next token may begin a thought instead of what the grammar rules."""
+        return self.thought_start is not None and not self._thought and not self._ruled
 
     @property
     def finished(self) -> bool:
         return self.matcher.finished
 
     def accept(self, token: int) -> bool:
-        if self.thinking:
+        if self.thinking or (self.may_think and token == self.thought_start):
             self._thought.append(token)
             return True
         self._ruled += 1
@@ -76,6 +86,9 @@ class AnswerMasks:
             self._backend().fill(matchers, bits, rows)
             # Some libraries set bits behind the last token.
             bits[:, -1] &= self._last_word
+        for row, grammar in enumerate(grammars):
+            if isinstance(grammar, AnswerGrammar) and grammar.may_think and grammar.thought_start is not None:
+                bits[row].view(np.uint32)[grammar.thought_start >> 5] |= np.uint32(1 << (grammar.thought_start & 31))
 
 
 def free_mask(vocab_size: int, eos_ids: Sequence[int]) -> Ints:

@@ -102,5 +102,5 @@ class GrammarQueue:
         if isinstance(outcome, Failure):
             req.finish = Abort(f"{spec.kind}: {outcome.reason}.", status=outcome.status, param=spec.kind)
         else:
-            req.grammar = AnswerGrammar(outcome.matcher(), req.grammar_after.tolist())
+            req.grammar = AnswerGrammar(outcome.matcher(), req.grammar_after.tolist(), req.thought_start)
         self._ready.append(req)

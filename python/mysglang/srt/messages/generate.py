@@ -77,10 +77,12 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """Whether max_new_tokens is only a default, to be cut to what fits, and not the client's own word."""
     think_end: str | None = None
     """Text with which the model ends its thinking; a grammar begins only after it. None: there is no thinking."""
+    think_start: str | None = None
+    """Text with which the answer may begin a thought, if it does not begin in one. None: it does, or may not think."""
 
 
 # Not the client's to say.
-_INTERNAL = {"add_special_tokens", "clip_max_new_tokens", "think_end"}
+_INTERNAL = {"add_special_tokens", "clip_max_new_tokens", "think_end", "think_start"}
 _FIELDS = [name for name in GenerateReqInput.__struct_fields__ if name not in _INTERNAL]
 
 

@@ -30,6 +30,8 @@ class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     """Namespace of the prefix cache: only requests with the same key share pages."""
     grammar_after: bytes = b""
     """int32: the tokens that end the thinking, after which the grammar begins. None: it begins at once."""
+    thought_start: int | None = None
+    """Token with which the answer may begin to think. None: it begins in a thought, if there is thinking at all."""
 
 
 class AbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
