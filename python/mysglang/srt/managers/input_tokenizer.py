@@ -90,7 +90,7 @@ class InputTokenizer:
             params = self._with_stop_tokens(self._settle(prompt, len(ids)))
             first_seed = seed if params.sampling_seed is None else params.sampling_seed
             packed, wish = pack_ids(ids), _logprob_request(prompt.logprobs, len(ids))
-            grammar_after = self._grammar_after(params, obj.think_end)
+            grammar_after, thought_start = self._thinking(params, obj)
             for copy in range(unfolded.n):
                 requests.append(
                     TokenizedGenerateReqInput(
@@ -101,6 +101,7 @@ class InputTokenizer:
                         logprobs=wish,
                         extra_key=unfolded.extra_key,
                         grammar_after=grammar_after,
+                        thought_start=thought_start,
                     )
                 )
         return requests
@@ -187,12 +188,19 @@ class InputTokenizer:
         known = [token for token in special if token is not None and token < self._limits.vocab_size]
         return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *known])
 
-    def _grammar_after(self, params: SamplingParams, think_end: str | None) -> bytes:
-        """What is said before the grammar begins. A grammar is of text, so it needs a tokenizer."""
+    def _thinking(self, params: SamplingParams, obj: GenerateReqInput) -> tuple[bytes, int | None]:
+        """What ends the thinking before the grammar begins, and what may begin it. A grammar needs a tokenizer."""
         if (spec := params.grammar) is None:
-            return b""
+            return b"", None
         tokenizer = self._need_tokenizer(spec.kind)
-        return pack_ids(tokenizer.encode(think_end, add_special_tokens=False) if think_end else [])
+        if obj.think_end is None:
+            return b"", None
+        end = pack_ids(tokenizer.encode(obj.think_end, add_special_tokens=False))
+        if obj.think_start is None:
+            return end, None
+        start = tokenizer.encode(obj.think_start, add_special_tokens=False)
+        # One of several tokens could be the beginning of something else.
+        return (end, start[0]) if len(start) == 1 else (b"", None)
 
     def _too_long(self, tokens: str, field: str = "text") -> ContextTooLong:
         limit = self._limits.context_len
