@@ -102,7 +102,7 @@ def test_the_flag_knows_every_format() -> None:
 
 
 def test_a_name_that_is_none() -> None:
-    for name in ("qwen9", "...", "a..."):
+    for name in ("qwen9", "...", "a...", "a" * 65 + "...b"):
         with pytest.raises(InvalidRequest, match="deepseek-r1"):
             reasoning_format(name)
 

@@ -22,6 +22,9 @@ Kind: TypeAlias = Literal["thought", "answer"]
 
 THINK, THINK_END = "<think>", "</think>"
 
+MAX_TAG = 64
+"""Characters of a tag that has no name."""
+
 BETWEEN = "..."
 """What stands between the two tags of a pair that has no name: `--reasoning-parser "<plan>...</plan>"`."""
 
@@ -280,7 +283,7 @@ def reasoning_format(name: str) -> ReasoningFormat:
     if name in REASONING_FORMATS:
         return REASONING_FORMATS[name]
     start, _, end = name.partition(BETWEEN)
-    if start.strip() and end.strip():
+    if 0 < len(start.strip()) <= MAX_TAG and 0 < len(end.strip()) <= MAX_TAG:
         return TagFormat(start.strip(), end.strip())
     known = ", ".join(REASONING_FORMATS)
     message = f"reasoning_parser must be one of {known}, or two tags as <start>{BETWEEN}<end>; got {name!r}."

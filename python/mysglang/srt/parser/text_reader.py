@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable
-from functools import cache
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -205,7 +205,7 @@ class Reading:
             self._leftover(left)
 
 
-@cache
+@lru_cache(maxsize=256)  # some markers are a client's
 def _one_of(markers: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
 
