@@ -1,0 +1,159 @@
+"""Time of a whole decode step in one kernel, beside the time of reading its weights and its cache once.
+
+    python sgl-kernel/benchmark/bench_decoder.py [--models llama-8b] [--rows 1 2] [--context 128 1024]
+
+Random weights. Steps are replayed from a graph, one after another; the median of several rounds. `--trace` tells where
+the time goes in a layer: median over layers, then lowest, median and highest over the multiprocessors, in clock ticks.
+"""
+
+import argparse
+import statistics
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mysgl_kernel.decoder import DecoderTensors, DecodeStep, DoesNotFitError, LayerTensors
+
+READ = 4.60e12
+"""Bytes a second, measured with benchmark/ceilings.py."""
+POINTS = (
+    *("others are through", "added", "normed", "qkv", "heads ready", "attended", "unit merged", "units merged", "sent"),
+    *("others are through", "received", "o", "others are through", "added", "normed", "gate_up"),
+    *("others are through", "received", "down"),
+)
+"""What is done when a trace notes the time."""
+
+
+@dataclass(frozen=True)
+class Model:
+    layers: int
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+    qk_norm: bool = False
+
+
+MODELS = {
+    "llama-8b": Model(32, 4096, 32, 8, 128, 14336, 128256),
+    "qwen3-0.6b": Model(28, 1024, 16, 8, 128, 3072, 151936, qk_norm=True),
+    "qwen3-4b": Model(36, 2560, 32, 8, 128, 9728, 151936, qk_norm=True),
+    "llama-1b": Model(16, 2048, 32, 8, 64, 8192, 128256),
+}
+
+
+def random_model(model: Model, rows: int, context: int) -> DecoderTensors:
+    bf16 = {"dtype": torch.bfloat16, "device": "cuda"}
+
+    def weight(outputs: int, inputs: int) -> Tensor:
+        return torch.empty(outputs, inputs, **bf16).normal_(0, inputs**-0.5)
+
+    cache = (rows * context + 1, model.kv_heads, model.head_dim)
+    head_norm = torch.ones(model.head_dim, **bf16) if model.qk_norm else None
+    layers = [
+        LayerTensors(
+            qkv=weight((model.q_heads + 2 * model.kv_heads) * model.head_dim, model.hidden),
+            o=weight(model.hidden, model.q_heads * model.head_dim),
+            gate_up=weight(2 * model.inner, model.hidden),
+            down=weight(model.hidden, model.inner),
+            input_norm=torch.ones(model.hidden, **bf16),
+            post_norm=torch.ones(model.hidden, **bf16),
+            q_norm=head_norm,
+            k_norm=head_norm,
+            keys=torch.empty(cache, **bf16).normal_(),
+            values=torch.empty(cache, **bf16).normal_(),
+        )
+        for _ in range(model.layers)
+    ]
+    return DecoderTensors(
+        layers=layers,
+        embedding=weight(model.vocab, model.hidden),
+        final_norm=torch.ones(model.hidden, **bf16),
+        lm_head=weight(model.vocab, model.hidden),
+        cos_sin=torch.rand(context, model.head_dim, device="cuda"),
+        page_table=(torch.randperm(rows * context, device="cuda").view(rows, context) + 1).int(),
+        page_size=1,
+        q_heads=model.q_heads,
+        eps=1e-5,
+        qk_eps=1e-6,
+        scale=model.head_dim**-0.5,
+    )
+
+
+def floor(model: Model, rows: int, context: int) -> float:
+    """Seconds to read the weights and the cache."""
+    per_layer = (
+        model.hidden * ((2 * model.q_heads + 2 * model.kv_heads) * model.head_dim + 3 * model.inner)
+        + rows * context * 2 * model.kv_heads * model.head_dim
+    )
+    return 2 * (model.layers * per_layer + model.vocab * model.hidden) / READ
+
+
+def measure(step: DecodeStep, inputs: tuple[Tensor, ...], steps: int) -> float:
+    """Seconds a step."""
+    step.run(*inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.run(*inputs)
+    times = []
+    for _ in range(5):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        graph.replay()
+        begin.record()
+        for _ in range(steps):
+            graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / steps / 1e3)
+    return statistics.median(times)
+
+
+def print_trace(ticks: Tensor) -> None:
+    """Of the layers but the first, whose beginning is another."""
+    times = ticks.double()
+    times[ticks == 0] = float("nan")
+    before = torch.cat((times[:-1, -1:], times[1:, :-1]), 1)
+    spent = (times[1:] - before).nanmedian(0).values
+    for name, line in zip(POINTS, spent, strict=True):
+        known = line[~line.isnan()]
+        print(f"    {name:20} {known.min():8.0f} {known.median():8.0f} {known.max():8.0f}")
+    print(f"    {'layer':20} {(times[1:, -1] - times[:-1, -1]).median():17.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["llama-8b", "qwen3-0.6b"])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--context", nargs="+", type=int, default=[128, 1024, 8192])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--trace", action="store_true")
+    options = parser.parse_args()
+    for name in options.models:
+        model = MODELS[name]
+        tensors = random_model(model, max(options.rows), max(options.context))
+        for rows in options.rows:
+            for context in options.context:
+                try:
+                    step = DecodeStep(tensors, rows)
+                except DoesNotFitError as error:
+                    print(f"{name:12} rows {rows} context {context:5}: {error}")
+                    break
+                whole = torch.arange(rows, device="cuda")
+                lens = torch.full((rows,), context, dtype=torch.int32, device="cuda")
+                new = tensors.page_table[:rows, context - 1].long()
+                inputs = (whole, lens.long() - 1, whole, lens, new)
+                seconds, least = measure(step, inputs, options.steps), floor(model, rows, context)
+                print(
+                    f"{name:12} rows {rows} context {context:5}: {1e3 * seconds:7.3f} ms, floor {1e3 * least:6.3f}, "
+                    f"{least / seconds:.3f} of it"
+                )
+                if options.trace:
+                    print_trace(step.trace(*inputs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+// Products of weights from the ring with the vectors in shared memory, on tensor cores: 16 rows of a weight at a time,
+// up to 8 vectors. The warps share the inputs; their sums are added in a fixed order.
+#pragma once
+
+#include "vectors.cuh"
+
+namespace decoder {
+
+// One product of a layer, or the last one of a step. All are done by the same code: four copies would not fit into
+// the instruction cache.
+struct Product {
+    Kind kind;
+    int inputs, outputs;  // outputs: of the rows that packets or logits are for; of GATE_UP, activations
+    Share share;          // of the outputs
+    const bf16* bias;     // or null
+    Packet* to;           // [rows, outputs / 2]; of LOGITS, nothing
+    uint32_t* arrived;    // to be told when a share is sent, or null
+    uint32_t round;
+
+    // Outputs of a block of 16 rows of the weight: of GATE_UP, eight gates and the eight rows of up that belong to them.
+    __device__ int block() const { return kind == Kind::GATE_UP ? TILE_ROWS / 2 : TILE_ROWS; }
+};
+
+// The highest logit that a thread has seen, the lowest id among equals.
+struct Choice {
+    float highest = -INFINITY;
+    int id = 0x7fffffff;
+    bool broken = false;
+
+    __device__ void see(float value, int its_id) {
+        if (value > highest || (value == highest && its_id < id)) {
+            highest = value;
+            id = its_id;
+        }
+    }
+};
+
+struct Workplace {
+    uint32_t vectors;
+    float* partials;  // [2][WARPS][TILE_ROWS][ROWS]
+    int parity = 0;
+};
+
+template <int ROWS>
+__device__ __forceinline__ float total(const float* sums, int index) {
+    float sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) sum += sums[warp * TILE_ROWS * ROWS + index];
+    return sum;
+}
+
+__device__ __forceinline__ float bias_at(const bf16* bias, int n) {
+    return bias != nullptr ? __bfloat162float(bias[n]) : 0.0f;
+}
+
+// One block's sums, [WARPS][TILE_ROWS * ROWS], to where they belong: thread i has output n + i / ROWS of the share, for
+// row i % ROWS.
+template <int ROWS>
+__device__ __forceinline__ void finish(const Step& s, const Product& p, int n, const float* sums, float2 bias,
+                                       Choice& choice) {
+    int i = threadIdx.x, own = n + i / ROWS, row = i % ROWS;
+    if (i >= largest(32, TILE_ROWS * ROWS)) return;
+    bool has = i < p.block() * ROWS && own < p.share.count && row < s.rows;
+    float value = 0;
+    if (has) value = total<ROWS>(sums, i) + bias.x;
+    if (p.kind == Kind::LOGITS) {
+        if (!has) return;
+        bf16 logit = __float2bfloat16_rn(value);
+        value = __bfloat162float(logit);
+        s.logits[static_cast<long long>(row) * s.vocab + p.share.first + own] = logit;
+        choice.broken |= !(value - value == 0.0f);
+        choice.see(value, p.share.first + own);
+        return;
+    }
+    if (has && p.kind == Kind::GATE_UP) {
+        float gate = rounded(value), up = rounded(total<ROWS>(sums, i + TILE_ROWS / 2 * ROWS) + bias.y);
+        value = __fdividef(gate, 1.0f + __expf(-gate)) * up;
+    }
+    float next = __shfl_down_sync(~0u, value, ROWS);
+    if (has && own % 2 == 0) {
+        send(p.to + (static_cast<long long>(row) * p.outputs + p.share.first + own) / 2, pack(value, next), p.round);
+    }
+}
+
+template <int ROWS>
+__device__ void multiply(Ring<ROWS>& ring, Workplace& at, const Step& s, const Product& p, Choice& choice) {
+    constexpr int SLICE = TILE_ROWS * ROWS, COLUMNS = Form<ROWS>::COLUMNS, TILE_PITCH = Form<ROWS>::TILE_PITCH;
+    constexpr int PARTS = COLUMNS / (64 * WARPS);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    uint32_t vector = at.vectors + g * vector_pitch(p.inputs) + 16 * t;
+#pragma unroll 1
+    for (int n = 0; n < p.share.count; n += p.block()) {
+        float2 bias = {};
+        int own = n + static_cast<int>(threadIdx.x) / ROWS;
+        if (p.bias != nullptr && own < p.share.count) {
+            bias.x = bias_at(p.bias, p.share.first + own);
+            if (p.kind == Kind::GATE_UP) bias.y = bias_at(p.bias, p.outputs + p.share.first + own);
+        }
+        float even[4] = {}, odd[4] = {};
+#pragma unroll 1
+        for (int k = 0; k < p.inputs; k += COLUMNS) {
+            int columns = min(COLUMNS, p.inputs - k);
+            barrier_wait(ring.full(), ring.parity);
+            // Neighbouring rows lie in the same banks, so of 128 bytes odd rows are read from the second half on.
+            uint32_t tile = ring.data() + g * TILE_PITCH + 16 * t, swap = 64 * (g % 2);
+            uint4 upper[PARTS][2], lower[PARTS][2], x[PARTS][2];
+#pragma unroll
+            for (int i = 0; i < PARTS; ++i) {
+                int part = 128 * (i * WARPS + warp);  // in bytes
+                bool inside = part < 2 * columns;
+                if (!inside) part = 0;
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    uint32_t at = tile + part + (swap ^ (64 * half));
+                    upper[i][half] = load_shared(at);
+                    lower[i][half] = load_shared(at + 8 * TILE_PITCH);
+                    x[i][half] = load_shared_if(inside && g < s.rows, vector + 2 * k + part + 64 * half);
+                }
+            }
+            // A lane's eight neighbouring inputs serve two products of 16: which four of them meet in which does not
+            // matter, as long as weights and vectors agree.
+#pragma unroll
+            for (int i = 0; i < PARTS; ++i) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    uint4 u = select(swap != 0, upper[i][half ^ 1], upper[i][half]);
+                    uint4 l = select(swap != 0, lower[i][half ^ 1], lower[i][half]), v = x[i][half];
+                    multiply_add(even, u.x, l.x, u.y, l.y, v.x, v.y);
+                    multiply_add(odd, u.z, l.z, u.w, l.w, v.z, v.w);
+                }
+            }
+            __syncwarp();
+            if (lane == 0) barrier_arrive(ring.empty());
+            ring.advance();
+        }
+        float* sums = at.partials + at.parity * WARPS * SLICE;
+        at.parity ^= 1;
+        if (2 * t < ROWS) {
+            float* own_sums = sums + warp * SLICE + g * ROWS + 2 * t;
+            own_sums[0] = even[0] + odd[0];
+            own_sums[8 * ROWS] = even[2] + odd[2];
+            if (2 * t + 1 < ROWS) {
+                own_sums[1] = even[1] + odd[1];
+                own_sums[8 * ROWS + 1] = even[3] + odd[3];
+            }
+        }
+        join();
+        finish<ROWS>(s, p, n, sums, bias, choice);
+    }
+    if (threadIdx.x == 0 && p.arrived != nullptr) announce(p.arrived);
+}
+
+}  // namespace decoder

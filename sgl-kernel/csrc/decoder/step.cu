@@ -1,0 +1,227 @@
+// A whole decode step of a few rows in one kernel: embedding, all layers, last norm, logits, greedy tokens.
+//
+// One block on each multiprocessor, for the whole step. Of each weight a block has a few rows. Four warps fetch
+// them into a ring of stages in shared memory, ahead of everybody over all layers, so that reading never pauses; eight
+// multiply. Between products, vectors travel as packets (exchange.cuh):
+//
+//   norm -> qkv -> [qk norm, rope, store, attention] -> o -> norm -> gate, up, silu -> down -> next layer
+//
+// Values are rounded to bf16 where the layers as single kernels round them. Sums have a fixed order.
+#include "attend.cuh"
+#include "fetch.cuh"
+#include "multiply.cuh"
+
+#ifndef MYSGL_HEAD_DIM
+#define MYSGL_HEAD_DIM 128
+#endif
+
+namespace decoder {
+
+constexpr int HEAD_DIM = MYSGL_HEAD_DIM;
+
+// The highest logit of each row: of this block's by its threads, of all by block 0.
+template <int ROWS>
+__device__ void choose_tokens(const Step& s, const Choice& choice, float* scratch, Packet* best, uint32_t round) {
+    constexpr int SEEN = TILE_ROWS * ROWS;
+    int i = threadIdx.x, lane = i % 32, row = i / 32;
+    int* ids = reinterpret_cast<int*>(scratch + SEEN);
+    int* broken = ids + SEEN;
+    if (i < SEEN) {
+        scratch[i] = choice.highest;
+        ids[i] = choice.id;
+        broken[i] = choice.broken;
+    }
+    join();
+    if (i < s.rows) {
+        Choice found;
+        for (int n = i; n < SEEN; n += ROWS) {
+            found.broken |= broken[n];
+            found.see(scratch[n], ids[n]);
+        }
+        Packet* to = best + (static_cast<long long>(i) * s.grid + blockIdx.x) * 2;
+        send(to, __float_as_uint(found.highest), found.broken ? ~0u : found.id, round);
+    }
+    if (blockIdx.x != 0 || row >= s.rows) return;
+    Choice found;
+    for (int block = lane; block < s.grid; block += 32) {
+        const Packet* from = best + (static_cast<long long>(row) * s.grid + block) * 2;
+        uint2 its = await_pair(from, peek_pair(from), round);
+        found.broken |= static_cast<int>(its.y) < 0;
+        found.see(__uint_as_float(its.x), static_cast<int>(its.y));
+    }
+    for (int distance = 16; distance > 0; distance /= 2) {
+        float value = __shfl_xor_sync(~0u, found.highest, distance);
+        found.see(value, __shfl_xor_sync(~0u, found.id, distance));
+    }
+    bool broken_row = __any_sync(~0u, found.broken);
+    if (lane == 0) s.tokens[row] = broken_row ? -1 : found.id;
+}
+
+template <int ROWS>
+__device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* shared, uint32_t steps) {
+    SharedLayout<HEAD_DIM, ROWS> places(s);
+    Buffers<HEAD_DIM, ROWS> buffers(s);
+    auto packets = [&](long long offset) { return reinterpret_cast<Packet*>(s.workspace + offset); };
+    auto arrived = [&](Kind kind) {
+        return reinterpret_cast<uint32_t*>(s.workspace + buffers.arrived + 128 * static_cast<int>(kind));
+    };
+    uint32_t base = shared_address(shared);
+    Workplace at{base + places.vectors, reinterpret_cast<float*>(shared + places.partials)};
+    Choice choice;
+    int most = splits_of(s), units = s.rows * s.kv_heads * most, rotation = 0;
+#pragma unroll 1
+    for (int number = 0; number <= 4 * s.layers; ++number) {
+        int index = number / 4;
+        const Layer& layer = s.layer[min(index, s.layers - 1)];
+        uint32_t round = steps * s.layers + index + 1;
+        Kind kind = index == s.layers ? Kind::LOGITS : static_cast<Kind>(number % 4);
+        // What the product takes: the residual stream, normed after adding what came in, or what came in.
+        const bf16* gain = nullptr;
+        Incoming incoming{nullptr, nullptr, round};
+        Product p{kind, s.hidden, s.hidden, share(s, kind, rotation), nullptr, nullptr, arrived(kind), round};
+        if (kind == Kind::QKV) {
+            gain = layer.input_norm;
+            if (index > 0) incoming = {packets(buffers.down), arrived(Kind::DOWN), round - 1};
+            p.outputs = (s.q_heads + 2 * s.kv_heads) * HEAD_DIM, p.bias = layer.qkv_bias;
+            p.to = packets(buffers.qkv), p.arrived = nullptr;
+        } else if (kind == Kind::O) {
+            incoming = {packets(buffers.attended), arrived(Kind::QKV), round};
+            p.inputs = s.q_heads * HEAD_DIM, p.bias = layer.o_bias, p.to = packets(buffers.o);
+        } else if (kind == Kind::GATE_UP) {
+            gain = layer.post_norm, incoming = {packets(buffers.o), arrived(Kind::O), round};
+            p.outputs = s.inner, p.bias = layer.gate_up_bias;
+            p.to = packets(buffers.activated);
+        } else if (kind == Kind::DOWN) {
+            incoming = {packets(buffers.activated), arrived(Kind::GATE_UP), round};
+            p.inputs = s.inner, p.bias = layer.down_bias, p.to = packets(buffers.down);
+        } else {
+            gain = s.final_norm, incoming = {packets(buffers.down), arrived(Kind::DOWN), round - 1};
+            p.outputs = s.vocab, p.arrived = nullptr;
+        }
+        // 0 to 3 around the first product, 4 to 8 in attention, then 9 to 11, 12 to 15 and 16 to 18.
+        const int marks[] = {0, 9, 12, 16};
+        Trace trace{s, index};
+        int first_mark = marks[number % 4];
+        if (gain != nullptr) {
+            add_and_norm<ROWS>(s, base + places.sums, base + places.residual, base + places.gain, at.vectors, gain,
+                               incoming, trace, first_mark);
+        } else {
+            receive<ROWS>(s, at.vectors, incoming, p.inputs, trace, first_mark);
+        }
+        multiply<ROWS>(ring, at, s, p, choice);
+        trace.mark(first_mark + (gain != nullptr ? 3 : 2));
+        if (kind == Kind::DOWN) rotation = next_rotation(s, rotation);
+        if (kind != Kind::QKV) continue;
+        for (int unit = blockIdx.x; unit < units; unit += s.grid) {
+            Span span(s, unit, most, static_cast<int>(layer.window));
+            if (!span.works) continue;
+            // The vectors' place is free: all warps are through with them when a product's last sums are there.
+            Attention<HEAD_DIM, ROWS> attention(s, layer, span, p.to, packets(buffers.parts), packets(buffers.attended), round,
+                                          shared + places.vectors);
+            attention.run(ring, most, trace);
+        }
+        if (threadIdx.x == 0) announce(arrived(Kind::QKV));
+        trace.mark(8);
+    }
+    float* scratch = at.partials + at.parity * WARPS * TILE_ROWS * ROWS;
+    choose_tokens<ROWS>(s, choice, scratch, packets(buffers.best), steps + 1);
+}
+
+template <int ROWS>
+__global__ void __launch_bounds__(THREADS + 32 * FETCHERS, 1) step_kernel(const __grid_constant__ Step s) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    SharedLayout<HEAD_DIM, ROWS> places(s);
+    Ring<ROWS> ring{shared_address(shared + places.barriers), shared_address(shared + places.ring), s.stages};
+    // Counts steps. Whoever is first to finish has heard from every block, so all have read it when it changes.
+    uint32_t* counter = reinterpret_cast<uint32_t*>(s.workspace + Buffers<HEAD_DIM, ROWS>(s).counter);
+    uint32_t steps = *reinterpret_cast<volatile uint32_t*>(counter);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < s.stages; ++i) {
+            barrier_init(ring.barriers + 8 * i, FETCHERS);
+            barrier_init(ring.barriers + 8 * (MAX_STAGES + i), WARPS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        hand_to_bulk_copies();
+    }
+    __syncthreads();
+    if (threadIdx.x >= THREADS) {
+        fetch_step<HEAD_DIM, ROWS>(ring, s);
+    } else {
+        compute_step<ROWS>(ring, s, shared, steps);
+        if (blockIdx.x == 0 && threadIdx.x == 0) *counter = steps + 1;
+    }
+}
+
+// Fill in what follows from the shape and the device. False if it does not fit.
+template <int ROWS>
+bool plan(Step& s, int multiprocessors, int shared_limit) {
+    // Every block must have a share of each product: its packets tell the others that it is through with the last.
+    int pairs = s.hidden < s.inner ? s.hidden / 2 : s.inner / 2;
+    int outputs[] = {(s.q_heads + 2 * s.kv_heads) * HEAD_DIM, s.hidden, s.inner, s.hidden, s.vocab};
+    s.grid = multiprocessors < pairs ? multiprocessors : pairs;
+    s.rotation = 0;
+    for (int i = 0; i < 5; ++i) {
+        int unit = i < 4 ? 2 : 1;  // a packet holds two values
+        int units = outputs[i] / unit;
+        if (units < s.grid) return false;
+        s.deals[i] = {unit, units / s.grid, units % s.grid, s.rotation};
+        if (i < 4) s.rotation = (s.rotation + units) % s.grid;
+    }
+    s.stages = 0;
+    int rest = (shared_limit - SharedLayout<HEAD_DIM, ROWS>(s).bytes) / Form<ROWS>::STAGE_BYTES;
+    s.stages = rest < MAX_STAGES ? rest : MAX_STAGES;
+    return rest >= 3;
+}
+
+template <int ROWS>
+cudaError_t launch(const Step& s, cudaStream_t stream) {
+    int bytes = SharedLayout<HEAD_DIM, ROWS>(s).bytes;
+    cudaError_t error = cudaFuncSetAttribute(step_kernel<ROWS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) return error;
+    cudaLaunchAttribute together;
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(s.grid);
+    config.blockDim = dim3(THREADS + 32 * FETCHERS);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &together;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, step_kernel<ROWS>, s);
+}
+
+}  // namespace decoder
+
+using decoder::Step;
+
+// The smallest compiled number of rows that holds `rows`.
+#define FOR_ROWS(rows, call)           \
+    ((rows) <= 1   ? decoder::call(1)  \
+     : (rows) <= 2 ? decoder::call(2)  \
+     : (rows) <= 4 ? decoder::call(4)  \
+                   : decoder::call(8))
+
+// Fill in grid and stages, and say how many bytes of workspace the shape needs; cudaErrorInvalidValue if the shape does
+// not fit this device.
+extern "C" cudaError_t mysgl_decoder_plan(Step* s, long long* workspace_bytes) {
+    int device, multiprocessors, limit;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) {
+        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    }
+    if (error == cudaSuccess) {
+        error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    }
+    if (error != cudaSuccess) return error;
+#define PLAN(ROWS) plan<ROWS>(*s, multiprocessors, limit)
+    if (s->rows < 1 || s->rows > 8 || !FOR_ROWS(s->rows, PLAN)) return cudaErrorInvalidValue;
+#define BYTES(ROWS) Buffers<decoder::HEAD_DIM, ROWS>(*s).bytes
+    *workspace_bytes = FOR_ROWS(s->rows, BYTES);
+    return cudaSuccess;
+}
+
+extern "C" cudaError_t mysgl_decoder_step(const Step* s, cudaStream_t stream) {
+#define LAUNCH(ROWS) launch<ROWS>(*s, stream)
+    return FOR_ROWS(s->rows, LAUNCH);
+}

@@ -1,0 +1,251 @@
+"""A whole decode step of a few rows in one kernel (`csrc/decoder/step.cu`): dense decoders in bfloat16, on Hopper.
+
+Knows tensors only: weights, the KV cache, the page table and one step's inputs. Which layers of which model they come
+from is the caller's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_longlong, c_void_p
+from dataclasses import dataclass, fields
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mysgl_kernel.library import Launch, Library, current_stream
+
+MAX_ROWS = 8
+MAX_GROUP = 8
+"""Query heads that share one key-value head."""
+MARKS = 19
+"""Points of time in each layer that a trace notes."""
+
+_LIBRARIES = {
+    head_dim: Library("decoder/step.cu", flags=(f"-DMYSGL_HEAD_DIM={head_dim}",), archs=("90a",))
+    for head_dim in (64, 128)
+}
+
+
+class DoesNotFitError(ValueError):
+    """The kernel cannot run this model, or not steps of so many rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTensors:
+    """One layer: weights [outputs, inputs], gains and biases [outputs], all dense bfloat16."""
+
+    qkv: Tensor
+    """Rows of all query heads, then of all keys', then of all values'."""
+    qkv_bias: Tensor | None = None
+    o: Tensor
+    o_bias: Tensor | None = None
+    gate_up: Tensor
+    """Rows of the gate, then as many of up."""
+    gate_up_bias: Tensor | None = None
+    down: Tensor
+    down_bias: Tensor | None = None
+    input_norm: Tensor
+    post_norm: Tensor
+    q_norm: Tensor | None = None
+    """[head_dim], the norm of each query head, or None."""
+    k_norm: Tensor | None = None
+    keys: Tensor
+    """[KV slots, kv_heads, head_dim], read and written."""
+    values: Tensor
+    window: int = 0
+    """Keys that are visible, the token's own included; 0 for all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderTensors:
+    """All that steps have in common."""
+
+    layers: Sequence[LayerTensors]
+    embedding: Tensor
+    """[vocab, hidden]."""
+    final_norm: Tensor
+    lm_head: Tensor
+    """[vocab, hidden]."""
+    cos_sin: Tensor
+    """[positions, head_dim] float32: cosines of the head_dim / 2 angles, then their sines."""
+    page_table: Tensor
+    """[slots, max_pages] int32: the page of each page_size tokens of a slot."""
+    page_size: int
+    q_heads: int
+    eps: float
+    qk_eps: float
+    """Of the norms of heads."""
+    scale: float
+    """Of the scores."""
+
+
+_INPUTS = ("ids", "positions", "slots", "out_cache_loc", "seq_lens")
+_LAYER_POINTERS = (
+    *("qkv", "qkv_bias", "o", "o_bias", "gate_up", "gate_up_bias", "down", "down_bias"),
+    *("input_norm", "post_norm", "q_norm", "k_norm", "keys", "values"),
+)
+_STEP_POINTERS = (
+    *("layer", "embedding", "final_norm", "lm_head", "cos_sin", *_INPUTS, "page_table"),
+    *("logits", "tokens", "workspace", "trace"),
+)
+_STEP_SIZES = ("rows", "layers", "hidden", "q_heads", "kv_heads", "inner", "vocab", "page_size", "max_pages")
+
+
+class _Layer(Structure):
+    """`Layer` in layout.cuh."""
+
+    _fields_ = [*((name, c_void_p) for name in _LAYER_POINTERS), ("window", c_longlong), ("reserved", c_longlong)]
+
+
+class _Step(Structure):
+    """`Step` in layout.cuh; what follows `scale` is filled in by the plan."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in _STEP_POINTERS),
+        *((name, c_int) for name in _STEP_SIZES),
+        *((name, c_float) for name in ("eps", "qk_eps", "scale")),
+        *((name, c_int) for name in ("grid", "stages", "rotation")),
+        ("deals", c_int * 20),
+    ]
+
+
+def available() -> bool:
+    """Whether the present device can run it."""
+    return all(library.available() for library in _LIBRARIES.values())
+
+
+@cache
+def _plan(head_dim: int) -> Launch:
+    return _LIBRARIES[head_dim].function("mysgl_decoder_plan", POINTER(_Step), POINTER(c_longlong))
+
+
+@cache
+def _launch(head_dim: int) -> Launch:
+    return _LIBRARIES[head_dim].function("mysgl_decoder_step", POINTER(_Step), c_void_p)
+
+
+class DecodeStep:
+    """Steps of up to a fixed number of rows. Owns the memory in which multiprocessors exchange vectors.
+
+    Steps of one object must follow one another on the device; so do all of one stream.
+    """
+
+    def __init__(self, model: DecoderTensors, rows: int) -> None:
+        """Raises DoesNotFitError if this kernel cannot run such steps of this model on this device."""
+        check(model, rows)
+        first = model.layers[0]
+        device = model.embedding.device
+        self._model = model
+        self._head_dim = first.keys.shape[2]
+        self._layers = _layer_table(model.layers).to(device)
+        self._step = step = _Step(
+            layer=self._layers.data_ptr(),
+            embedding=model.embedding.data_ptr(),
+            final_norm=model.final_norm.data_ptr(),
+            lm_head=model.lm_head.data_ptr(),
+            cos_sin=model.cos_sin.data_ptr(),
+            page_table=model.page_table.data_ptr(),
+            rows=rows,
+            layers=len(model.layers),
+            hidden=first.o.shape[0],
+            q_heads=model.q_heads,
+            kv_heads=first.keys.shape[1],
+            inner=first.down.shape[1],
+            vocab=model.lm_head.shape[0],
+            page_size=model.page_size,
+            max_pages=model.page_table.shape[1],
+            eps=model.eps,
+            qk_eps=model.qk_eps,
+            scale=model.scale,
+        )
+        nbytes = c_longlong()
+        try:
+            _plan(self._head_dim)(byref(step), byref(nbytes))
+        except torch.cuda.CudaError as error:
+            raise DoesNotFitError(f"a step of {rows} rows does not fit into a multiprocessor") from error
+        self._workspace = torch.zeros(nbytes.value, dtype=torch.uint8, device=device)
+        step.workspace = self._workspace.data_ptr()
+        self.logits = torch.zeros(rows, step.vocab, dtype=torch.bfloat16, device=device)
+        """[rows, vocab] of the last step."""
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        """[rows]: the likeliest token, the lowest id among equals; -1 where a logit is not finite."""
+        step.logits, step.tokens = self.logits.data_ptr(), self.tokens.data_ptr()
+
+    @property
+    def multiprocessors(self) -> int:
+        return int(self._step.grid)
+
+    def run(
+        self, ids: Tensor, positions: Tensor, slots: Tensor, seq_lens: Tensor, out_cache_loc: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Queue a step; returns `logits` and `tokens`, which the next step overwrites.
+
+        ids, positions, slots (rows of the page table), out_cache_loc (KV slots to write): [rows] int64. seq_lens:
+        [rows] int32, the new token included. Keys of earlier positions are in the cache.
+        """
+        step = self._step
+        for name, tensor in zip(_INPUTS, (ids, positions, slots, out_cache_loc, seq_lens), strict=True):
+            assert tensor.shape == (step.rows,) and tensor.is_contiguous()
+            assert tensor.dtype == (torch.int32 if name == "seq_lens" else torch.int64)
+            setattr(step, name, tensor.data_ptr())
+        _launch(self._head_dim)(byref(step), current_stream(ids))
+        return self.logits, self.tokens
+
+    def trace(self, *inputs: Tensor) -> Tensor:
+        """Run a step and return clock ticks [layers, MARKS, multiprocessors] int64, each multiprocessor's own clock."""
+        step = self._step
+        ticks = torch.zeros(step.layers, MARKS, step.grid, dtype=torch.int64, device=self.logits.device)
+        step.trace = ticks.data_ptr()
+        self.run(*inputs)
+        torch.cuda.synchronize()
+        step.trace = None
+        return ticks
+
+
+def check(model: DecoderTensors, rows: int) -> None:
+    """Raises DoesNotFitError, saying what this kernel was not written for."""
+    first = model.layers[0]
+    head_dim, kv_heads = first.keys.shape[2], first.keys.shape[1]
+    shapes = {
+        "qkv": ((model.q_heads + 2 * kv_heads) * head_dim, model.embedding.shape[1]),
+        "o": (model.embedding.shape[1], model.q_heads * head_dim),
+        "gate_up": (2 * first.down.shape[1], model.embedding.shape[1]),
+        "down": (model.embedding.shape[1], first.down.shape[1]),
+        "keys": (first.keys.shape[0], kv_heads, head_dim),
+        "values": (first.keys.shape[0], kv_heads, head_dim),
+    }
+    if head_dim not in _LIBRARIES:
+        raise DoesNotFitError(f"heads have {head_dim} dimensions")
+    if not 1 <= rows <= MAX_ROWS:
+        raise DoesNotFitError(f"there are {rows} rows")
+    if model.q_heads % kv_heads or model.q_heads // kv_heads > MAX_GROUP:
+        raise DoesNotFitError(f"{model.q_heads} query heads share {kv_heads} key-value heads")
+    if any(shapes[name][1] % 64 for name in ("qkv", "o", "down")):
+        raise DoesNotFitError("a weight's rows are not a multiple of 64 long")
+    for layer in model.layers:
+        if any(getattr(layer, name).shape != shape for name, shape in shapes.items()):
+            raise DoesNotFitError("layers differ in their sizes")
+        for field in fields(layer):
+            tensor = getattr(layer, field.name)
+            if isinstance(tensor, Tensor) and not _is_plain(tensor):
+                raise DoesNotFitError(f"{field.name} is not a dense bfloat16 tensor")
+    if not all(map(_is_plain, (model.embedding, model.final_norm, model.lm_head))):
+        raise DoesNotFitError("the embedding, the last norm or the output are not dense bfloat16 tensors")
+    if model.page_table.dtype != torch.int32 or model.page_table.stride(1) != 1:
+        raise DoesNotFitError("the page table is not of dense int32 rows")
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.bfloat16 and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+
+
+def _layer_table(layers: Sequence[LayerTensors]) -> Tensor:
+    """The layers' pointers as the kernel reads them, in bytes."""
+    table = (_Layer * len(layers))()
+    for entry, layer in zip(table, layers, strict=True):
+        for field in fields(layer):
+            value = getattr(layer, field.name)
+            setattr(entry, field.name, value.data_ptr() if isinstance(value, Tensor) else value)
+    return torch.frombuffer(bytearray(table), dtype=torch.uint8)

@@ -1,0 +1,247 @@
+"""The decode step against plain torch: random models of odd sizes, random pages, lengths on both sides of splits."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mysgl_kernel import decoder
+from mysgl_kernel.decoder import DecoderTensors, DecodeStep, DoesNotFitError, LayerTensors
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    hidden: int
+    inner: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    lens: tuple[int, ...]
+    layers: int = 2
+    bias: bool = False
+    qk_norm: bool = False
+    window: int = 0
+    page_size: int = 1
+
+
+CASES = [
+    Case(64, 128, 2, 1, 64, 101, (1,)),
+    Case(64, 128, 2, 2, 64, 101, (5,), bias=True),
+    Case(256, 704, 4, 2, 64, 1003, (33,), qk_norm=True),
+    Case(896, 4864, 14, 2, 64, 2049, (700,), bias=True),
+    Case(1024, 3072, 16, 8, 128, 5000, (130, 1), qk_norm=True),
+    Case(1024, 3072, 16, 8, 128, 5001, (1024, 17, 64, 65), qk_norm=True, page_size=16),
+    Case(512, 1536, 8, 8, 128, 777, (1, 2, 3, 500, 90, 128, 129, 16), layers=3),
+    Case(512, 1536, 8, 1, 128, 777, (3000, 1, 40), layers=3, bias=True),
+    Case(512, 1024, 8, 2, 128, 777, (300, 100), window=64),
+    Case(512, 1024, 8, 2, 64, 777, (5000,), window=1000, page_size=4),
+    Case(4096, 14336, 32, 8, 128, 3001, (1300,)),
+    Case(4096, 14336, 32, 8, 128, 3001, (100, 2000)),
+    Case(4096, 14336, 32, 8, 128, 3001, (1, 200, 300, 257)),
+]
+
+
+def random_model(case: Case, seed: int) -> DecoderTensors:
+    torch.manual_seed(seed)
+    bf16 = {"dtype": torch.bfloat16, "device": "cuda"}
+
+    def weight(outputs: int, inputs: int) -> Tensor:
+        return torch.randn(outputs, inputs, device="cuda").mul_(inputs**-0.5).to(torch.bfloat16)
+
+    def gain(size: int) -> Tensor:
+        return (1 + 0.1 * torch.randn(size, device="cuda")).to(torch.bfloat16)
+
+    def bias(size: int) -> Tensor | None:
+        return 0.3 * torch.randn(size, **bf16) if case.bias else None
+
+    qkv = (case.q_heads + 2 * case.kv_heads) * case.head_dim
+    pages = sum(-(-length // case.page_size) for length in case.lens) + 3
+    cache_shape = (pages * case.page_size, case.kv_heads, case.head_dim)
+    layers = [
+        LayerTensors(
+            qkv=weight(qkv, case.hidden),
+            qkv_bias=bias(qkv),
+            o=weight(case.hidden, case.q_heads * case.head_dim),
+            o_bias=bias(case.hidden),
+            gate_up=weight(2 * case.inner, case.hidden),
+            gate_up_bias=bias(2 * case.inner),
+            down=weight(case.hidden, case.inner),
+            down_bias=bias(case.hidden),
+            input_norm=gain(case.hidden),
+            post_norm=gain(case.hidden),
+            q_norm=gain(case.head_dim) if case.qk_norm else None,
+            k_norm=gain(case.head_dim) if case.qk_norm else None,
+            keys=torch.randn(cache_shape, **bf16),
+            values=torch.randn(cache_shape, **bf16),
+            window=case.window,
+        )
+        for _ in range(case.layers)
+    ]
+    # Rows of the table are longer than any sequence; what stands behind its end must not be read as a page.
+    table = torch.full((len(case.lens) + 4, 8 + max(case.lens)), 1 << 28, dtype=torch.int32)
+    free = torch.randperm(pages - 1) + 1
+    for row, length in enumerate(case.lens):
+        count = -(-length // case.page_size)
+        table[row + 2, :count] = free[:count]
+        free = free[count:]
+    angles = torch.outer(torch.arange(max(case.lens)).float(), 1e4 ** -torch.linspace(0, 1, case.head_dim // 2))
+    return DecoderTensors(
+        layers=layers,
+        embedding=torch.randn(case.vocab, case.hidden, **bf16),
+        final_norm=gain(case.hidden),
+        lm_head=weight(case.vocab, case.hidden),
+        cos_sin=torch.cat((angles.cos(), angles.sin()), -1).cuda(),
+        page_table=table.cuda(),
+        page_size=case.page_size,
+        q_heads=case.q_heads,
+        eps=1e-5,
+        qk_eps=1e-6,
+        scale=1 / math.sqrt(case.head_dim),
+    )
+
+
+def inputs_of(case: Case, model: DecoderTensors) -> tuple[Tensor, ...]:
+    lens = torch.tensor(case.lens, dtype=torch.int32)
+    slots = torch.arange(len(case.lens)) + 2
+    positions = lens.long() - 1
+    pages = model.page_table.cpu()[slots, positions // case.page_size].long()
+    ids = torch.randint(case.vocab, (len(case.lens),))
+    columns = (ids, positions, slots, lens, pages * case.page_size + positions % case.page_size)
+    return tuple(column.cuda() for column in columns)
+
+
+def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """float32, rounded once to bfloat16."""
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+    return bf16(x * scale * gain.float())
+
+
+def bf16(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16).float()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return bf16(F.linear(x, weight.float(), None if bias is None else bias.float()))
+
+
+def attend(case: Case, model: DecoderTensors, layer: LayerTensors, qkv: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
+    """Stores the new keys and values; float32 inside."""
+    _, positions, slots, lens, locations = inputs
+    rows, dim = len(lens), case.head_dim
+    q, k, v = qkv.view(rows, -1, dim).split((case.q_heads, case.kv_heads, case.kv_heads), dim=1)
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q, k = norm(q, layer.q_norm, model.qk_eps), norm(k, layer.k_norm, model.qk_eps)
+    cos, sin = model.cos_sin[positions].unsqueeze(1).chunk(2, -1)
+
+    def turn(x: Tensor) -> Tensor:
+        a, b = x.chunk(2, -1)
+        return bf16(torch.cat((a * cos - b * sin, b * cos + a * sin), -1))
+
+    q = turn(q)
+    layer.keys[locations] = turn(k).to(torch.bfloat16)
+    layer.values[locations] = v.to(torch.bfloat16)
+    out = []
+    for row, length in enumerate(lens.tolist()):
+        at = torch.arange(max(0, length - case.window) if case.window else 0, length, device="cuda")
+        where = model.page_table[slots[row]][at // case.page_size] * case.page_size + at % case.page_size
+        keys, values = (cache[where.long()].float() for cache in (layer.keys, layer.values))
+        group = case.q_heads // case.kv_heads
+        keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+        weights = torch.einsum("hd,nhd->hn", q[row], keys).mul(model.scale).softmax(-1)
+        out.append(torch.einsum("hn,nhd->hd", weights, values).reshape(-1))
+    return bf16(torch.stack(out))
+
+
+def reference(case: Case, model: DecoderTensors, inputs: tuple[Tensor, ...]) -> Tensor:
+    """Logits: float32 sums, rounded to bfloat16 where single kernels would."""
+    residual = model.embedding[inputs[0]].float()
+    for layer in model.layers:
+        x = linear(norm(residual, layer.input_norm, model.eps), layer.qkv, layer.qkv_bias)
+        x = linear(attend(case, model, layer, x, inputs), layer.o, layer.o_bias)
+        residual = bf16(residual + x)
+        gate, up = linear(norm(residual, layer.post_norm, model.eps), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        residual = bf16(residual + linear(bf16(F.silu(gate) * up), layer.down, layer.down_bias))
+    return linear(norm(residual, model.final_norm, model.eps), model.lm_head, None)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_is_the_plain_model(case: Case) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    model = random_model(case, seed=len(case.lens))
+    step = DecodeStep(model, len(case.lens))
+    for attempt in range(3):
+        inputs = inputs_of(case, model)
+        expected = reference(case, model, inputs)
+        stored = [(layer.keys[inputs[4]].clone(), layer.values[inputs[4]].clone()) for layer in model.layers]
+        for layer in model.layers:
+            layer.keys[inputs[4]] = layer.values[inputs[4]] = float("nan")
+        step.logits.fill_(float("nan"))
+        logits, tokens = step.run(*inputs)
+        torch.cuda.synchronize()
+        error = (logits.float() - expected).norm(dim=1) / expected.norm(dim=1)
+        assert error.max() < 1.5e-2, (attempt, error)
+        assert torch.equal(tokens, logits.float().argmax(-1))
+        for layer, (keys, values) in zip(model.layers, stored, strict=True):
+            assert (layer.keys[inputs[4]].float() - keys.float()).norm() < 2e-2 * keys.float().norm()
+            assert (layer.values[inputs[4]].float() - values.float()).norm() < 2e-2 * values.float().norm()
+
+
+def test_is_the_same_in_every_run() -> None:
+    case = CASES[5]
+    model = random_model(case, seed=0)
+    inputs = inputs_of(case, model)
+    step = DecodeStep(model, len(case.lens))
+    first = step.run(*inputs)[0].clone()
+    for _ in range(50):
+        assert torch.equal(step.run(*inputs)[0], first)
+
+
+def test_replays_follow_the_contents_of_their_inputs() -> None:
+    case = CASES[4]
+    model = random_model(case, seed=0)
+    step = DecodeStep(model, len(case.lens))
+    inputs = inputs_of(case, model)
+    step.run(*inputs)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        step.run(*inputs)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        inputs[0].copy_(torch.randint(case.vocab, (len(case.lens),)))
+        graph.replay()
+        replayed = step.logits.clone()
+        assert torch.equal(step.run(*inputs)[0], replayed)
+
+
+def test_equal_logits_give_the_lowest_id_and_a_broken_row_none() -> None:
+    case = Case(256, 704, 4, 2, 64, 1003, (33, 12), layers=1)
+    model = random_model(case, seed=0)
+    step = DecodeStep(model, 2)
+    inputs = inputs_of(case, model)
+    model.lm_head[:] = model.lm_head[0].clone()
+    assert step.run(*inputs)[1].tolist() == [0, 0]
+    model.embedding[inputs[0][1]] = float("nan")
+    if inputs[0][0] != inputs[0][1]:
+        assert step.run(*inputs)[1].tolist() == [0, -1]
+
+
+def test_says_what_does_not_fit() -> None:
+    case = Case(64, 128, 2, 1, 64, 101, (1,))
+    model = random_model(case, seed=0)
+    with pytest.raises(DoesNotFitError, match="9 rows"):
+        DecodeStep(model, 9)
+    with pytest.raises(DoesNotFitError, match="dimensions"):
+        DecodeStep(random_model(Case(64, 128, 2, 1, 32, 101, (1,)), seed=0), 1)
+
+
+def test_is_available() -> None:
+    assert decoder.available()
