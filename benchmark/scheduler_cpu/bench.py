@@ -25,7 +25,7 @@ import numpy as np
 
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
 from mysglang.srt.forward.worker import WorkerCapacity
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import Bools, ModelWorkerBatch
 from mysglang.srt.managers.scheduler_assembly import Assembled, Channels, SchedulerOptions, assemble
 from mysglang.srt.mem_cache.factory import prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager
@@ -55,7 +55,7 @@ PARTS = {
 
 
 class NullWorker:
-    """Says the same token for every row, at once."""
+    """Says the same token for every row, at once, and takes no time for it while the rows stay."""
 
     tokens_per_step = 1
 
@@ -64,12 +64,16 @@ class NullWorker:
             num_pages=rows * context + 1024, page_size=1, num_slots=max(rows, 8), max_context=context, vocab_size=1000
         )
 
-    def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
-        def finish() -> StepOutput:
-            counts = batch.yields.astype(np.int32)
-            return StepOutput(tokens=np.full(int(counts.sum()), 7, dtype=np.int32), counts=counts)
+        self._yields: Bools | None = None
+        self._output = StepOutput(tokens=np.zeros(0, dtype=np.int32), counts=np.zeros(0, dtype=np.int32))
 
-        return BatchResult(finish)
+    def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
+        if batch.yields is not self._yields:
+            counts = batch.yields.astype(np.int32)
+            self._output = StepOutput(tokens=np.full(int(counts.sum()), 7, dtype=np.int32), counts=counts)
+            self._yields = batch.yields
+        output = self._output
+        return BatchResult(lambda: output)
 
 
 def read_forever(folder: Path) -> None:
