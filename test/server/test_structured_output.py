@@ -105,6 +105,24 @@ def test_parsed_by_the_client(client: openai.OpenAI) -> None:
     assert isinstance(answer.choices[0].message.parsed, Colour)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_thinking_comes_first_where_it_was_asked_for(client: openai.OpenAI, stream: bool) -> None:
+    """The grammar begins after it; the thoughts are told apart, and the answer is valid."""
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer", "maximum": 9999}}}
+    answer: Any = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "What is 3 + 4?"}],
+        response_format=wanted,
+        temperature=0,
+        max_tokens=120,
+        stream=stream,
+        extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+    )
+    said = [chunk.choices[0].delta for chunk in answer] if stream else [answer.choices[0].message]
+    assert "".join(getattr(part, "reasoning_content", None) or "" for part in said)
+    assert isinstance(json.loads("".join(part.content or "" for part in said)), int)
+
+
 def test_any_object(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=ASK, response_format={"type": "json_object"}, temperature=0, max_tokens=200

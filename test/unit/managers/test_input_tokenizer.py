@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fixtures import small_tokenizer
+from fixtures.grammar_walk import TOKENIZER as TINY_TOKENIZER
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.text_pool import LONG_TEXT, TextPool
@@ -261,3 +262,36 @@ class TestOffTheLoop:
             await asyncio.sleep(0)
             turns += 1
         assert turns > 10
+
+
+async def test_a_grammar_needs_a_tokenizer(pool: TextPool) -> None:
+    refused = await Front(None, pool).refusal(input_ids=[1, 2], sampling_params=SamplingParams(regex="a"))
+    assert refused.param == "regex" and "--skip-tokenizer-init" in str(refused)
+
+
+class TestThinking:
+    """What the scheduler is told of thinking, which matters to grammars only."""
+
+    START, END = "<think>", "</think>"
+
+    @pytest.fixture
+    async def thinker(self, pool: TextPool) -> Front:
+        tiny = FrontLimits(context_len=40, max_req_len=30, vocab_size=4096, max_running_requests=8)
+        return Front(TINY_TOKENIZER, pool, tiny)
+
+    async def told(self, thinker: Front, grammar: str | None = "a", **fields: Any) -> tuple[list[int], int | None]:
+        (request,) = await thinker(text="Hi", sampling_params=SamplingParams(regex=grammar), **fields)
+        return unpack_ids(request.grammar_after).tolist(), request.thought_start
+
+    async def test_an_answer_that_begins_in_a_thought(self, thinker: Front) -> None:
+        assert await self.told(thinker, think_end=self.END) == ([TINY_TOKENIZER.id_of(self.END)], None)
+
+    async def test_an_answer_that_may_begin_one(self, thinker: Front) -> None:
+        start, end = TINY_TOKENIZER.id_of(self.START), TINY_TOKENIZER.id_of(self.END)
+        assert await self.told(thinker, think_end=self.END, think_start=self.START) == ([end], start)
+
+    async def test_a_beginning_of_several_tokens_is_none(self, thinker: Front) -> None:
+        assert await self.told(thinker, think_end=self.END, think_start="Let me think") == ([], None)
+
+    async def test_without_a_grammar_nothing_is_told(self, thinker: Front) -> None:
+        assert await self.told(thinker, None, think_end=self.END) == ([], None)
