@@ -72,6 +72,41 @@ def test_a_streamed_call_says_the_same(client: openai.OpenAI) -> None:
         assert streamed.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_drawn_answers_say_the_same(client: openai.OpenAI, seed: int) -> None:
+    """So hot that calls come out broken, and cut off at any place."""
+    options: Any = {
+        "model": MODEL,
+        "messages": BOTH,
+        "tools": [WEATHER],
+        "temperature": 1.0 + seed / 4,
+        "seed": seed,
+        "n": 4,
+        "max_tokens": 12 + 9 * seed,
+        "extra_body": THINK if seed % 2 else {},
+    }
+    whole = client.chat.completions.create(**options)
+    told: list[dict[str, Any]] = [{"thought": "", "text": "", "calls": []} for _ in whole.choices]
+    for chunk in client.chat.completions.create(**options, stream=True):
+        choice: Any = chunk.choices[0]
+        found = told[choice.index]
+        found["thought"] += choice.delta.reasoning_content or ""
+        found["text"] += choice.delta.content or ""
+        for call in choice.delta.tool_calls or []:
+            if call.id:
+                found["calls"].append([call.function.name, ""])
+            found["calls"][-1][1] += call.function.arguments
+        found["reason"] = choice.finish_reason
+    for found, answer in zip(told, whole.choices, strict=True):
+        message: Any = answer.message
+        assert found == {
+            "thought": message.reasoning_content or "",
+            "text": message.content,
+            "calls": [[call.function.name, call.function.arguments] for call in message.tool_calls or []],
+            "reason": answer.finish_reason,
+        }
+
+
 def test_the_name_comes_before_the_arguments(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(model=MODEL, messages=PARIS, tools=[WEATHER], temperature=0, stream=True)
     deltas = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or []]
