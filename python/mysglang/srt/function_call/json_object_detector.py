@@ -1,6 +1,6 @@
 """Calls that are JSON objects with a name and arguments, `{"name": "f", "arguments": {...}}`: what formats that only
-put markers around them have in common. Models call the arguments "parameters" as well, and may put them before the
-name.
+put markers around them have in common. Models call the arguments "parameters" as well, and the name "function", and
+may put the arguments first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ TOO_MANY = re.compile(r"[\s}\]]*")
 """Models close more brackets than they opened."""
 
 _ARGUMENTS = ("arguments", "parameters")
+_NAME = ("name", "function")
 _BESIDE = ("type", "id")
 
 
@@ -45,7 +46,7 @@ class JsonObjectDetector(FunctionCallDetector):
             if key is None or not (yield from reader.accept(":")):
                 break
             yield from reader.skip()
-            if key == "name" and not begun:
+            if key in _NAME and not begun:
                 name = yield from json_string(reader)
                 begun = name is not None and self._begin(name)
                 if not begun:
