@@ -205,7 +205,13 @@ def test_answers_do_not_share_their_place(backend: GrammarBackend) -> None:
     assert a not in allowed(backend, first)
 
 
-def test_many_masks_at_once_are_those_of_each(backend: GrammarBackend) -> None:
+@pytest.mark.parametrize("cores", [1, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_many_masks_at_once_are_those_of_each(name: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with several threads."""
+    pytest.importorskip(LIBRARIES[name])
+    backend = backend_named(name)
+    monkeypatch.setattr(f"mysglang.srt.constrained.{name}_backend.usable_cores", lambda: cores, raising=False)
     grammar = compiled(backend, "json_schema", json.dumps(PERSON))
     rng = random.Random(2)
     matchers = [grammar.matcher() for _ in range(50)]

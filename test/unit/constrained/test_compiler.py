@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -104,6 +105,13 @@ def test_what_is_wrong_comes_back_in_words(compiler: GrammarCompiler) -> None:
     failure = compile_one(compiler, "json_schema", '{"type": "nonsense"}')
     assert isinstance(failure, Failure)
     assert failure.lasting and failure.status == 400 and "nonsense" in failure.reason
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_forks_has_one_thread(compiler: GrammarCompiler) -> None:
+    """Others would be missing in the child, and the locks that they hold would stay locked."""
+    assert not isinstance(compile_one(compiler, "regex", "once"), Failure)
+    assert len(os.listdir(f"/proc/{compiler.pid}/task")) == 1
 
 
 @pytest.mark.parametrize("bomb", BOMBS)

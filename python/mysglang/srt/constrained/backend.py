@@ -12,6 +12,16 @@ from typing import Protocol
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 
+MANY = 32
+"""Masks from which on several threads are worth their waking."""
+FILL_THREADS = 8
+"""At most."""
+
+
+def fill_threads(cores: int) -> int:
+    """How many threads write the masks of a step, where a library has threads for that."""
+    return max(1, min(FILL_THREADS, cores // 2))
+
 
 class GrammarError(Exception):
     """The grammar is wrong, or this library cannot express it; says why in the client's terms."""

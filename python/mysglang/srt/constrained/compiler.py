@@ -154,6 +154,8 @@ class GrammarCompiler:
         self._closing = True
         self._wake()
         self._thread.join()
+        os.close(self._waking)
+        os.close(self._wake_up)
 
     def _wake(self) -> None:
         # A full pipe is reason enough to wake.
@@ -164,6 +166,8 @@ class GrammarCompiler:
         """The thread."""
         if not self._eager:
             os.read(self._waking, WAKE_BYTES)
+        if self._closing:
+            return
         try:
             backend = self._make_backend()
         except (ImportError, OSError, RuntimeError, ValueError, GrammarError) as error:
@@ -240,11 +244,20 @@ class GrammarCompiler:
             if isinstance(message, Compiled):
                 asked = link.jobs.pop(message.number)
                 logger.info("compiled a grammar (%s) in %.3f s", asked.spec.kind, message.seconds)
-                self._done.put((asked.spec, backend.load(asked.spec, message.data)))
+                self._done.put((asked.spec, self._load(backend, asked.spec, message.data)))
             elif isinstance(message, Refused):
                 asked = link.jobs.pop(message.number)
                 self._done.put((asked.spec, Failure(message.reason, message.lasting)))
         return bool(data)
+
+    @staticmethod
+    def _load(backend: GrammarBackend, spec: GrammarSpec, data: bytes) -> Outcome:
+        try:
+            return backend.load(spec, data)
+        except (RuntimeError, ValueError, MemoryError, GrammarError) as error:
+            # It was loaded once already, where it was compiled.
+            logger.error("a compiled grammar cannot be loaded: %s", error)
+            return Failure("the compiled grammar cannot be loaded", lasting=False, status=500)
 
     def _bury(self, link: Link) -> None:
         """The process is gone or stuck: its jobs are asked for again, or given up."""

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import llguidance as ll
 from llguidance.gbnf_to_lark import any_to_lark
 
-from mysglang.srt.constrained.backend import CompiledGrammar, GrammarError, JsonStyle, Matcher
+from mysglang.srt.constrained.backend import MANY, CompiledGrammar, GrammarError, JsonStyle, Matcher, fill_threads
 from mysglang.srt.constrained.structural_tag import json_tags
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarSpec
 from mysglang.srt.utils.hardware import usable_cores
-
-FILL_THREADS = 8
-NO_EOS = (1 << 32) - 1
-"""Stands for the EOS of a model that has none."""
 
 
 class _Tokens:
@@ -98,7 +95,11 @@ class LLGuidanceBackend:
             self._json["whitespace_flexible"] = True
         else:
             self._json["whitespace_pattern"] = style.pattern
-        self._executor = ll.LLExecutor(num_threads=max(1, min(FILL_THREADS, usable_cores() // 2)))
+
+    @cached_property
+    def _executor(self) -> ll.LLExecutor:
+        """Made when many masks are wanted: its threads would not be there in a forked child."""
+        return ll.LLExecutor(num_threads=fill_threads(usable_cores()))
 
     def compile(self, spec: GrammarSpec) -> bytes:
         text = self._in_its_words(spec)
@@ -110,10 +111,13 @@ class LLGuidanceBackend:
 
     def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
         handles = [matcher.handle for matcher in matchers if isinstance(matcher, LLGuidanceMatcher)]
-        words = bits.shape[1]
-        jobs = list(zip(handles, rows, strict=True))
         # A matcher in error allows EOS alone, and refuses it.
-        self._executor.unsafe_compute_mask_ptr(jobs, bits.ctypes.data, words * bits.itemsize, len(bits))
+        if len(handles) >= MANY:
+            jobs = list(zip(handles, rows, strict=True))
+            self._executor.unsafe_compute_mask_ptr(jobs, bits.ctypes.data, bits.strides[0], len(bits))
+            return
+        for handle, row in zip(handles, rows, strict=True):
+            handle.unsafe_compute_mask_ptr(bits[row].ctypes.data, bits.strides[0])
 
     def _matcher(self, text: str) -> ll.LLMatcher:
         matcher = ll.LLMatcher(self._tokenizer, text, log_level=0)

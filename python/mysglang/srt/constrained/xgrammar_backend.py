@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 
 import xgrammar as xgr
 
-from mysglang.srt.constrained.backend import CompiledGrammar, GrammarError, JsonStyle, Matcher
+from mysglang.srt.constrained.backend import MANY, CompiledGrammar, GrammarError, JsonStyle, Matcher, fill_threads
 from mysglang.srt.constrained.structural_tag import with_format
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarSpec
 from mysglang.srt.utils.hardware import usable_cores
-
-MANY = 32
-"""Masks from which on several threads are worth their waking."""
-FILL_THREADS = 8
 
 # "[12:00:00] /project/cpp/file.cc:12: What is wrong" -> "What is wrong"
 _WHERE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
@@ -66,7 +63,11 @@ class XGrammarBackend:
         self._info = xgr.TokenizerInfo(
             vocabulary.pieces, vocab_size=vocabulary.size, stop_token_ids=list(vocabulary.eos_ids)
         )
-        self._batch = xgr.BatchGrammarMatcher(max_threads=max(1, min(FILL_THREADS, usable_cores() // 2)))
+
+    @cached_property
+    def _batch(self) -> xgr.BatchGrammarMatcher:
+        """Made when many masks are wanted: its threads would not be there in a forked child."""
+        return xgr.BatchGrammarMatcher(max_threads=fill_threads(usable_cores()))
 
     def compile(self, spec: GrammarSpec) -> bytes:
         # A compiler of its own for each: what it holds goes with the process.

@@ -31,6 +31,7 @@ from mysglang.srt.scheduling.finish import StopText
 from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
 from mysglang.srt.server_args import PortArgs, ServerArgs
+from mysglang.srt.utils.hardware import usable_cores
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 
@@ -126,6 +127,7 @@ def _structured_output(args: ServerArgs, model: ModelConfig, tokenizer: Tokenize
             whitespace_pattern=grammar.constrained_json_whitespace_pattern,
         ),
         timeout_s=grammar.grammar_compile_timeout,
+        at_once=max(2, min(4, usable_cores() // 2)),
     )
     return StructuredOutput.start(setup, tokenizer)
 
