@@ -44,7 +44,7 @@ BOMBS: dict[str, tuple[GrammarKind, str]] = {
 
 
 @contextmanager
-def running(name: str, timeout_s: float = TIMEOUT_S) -> Iterator[GrammarCompiler]:
+def running(name: str, timeout_s: float = TIMEOUT_S, *, eager: bool = False) -> Iterator[GrammarCompiler]:
     setup = CompilerSetup(
         backend=name,
         tokenizer_path=str(TINY),
@@ -53,7 +53,7 @@ def running(name: str, timeout_s: float = TIMEOUT_S) -> Iterator[GrammarCompiler
         timeout_s=timeout_s,
     )
     vocabulary = Vocabulary.of(TOKENIZER, setup.vocab_size, (EOS, EOS + 1))
-    compiler = GrammarCompiler(setup, lambda: make_backend(name, vocabulary, setup.style))
+    compiler = GrammarCompiler(setup, lambda: make_backend(name, vocabulary, setup.style), eager=eager)
     try:
         yield compiler
     finally:
@@ -181,6 +181,13 @@ def test_a_grammar_that_outlives_two_processes_is_given_up(monkeypatch: pytest.M
         failure = outcomes(compiler, [spec])[spec]
         assert isinstance(failure, Failure) and failure.status == 500 and not failure.lasting
         assert not isinstance(compile_one(compiler, "regex", "b"), Failure)
+
+
+def test_an_eager_compiler_starts_before_it_is_asked() -> None:
+    pytest.importorskip("llguidance")
+    with running("llguidance", eager=True) as compiler:
+        wait_for(lambda: compiler.pid is not None)
+        assert not isinstance(compile_one(compiler, "regex", "a"), Failure)
 
 
 def test_a_library_that_cannot_be_loaded_fails_each_grammar() -> None:
