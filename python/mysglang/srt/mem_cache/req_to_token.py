@@ -4,8 +4,7 @@
                     <------------------------ held[slot] ------------------------->
 
 A row only grows until its slot is freed, and no entry of a held page is ever replaced. So what the device must be told
-are the entries between those it was told of (`_synced`) and those held. Where all that happened since is that rows took
-one page each, as when they decode, that is known without looking (`_taken`).
+are the entries that were appended since it was told last, but for those of slots that were freed.
 """
 
 from __future__ import annotations
@@ -27,11 +26,7 @@ class ReqToTokenPool:
         self.table: Ints = np.zeros((num_slots + 1, self.width), np.int32)
         self.held: Ints = np.zeros(num_slots, np.int32)
         """[num_slots] pages in each row; 0 for free slots."""
-        self._synced: Ints = np.zeros(num_slots, np.int32)
-        self._taken: TableWrites | None = None
-        """Entries that count as told, and still are to be."""
-        self._all_taken = True
-        """Whether the device was told of all others."""
+        self._untold: list[TableWrites] = []
         self._flat: Ints = self.table.reshape(-1)
         self._free: list[int] = list(range(num_slots - 1, -1, -1))
 
@@ -45,11 +40,9 @@ class ReqToTokenPool:
 
     def free(self, slot: int) -> None:
         """Forget the row; its pages are the caller's business."""
-        if self._taken is not None:
-            self._taken = without(self._taken, slot)
+        self._untold = [without(writes, slot) for writes in self._untold]
         self.pages(slot)[:] = 0  # Whoever still asks for its locations by mistake is led to the page for padding.
         self.held[slot] = 0
-        self._synced[slot] = 0
         self._free.append(slot)
 
     def pages(self, slot: int) -> Ints:
@@ -63,7 +56,7 @@ class ReqToTokenPool:
         assert end <= self.width, f"a row of {end} pages in a table {self.width} wide"
         self.table[slot, start:end] = pages
         self.held[slot] = end
-        self._all_taken = False
+        self._untold.append(TableWrites(np.full(len(pages), slot), np.arange(start, end), pages))
 
     def append_one(self, slots: Slots, held: Ints, after: Ints, pages: Ints) -> None:
         """`append_rows` of one page for each row. held, after: [R] the pages of the rows now, and with one more."""
@@ -71,11 +64,7 @@ class ReqToTokenPool:
         columns = held.astype(np.int64)
         self._flat[slots * self.width + columns] = pages
         self.held[slots] = after
-        if self._taken is None and self._all_taken:
-            self._taken = TableWrites(slots, columns, pages)
-            self._synced[slots] = after
-        else:
-            self._all_taken = False
+        self._untold.append(TableWrites(slots, columns, pages))
 
     def append_rows(self, slots: Slots, counts: Ints, pages: Ints) -> None:
         """Put the next `counts[i]` of `pages` behind those that row `slots[i]` holds. The slots are distinct.
@@ -90,9 +79,10 @@ class ReqToTokenPool:
             return
         after = held + counts
         assert after.max() <= self.width, f"a row of {after.max()} pages in a table {self.width} wide"
-        self._flat[concatenated_ranges(slots * self.width + held, counts)] = pages
+        slots_of_pages, columns = np.repeat(slots, counts), concatenated_ranges(held, counts)
+        self._flat[slots_of_pages * self.width + columns] = pages
         self.held[slots] = after
-        self._all_taken = False
+        self._untold.append(TableWrites(slots_of_pages, columns, pages))
 
     def locations(self, slots: Slots, starts: Ints, lens: Ints) -> Ints:
         """KV slots (page * page_size + offset) of positions starts[i] … starts[i] + lens[i] - 1, row after row.
@@ -113,35 +103,21 @@ class ReqToTokenPool:
 
     def take_writes(self) -> TableWrites | None:
         """Entries that the device was not told of; None if there are none. They count as told from now on."""
-        taken, self._taken = self._taken, None
-        if self._all_taken:
-            return taken
-        self._all_taken = True
-        slots = (self.held != self._synced).nonzero()[0]
-        columns = self._synced[slots]
-        after = self.held[slots]
-        self._synced[slots] = after
-        counts = after - columns
-        slots, positions = np.repeat(slots, counts), concatenated_ranges(columns, counts)
-        found = TableWrites(slots, positions, self.table[slots, positions])
-        return joined([writes for writes in (taken, found) if writes is not None and len(writes.slots)])
+        untold, self._untold = self._untold, []
+        return joined([writes for writes in untold if len(writes.pages)])
 
     def check(self) -> None:
         """Assert that rows end where they should. For tests and debugging: visits the whole table."""
         columns = np.arange(self.width)
         assert not self.table[:-1][columns >= self.held[:, None]].any(), "an entry beyond what its row holds"
         assert not self.table[-1].any(), "an entry in the row for padding"
-        assert (self._synced <= self.held).all(), "the device was told of more than there is"
-        assert not self._all_taken or (self._synced == self.held).all(), "the device will not be told of everything"
         assert len(set(self._free)) == len(self._free), "a slot is free twice"
         assert not self.held[self._free].any(), "a free slot holds pages"
 
 
-def without(writes: TableWrites, slot: int) -> TableWrites | None:
-    """The writes to other rows; None if there are none."""
+def without(writes: TableWrites, slot: int) -> TableWrites:
+    """The writes to other rows."""
     kept = writes.slots != slot
-    if not kept.any():
-        return None
     return TableWrites(writes.slots[kept], writes.columns[kept], writes.pages[kept])
 
 
