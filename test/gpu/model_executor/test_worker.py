@@ -21,6 +21,7 @@ from mysglang.srt.forward.worker_batch import (
     PenaltyRows,
     TableWrites,
 )
+from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
@@ -29,8 +30,14 @@ pytestmark = pytest.mark.timeout(400)  # FlashInfer builds what was never built 
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 17, 1, 25))]
 CHOICES = [Choice(0.9, top_p=0.95, top_k=50, seed=i) for i in range(3)] + [GREEDY, Choice(1.2, min_p=0.05, seed=9)]
 CUDA = RunnerConfig(device="cuda", max_total_tokens=2000, max_running_requests=12, cuda_graph_bs=(2, 8))
-BACKENDS = ["triton", "torch_native"] + ["flashinfer"] * (importlib.util.find_spec("flashinfer") is not None)
+BACKENDS = ["triton", "torch_native", "sgl_kernel"]
+BACKENDS += ["flashinfer"] * (importlib.util.find_spec("flashinfer") is not None)
 GRAPHS = [name for name in BACKENDS if name != "torch_native"]
+
+
+def chosen(backend: str) -> dict[str, str]:
+    """The options that ask for this backend, of all steps or of those that it can do."""
+    return {"decode_attention_backend" if backend == "sgl_kernel" else "attention_backend": backend}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +73,7 @@ def test_float32_tokens_are_those_of_the_cpu(
 @pytest.mark.parametrize("backend", GRAPHS)
 def test_replayed_steps_are_eager_steps(folder: str, backend: str, choices: list[Choice]) -> None:
     """Captured at just the batch's size, so that every kernel is the same."""
-    options = {"dtype": "bfloat16", "attention_backend": backend}
+    options = {"dtype": "bfloat16", **chosen(backend)}
     replayed = Driver.start(make_worker(folder, cuda_graph_bs=(5,), **options), choices).generate(PROMPTS, 24)
     eager = Driver.start(make_worker(folder, disable_cuda_graph=True, **options), choices).generate(PROMPTS, 24)
     same = np.array(replayed) == np.array(eager)
@@ -74,10 +81,30 @@ def test_replayed_steps_are_eager_steps(folder: str, backend: str, choices: list
     assert same[:, :4].all() and same.mean() > 0.7
 
 
+@pytest.mark.skipif("flashinfer" not in BACKENDS, reason="FlashInfer is not installed")
+@pytest.mark.parametrize("chunk", [7, 60, 1000])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_replayed_prompts_are_eager_prompts(
+    folder: str, page_size: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, and in chunks beside new prompts; captured for pages alone and with own keys."""
+    for module in ("prefill_runs", "flashinfer_prefill"):
+        monkeypatch.setattr(f"mysglang.srt.layers.attention.{module}.WORTH_A_RUN", 40)
+    options = {"dtype": "bfloat16", "attention_backend": "flashinfer", "page_size": page_size}
+    workers = [make_worker(folder, disable_prefill_cuda_graph=eager, **options) for eager in (False, True)]
+    graphs, none = (worker._runner._prompts for worker in workers)
+    assert isinstance(graphs, PromptGraphRunner) and not isinstance(none, PromptGraphRunner)
+    prompts = [np.random.default_rng(9).integers(3, VOCAB_SIZE, 150).tolist(), *PROMPTS]
+    choices = [GREEDY, *CHOICES]
+    replayed, eager = (np.array(Driver.start(worker, choices).generate(prompts, 8, chunk)) for worker in workers)
+    # A random bf16 model has near ties, and what follows one differs.
+    assert (replayed == eager)[:, :2].mean() > 0.9 and (replayed == eager).mean() > 0.7
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bfloat16_logprobs_are_near_those_of_float32(folder: str, backend: str) -> None:
     found = {}
-    for dtype, options in {"float32": {"device": "cpu"}, "bfloat16": {"attention_backend": backend}}.items():
+    for dtype, options in {"float32": {"device": "cpu"}, "bfloat16": chosen(backend)}.items():
         worker = make_worker(folder, dtype, **options)
         driver = Driver.start(worker, [GREEDY] * 5)
         batch = worker_batch([Row(slot, prompt) for slot, prompt in enumerate(PROMPTS)], driver.pages)
@@ -100,7 +127,7 @@ def test_bfloat16_logprobs_are_near_those_of_float32(folder: str, backend: str) 
 @pytest.mark.parametrize("backend", GRAPHS)
 def test_launching_does_not_wait(folder: str, backend: str) -> None:
     """Steps are queued behind a device that sleeps; they take effect all the same."""
-    options = {"dtype": "bfloat16", "attention_backend": backend, "cuda_graph_bs": (5,)}
+    options = {"dtype": "bfloat16", "cuda_graph_bs": (5,), **chosen(backend)}
     expected = Driver.start(make_worker(folder, **options), CHOICES).generate(PROMPTS, 3)
     driver = Driver.start(make_worker(folder, **options), CHOICES)
     driver.prefill(PROMPTS)
@@ -116,7 +143,7 @@ def test_launching_does_not_wait(folder: str, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", GRAPHS)
 def test_an_extend_step_does_not_wait(folder: str, backend: str) -> None:
-    worker = make_worker(folder, "bfloat16", attention_backend=backend)
+    worker = make_worker(folder, "bfloat16", **chosen(backend))
 
     def next_step() -> ModelWorkerBatch:
         driver = Driver.start(worker, [GREEDY] * 2)
@@ -168,7 +195,7 @@ def test_a_broken_row_is_alone_in_a_replay(folder: str) -> None:
 @pytest.mark.parametrize("backend", GRAPHS)
 def test_nothing_on_the_way_synchronises(folder: str, backend: str) -> None:
     """With everything that a request can ask for, in steps of new tokens and in replays."""
-    worker = make_worker(folder, "bfloat16", attention_backend=backend)
+    worker = make_worker(folder, "bfloat16", **chosen(backend))
     rows = np.arange(5, dtype=np.int32)
     floats = np.full(5, 0.5, dtype=np.float32)
     edits = LogitEdits(rows, rows + 7, np.full(5, -np.inf, dtype=np.float32))

@@ -1,6 +1,6 @@
 """Which batch sizes are captured, on which platform."""
 
-from mysglang.srt.model_executor.graph_sizes import graph_sizes, usual_sizes
+from mysglang.srt.model_executor.graph_sizes import graph_sizes, prompt_sizes, usual_sizes
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.cpu import CpuPlatform
 from mysglang.srt.platforms.cuda import GRAPH_MAX_BS_BY_MEMORY, CudaPlatform
@@ -30,6 +30,19 @@ def test_platform_and_flags() -> None:
     assert graph_sizes(RunnerConfig(max_running_requests=20), H200())[-1] == 20
     assert graph_sizes(RunnerConfig(cuda_graph_max_bs=3), H200()) == (1, 2, 3)
     assert graph_sizes(RunnerConfig(cuda_graph_bs=(8, 2, 8)), H200()) == (2, 8)
+
+
+def test_prompts_are_captured_as_far_as_the_host_is_slower() -> None:
+    def sizes(layer_weights: int, max_context: int = 10_000, **options: object) -> tuple[int, ...]:
+        return prompt_sizes(RunnerConfig(**options), H200(), max_context, layer_weights)  # type: ignore[arg-type]
+
+    assert sizes(250_000_000) == (16, 32, 64, 128, 256, 384, 512, 640, 768, 800)
+    assert sizes(20_000_000)[-6:] == (5632, 6144, 6656, 7168, 7680, 8192)
+    assert sizes(10**10)[-1] == 256
+    assert sizes(20_000_000, max_context=100) == (16, 32, 64, 100)
+    assert sizes(1, cuda_graph_max_bs_prefill=64) == (16, 32, 64)
+    assert sizes(1, disable_prefill_cuda_graph=True) == sizes(1, disable_cuda_graph=True) == ()
+    assert prompt_sizes(RunnerConfig(), CpuPlatform(), 1000, 1) == ()
 
 
 def test_the_table_by_memory_ascends() -> None:

@@ -29,3 +29,7 @@ class KernelArgs:
     cuda_graph_bs: tuple[int, ...] | None = arg(
         None, at_least=1, aliases=("cuda_graph_bs_decode",), help="The batch sizes to capture."
     )
+    disable_prefill_cuda_graph: bool = arg(False, help="Run steps with short prompts uncaptured.")
+    cuda_graph_max_bs_prefill: int | None = arg(
+        None, at_least=1, help="Most prompt tokens of a captured step; by the size of the model's layers if unset."
+    )

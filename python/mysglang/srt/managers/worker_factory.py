@@ -25,6 +25,8 @@ def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker:
         disable_cuda_graph=kernels.disable_cuda_graph,
         cuda_graph_max_bs=kernels.cuda_graph_max_bs,
         cuda_graph_bs=kernels.cuda_graph_bs,
+        disable_prefill_cuda_graph=kernels.disable_prefill_cuda_graph,
+        cuda_graph_max_bs_prefill=kernels.cuda_graph_max_bs_prefill,
     )
     load = LoadConfig(load_format=args.model.load_format, seed=args.model.random_seed or 0)
     return TpModelWorker(runner, model, load)

@@ -95,27 +95,11 @@ class GraphBuffers:
             column[rows:] = padding
         seq_lens: Ints = columns["seq_lens"]
         np.subtract(seq_lens, 1, out=columns["positions"])
-        self._write_table(batch.table_writes, columns)
+        fill_table_writes(batch.table_writes, columns, self._tables, self._platform)
         self._backend.fill_columns(batch, host.extra)
         self._device.copy_(host.bytes, non_blocking=True)
         host.copied(self._platform)
         return seq_lens
-
-    def _write_table(self, writes: TableWrites | None, columns: HostColumns) -> None:
-        """Page table writes. One of padding sets an entry of the padding row to page 0, as it is."""
-        width = self._tables.pages.shape[1]
-        count = 0 if writes is None else len(writes.pages)
-        if writes is not None and count > self._size + SPARE_WRITES:
-            uploaded = Uploader(self._platform).upload(table_columns(writes, width))
-            self._tables.write_pages(uploaded["table_entries"], uploaded["table_pages"])
-            count = 0
-        entries, pages = columns["table_entries"], columns["table_pages"]
-        if writes is not None and count:
-            np.multiply(writes.slots, width, out=entries[:count], dtype=np.int64)
-            entries[:count] += writes.columns
-            pages[:count] = writes.pages
-        entries[count:] = self._tables.padding_slot * width
-        pages[count:] = 0
 
 
 class HostBuffer:
@@ -153,6 +137,28 @@ class HostBuffer:
             self._copied = platform.record_event()
         else:
             self._copied.record()
+
+
+def fill_table_writes(
+    writes: TableWrites | None, columns: HostColumns, tables: DeviceTables, platform: Platform
+) -> None:
+    """Write a step's page table writes into `table_entries` and `table_pages`, or queue them if there is no room.
+
+    One of padding sets an entry of the padding row to page 0, as it is.
+    """
+    width = tables.pages.shape[1]
+    entries, pages = columns["table_entries"], columns["table_pages"]
+    count = 0 if writes is None else len(writes.pages)
+    if writes is not None and count > len(entries):
+        uploaded = Uploader(platform).upload(table_columns(writes, width))
+        tables.write_pages(uploaded["table_entries"], uploaded["table_pages"])
+        count = 0
+    if writes is not None and count:
+        np.multiply(writes.slots, width, out=entries[:count], dtype=np.int64)
+        entries[:count] += writes.columns
+        pages[:count] = writes.pages
+    entries[count:] = tables.padding_slot * width
+    pages[count:] = 0
 
 
 def core_columns(size: int) -> HostColumns:

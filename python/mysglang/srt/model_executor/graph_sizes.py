@@ -1,4 +1,4 @@
-"""Which decode batch sizes are captured as CUDA graphs."""
+"""Which decode batch sizes, and which numbers of prompt tokens, are captured as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from mysglang.srt.platforms.interface import Platform
 
 # (from this batch size on, one graph every so many rows)
 STEPS = ((1, 1), (2, 2), (4, 4), (16, 8), (272, 16), (512, 32))
+PROMPT_STEPS = ((16, 16), (32, 32), (64, 64), (128, 128), (1024, 256), (2048, 512))
+"""The same in tokens. Products are computed in tiles of 128 rows, so padding up to these costs little."""
+PRODUCTS_A_LAYER = 200_000_000_000
+"""What an H200 multiplies and adds while the host queues one layer's kernels, 0.45 ms and more."""
+LEAST_PROMPT_TOKENS, MOST_PROMPT_TOKENS = 256, 8192
 
 
 def graph_sizes(config: RunnerConfig, platform: Platform) -> tuple[int, ...]:
@@ -23,6 +28,26 @@ def graph_sizes(config: RunnerConfig, platform: Platform) -> tuple[int, ...]:
 
 def usual_sizes(largest: int) -> tuple[int, ...]:
     """1, 2, 4, 8, 12, then every 8th, 16th and 32nd; and `largest` itself."""
-    ends = [begin for begin, _ in STEPS[1:]] + [largest + 1]
-    sizes = {size for (begin, step), end in zip(STEPS, ends, strict=True) for size in range(begin, end, step)}
-    return tuple(sorted({size for size in sizes if size < largest} | {largest}))
+    return tuple(sorted({*stepped(STEPS, largest), largest}))
+
+
+def prompt_sizes(config: RunnerConfig, platform: Platform, max_context: int, layer_weights: int) -> tuple[int, ...]:
+    """The numbers of new tokens to capture, ascending; empty where such steps run without graphs.
+
+    layer_weights: of one layer, about. A step of so many tokens that the device computes as long at a layer as the host
+    takes to queue it needs no graph.
+    """
+    if config.disable_cuda_graph or config.disable_prefill_cuda_graph or not platform.has_graphs:
+        return ()
+    largest = config.cuda_graph_max_bs_prefill
+    if largest is None:
+        largest = min(MOST_PROMPT_TOKENS, max(LEAST_PROMPT_TOKENS, PRODUCTS_A_LAYER // layer_weights))
+    largest = min(largest, max_context)
+    return tuple(sorted({*stepped(PROMPT_STEPS, largest), largest}))
+
+
+def stepped(steps: tuple[tuple[int, int], ...], largest: int) -> tuple[int, ...]:
+    """From each beginning every so many, up to the next beginning or to `largest`."""
+    ends = [begin for begin, _ in steps[1:]] + [largest + 1]
+    spans = (range(begin, min(end, largest + 1), step) for (begin, step), end in zip(steps, ends, strict=True))
+    return tuple(size for span in spans for size in span)

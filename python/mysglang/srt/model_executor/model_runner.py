@@ -18,16 +18,17 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
 from mysglang.srt.layers.attention.factory import choose_backend, create_attention_backend
-from mysglang.srt.layers.attention.graph import GraphAttentionBackend
+from mysglang.srt.layers.attention.graph import GraphAttentionBackend, PromptGraphBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import Sampled, Sampler
 from mysglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner, StepGraphs
 from mysglang.srt.model_executor.eager_runner import EagerRunner, ForwardOutput
-from mysglang.srt.model_executor.graph_sizes import graph_sizes
+from mysglang.srt.model_executor.graph_sizes import graph_sizes, prompt_sizes
 from mysglang.srt.model_executor.kv_setup import make_pool, plan_kv
 from mysglang.srt.model_executor.padding import padding_prompt
+from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner, PromptGraphs
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.step_columns import table_columns, token_columns
+from mysglang.srt.model_executor.step_columns import sampled_columns, table_columns, token_columns
 from mysglang.srt.model_executor.step_inputs import StepInputs, StepStager
 from mysglang.srt.model_executor.step_output import StepReturns
 from mysglang.srt.model_executor.upload import Uploader
@@ -65,28 +66,38 @@ class ModelRunner:
         self._returns = StepReturns(platform, self._tables.padding_slot)
         self._sampler = Sampler(penalties, reference=reference)
         backend = create_attention_backend(self.attention_backend, pool, self._tables.pages)
-        logits = LogitsProcessor(model.compute_logits, model_config.vocab_size)
+        self._logits = logits = LogitsProcessor(model.compute_logits, model_config.vocab_size)
         self._eager = EagerRunner(model, logits, backend, self._tables)
         self._graphs = StepGraphs()
         if sizes and isinstance(backend, GraphAttentionBackend):
             self._graphs = CudaGraphRunner(sizes, model, logits, backend, self._tables, platform)
+        self._prompts = PromptGraphs()
+        layer_weights = weight_bytes(model) // dtype.itemsize // len(specs)
+        prompts = prompt_sizes(config, platform, self.budget.max_context, layer_weights)
+        capture = backend.prompt_capture(specs) if isinstance(backend, PromptGraphBackend) else None
+        if prompts and capture is not None:
+            self._prompts = PromptGraphRunner(prompts, model, backend, capture, self._tables, platform)
         self.memory_usage = {
             "weights": weight_bytes(model) / GIB,
             "kvcache": pool.nbytes / GIB,
-            "graph": self._graphs.nbytes / GIB,
+            "graph": (self._graphs.nbytes + self._prompts.nbytes) / GIB,
         }
         self._warm_up()
 
     @torch.inference_mode()
     def launch(self, batch: ModelWorkerBatch) -> BatchResult:
         """Queue the step."""
-        return self._replay(batch) if self._graphs.covers(batch) else self._run_eagerly(batch)
+        if self._graphs.covers(batch):
+            return self._replay(batch)
+        return self._replay_prompts(batch) if self._prompts.covers(batch) else self._run_eagerly(batch)
 
     def _warm_up(self) -> None:
         """Run what is compiled at first use, so that no request waits for it and what cannot be built is found here."""
         length = min(WARM_UP_TOKENS, self.budget.max_context)
         for top_k in (1, 2, TOP_K_ALL):
             self.launch(padding_prompt(length, self._tables.padding_slot, top_k=top_k)).complete()
+        with torch.inference_mode():
+            self._run_eagerly(padding_prompt(length, self._tables.padding_slot)).complete()
 
     def _replay(self, batch: ModelWorkerBatch) -> BatchResult:
         inputs = self._stager.stage(batch, {})
@@ -94,6 +105,14 @@ class ModelRunner:
         if inputs.sampling.plain_greedy and not batch.waits_for_mask:
             return self._returns.queue(batch, inputs, Sampled(replayed.tokens), None)
         return self._choose(batch, inputs, replayed.slots, ForwardOutput(replayed.logits))
+
+    def _replay_prompts(self, batch: ModelWorkerBatch) -> BatchResult:
+        hidden = self._prompts.run(batch)
+        # The device is at work from here on.
+        inputs = self._stager.stage(batch, sampled_columns(batch))
+        up = inputs.tokens
+        logits = self._logits.next_token_logits(hidden, up["logits_rows"]) if batch.yields.any() else None
+        return self._choose(batch, inputs, up["sample_slots"], ForwardOutput(logits))
 
     def _run_eagerly(self, batch: ModelWorkerBatch) -> BatchResult:
         tables = self._tables

@@ -30,3 +30,6 @@ class RunnerConfig:
     """Largest decode batch that is captured."""
     cuda_graph_bs: tuple[int, ...] | None = None
     """The decode batch sizes to capture, instead of the usual ones."""
+    disable_prefill_cuda_graph: bool = False
+    cuda_graph_max_bs_prefill: int | None = None
+    """Most new tokens of a captured step with prompts."""

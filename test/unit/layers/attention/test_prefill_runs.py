@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mysglang.srt.layers.attention.prefill_runs import WORTH_A_RUN, Run, runs_of
+from mysglang.srt.layers.attention.prefill_runs import WORTH_A_RUN, Run, own_from_token, runs_of
 
 BIG = WORTH_A_RUN
 
@@ -47,3 +47,20 @@ def test_any_rows(rows: list[tuple[int, int]]) -> None:
         assert not run.own or not before[run.rows].any()
     assert all(a.own or b.own for a, b in pairwise(found))
     assert isinstance(found[0], Run)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([(3, 0), (2, 0)], 0),
+        ([(3, 0), (0, 0)], 0),
+        ([(3, 7), (2, 0)], 5),
+        ([(3, 7), (BIG, 0), (0, 0)], 3),
+        ([(BIG, 0), (1, 4), (9, 0)], BIG + 10),
+        ([(BIG, 0), (1, 4), (BIG, 0)], BIG + 1),
+        ([(5, 1)], 5),
+    ],
+)
+def test_where_own_keys_begin_in_a_captured_step(rows: list[tuple[int, int]], expected: int) -> None:
+    lens, before = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
+    assert own_from_token(lens, lens + before) == expected

@@ -21,15 +21,14 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
-from mysglang.srt.layers.attention.flashinfer_prefill import (
-    FlashInferPrefill,
+from mysglang.srt.layers.attention.flashinfer_attend import (
     PageLists,
     PrefillMetadata,
     host_lists,
-    kind_of,
     told_how_to_build,
     window_left,
 )
+from mysglang.srt.layers.attention.flashinfer_prefill import FlashInferPrefill, kind_of
 from mysglang.srt.layers.attention.graph import NO_COLUMNS, HostColumns, PromptCapture
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 

@@ -44,6 +44,16 @@ def runs_of(extend_lens: Ints, seq_lens: Ints) -> tuple[Run, ...]:
     return tuple(runs)
 
 
+def own_from_token(extend_lens: Ints, seq_lens: Ints) -> int:
+    """Where the tokens begin whose rows attend over their own keys, if only those at the end of a step can.
+
+    Rows may be empty. All tokens, if what is new at the end is not worth a launch.
+    """
+    starts, continued = starts_of(extend_lens), np.flatnonzero(extend_lens != seq_lens)
+    first, total = int(starts[continued[-1] + 1]) if len(continued) else 0, int(starts[-1])
+    return first if not first or total - first >= WORTH_A_RUN else total
+
+
 def starts_of(lens: Ints) -> Ints:
     """[R] -> [R + 1] int32: where each begins if they follow one another, and the end."""
     starts = np.zeros(len(lens) + 1, dtype=np.int32)

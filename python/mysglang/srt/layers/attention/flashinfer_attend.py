@@ -1,0 +1,252 @@
+"""One run of rows in one kind of layer with FlashInfer: planning it, and attending.
+
+    OwnKeys           over the step's keys and values where the projection left them
+    PagedKeys         over pages
+    Captured…         the same in captured steps, whose plans all go to one place
+
+What is planned depends on lengths alone, which the host knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.kernels.cuda.kvcache import list_pages
+from mysglang.srt.layers.attention.prefill_runs import Run, starts_of
+
+
+@dataclass(frozen=True, slots=True)
+class PageLists:
+    """FlashInfer's index arrays on the device, int32. indptr: [R + 1]; indices: [pages]; last_page_lens: [R]."""
+
+    indptr: Tensor
+    indices: Tensor
+    last_page_lens: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, pages: int, device: torch.device, indices: Tensor | None = None) -> PageLists:
+        def make(length: int) -> Tensor:
+            return torch.empty(length, dtype=torch.int32, device=device)
+
+        return cls(make(rows + 1), make(pages) if indices is None else indices, make(rows))
+
+    def fill(self, page_table: Tensor, batch: ForwardBatch, page_size: int) -> None:
+        """Queue the kernel that writes them."""
+        pages = (self.indptr, self.indices, self.last_page_lens)
+        list_pages(page_table, batch.slots, batch.seq_lens, page_size, *pages)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillMetadata:
+    """One step."""
+
+    runs: tuple[Run, ...]
+    lists: PageLists | None
+    """Of all rows; None if none reads pages."""
+    seq_lens: Ints
+    extend_lens: Ints
+    """[R] on the host."""
+    planned: dict[AttentionSpec, Sequence[Attend]] = field(default_factory=dict)
+    """By layer kind, for each run."""
+    captured: bool = False
+    """Whether it stands for all steps of a captured size, with the lengths of the first. All runs are of all rows."""
+    own_from: int = 0
+    """Captured: tokens before those whose rows attend over their own keys."""
+
+
+class Attend(Protocol):
+    """Attention of one run in one kind of layer."""
+
+    def plan(self, metadata: PrefillMetadata, rows: slice) -> None:
+        """Work out who computes what; what was planned before is over."""
+        ...
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, Tensor], out: Tensor) -> None:
+        """q, out: [tokens, num_heads, head_dim]; k, v: [tokens, num_kv_heads, head_dim]."""
+        ...
+
+
+class OwnKeys:
+    """Attends over the keys and values of the step itself."""
+
+    def __init__(self, wrapper: Any, heads: tuple[int, int, int], options: dict[str, Any]) -> None:
+        self._wrapper = wrapper
+        self._heads = heads
+        self._options = options
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def plan(self, metadata: PrefillMetadata, rows: slice) -> None:
+        starts = pinned(starts_of(metadata.extend_lens[rows]))
+        # The copy of the plan before must have left the wrapper's pinned buffer.
+        self._copied.synchronize()
+        with told_how_to_build(self._wrapper):
+            self._wrapper.plan(starts, starts, *self._heads, **self._options)
+        self._copied.record()
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, Tensor], out: Tensor) -> None:
+        self._wrapper.run(q, k, v, out=out)
+
+
+class PagedKeys:
+    """Attends over pages."""
+
+    def __init__(self, wrapper: Any, heads: tuple[int, int, int], page_size: int, options: dict[str, Any]) -> None:
+        self._wrapper = wrapper
+        self._heads = heads
+        self._page_size = page_size
+        self._options = options
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def plan(self, metadata: PrefillMetadata, rows: slice) -> None:
+        assert metadata.lists is not None
+        all_starts, _ = host_lists(metadata.seq_lens, self._page_size)
+        starts, last_page_lens = host_lists(metadata.seq_lens[rows], self._page_size)
+        first = int(all_starts[rows.start])
+        indices = metadata.lists.indices[first : first + int(starts[-1])]
+        extends = metadata.extend_lens[rows]
+        self._copied.synchronize()
+        with told_how_to_build(self._wrapper):
+            self._wrapper.plan(
+                pinned(starts_of(extends)),
+                pinned(starts),
+                indices,
+                pinned(last_page_lens),
+                *self._heads,
+                self._page_size,
+                # Otherwise found by a loop over the rows in Python.
+                max_token_per_sequence=int(extends.max()),
+                **self._options,
+            )
+        self._copied.record()
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, Tensor], out: Tensor) -> None:
+        self._wrapper.run(q, pages, out=out)
+
+
+class CapturedPages(PagedKeys):
+    """The same in captured steps of so many tokens and rows."""
+
+    def __init__(
+        self, wrapper: Any, heads: tuple[int, int, int], page_size: int, options: dict[str, Any], other: WorkList | None
+    ) -> None:
+        super().__init__(wrapper, heads, page_size, options)
+        self.work = WorkList(wrapper, heads, page_size, options, other)
+
+    def plan(self, metadata: PrefillMetadata, rows: slice) -> None:
+        """The first plan finds the kernel; later ones write the work of the tokens before `own_from`."""
+        if not self.work.tokens:
+            super().plan(metadata, rows)
+            self.work.tokens = int(metadata.extend_lens.sum())
+            return
+        starts, _ = host_lists(metadata.seq_lens, self._page_size)
+        token_starts = np.minimum(starts_of(metadata.extend_lens), metadata.own_from, dtype=np.int32)
+        self.work.write(token_starts, starts, metadata.seq_lens)
+
+
+class CapturedOwnKeys(OwnKeys):
+    """The same in captured steps of so many tokens and rows."""
+
+    def __init__(
+        self, wrapper: Any, heads: tuple[int, int, int], options: dict[str, Any], other: WorkList | None
+    ) -> None:
+        super().__init__(wrapper, heads, options)
+        self.work = WorkList(wrapper, heads, 1, options, other)
+
+    def plan(self, metadata: PrefillMetadata, rows: slice) -> None:
+        """The first plan finds the kernel; later ones write the work of the tokens from `own_from` on."""
+        if not self.work.tokens:
+            super().plan(metadata, rows)
+            self.work.tokens = int(metadata.extend_lens.sum())
+            return
+        token_starts = np.maximum(starts_of(metadata.extend_lens), metadata.own_from, dtype=np.int32)
+        self.work.write(token_starts, token_starts, metadata.extend_lens)
+
+
+class WorkList:
+    """Where the plans of a captured kernel go: always to the same place, which all captured sizes share.
+
+    On the device steps follow one another. A row without queries in `token_starts` is no work.
+    """
+
+    def __init__(
+        self,
+        wrapper: Any,
+        heads: tuple[int, int, int],
+        page_size: int,
+        options: dict[str, Any],
+        other: WorkList | None,
+    ) -> None:
+        self.tokens = 0
+        """Of a step; 0 before the first plan."""
+        self._wrapper = wrapper
+        self._heads = heads
+        self._page_size = page_size
+        self._window_left = options["window_left"]
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        if other is not None:
+            wrapper._int_workspace_buffer = other._wrapper._int_workspace_buffer
+            wrapper._pin_memory_int_workspace_buffer = other._wrapper._pin_memory_int_workspace_buffer
+            self._copied = other._copied
+
+    def write(self, token_starts: Ints, key_starts: Ints, key_lens: Ints) -> None:
+        """The short way of the wrapper's `plan`: that of FlashAttention 3 reads nothing else on the device."""
+        wrapper, (heads, kv_heads, dim) = self._wrapper, self._heads
+        self._copied.synchronize()
+        wrapper._cached_module.plan(
+            wrapper._float_workspace_buffer,
+            wrapper._int_workspace_buffer,
+            wrapper._pin_memory_int_workspace_buffer,
+            *(torch.from_numpy(array) for array in (token_starts, key_starts, key_lens)),
+            self.tokens,
+            len(key_lens),
+            heads,
+            kv_heads,
+            self._page_size,
+            True,
+            dim,
+            dim,
+            True,
+            self._window_left,
+        )
+        self._copied.record()
+
+
+def window_left(spec: AttentionSpec) -> int:
+    """Keys before the query's own that are visible; -1 for all."""
+    return -1 if spec.window is None else spec.window - 1
+
+
+@contextmanager
+def told_how_to_build(wrapper: Any) -> Iterator[None]:
+    """FlashInfer compiles a kernel when a wrapper is first planned; say what to do where that fails."""
+    built = getattr(wrapper, "_cached_module", None) is not None
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        if built:
+            raise
+        raise ConfigError(
+            f"--attention-backend flashinfer could not build its kernels ({error}). "
+            "Install the CUDA compiler that fits torch, or use --attention-backend triton."
+        ) from error
+
+
+def host_lists(seq_lens: Ints, page_size: int) -> tuple[Ints, Ints]:
+    """indptr and last_page_lens of rows of these lengths, int32."""
+    counts = -(-seq_lens // page_size)
+    return starts_of(counts), (seq_lens - (counts - 1) * page_size).astype(np.int32, copy=False)
+
+
+def pinned(array: Ints) -> Tensor:
+    """A copy that the device can fetch by itself."""
+    return torch.from_numpy(array).pin_memory()
