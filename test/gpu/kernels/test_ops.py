@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fixtures.op_cases import OPS, check_op
 from fixtures.sampling_cases import Draws, assert_true, random_draws
+from mysglang.srt.kernels.activation import Activation, gated
 from mysglang.srt.kernels.cuda.kvcache import list_pages
+from mysglang.srt.kernels.gemm import gated_linear
 from mysglang.srt.kernels.sampling import draw_tokens, greedy_tokens
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 6e-3, torch.float16: 1e-3}
@@ -15,6 +18,19 @@ TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 6e-3, torch.float16: 1e-3}
 @pytest.mark.parametrize("name", OPS)
 def test_layer_ops(name: str, dtype: torch.dtype) -> None:
     check_op(name, "cuda", dtype, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("rows", [1, 40, 100, 150, 256, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gated_linear(activation: Activation, rows: int, dtype: torch.dtype) -> None:
+    """Against float32 of the same values: where it is one kernel, and where it is composed."""
+    x = torch.randn(rows, 1032, device="cuda").to(dtype)
+    weight = (torch.randn(8224, 1032, device="cuda") / 32).to(dtype)
+    bias = torch.randn(8224, device="cuda").to(dtype)
+    expected = gated[activation].reference(F.linear(x.float(), weight.float(), bias.float()))
+    error = (gated_linear(x, weight, bias, activation).float() - expected).norm() / expected.norm()
+    assert float(error) < (1e-5 if dtype is torch.float32 else 6e-3)
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -13,6 +13,7 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import (
     ColumnParallelLinear,
+    GatedColumnParallelLinear,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     ReplicatedLinear,
@@ -48,6 +49,17 @@ X = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
 
 @pytest.mark.parametrize("size", SIZES)
 class TestParts:
+    def test_gated_column(self, size: int) -> None:
+        (gate, gate_bias), (up, up_bias) = tensors = rows(16, 16)
+
+        def work(tp: ThreadGroup) -> Tensor:
+            layer = GatedColumnParallelLinear(HIDDEN, 16, "gelu_tanh", bias=True, context=context(tp))
+            load(layer, tensors)
+            return layer(X)
+
+        expected = F.gelu(F.linear(X, gate, gate_bias), approximate="tanh") * F.linear(X, up, up_bias)
+        torch.testing.assert_close(torch.cat(run_on_ranks(size, work), dim=-1), expected)
+
     def test_column(self, size: int) -> None:
         [(weight, bias)] = tensors = rows(16)
 

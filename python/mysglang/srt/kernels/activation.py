@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from mysglang.srt.kernels.op import Op
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 def _silu_and_mul(x: Tensor) -> Tensor:
@@ -29,3 +33,8 @@ gelu_and_mul = Op("gelu_and_mul", reference=_gelu_and_mul, cuda="mysglang.srt.ke
 gelu_tanh_and_mul = Op(
     "gelu_tanh_and_mul", reference=_gelu_tanh_and_mul, cuda="mysglang.srt.kernels.cuda.activation:gelu_tanh_and_mul"
 )
+gated: dict[Activation, Op[[Tensor], Tensor]] = {
+    "silu": silu_and_mul,
+    "gelu": gelu_and_mul,
+    "gelu_tanh": gelu_tanh_and_mul,
+}

@@ -5,12 +5,18 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from mysglang.srt.kernels.activation import Activation, gated
 from mysglang.srt.kernels.op import Op
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """[N, input] -> [N, output], for a weight [output, input] that may have been packed."""
     return F.linear(x, weight, bias)
+
+
+def _gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    """[N, input] -> [N, output / 2]: act(x times the first half of the weight's rows) * (x times the second)."""
+    return gated[activation](linear(x, weight, bias))
 
 
 def _pack_linear_weight(weight: Tensor) -> Tensor:
@@ -22,8 +28,9 @@ linear = Op(
     "linear",
     reference=_linear,
     cpu="mysglang.srt.kernels.cpu.gemm:linear",
-    cuda="mysglang.srt.kernels.cuda.gemm:linear",
+    cuda=("mysglang.srt.kernels.cuda.wave_gemm:linear", "mysglang.srt.kernels.cuda.gemm:linear"),
 )
+gated_linear = Op("gated_linear", reference=_gated_linear, cuda="mysglang.srt.kernels.cuda.wave_gemm:gated_linear")
 pack_linear_weight = Op(
     "pack_linear_weight", reference=_pack_linear_weight, cpu="mysglang.srt.kernels.cpu.gemm:pack_linear_weight"
 )

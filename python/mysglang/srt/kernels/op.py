@@ -17,6 +17,8 @@ from mysglang.srt.environ import REFERENCE_OPS
 
 logger = logging.getLogger(__name__)
 
+KERNELS = "mysgl_kernel"
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -68,11 +70,11 @@ class Op(Generic[P, R]):
 
 
 def _import(module: str) -> Any:
-    """The module, or None if the package that it stands in is not installed."""
+    """The module, or None if the package that it stands in, or the one of our CUDA kernels, is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is not None and module.startswith(error.name):
+        if error.name is not None and (module.startswith(error.name) or error.name == KERNELS):
             return None
         raise
 

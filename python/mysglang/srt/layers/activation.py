@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
-from mysglang.srt.kernels.op import Op
+from mysglang.srt.kernels.activation import Activation
 
-_BY_NAME: dict[str, Op[[Tensor], Tensor]] = {
-    "silu": silu_and_mul,
-    "gelu": gelu_and_mul,
-    "gelu_new": gelu_tanh_and_mul,
-    "gelu_pytorch_tanh": gelu_tanh_and_mul,
+_BY_NAME: dict[str, Activation] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
 }
 
 
-def gated_activation(name: str) -> Op[[Tensor], Tensor]:
-    """[..., 2 * d] -> [..., d]. Raises ConfigError for a function that no kernel knows."""
+def gated_activation(name: str) -> Activation:
+    """The kernels' name of it. Raises ConfigError for a function that no kernel knows."""
     if name not in _BY_NAME:
         raise ConfigError(f"config.json: hidden_act {name!r} is not supported; supported are " + ", ".join(_BY_NAME))
     return _BY_NAME[name]

@@ -13,7 +13,7 @@ from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rota
 from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.layernorm import RMSNorm
-from mysglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from mysglang.srt.layers.linear import GatedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 
@@ -25,16 +25,15 @@ class GatedMLP(nn.Module):
         self, hidden_size: int, intermediate_size: int, act: str, *, bias: bool = False, context: LayerContext
     ) -> None:
         super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(
-            hidden_size, (intermediate_size, intermediate_size), bias=bias, context=context.under("gate_up_proj")
+        self.gate_up_proj = GatedColumnParallelLinear(
+            hidden_size, intermediate_size, gated_activation(act), bias=bias, context=context.under("gate_up_proj")
         )
         self.down_proj = RowParallelLinear(
             intermediate_size, hidden_size, bias=bias, context=context.under("down_proj")
         )
-        self.act_and_mul = gated_activation(act)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(self.act_and_mul(self.gate_up_proj(x)))
+        out: Tensor = self.down_proj(self.gate_up_proj(x))
         return out
 
 
@@ -65,7 +64,7 @@ class RopeAttention(nn.Module):
         )
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [T, hidden_size]."""
+        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens."""
         q, k, v = self.qkv_proj.forward_split(x)
         out: Tensor = self.o_proj(self.attn(q, k, v, batch, self.rotation()))
         return out

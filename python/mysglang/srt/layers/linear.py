@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mysglang.srt.distributed.groups import Group
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.kernels.activation import Activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import Section, WeightParameter
 
@@ -55,6 +56,19 @@ class MergedColumnParallelLinear(LinearBase):
     ) -> None:
         parts = tuple(Section.split(size, context.tp.rank, context.tp.size) for size in output_sizes)
         super().__init__(Section(input_size, 0, input_size), parts, bias=bias, context=context)
+
+
+class GatedColumnParallelLinear(MergedColumnParallelLinear):
+    """act(gate(x)) * up(x): two projections of one input, and one output for both."""
+
+    def __init__(
+        self, input_size: int, output_size: int, activation: Activation, *, bias: bool = False, context: LayerContext
+    ) -> None:
+        super().__init__(input_size, (output_size, output_size), bias=bias, context=context)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.method.apply_gated(self, x, self.bias, self.activation)
 
 
 class ColumnParallelLinear(MergedColumnParallelLinear):

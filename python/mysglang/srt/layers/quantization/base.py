@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from mysglang.srt.kernels.activation import Activation
 from mysglang.srt.layers.parameter import Section
 
 
@@ -28,6 +29,10 @@ class LinearMethod(Protocol):
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [..., input] -> [..., output]."""
+        ...
+
+    def apply_gated(self, layer: nn.Module, x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+        """x: [..., input] -> [..., output / 2]: the activation of the first half of the output times the second."""
         ...
 
 

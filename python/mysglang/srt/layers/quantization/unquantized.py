@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mysglang.srt.kernels.gemm import linear, pack_linear_weight
+from mysglang.srt.kernels.activation import Activation
+from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight
 from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter
 from mysglang.srt.layers.quantization.base import LinearMethod
 
@@ -29,6 +30,9 @@ class UnquantizedLinearMethod:
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, _weight(layer), bias)
+
+    def apply_gated(self, layer: nn.Module, x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+        return gated_linear(x, _weight(layer), bias, activation)
 
 
 class Unquantized:

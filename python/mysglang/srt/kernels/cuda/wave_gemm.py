@@ -1,0 +1,44 @@
+"""Matrix products of two to a few hundred rows in one wave over the device; otherwise those of `gemm` beside this.
+
+Which is used is decided by the shape alone, so it is the same in every run.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mysgl_kernel import gemm as waves
+from mysglang.srt.kernels.activation import Activation, gated
+from mysglang.srt.kernels.cuda import gemm
+
+available = waves.available
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `kernels.gemm.linear`."""
+    if _fits(x, weight) and (plan := waves.plan(len(x), *weight.shape)) is not None:
+        return waves.linear(x, weight, bias, plan)
+    return gemm.linear(x, weight, bias)
+
+
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    """As `kernels.gemm.gated_linear`."""
+    if _fits(x, weight) and activation in waves.GATES:
+        plan = waves.plan(len(x), *weight.shape, gated=True)
+        if plan is not None:
+            return waves.linear(x, weight, bias, plan, gate=activation)
+    return gated[activation](linear(x, weight, bias))
+
+
+def _fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether these are bfloat16 matrices as the copy engine reads them. One row needs no tensor cores."""
+    return (
+        x.dtype is weight.dtype is torch.bfloat16
+        and x.dim() == 2
+        and len(x) > 1
+        and x.stride(1) == 1
+        and x.stride(0) % 8 == 0
+        and weight.is_contiguous()
+        and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
+    )

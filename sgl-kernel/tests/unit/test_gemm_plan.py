@@ -1,0 +1,58 @@
+"""The cuts of matrix products: that they can be launched, and that good shapes have one."""
+
+import itertools
+
+import pytest
+
+from mysgl_kernel.gemm_plan import (
+    DEPTH,
+    FORMS,
+    MAX_CLUSTER,
+    MAX_ROWS,
+    MIN_STAGES,
+    SHARED_BYTES,
+    Device,
+    Form,
+    best_plan,
+    candidates,
+    microseconds,
+    takes_tile,
+)
+
+H200 = Device((132, 66, 39, 30, 22, 17, 15, 15))
+ROWS = (1, 3, 8, 16, 63, 64, 65, 128, 129, 192, 193, 255, 256)
+WEIGHTS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 2048), (151936, 1024), (5120, 17408))
+
+
+@pytest.mark.parametrize(("rows", "weight"), list(itertools.product(ROWS, WEIGHTS)))
+def test_every_candidate_can_be_launched(rows: int, weight: tuple[int, int]) -> None:
+    outputs, inputs = weight
+    for plan in candidates(H200, rows, outputs, inputs):
+        assert rows <= plan.form.rows and takes_tile(plan.form, plan.tile)
+        assert plan.split <= -(-inputs // DEPTH) and plan.cluster <= MAX_CLUSTER
+        fetched = min(64 * plan.form.groups, -(-rows // 8) * 8)
+        assert MIN_STAGES * (plan.tile + fetched) * 2 * DEPTH < plan.shared_bytes <= SHARED_BYTES[0]
+        if plan.split > 1:  # all partial sums of a cluster are in memory at once
+            assert min(rows, 64 * plan.form.groups) * (plan.tile + 8) * 4 <= plan.shared_bytes
+        assert microseconds(plan, rows, outputs, inputs) > outputs * inputs * 2 / 4.8e6
+
+
+def test_each_number_of_rows_has_a_form() -> None:
+    taken = [{rows for rows in range(1, MAX_ROWS + 1) if rows <= form.rows} for form in FORMS]
+    assert set.union(*taken) == set(range(1, 257))
+    assert Form(2, True).rows == 256
+
+
+@pytest.mark.parametrize("rows", [4, 16, 64, 128])
+def test_wide_weights_are_cut_here(rows: int) -> None:
+    plan = best_plan(H200, rows, 28672, 4096, True)
+    assert plan is not None and -(-28672 // plan.tile) * plan.split * plan.form.blocks > 100
+
+
+def test_what_does_not_fit_is_left_to_others() -> None:
+    assert best_plan(H200, 0, 4096, 4096, False) is None
+    assert best_plan(H200, MAX_ROWS + 1, 4096, 4096, False) is None
+    assert best_plan(H200, 64, 4095, 4096, False) is None
+    assert best_plan(H200, 64, 4096 + 8, 4096, True) is None  # half of it is no multiple of 8
+    assert best_plan(H200, 64, 4096, 4097, False) is None
+    assert best_plan(H200, 64, 48, 64, False) is None  # too small to fill the device
