@@ -1,0 +1,53 @@
+"""StepProgram: how a decode step of one batch size comes to its logits. What is captured in a graph is a program.
+
+Layer by layer is the general one. Others exist for some sizes of some models; whoever has none for a size takes the
+general one.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from mysglang.srt.forward.forward_batch import ForwardBatch
+from mysglang.srt.kernels.sampling import greedy_tokens
+from mysglang.srt.layers.attention.graph import GraphAttentionBackend
+from mysglang.srt.layers.logits_processor import LogitsProcessor
+from mysglang.srt.models.interfaces import CausalModel
+
+
+class StepProgram(Protocol):
+    """Decode steps of one batch size, or of any."""
+
+    backend: GraphAttentionBackend
+    """What must plan such a step."""
+
+    def run(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Queue a step whose ids are known: logits [R, vocab], and the greedy tokens [R] int64 (see greedy_tokens)."""
+        ...
+
+
+class Programs(Protocol):
+    """The programs of a model."""
+
+    def for_size(self, size: int) -> StepProgram:
+        """To be captured for steps of `size` rows."""
+        ...
+
+
+class LayerByLayer:
+    """The model as it is. One program for all sizes."""
+
+    def __init__(self, model: CausalModel, logits: LogitsProcessor, backend: GraphAttentionBackend) -> None:
+        self._model = model
+        self._logits = logits
+        self.backend = backend
+
+    def for_size(self, size: int) -> StepProgram:
+        return self
+
+    def run(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        self.backend.begin_step(batch)
+        logits = self._logits.next_token_logits(self._model.forward(batch), None)
+        return logits, greedy_tokens(logits)
