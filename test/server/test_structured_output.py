@@ -62,7 +62,7 @@ def assert_person(text: str | None) -> None:
 
 def person(client: openai.OpenAI, seed: int, **fields: Any) -> openai.types.chat.ChatCompletion:
     return client.chat.completions.create(
-        model=MODEL, messages=ASK, response_format=PERSON_FORMAT, temperature=1, seed=seed, max_tokens=200, **fields
+        model=MODEL, messages=ASK, response_format=PERSON_FORMAT, temperature=1, seed=seed, max_tokens=120, **fields
     )
 
 
@@ -193,8 +193,8 @@ def test_beside_free_requests_and_under_retraction(server: ServerProcess, client
 
     alone = {seed: free(seed) for seed in range(6)}
     bound_alone = {seed: person(client, seed).choices[0].message.content for seed in range(6)}
-    with ThreadPoolExecutor(24) as pool:
-        bound = {seed: pool.submit(person, client, seed) for seed in range(18)}
+    with ThreadPoolExecutor(30) as pool:
+        bound = {seed: pool.submit(person, client, seed) for seed in range(24)}
         together = {seed: pool.submit(free, seed) for seed in alone}
     assert {seed: done.result() for seed, done in together.items()} == alone
     for seed, done in bound.items():
