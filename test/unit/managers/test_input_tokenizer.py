@@ -198,7 +198,7 @@ class TestContents:
         assert error.param == "input_ids"
         assert "0 to 599" in error.message
 
-    @pytest.mark.parametrize("ids", [[True], [1.0], ["1"], [None]])
+    @pytest.mark.parametrize("ids", [[True], [5, False, 6], [1.0], ["1"], [None], [5, 10**30, None]])
     async def test_ids_that_are_none(self, front: Front, ids: list[Any]) -> None:
         assert (await front.refusal(input_ids=ids)).message == "input_ids must be integers."
 

@@ -7,6 +7,7 @@ engine's limits, and no socket.
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -140,20 +141,24 @@ class InputTokenizer:
         return self._tokenizer
 
     def _checked(self, ids: Sequence[int], field: str) -> Ints:
-        """The ids as an array, all of them in the vocabulary. A batch may hold half a million, so no loop in Python."""
-        # By exact type: true is no token id.
-        if not set(map(type, ids)) <= {int}:
-            raise InvalidRequest(f"{field} must be integers.", param=field)
+        """The ids as an array, all of them in the vocabulary.
+
+        A batch may hold half a million, each an object somewhere in memory: they are gone through once.
+        """
         last = self._limits.vocab_size - 1
         try:
-            array = np.asarray(ids, dtype=np.int32)
-            fits = not ids or bool(array.min() >= 0 and array.max() <= last)
-        except OverflowError:
-            fits = False
-        if not fits:
-            wrong = next(token for token in ids if not 0 <= token <= last)
-            raise InvalidRequest(f"{field}: token id {wrong} is outside the vocabulary (0 to {last}).", param=field)
-        return array
+            array: Ints = np.frombuffer(struct.pack(f"{len(ids)}i", *ids), dtype=np.int32)
+        except struct.error:  # no integers, or too large
+            pass
+        else:
+            small = np.flatnonzero(array <= 1).tolist()
+            # True packs like 1, and is no token id.
+            if not any(isinstance(ids[at], bool) for at in small) and _within(array, last):
+                return array
+        if not set(map(type, ids)) <= {int}:
+            raise InvalidRequest(f"{field} must be integers.", param=field)
+        wrong = next(token for token in ids if not 0 <= token <= last)
+        raise InvalidRequest(f"{field}: token id {wrong} is outside the vocabulary (0 to {last}).", param=field)
 
     def _settle(self, prompt: Prompt, length: int) -> SamplingParams:
         """The prompt's parameters as the scheduler wants them: one answer, its length known to fit."""
@@ -220,6 +225,10 @@ class InputTokenizer:
 
 def _field(prompt: Prompt) -> str:
     return "text" if isinstance(prompt.content, str) else "input_ids"
+
+
+def _within(ids: Ints, last: int) -> bool:
+    return bool(ids.min(initial=0) >= 0 and ids.max(initial=0) <= last)
 
 
 def _logprob_request(wish: LogprobWish | None, length: int) -> LogprobRequest | None:
