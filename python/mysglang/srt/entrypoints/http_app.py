@@ -15,6 +15,7 @@ from mysglang.srt.entrypoints.auth import Access, ApiKeyAuth, LoopbackGuard
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.header_limit import HeaderLimit
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
+from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openapi import describe_bodies
 from mysglang.srt.entrypoints.request_id import RequestId
@@ -38,6 +39,7 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
         front.tokenizer,
         grammar_backend=options.grammar_backend,
     )
+    answers = ChatAnswers(front, formats, options.serving.defaults)
     health = health_router(front.tokenizer_manager, options.heartbeat_limit_s)
     control = control_router(front.tokenizer_manager)
     app = FastAPI(
@@ -53,7 +55,7 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
     app.include_router(control)
     app.include_router(info_router(front, {**options.model_info, **formats.names}, options.server_info))
     app.include_router(native_router(front, incremental=options.incremental_streaming_output))
-    app.include_router(openai.openai_router(front, models, options.serving, formats))
+    app.include_router(openai.openai_router(front, models, options.serving, answers))
     app.include_router(parsing_router(formats, front.text_pool))
     error_responses.install(app)
     describe_bodies(

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
-from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
+from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
 from mysglang.srt.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -25,10 +25,10 @@ BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeR
 
 
 def openai_router(
-    front: Front, models: OpenAIServingModels, options: ServingOptions, formats: AnswerFormats
+    front: Front, models: OpenAIServingModels, options: ServingOptions, answers: ChatAnswers
 ) -> APIRouter:
     router = APIRouter(tags=["openai"])
-    chat = OpenAIServingChat(front, models, options, formats)
+    chat = OpenAIServingChat(front, models, options, answers)
     completion = OpenAIServingCompletion(front, models, options)
     tokenizing = OpenAIServingTokenize(front, models)
 

@@ -1,0 +1,189 @@
+"""ChatAnswers: from a conversation to what its answer says, taken apart: the one path that every dialect of chat goes.
+
+A dialect turns its body into a ChatCompletionRequest, and what it is told here into its own words. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
+from mysglang.srt.entrypoints.openai.answer_parser import (
+    AnswerParser,
+    AnswerPart,
+    NoCalls,
+    NoThoughts,
+    ThoughtSplitter,
+)
+from mysglang.srt.entrypoints.openai.chat_prompt import THINKING_SWITCHES, render_chat, thinking_kwargs
+from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES, own_words
+from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from mysglang.srt.entrypoints.openai.response_format import names_of
+from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults, sampling_params
+from mysglang.srt.entrypoints.openai.thought_counter import NoCounter, ThoughtCounter, TokenCounter
+from mysglang.srt.entrypoints.openai.tool_plan import ToolPlan, plan_tools
+from mysglang.srt.entrypoints.openai.usage import finish_words
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a choice ended, in OpenAI's words."""
+
+    reason: str
+    """stop, length, tool_calls or abort."""
+    matched: int | str | None
+    """The stop string or token that ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatNews:
+    """What one chunk adds to a choice."""
+
+    parts: Sequence[AnswerPart]
+    chunk: GenerationChunk
+    ending: Ending | None
+    """Set in the last one of the choice."""
+    reasoning_tokens: int | None
+    """How many of the choice's tokens were thought so far; None where that cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What becomes of a body: the request, and what takes the answer of each choice apart."""
+
+    obj: GenerateReqInput
+    prompt: str
+    names: Mapping[str, str]
+    """What the client calls what the engine may complain of."""
+    new_parser: Callable[[], AnswerParser]
+    new_counter: Callable[[], TokenCounter]
+
+
+class ChatAnswers:
+    """Needs a tokenizer and a chat template; what is missing is said when a request comes."""
+
+    def __init__(self, front: Front, formats: AnswerFormats, defaults: SamplingDefaults) -> None:
+        self._front = front
+        self._formats = formats
+        self._defaults = defaults
+
+    async def read(self, ask: Ask) -> AsyncGenerator[ChatNews, None]:
+        """What the answer says: as it comes, or, without `stream`, each choice in one piece.
+
+        Closing it ends the request. Raises at any point.
+        """
+        parsers = defaultdict[int, AnswerParser](ask.new_parser)
+        counters = defaultdict[int, TokenCounter](ask.new_counter)
+        with own_words({**CHAT_NAMES, **ask.names}):
+            async with aclosing(self._front.tokenizer_manager.generate_request(ask.obj)) as chunks:
+                async for chunk in chunks:
+                    parser = parsers[chunk.index]
+                    parts = await self._taken_apart(parser, chunk, whole=not ask.obj.stream)
+                    reasoning = counters[chunk.index].count(chunk.token_ids.tolist())
+                    yield ChatNews(parts, chunk, _ending(chunk, parser), reasoning)
+
+    async def ask(self, body: ChatCompletionRequest, rid: str) -> Ask:
+        """The request of a conversation. Raises InvalidRequest."""
+        plan = plan_tools(body, self._formats)
+        template_kwargs = {**thinking_kwargs(self._front, body, plan.offered), **body.chat_template_kwargs}
+        prompt = await render_chat(
+            self._front,
+            body.messages,
+            tools=plan.offered,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template_kwargs=template_kwargs,
+        )
+        # Without a word from the client: to the end of the context.
+        params = sampling_params(body, self._defaults, body.max_completion_tokens or body.max_tokens)
+        reasoning = self._formats.reasoning
+        # A format says only that a model can think: one that was not asked to had better come to the point.
+        asked = any(template_kwargs.get(switch) is True for switch in THINKING_SWITCHES)
+        think_start = reasoning.may_begin(prompt) if reasoning is not None and asked else None
+        thinks = reasoning is not None and (think_start is not None or reasoning.begins_thinking(prompt))
+        obj = GenerateReqInput(
+            text=prompt,
+            add_special_tokens=False,  # the template has written them
+            sampling_params=self._with_plan(params, plan, body),
+            stream=body.stream,
+            rid=rid,
+            return_logprob=body.logprobs,
+            top_logprobs_num=body.top_logprobs,
+            extra_key=body.extra_key,
+            cache_salt=body.cache_salt,
+            think_end=reasoning.end if reasoning is not None and thinks else None,
+            think_start=think_start,
+        )
+        names = names_of(body.response_format) | dict.fromkeys(plan.grammar or (), "tools")
+        return Ask(obj, prompt, names, lambda: self._new_parser(body, plan, prompt), lambda: self._new_counter(prompt))
+
+    def ask_plain(self, body: CompletionRequest, rid: str) -> Ask:
+        """The request of a text that is a prompt already, one, whose answer is text and nothing else."""
+        (prompt,) = body.prompt
+        assert isinstance(prompt, str), "made by a dialect, out of a text"
+        obj = GenerateReqInput(
+            text=prompt,
+            sampling_params=sampling_params(body, self._defaults, body.max_tokens),
+            clip_max_new_tokens="max_tokens" not in body.model_fields_set,
+            stream=body.stream,
+            rid=rid,
+        )
+        names = names_of(body.response_format)
+        return Ask(obj, prompt, names, lambda: AnswerParser(NoThoughts(), NoCalls()), NoCounter)
+
+    async def count_tokens(self, ask: Ask) -> int:
+        """How many tokens the prompt has."""
+        coder = self._front.tokenizer_manager.input_tokenizer
+        return len(await coder.encode(ask.prompt, add_special_tokens=ask.obj.add_special_tokens))
+
+    async def _taken_apart(self, parser: AnswerParser, chunk: GenerationChunk, *, whole: bool) -> list[AnswerPart]:
+        last = chunk.finish_reason is not None
+        if whole:
+            work = self._front.text_pool.run_if_long(len(chunk.text), lambda: parser.feed(chunk.text, last=last))
+            return await work
+        return parser.feed(chunk.text, last=last)
+
+    def _with_plan(self, params: SamplingParams, plan: ToolPlan, body: ChatCompletionRequest) -> SamplingParams:
+        """What the answer is held to, and whether it is shown with its special tokens."""
+        changes: dict[str, object] = dict(plan.grammar or {})
+        if changes and params.grammar is not None:
+            message = "tool_choice: the tools and another format cannot both say what the answer must be."
+            raise InvalidRequest(message, param="tool_choice")
+        if plan.calls_are_special or (body.separate_reasoning and self._formats.thoughts_are_special):
+            changes["skip_special_tokens"] = False
+        return msgspec.structs.replace(params, **changes)
+
+    def _new_parser(self, body: ChatCompletionRequest, plan: ToolPlan, prompt: str) -> AnswerParser:
+        thoughts: ThoughtSplitter = NoThoughts()
+        if self._formats.reasoning is not None and body.separate_reasoning:
+            thoughts = self._formats.reasoning.open(prompt)
+        return AnswerParser(
+            thoughts,
+            plan.find_calls(),
+            stream_thoughts=body.stream_reasoning,
+            several_calls=body.parallel_tool_calls,
+        )
+
+    def _new_counter(self, prompt: str) -> TokenCounter:
+        reasoning, ids = self._formats.reasoning, self._formats.thought_ids
+        if reasoning is None or ids is None:
+            return NoCounter()
+        return ThoughtCounter(*ids, thinking=reasoning.begins_thinking(prompt))
+
+
+def _ending(chunk: GenerationChunk, parser: AnswerParser) -> Ending | None:
+    """An answer that stopped after its calls waits for what they give."""
+    if chunk.finish_reason is None:
+        return None
+    word, matched = finish_words(chunk.finish_reason)
+    return Ending("tool_calls", None) if word == "stop" and parser.called else Ending(word, matched)
