@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, stop_children
+from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, paused_gc, stop_children
 
 TESTS = Path(__file__).parents[2]
 MODULE = "fixtures.obedient_child"
@@ -142,6 +143,7 @@ async def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path) ->
     script.write_text(
         f"""
 import asyncio
+import gc
 from mysglang.srt.utils.process import Child
 print("run")
 async def main():
@@ -168,3 +170,10 @@ asyncio.run(main())
 )
 def test_describe_exit(code: int, words: str) -> None:
     assert words in describe_exit(code)
+
+
+def test_the_collector_pauses_and_goes_on() -> None:
+    with pytest.raises(RuntimeError), paused_gc():
+        assert not gc.isenabled()
+        raise RuntimeError
+    assert gc.isenabled()

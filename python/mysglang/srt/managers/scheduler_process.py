@@ -16,7 +16,7 @@ from mysglang.srt.messages.launch import Ready
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import usable_cores
 from mysglang.srt.utils.logging import configure_logging, timed
-from mysglang.srt.utils.process import ParentLink, freeze_heap, set_title
+from mysglang.srt.utils.process import ParentLink, freeze_heap, paused_gc, set_title
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def run_scheduler_process(link: ParentLink) -> None:
     args, rank = launch.server_args, launch.tp_rank
     set_title(scheduler_title(rank))
     configure_logging(args.observability.log_level, f"TP{rank}")
-    with timed(logger, "scheduler set up"):
+    with timed(logger, "scheduler set up"), paused_gc():
         if args.parallel.device == "cpu":
             # Read when the OpenMP runtime is loaded, so before torch is.
             os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads(usable_cores(), args.parallel.tp_size)))

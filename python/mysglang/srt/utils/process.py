@@ -25,7 +25,7 @@ import site
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -167,6 +167,17 @@ class ParentLink:
 def set_title(title: str) -> None:
     """The name in `ps` and `top`."""
     setproctitle.setproctitle(title)
+
+
+@contextlib.contextmanager
+def paused_gc() -> Iterator[None]:
+    """While much is made that stays, such as imports and a model: the garbage collector would go through it all again
+    and again and find nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def freeze_heap() -> None:
