@@ -29,7 +29,7 @@ class Access:
 
 
 class ApiKeyAuth:
-    """Middleware: `Authorization: Bearer KEY`.
+    """Middleware: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it.
 
     | configured   | open paths | admin paths      | everything else |
     | ------------ | ---------- | ---------------- | --------------- |
@@ -58,7 +58,7 @@ class ApiKeyAuth:
             await send({"type": "websocket.close", "code": 1008})
 
     def _refusal(self, scope: Scope) -> ErrorFacts | None:
-        path = _route_path(scope)
+        path = route_path(scope)
         if path in self._access.open:
             return None
         needed = self._api_key
@@ -66,9 +66,8 @@ class ApiKeyAuth:
             needed = self._admin_key
         if needed is None:
             return None
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         # Headers come decoded as latin-1; the key may be any UTF-8.
-        given = _digest(key.strip().encode("latin-1")) if scheme.lower() == "bearer" else b""
+        given = _digest(_key_in(Headers(scope=scope)).encode("latin-1"))
         if hmac.compare_digest(given, needed):
             return None
         if any(hmac.compare_digest(given, known) for known in (self._api_key, self._admin_key) if known):
@@ -120,11 +119,19 @@ def _foreign_name(headers: Headers) -> str:
     return ""
 
 
-def _route_path(scope: Scope) -> str:
+def route_path(scope: Scope) -> str:
     """The path as the router matches it: below the path that a proxy shows this server under."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "").rstrip("/")
     return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+def _key_in(headers: Headers) -> str:
+    """The key that a request brings, or "", which no server has."""
+    if "authorization" not in headers:
+        return headers.get("x-api-key", "").strip()
+    scheme, _, key = headers["authorization"].partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def _digest(key: bytes) -> bytes:

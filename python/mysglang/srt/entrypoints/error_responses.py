@@ -2,7 +2,8 @@
 
 The body is flat, as SGLang's clients read it, and carries the same facts once more under "error", where OpenAI's and
 the native route's clients look; with the id of the request, which is the `x-request-id` header too. In a stream, whose
-status is long sent, the nested part alone is a frame. Knows no route and no front.
+status is long sent, the nested part alone is a frame. Paths of another dialect tell the same facts in their own shape,
+which a middleware names (`error_shapes.py`). Knows no route and no front.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from typing import Protocol
 
 import orjson
 from fastapi import FastAPI
@@ -81,6 +83,43 @@ class ErrorFacts:
         }
 
 
+class ErrorShape(Protocol):
+    """How a dialect says it."""
+
+    def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
+        """The JSON of a whole answer."""
+        ...
+
+    def frame(self, facts: ErrorFacts, request_id: str) -> bytes:
+        """The last frame of a stream that failed: no finish and no `[DONE]` follow it."""
+        ...
+
+
+class OpenAIShape:
+    """What everybody gets whose path has no other."""
+
+    def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
+        fields = facts.fields(request_id)
+        return {"object": "error", **fields, "error": fields}
+
+    def frame(self, facts: ErrorFacts, request_id: str) -> bytes:
+        return b'data: {"error":' + orjson.dumps(facts.fields(request_id)) + b"}\n\n"
+
+
+_SHAPE = "mysglang.error_shape"
+_OPENAI_SHAPE = OpenAIShape()
+
+
+def speak(scope: Scope, shape: ErrorShape) -> None:
+    """Tell of errors of the request of `scope` in this shape."""
+    scope[_SHAPE] = shape
+
+
+def _shape_of(scope: Scope) -> ErrorShape:
+    shape: ErrorShape = scope.get(_SHAPE, _OPENAI_SHAPE)
+    return shape
+
+
 def describe(error: Exception) -> ErrorFacts:
     """What a client is told of `error`. Of what we did not raise on purpose it learns nothing."""
     match error:
@@ -105,19 +144,19 @@ def _words(error: Exception) -> str:
 
 def error_response(facts: ErrorFacts, scope: Scope, headers: Mapping[str, str] | None = None) -> Response:
     """The whole answer to a request of which nothing was answered yet."""
-    fields = facts.fields(request_id_of(scope))
-    all_headers = {HEADER: request_id_of(scope), **(headers or {})}
+    request_id = request_id_of(scope)
+    all_headers = {HEADER: request_id, **(headers or {})}
     if facts.status in _RETRYABLE:
         all_headers.setdefault("retry-after", str(RETRY_AFTER_S))
     if facts.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         all_headers["connection"] = "close"  # the rest of the body is not going to be read
-    body = {"object": "error", **fields, "error": fields}
+    body = _shape_of(scope).body(facts, request_id)
     return Response(orjson.dumps(body), facts.status, all_headers, media_type="application/json")
 
 
 def error_frame(facts: ErrorFacts, scope: Scope) -> bytes:
-    """The last frame of a stream that failed: no finish and no `[DONE]` follow it."""
-    return b'data: {"error":' + orjson.dumps(facts.fields(request_id_of(scope))) + b"}\n\n"
+    """The last frame of a stream that failed, in the dialect of its path."""
+    return _shape_of(scope).frame(facts, request_id_of(scope))
 
 
 def install(app: FastAPI) -> None:

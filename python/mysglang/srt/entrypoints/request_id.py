@@ -1,4 +1,6 @@
-"""A name for every HTTP request: the client's own, or ours, in the `x-request-id` header of every response."""
+"""A name for every HTTP request: the client's own, or ours, in the `x-request-id` header of every response, and in
+`request-id`, where Anthropic's clients look.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "x-request-id"
+ANTHROPIC_HEADER = "request-id"
 
 _KEY = "mysglang.request_id"
 
@@ -39,7 +42,8 @@ class RequestId:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = headers[ANTHROPIC_HEADER] = request_id
             await send(message)
 
         await self._app(scope, receive, send_with_id)

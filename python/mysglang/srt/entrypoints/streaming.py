@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
+EVENT_STREAM = "text/event-stream"
+
 Result = TypeVar("Result")
 
 
@@ -44,24 +46,46 @@ async def while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def open_stream(request: Request, frames: AsyncGenerator[bytes, None]) -> EventStream:
+async def open_stream(
+    request: Request, frames: AsyncGenerator[bytes, None], media_type: str = EVENT_STREAM
+) -> EventStream:
     """A response over `frames`, whose first one is there. Raises what the generator raised before it had one."""
     try:
         first = await while_connected(request.receive, anext(frames))
     except BaseException:
         await frames.aclose()
         raise
-    return EventStream(first, frames)
+    return EventStream(first, frames, media_type)
+
+
+async def with_pings(frames: AsyncGenerator[bytes, None], ping: bytes, every_s: float) -> AsyncGenerator[bytes, None]:
+    """`frames`, and behind the first one a `ping` whenever nothing came for so long: proxies cut silent connections."""
+    upcoming: asyncio.Future[bytes] | None = None
+    try:
+        yield await anext(frames)
+        while True:
+            upcoming = asyncio.ensure_future(anext(frames))
+            while not (await asyncio.wait((upcoming,), timeout=every_s))[0]:
+                yield ping
+            try:
+                frame = upcoming.result()
+            except StopAsyncIteration:
+                return
+            yield frame
+    finally:
+        if upcoming is not None:
+            # A generator that is running cannot be closed.
+            upcoming.cancel()
+            await asyncio.gather(upcoming, return_exceptions=True)
+        await frames.aclose()
 
 
 class EventStream(Response):
     """Sends frames as they come. However it ends, the generator is closed, and with it the request behind it."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], media_type: str = EVENT_STREAM) -> None:
         # Proxies that buffer would turn the stream into one late answer.
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
