@@ -17,7 +17,7 @@ from mysgl_kernel.library import Launch, Library, current_stream
 HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
 LEAN_JOIN_UNITS = 2048
-"""From so many query heads of all rows on, one warp joins the partial results of each; below, four do."""
+"""From so many query heads of all rows on, one warp joins the partial results of each; below, eight do."""
 
 _LIBRARIES = {
     (dim, dtype): Library(

@@ -8,6 +8,7 @@ import torch
 
 from fixtures.attention_cases import PLAIN, Step, check_shared_pages, check_story, every_spec, every_story
 from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.layers.attention.factory import ChosenBackends, create_attention_backend
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
 
@@ -53,12 +54,29 @@ def test_flashinfer_with_wide_heads(story: list[Step]) -> None:
     check_story(FlashInferBackend, story, spec, page_size=1, dtype=torch.bfloat16, device="cuda", tolerance=2e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("page_size", [1, 16])
+@every_spec
+@every_story
+def test_sgl_kernel(story: list[Step], spec: AttentionSpec, page_size: int, dtype: torch.dtype) -> None:
+    chosen = ChosenBackends("triton", "sgl_kernel")
+    check_story(
+        lambda pool, table: create_attention_backend(chosen, pool, table, [spec]),
+        story,
+        spec,
+        page_size=page_size,
+        dtype=dtype,
+        device="cuda",
+        tolerance=2e-2,
+    )
+
+
 @pytest.mark.parametrize("name", ["triton", "torch_native", pytest.param("flashinfer", marks=needs_flashinfer)])
 def test_rows_that_share_pages_of_the_same_step(name: str) -> None:
-    from mysglang.srt.layers.attention.factory import create_attention_backend
-
     check_shared_pages(
-        lambda pool, table: create_attention_backend(name, pool, table), device="cuda", dtype=torch.bfloat16
+        lambda pool, table: create_attention_backend(ChosenBackends(name, name), pool, table, [PLAIN]),
+        device="cuda",
+        dtype=torch.bfloat16,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from mysglang.srt.args.field import arg
 
 AttentionBackend = Literal["auto", "torch_native", "triton", "flashinfer"]
+DecodeAttentionBackend = Literal["auto", "torch_native", "triton", "flashinfer", "sgl_kernel"]
 SamplingBackend = Literal["auto", "pytorch", "triton"]
 
 
@@ -16,7 +17,13 @@ class KernelArgs:
     """Which kernels compute, and which steps are captured as CUDA graphs."""
 
     attention_backend: AttentionBackend | None = arg(
-        None, help="Attention kernels; the device's best if unset or auto."
+        None, help="Attention kernels of all steps; the device's best if unset or auto."
+    )
+    prefill_attention_backend: AttentionBackend | None = arg(
+        None, help="Those of steps with new prompt tokens, instead of --attention-backend."
+    )
+    decode_attention_backend: DecodeAttentionBackend | None = arg(
+        None, help="Those of decode steps, instead of --attention-backend."
     )
     sampling_backend: SamplingBackend | None = arg(None, help="Sampling kernels; the device's best if unset or auto.")
     disable_cascade_attention: bool = arg(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from mysglang.srt.args.groups import Groups
 from mysglang.srt.args.kernels import KernelArgs
@@ -17,6 +18,8 @@ from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.args.schedule import ScheduleArgs
 from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.utils.hardware import Hardware
+
+Choice = TypeVar("Choice", bound=str)
 
 EMBEDDED_MODEL = Path(__file__).parents[2] / "assets" / "tiny"
 EMBEDDED_MODEL_NAME = "mysglang-tiny"
@@ -64,11 +67,18 @@ def resolve_schedule(args: ScheduleArgs, parallel: ParallelArgs, hardware: Hardw
 
 def resolve_kernels(args: KernelArgs) -> KernelArgs:
     """Only the device's platform knows its best; to it, None is what users may call auto."""
-    if args.attention_backend == "auto":
-        args = replace(args, attention_backend=None)
-    if args.sampling_backend == "auto":
-        args = replace(args, sampling_backend=None)
-    return args
+    return replace(
+        args,
+        attention_backend=_open(args.attention_backend),
+        prefill_attention_backend=_open(args.prefill_attention_backend),
+        decode_attention_backend=_open(args.decode_attention_backend),
+        sampling_backend=_open(args.sampling_backend),
+    )
+
+
+def _open(choice: Choice | None) -> Choice | None:
+    """None for what users may call auto."""
+    return None if choice == "auto" else choice
 
 
 def resolve_serving(args: ServingArgs, given: ModelArgs) -> ServingArgs:

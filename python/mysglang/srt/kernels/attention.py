@@ -116,11 +116,11 @@ def _planned_decode(
     shapes = {shape.team: shape for shape in team_shapes(kv_heads, dim)}
     for item in items[: int(indptr[-1])].tolist():
         shape = shapes[item[Field.TEAM]]
-        span = -(-(item[Field.END] - item[Field.BEGIN]) // shape.shares)
+        count = item[Field.END] - item[Field.BEGIN]
         last = min(item[Field.FIRST_QUERY] + shape.queries, item[Field.QUERIES])
         for share in range(shape.shares):
-            begin = item[Field.BEGIN] + share * span
-            at = torch.arange(begin, max(begin, min(begin + span, item[Field.END])), device=q.device)
+            first_key = item[Field.BEGIN] + count * share // shape.shares
+            at = torch.arange(first_key, item[Field.BEGIN] + count * (share + 1) // shape.shares, device=q.device)
             locations = table[item[Field.SLOT], at // page_size].long() * page_size + at % page_size
             for query in range(item[Field.FIRST_QUERY], last):
                 row, part = item[Field.SOURCE], item[Field.PART] + share

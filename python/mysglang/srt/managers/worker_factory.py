@@ -21,6 +21,8 @@ def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker:
         chunked_prefill_size=schedule.prefill_chunk,
         max_prefill_tokens=schedule.max_prefill_tokens,
         attention_backend=kernels.attention_backend,
+        prefill_attention_backend=kernels.prefill_attention_backend,
+        decode_attention_backend=kernels.decode_attention_backend,
         sampling_backend=kernels.sampling_backend,
         disable_cuda_graph=kernels.disable_cuda_graph,
         cuda_graph_max_bs=kernels.cuda_graph_max_bs,

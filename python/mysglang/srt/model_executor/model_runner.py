@@ -17,7 +17,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
-from mysglang.srt.layers.attention.factory import choose_backend, create_attention_backend
+from mysglang.srt.layers.attention.factory import AskedBackends, choose_backends, create_attention_backend
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend, PromptGraphBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import Sampled, Sampler
@@ -52,11 +52,15 @@ class ModelRunner:
         sizes = graph_sizes(config, platform)
         # What cannot run here is refused before weights are read; what cannot run with this model, after that.
         reference = wants_reference(config.sampling_backend, platform)
-        choose_backend(config.attention_backend, platform.attention_backends, [], dtype)
+        asked = AskedBackends(
+            config.attention_backend, config.prefill_attention_backend, config.decode_attention_backend
+        )
+        choose_backends(asked, platform.attention_backends, [], dtype)
         before = platform.memory()
         model = load_model(model_config, load_config, device, dtype)
         specs = model.attention_specs()
-        self.attention_backend = choose_backend(config.attention_backend, platform.attention_backends, specs, dtype)
+        chosen = choose_backends(asked, platform.attention_backends, specs, dtype)
+        self.attention_backend = str(chosen)
         self.budget = plan_kv(
             config, platform, specs, dtype, context=model_config.context_len, graph_sizes=sizes, before=before
         )
@@ -65,7 +69,7 @@ class ModelRunner:
         self._stager = StepStager(Uploader(platform), penalties)
         self._returns = StepReturns(platform, self._tables.padding_slot)
         self._sampler = Sampler(penalties, reference=reference)
-        backend = create_attention_backend(self.attention_backend, pool, self._tables.pages)
+        backend = create_attention_backend(chosen, pool, self._tables.pages, specs)
         self._logits = logits = LogitsProcessor(model.compute_logits, model_config.vocab_size)
         self._eager = EagerRunner(model, logits, backend, self._tables)
         self._graphs = StepGraphs()

@@ -24,6 +24,9 @@ class RunnerConfig:
     max_prefill_tokens: int = 16384
     """Most new tokens of one step without chunks."""
     attention_backend: str | None = None
+    """For all steps; the next two come before it, for steps with new prompt tokens and for decode steps."""
+    prefill_attention_backend: str | None = None
+    decode_attention_backend: str | None = None
     sampling_backend: str | None = None
     disable_cuda_graph: bool = False
     cuda_graph_max_bs: int | None = None

@@ -39,7 +39,7 @@ class Platform(ABC):
     has_graphs: bool
     """Whether steps can be captured and replayed."""
     attention_backends: tuple[str, ...]
-    """Those that run here, the default first."""
+    """Those that run here, the best first; of those that cannot do a kind of step, the next one is taken."""
     sampling_backends: tuple[str, ...]
 
     @property

@@ -1,4 +1,4 @@
-"""Which attention backend is taken for which layers."""
+"""Which attention backends are taken for which layers."""
 
 from dataclasses import replace
 
@@ -8,39 +8,69 @@ import torch
 from fixtures.attention_cases import PLAIN
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.attention import factory
+from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends
 
-ALL = ("flashinfer", "triton", "torch_native")
+ALL = ("sgl_kernel", "flashinfer", "triton", "torch_native")
+OPEN = AskedBackends()
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    names = {"flashinfer", "triton"}
+    """The packages that are there; `kernels` stands for a device that runs our own."""
+    names = {"flashinfer", "triton", "kernels"}
     monkeypatch.setattr(factory.importlib.util, "find_spec", lambda name: name if name in names else None)
+    monkeypatch.setattr(factory, "_kernels_run", lambda dims, dtype: "kernels" in names)
     return names
 
 
 def test_the_first_that_can(installed: set[str]) -> None:
-    assert factory.choose_backend(None, ALL, [PLAIN], torch.bfloat16) == "flashinfer"
-    assert factory.choose_backend("auto", ALL, [PLAIN], torch.float32) == "triton"
-    assert factory.choose_backend(None, ALL, [PLAIN, replace(PLAIN, head_dim=80)], torch.bfloat16) == "triton"
+    wide = replace(PLAIN, head_dim=80)
+    assert choose_backends(OPEN, ALL, [PLAIN], torch.bfloat16) == ChosenBackends("flashinfer", "sgl_kernel")
+    assert choose_backends(AskedBackends("auto"), ALL, [PLAIN], torch.float32) == ChosenBackends("triton", "triton")
+    assert choose_backends(OPEN, ALL, [PLAIN, wide], torch.bfloat16) == ChosenBackends("triton", "triton")
+    installed.remove("kernels")
+    assert choose_backends(OPEN, ALL, [PLAIN], torch.bfloat16) == ChosenBackends("flashinfer", "flashinfer")
     installed.clear()
-    assert factory.choose_backend(None, ALL, [PLAIN], torch.bfloat16) == "torch_native"
+    assert choose_backends(OPEN, ALL, [PLAIN], torch.bfloat16) == ChosenBackends("torch_native", "torch_native")
 
 
 @pytest.mark.parametrize(
     ("asked", "available", "dtype", "said"),
     [
-        ("flashinfer", ("torch_native",), torch.bfloat16, "Choose one of torch_native"),
-        ("flashinfer", ALL, torch.float32, "does not compute in torch.float32"),
-        ("nonsense", ALL, torch.bfloat16, "nonsense does not run here"),
+        (AskedBackends("flashinfer"), ("torch_native",), torch.bfloat16, "Choose one of torch_native"),
+        (AskedBackends("flashinfer"), ALL, torch.float32, "does not compute in torch.float32"),
+        (AskedBackends("nonsense"), ALL, torch.bfloat16, "--attention-backend nonsense does not run here"),
+        (AskedBackends("sgl_kernel"), ALL, torch.bfloat16, "use --decode-attention-backend sgl_kernel"),
+        (AskedBackends(prefill="sgl_kernel"), ALL, torch.bfloat16, "--prefill-attention-backend sgl_kernel does not"),
+        (AskedBackends(decode="sgl_kernel"), ALL, torch.float32, "--decode-attention-backend sgl_kernel: it does not"),
     ],
 )
 def test_what_cannot_is_refused(
-    installed: set[str], asked: str, available: tuple[str, ...], dtype: torch.dtype, said: str
+    installed: set[str], asked: AskedBackends, available: tuple[str, ...], dtype: torch.dtype, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        factory.choose_backend(asked, available, [PLAIN], dtype)
+        choose_backends(asked, available, [PLAIN], dtype)
 
 
-def test_what_was_asked_for_is_taken(installed: set[str]) -> None:
-    assert factory.choose_backend("torch_native", ALL, [PLAIN], torch.bfloat16) == "torch_native"
+def test_kernels_that_cannot_be_had_are_refused_by_name(installed: set[str]) -> None:
+    installed.remove("kernels")
+    with pytest.raises(ConfigError, match="neither built nor can be compiled"):
+        choose_backends(AskedBackends(decode="sgl_kernel"), ALL, [PLAIN], torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("asked", "prefill", "decode"),
+    [
+        (AskedBackends("torch_native"), "torch_native", "torch_native"),
+        (AskedBackends("triton", decode="sgl_kernel"), "triton", "sgl_kernel"),
+        (AskedBackends("triton", prefill="flashinfer"), "flashinfer", "triton"),
+        (AskedBackends(prefill="triton", decode="auto"), "triton", "sgl_kernel"),
+    ],
+)
+def test_what_was_asked_for_is_taken(installed: set[str], asked: AskedBackends, prefill: str, decode: str) -> None:
+    assert choose_backends(asked, ALL, [PLAIN], torch.bfloat16) == ChosenBackends(prefill, decode)
+
+
+def test_how_they_are_called() -> None:
+    assert str(ChosenBackends("triton", "triton")) == "triton"
+    assert str(ChosenBackends("flashinfer", "sgl_kernel")) == "flashinfer (prefill), sgl_kernel (decode)"

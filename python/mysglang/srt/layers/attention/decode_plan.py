@@ -1,6 +1,6 @@
 """DecodePlanner: who reads which keys in a decode step, as the lists that `mysgl_kernel.attention` walks.
 
-    segment   keys [begin, end) that the same rows read: a group's shared pages, or what a row has for itself
+    segment   keys that the same rows read: a group's shared pages, or what a row has for itself
     line      a segment for as many KV heads and queries as one block of threads takes at a time
     piece     the part of a line that lies in one block's share
 
@@ -14,7 +14,6 @@ which are joined in the order of segments and pieces. Array arithmetic on the ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,7 +22,7 @@ import numpy.typing as npt
 
 from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.forward.worker_batch import Ints
-from mysglang.srt.kernels.attention import ITEM_FIELDS, TeamShape, team_shapes
+from mysglang.srt.kernels.attention import ITEM_FIELDS, Field, TeamShape, team_shapes
 from mysglang.srt.layers.attention.graph import HostColumns
 
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -63,24 +62,37 @@ class DecodeShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
-    """Groups first, then each row's own keys. int64, one entry for each segment, and of the groups' members."""
+class Lines:
+    """The lines of segments, those of a segment one after another."""
 
-    slots: Longs
-    """Row of the page table."""
-    begins: Longs
-    ends: Longs
-    """Positions of keys."""
-    shapes: Longs
-    """Index of the team shape."""
-    queries: Longs
-    """Of one KV head."""
-    sources: Longs
-    """The batch row; of a group, its first member."""
+    items: Ints
+    """[L, ITEM_FIELDS] each line as if it were one piece; the slot and what depends on lengths is filled in later."""
     rows: Longs
-    """How many; a group has at least two."""
+    """[L] batch row whose pages are read."""
+    costs: Longs
+    """[L] of one key."""
+    firsts: Longs
+    """[S] the first line of each segment."""
+    shares: Longs
+    """[S] partial results that a piece leaves for each query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Everything about a step's lines but slots and lengths. Segments are the groups, then the rows' own keys."""
+
+    lines: Lines
+    lengths: Longs
+    """[lines of groups] keys of each."""
+    num_groups: int
+    own_begins: Longs
+    """[R] the first of each row's own keys."""
     members: Longs
-    """Batch rows, group after group."""
+    """[M] batch rows, group after group."""
+    sizes: Longs
+    """[G] rows of each group."""
+    order: Longs
+    """[M] which sorts the members by row, the groups of a row in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +102,8 @@ class Pieces:
     lines: Longs
     """[P] the line of each piece."""
     begins: Longs
-    ends: Longs
-    """[P] keys, counted from the line's first."""
+    lengths: Longs
+    """[P] keys; the first is counted from the line's."""
     numbers: Longs
     """[P] within the line."""
     counts: Longs
@@ -100,180 +112,194 @@ class Pieces:
     """[blocks + 1] of each block."""
 
 
+NONE: Longs = np.zeros(0, dtype=np.int64)
+
+
 class DecodePlanner:
-    """Plans steps of up to `max_rows` rows for one kind of layer."""
+    """Plans steps of `num_rows` rows for one kind of layer."""
 
-    def __init__(self, shape: DecodeShape, max_rows: int) -> None:
+    def __init__(self, shape: DecodeShape, num_rows: int) -> None:
         self.shape = shape
-        self.max_rows = max_rows
-        self._teams = teams = team_shapes(shape.num_kv_heads, shape.head_dim)
-        self._team, self._tile, self._heads, self._shares, self._columns = (
-            np.array([getattr(team, name) for team in teams])
-            for name in ("team", "queries", "heads", "shares", "columns")
-        )
-        self._cost = np.array([shape.key_cost(team) for team in teams])
-        self._own = int(self._fitting(np.array([shape.group]))[0])
-        self._set_limits(teams[self._own], teams)
+        self.num_rows = num_rows
+        self._teams = team_shapes(shape.num_kv_heads, shape.head_dim)
+        self._tiles = np.array([team.queries for team in self._teams])
+        self._rows = np.arange(num_rows)
+        self._own = self._lines(self._rows, np.ones(num_rows, dtype=np.int64), self._rows)
+        self._key_cost = int(self._own.costs[0])
+        self._alone = self._layout(None)
+        self._last: tuple[SharedPrefixes, Layout] | None = None
+        self._set_limits()
 
-    def _set_limits(self, own: TeamShape, teams: Sequence[TeamShape]) -> None:
-        rows, group, blocks, biggest = self.max_rows, self.shape.group, self.shape.blocks, teams[-1]
-        own_lines = rows * own.columns * -(-group // own.queries)
-        group_lines = biggest.columns * (LEVELS * rows * group // biggest.queries + 16) if rows > 1 else 0
+    def _set_limits(self) -> None:
+        rows, group, blocks, biggest = self.num_rows, self.shape.group, self.shape.blocks, self._teams[-1]
+        own = len(self._own.rows)
+        shared = biggest.columns * (LEVELS * rows * group // biggest.queries + 16) if rows > 1 else 0
         self.max_members = LEVELS * rows
-        self.max_items = own_lines + group_lines + blocks
-        group_parts = max(blocks * team.queries * team.shares // (group * team.columns) for team in teams)
-        self.max_parts = (rows + blocks) * own.shares + (group_parts + 2 * LEVELS * rows if rows > 1 else 0)
+        self.max_lines = own + shared
+        self.max_items = self.max_lines + blocks
+        group_parts = max(blocks * team.queries * team.shares // (group * team.columns) for team in self._teams)
+        own_parts = (rows + blocks) * int(self._own.shares[0])
+        self.max_parts = own_parts + (group_parts + 2 * LEVELS * rows if rows > 1 else 0)
 
     def columns(self) -> HostColumns:
         """Arrays for the largest step, empty: what `fill` writes and the device reads."""
         return {
             "indptr": np.zeros(self.shape.blocks + 1, dtype=np.int32),
-            "joins": np.zeros((self.max_rows, 2), dtype=np.int32),
+            "joins": np.zeros((self.num_rows, 2), dtype=np.int32),
             "members": np.zeros((self.max_members, 2), dtype=np.int32),
             "items": np.zeros((self.max_items, ITEM_FIELDS), dtype=np.int32),
         }
 
     def fill(self, slots: Ints, seq_lens: Ints, shared: SharedPrefixes | None, columns: HostColumns) -> None:
-        """Write the plan of one step: [R] rows of the page table and tokens of each row, the new one included."""
-        if self.shape.window is not None:
-            shared = None  # each row of a group would see another part of it
-        if shared is None or not self._try_fill(self._segments(slots, seq_lens, shared), len(slots), columns):
-            fits = self._try_fill(self._segments(slots, seq_lens, None), len(slots), columns)
+        """Write the plan of a step: [R] rows of the page table, and tokens of each row with the new one."""
+        layout = self._alone if shared is None else self._shared_layout(shared)
+        if not self._write(layout, slots, seq_lens, columns):
+            fits = self._write(self._alone, slots, seq_lens, columns)
             assert fits
 
-    def _segments(self, slots: Ints, seq_lens: Ints, shared: SharedPrefixes | None) -> Segments:
-        num_rows, group = len(slots), self.shape.group
-        own_begins = np.zeros(num_rows, dtype=np.int64)
+    def _shared_layout(self, shared: SharedPrefixes) -> Layout:
+        """The groups' lines before the rows' own; without them where they do not fit."""
         if self.shape.window is not None:
-            np.maximum(seq_lens - self.shape.window, 0, out=own_begins)
-        shapes, queries = np.full(num_rows, self._own), np.full(num_rows, group)
-        sources, rows = np.arange(num_rows), np.ones(num_rows, dtype=np.int64)
-        own_slots, own_ends = slots.astype(np.int64), seq_lens.astype(np.int64)
+            return self._alone  # each row of a group would see another part of it
+        if self._last is None or self._last[0] is not shared:
+            layout = self._layout(shared)
+            fits = len(layout.lines.rows) <= self.max_lines and len(layout.members) <= self.max_members
+            self._last = shared, layout if fits else self._alone
+        return self._last[1]
+
+    def _layout(self, shared: SharedPrefixes | None) -> Layout:
         if shared is None:
-            none = np.zeros(0, dtype=np.int64)
-            return Segments(own_slots, own_begins, own_ends, shapes, queries, sources, rows, none)
-        members, sizes = shared.rows.astype(np.int64), np.diff(shared.row_indptr).astype(np.int64)
-        firsts = shared.row_indptr[:-1].astype(np.int64)
-        np.maximum.at(own_begins, members, np.repeat(shared.ends, sizes))
-        return Segments(
-            np.concatenate((own_slots[members[firsts]], own_slots)),
-            np.concatenate((shared.starts, own_begins)),
-            np.concatenate((shared.ends, own_ends)),
-            np.concatenate((self._fitting(sizes * group), shapes)),
-            np.concatenate((sizes * group, queries)),
-            np.concatenate((firsts, sources)),
-            np.concatenate((sizes, rows)),
-            members,
+            nothing = np.zeros(self.num_rows, dtype=np.int64)
+            return Layout(self._own, NONE, 0, nothing, NONE, NONE, NONE)
+        sizes, firsts = np.diff(shared.row_indptr).astype(np.int64), shared.row_indptr[:-1].astype(np.int64)
+        groups = self._lines(firsts, sizes, shared.rows[firsts].astype(np.int64))
+        segments = np.repeat(np.arange(len(sizes)), np.diff(groups.firsts, append=len(groups.rows)))
+        groups.items[:, Field.BEGIN] = shared.starts[segments]
+        return Layout(
+            chain(groups, self._own),
+            (shared.ends - shared.starts)[segments].astype(np.int64),
+            len(sizes),
+            shared.private_starts(self.num_rows).astype(np.int64),
+            shared.rows.astype(np.int64),
+            sizes,
+            np.argsort(shared.rows, kind="stable"),
         )
 
-    def _fitting(self, queries: Longs) -> Longs:
-        """The smallest team that takes so many queries at once, or the largest."""
-        found: Longs = np.minimum(np.searchsorted(self._tile, queries), len(self._teams) - 1)
-        return found
+    def _lines(self, sources: Longs, sizes: Longs, rows: Longs) -> Lines:
+        """Of segments with so many rows each: the smallest team that takes all queries at once, or the largest."""
+        queries = sizes * self.shape.group
+        shape = np.minimum(np.searchsorted(self._tiles, queries), len(self._teams) - 1)
+        columns, shares = (
+            np.array([getattr(team, name) for team in self._teams])[shape] for name in ("columns", "shares")
+        )
+        counts = columns * -(-queries // self._tiles[shape])
+        firsts = np.cumsum(counts) - counts
+        segment = np.repeat(np.arange(len(sizes)), counts)
+        place = np.arange(len(segment)) - firsts[segment]
+        tile, column = np.divmod(place, columns[segment])
+        items = np.zeros((len(segment), ITEM_FIELDS), dtype=np.int32)
+        items[:, Field.HEAD] = column * np.array([team.heads for team in self._teams])[shape[segment]]
+        items[:, Field.TEAM] = np.array([team.team for team in self._teams])[shape[segment]]
+        items[:, Field.SOURCE] = sources[segment]
+        items[:, Field.FIRST_QUERY] = tile * self._tiles[shape[segment]]
+        items[:, Field.QUERIES] = queries[segment]
+        items[:, Field.ROWS] = sizes[segment]
+        costs = np.array([self.shape.key_cost(team) for team in self._teams])[shape[segment]]
+        return Lines(items, rows[segment], costs, firsts, shares)
 
-    def _try_fill(self, segments: Segments, num_rows: int, columns: HostColumns) -> bool:
-        """Write the plan; False if the arrays are too small for it."""
-        tiles = -(-segments.queries // self._tile[segments.shapes])
-        lines = self._columns[segments.shapes] * tiles
-        if lines.sum() + self.shape.blocks > self.max_items or len(segments.members) > self.max_members:
+    def _write(self, layout: Layout, slots: Ints, seq_lens: Ints, columns: HostColumns) -> bool:
+        """Write the plan; False if there is no room for its partial results."""
+        lines, num_groups, grouped = layout.lines, layout.num_groups, len(layout.lengths)
+        begins = layout.own_begins
+        if self.shape.window is not None:
+            begins = np.maximum(seq_lens - self.shape.window, 0)
+        rows = self._own.rows
+        lines.items[grouped:, Field.BEGIN] = begins[rows]
+        lines.items[:, Field.SLOT] = slots[lines.rows]
+        pieces = self._cut(np.concatenate((layout.lengths, (seq_lens - begins)[rows])), lines.costs)
+        most = np.maximum.reduceat(pieces.counts, lines.firsts)
+        own_parts, counts, firsts, before = place_parts(most * lines.shares, layout)
+        if counts[counts > 1].sum() > self.max_parts:
             return False
-        first_lines = np.cumsum(lines) - lines
-        line_segment = np.repeat(np.arange(len(lines)), lines)
-        pieces = self._cut((segments.ends - segments.begins)[line_segment], self._cost[segments.shapes[line_segment]])
-        most = np.maximum.reduceat(pieces.counts, first_lines)
-        parts = most * self._shares[segments.shapes]
-        own_parts, counts, firsts, before = place_parts(parts, segments, num_rows)
-        if counts.sum() > self.max_parts:
-            return False
-        num_groups, piece_segment = len(segments.slots) - num_rows, line_segment[pieces.lines]
-        shape = segments.shapes[piece_segment]
-        part = pieces.numbers * self._shares[shape]
-        own = piece_segment >= num_groups
-        row_part = own_parts[piece_segment[own] - num_groups]
-        part[own] = np.where(row_part < 0, -1, part[own] + row_part)
-        place = pieces.lines - first_lines[piece_segment]
-        column = place % self._columns[shape]
+        segment = np.searchsorted(lines.firsts, pieces.lines, side="right") - 1
+        items = columns["items"][: len(segment)]
+        np.take(lines.items, pieces.lines, axis=0, out=items)
+        items[:, Field.BEGIN] += pieces.begins
+        ends = items[:, Field.BEGIN] + pieces.lengths
+        private = segment >= num_groups
+        part = pieces.numbers * lines.shares[segment]
+        first = own_parts[segment[private] - num_groups]
+        part[private] = np.where(first < 0, -1, part[private] + first)
         last = pieces.numbers + 1 == pieces.counts[pieces.lines]
-        items = columns["items"][: len(part)]
-        for i, values in enumerate(
-            (
-                segments.slots[piece_segment],
-                segments.begins[piece_segment] + pieces.begins,
-                segments.begins[piece_segment] + pieces.ends,
-                column * self._heads[shape],
-                self._team[shape],
-                segments.sources[piece_segment],
-                place // self._columns[shape] * self._tile[shape],
-                segments.queries[piece_segment],
-                segments.rows[piece_segment],
-                part,
-                np.where(last, most[piece_segment] - pieces.counts[pieces.lines], 0),
-                last & own,
-            )
-        ):
-            items[:, i] = values
+        items[:, Field.END] = ends
+        items[:, Field.PART] = part
+        items[:, Field.EMPTY] = np.where(last, most[segment] - pieces.counts[pieces.lines], 0)
+        items[:, Field.NEWEST] = private & (ends == seq_lens[lines.rows[pieces.lines]])
         columns["indptr"][:] = pieces.indptr
-        columns["joins"][:num_rows, 0] = firsts
-        columns["joins"][:num_rows, 1] = counts
-        columns["joins"][num_rows:] = 0
-        columns["members"][: len(segments.members), 0] = segments.members
-        columns["members"][: len(segments.members), 1] = before
+        columns["joins"][:, 0], columns["joins"][:, 1] = firsts, counts
+        columns["members"][: len(before), 0], columns["members"][: len(before), 1] = layout.members, before
         return True
 
     def _cut(self, lengths: Longs, costs: Longs) -> Pieces:
-        """[L] keys of each line and the cost of one."""
-        line_ends = np.cumsum((lengths + LINE_OVERHEAD) * costs)
-        line_starts = line_ends - (lengths + LINE_OVERHEAD) * costs
-        key_ends = np.cumsum(lengths)
+        """[L] keys of each line, at least one, and the cost of one."""
+        line_costs = (lengths + LINE_OVERHEAD) * costs
+        line_ends, key_ends = np.cumsum(line_costs), np.cumsum(lengths)
         key_starts = key_ends - lengths
         total = int(line_ends[-1])
-        blocks = min(self.shape.blocks, max(1, total // int(LEAST_KEYS * self._cost[self._own])))
+        blocks = min(self.shape.blocks, max(1, total // (LEAST_KEYS * self._key_cost)))
         borders = np.arange(1, blocks) * total // blocks
         line = np.searchsorted(line_ends, borders, side="right")
-        key = np.minimum((borders - line_starts[line]) // costs[line], lengths[line])
-        left = lengths[line] - key
-        key = np.where(np.minimum(key, left) >= SNAP, key, np.where(key < left, 0, lengths[line]))
+        length = lengths[line]
+        key = np.minimum((borders - (line_ends - line_costs)[line]) // costs[line], length)
+        key = np.where(np.minimum(key, length - key) >= SNAP, key, np.where(key + key < length, 0, length))
         border_keys = key_starts[line] + key
-        inside = (key > 0) & (key < lengths[line])
-        starts = np.sort(np.concatenate((key_starts, border_keys[inside])))
-        ends = np.append(starts[1:], key_ends[-1])
+        starts = np.sort(np.concatenate((key_starts, border_keys[(key > 0) & (key < length)])), kind="stable")
         lines = np.searchsorted(key_ends, starts, side="right")
-        first = np.searchsorted(starts, key_starts)
+        counts = np.bincount(lines)
         indptr = np.full(self.shape.blocks + 1, len(starts))
         indptr[0] = 0
         indptr[1:blocks] = np.searchsorted(starts, border_keys)
         return Pieces(
             lines,
             starts - key_starts[lines],
-            ends - key_starts[lines],
-            np.arange(len(starts)) - first[lines],
-            np.diff(np.append(first, len(starts))),
+            np.diff(starts, append=key_ends[-1]),
+            np.arange(len(starts)) - (np.cumsum(counts) - counts)[lines],
+            counts,
             indptr,
         )
 
 
-def place_parts(parts: Longs, segments: Segments, num_rows: int) -> tuple[Longs, Longs, Longs, Longs]:
+def chain(*tables: Lines) -> Lines:
+    """The lines of one after those of another."""
+    offsets = np.cumsum([0, *(len(table.rows) for table in tables[:-1])])
+    return Lines(
+        np.concatenate([table.items for table in tables]),
+        np.concatenate([table.rows for table in tables]),
+        np.concatenate([table.costs for table in tables]),
+        np.concatenate([table.firsts + offset for table, offset in zip(tables, offsets, strict=True)]),
+        np.concatenate([table.shares for table in tables]),
+    )
+
+
+def place_parts(parts: Longs, layout: Layout) -> tuple[Longs, Longs, Longs, Longs]:
     """Where partial results lie, those of a row one after another: of its groups in their order, then its own.
 
     parts: [S] that each segment leaves for each of its rows. Returns, for each row, the first of its own (-1 if it
     needs none), how many it has in all (1: none) and the first of all; and for each member the first of that group's.
     """
-    own = parts[len(parts) - num_rows :]
-    if not len(segments.members):
-        counts = own
-        firsts = np.cumsum(np.where(own > 1, own, 0)) - np.where(own > 1, own, 0)
-        return np.where(own > 1, firsts, -1), counts, firsts, segments.members
-    num_groups = len(parts) - num_rows
-    member_parts = np.repeat(parts[:num_groups], segments.rows[:num_groups])
-    order = np.argsort(segments.members, kind="stable")
-    of_groups = np.bincount(segments.members, weights=member_parts, minlength=num_rows).astype(np.int64)
+    own = parts[layout.num_groups :]
+    if not layout.num_groups:
+        placed = np.where(own > 1, own, 0)
+        firsts = np.cumsum(placed) - placed
+        return np.where(own > 1, firsts, -1), own, firsts, layout.members
+    of_members = np.repeat(parts[: layout.num_groups], layout.sizes)
+    of_groups = np.bincount(layout.members, weights=of_members, minlength=len(own)).astype(np.int64)
     counts = own + of_groups
     placed = np.where(counts > 1, counts, 0)
     firsts = np.cumsum(placed) - placed
-    ordered = member_parts[order]
-    running = np.cumsum(ordered) - ordered
     # A row's members are neighbours in this order, and `running` counts on over rows.
-    rows = segments.members[order]
+    ordered, rows = of_members[layout.order], layout.members[layout.order]
+    running = np.cumsum(ordered) - ordered
     before = np.empty_like(ordered)
-    before[order] = firsts[rows] + running - (np.cumsum(of_groups) - of_groups)[rows]
+    before[layout.order] = firsts[rows] + running - (np.cumsum(of_groups) - of_groups)[rows]
     return np.where(counts > 1, firsts + of_groups, -1), counts, firsts, before

@@ -1,62 +1,130 @@
-"""Name -> attention backend. A backend's module, and what it needs installed, is imported when it is chosen."""
+"""Names -> attention backends. A backend's module, and what it needs installed, is imported when it is chosen.
+
+Steps with new prompt tokens and decode steps may have different backends; each is asked for by name or left open.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
+from mysglang.srt.layers.attention.split import split
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 BACKENDS = {
     "flashinfer": "mysglang.srt.layers.attention.flashinfer_backend:FlashInferBackend",
+    "sgl_kernel": "mysglang.srt.layers.attention.sgl_kernel_backend:SglKernelBackend",
     "torch_native": "mysglang.srt.layers.attention.torch_native_backend:TorchNativeBackend",
     "triton": "mysglang.srt.layers.attention.triton_backend:TritonBackend",
 }
+DECODE_ONLY = ("sgl_kernel",)
+
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+HALF_DIMS = (64, 128, 256)
+"""What flashinfer and sgl_kernel compute in, and with which head dimensions."""
 
 
-FLASHINFER_DTYPES = (torch.bfloat16, torch.float16)
-FLASHINFER_DIMS = (64, 128, 256)
+@dataclass(frozen=True, slots=True)
+class AskedBackends:
+    """What the user wants, None or "auto" where that is open."""
+
+    both: str | None = None
+    prefill: str | None = None
+    decode: str | None = None
 
 
-def choose_backend(
-    asked: str | None, available: Sequence[str], specs: Sequence[AttentionSpec], dtype: torch.dtype
-) -> str:
-    """The backend that was asked for, or the first of the platform's that takes these layers.
+@dataclass(frozen=True, slots=True)
+class ChosenBackends:
+    """Names, all known."""
+
+    prefill: str
+    decode: str
+
+    def __str__(self) -> str:
+        return self.prefill if self.prefill == self.decode else f"{self.prefill} (prefill), {self.decode} (decode)"
+
+
+def choose_backends(
+    asked: AskedBackends, available: Sequence[str], specs: Sequence[AttentionSpec], dtype: torch.dtype
+) -> ChosenBackends:
+    """For each kind of step the backend that was asked for, or the first of the platform's that takes these layers.
 
     Raises ConfigError if what was asked for does not run on this platform, or not with this model.
     """
-    if asked in (None, "auto"):
-        return next(name for name in available if not why_not(name, specs, dtype))
-    assert asked is not None
-    if asked not in available:
-        raise ConfigError(f"--attention-backend {asked} does not run here. Choose one of {', '.join(available)}.")
-    if reason := why_not(asked, specs, dtype):
-        raise ConfigError(f"--attention-backend {asked}: {reason}. Choose another, or none.")
-    return asked
+    able = [name for name in available if name not in DECODE_ONLY]
+    both = _given(asked.both)
+    if both in DECODE_ONLY:
+        raise ConfigError(
+            f"--attention-backend {both} is for decode steps only: use --decode-attention-backend {both}."
+        )
+    if both is not None:
+        _check("--attention-backend", both, able, specs, dtype)
+    return ChosenBackends(
+        _choose("--prefill-attention-backend", _given(asked.prefill) or both, able, specs, dtype),
+        _choose("--decode-attention-backend", _given(asked.decode) or both, available, specs, dtype),
+    )
 
 
 def why_not(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str:
     """Why the backend cannot run such layers; empty if it can."""
-    if name == "flashinfer":
-        if importlib.util.find_spec("flashinfer") is None:
-            return "the package flashinfer is not installed here"
-        if dtype not in FLASHINFER_DTYPES:
+    if name in ("flashinfer", "sgl_kernel"):
+        if dtype not in HALF_DTYPES:
             return f"it does not compute in {dtype}"
-        if any(spec.head_dim not in FLASHINFER_DIMS for spec in specs):
-            return f"it takes heads of {', '.join(map(str, FLASHINFER_DIMS))} dimensions only"
+        if any(spec.head_dim not in HALF_DIMS for spec in specs):
+            return f"it takes heads of {', '.join(map(str, HALF_DIMS))} dimensions only"
+    if name == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
+        return "the package flashinfer is not installed here"
     if name == "triton" and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed here"
+    if name == "sgl_kernel" and not _kernels_run({spec.head_dim for spec in specs}, dtype):
+        return "its kernels are neither built nor can be compiled here (the log says why)"
     return ""
 
 
-def create_attention_backend(name: str, pool: KvPool, page_table: Tensor) -> AttentionBackend:
-    """The chosen backend over the pool and the page table ([num_slots + 1, max_pages] int32, changed by others)."""
+def create_attention_backend(
+    names: ChosenBackends, pool: KvPool, page_table: Tensor, specs: Sequence[AttentionSpec]
+) -> AttentionBackend:
+    """The chosen ones over the pool and the page table ([num_slots + 1, max_pages] int32, changed by others)."""
+    made = {name: _make(name, pool, page_table, specs) for name in {names.prefill, names.decode}}
+    return split(made[names.prefill], made[names.decode])
+
+
+def _make(name: str, pool: KvPool, page_table: Tensor, specs: Sequence[AttentionSpec]) -> AttentionBackend:
     module, _, attribute = BACKENDS[name].partition(":")
-    make: Callable[[KvPool, Tensor], AttentionBackend] = getattr(importlib.import_module(module), attribute)
-    return make(pool, page_table)
+    make: Callable[..., AttentionBackend] = getattr(importlib.import_module(module), attribute)
+    return make(pool, page_table, specs) if name in DECODE_ONLY else make(pool, page_table)
+
+
+def _given(name: str | None) -> str | None:
+    return None if name == "auto" else name
+
+
+def _choose(
+    flag: str, name: str | None, available: Sequence[str], specs: Sequence[AttentionSpec], dtype: torch.dtype
+) -> str:
+    if name is None:
+        return next(name for name in available if not why_not(name, specs, dtype))
+    _check(flag, name, available, specs, dtype)
+    return name
+
+
+def _check(flag: str, name: str, available: Sequence[str], specs: Sequence[AttentionSpec], dtype: torch.dtype) -> None:
+    if name not in available:
+        raise ConfigError(f"{flag} {name} does not run here. Choose one of {', '.join(available)}.")
+    if reason := why_not(name, specs, dtype):
+        raise ConfigError(f"{flag} {name}: {reason}. Choose another, or none.")
+
+
+def _kernels_run(dims: set[int], dtype: torch.dtype) -> bool:
+    """Whether our CUDA kernels are there for heads of these dimensions, which may compile them."""
+    if importlib.util.find_spec("mysgl_kernel") is None:
+        return False
+    takes: Callable[[int, torch.dtype], bool] = importlib.import_module("mysgl_kernel.attention").takes
+    return all(takes(dim, dtype) for dim in dims)

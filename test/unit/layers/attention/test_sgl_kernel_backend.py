@@ -1,0 +1,101 @@
+"""The backend of our own decode kernel, on the plain reference that follows the same plans."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fixtures.attention_cases import PLAIN, Step, assert_close, check_story, every_spec, every_story
+from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
+from fixtures.shared_pages import random_tree
+from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
+from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.layers.attention.graph import GraphAttentionBackend
+from mysglang.srt.layers.attention.sgl_kernel_backend import SglKernelBackend
+from mysglang.srt.layers.attention.split import split
+from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
+
+
+def whole(pool: KvPool, table: Tensor, specs: Sequence[AttentionSpec]) -> AttentionBackend:
+    return split(TorchNativeBackend(pool, table), SglKernelBackend(pool, table, specs))
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@every_spec
+@every_story
+def test_stories(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
+    check_story(lambda pool, table: whole(pool, table, [spec]), story, spec, page_size=page_size, tolerance=1e-4)
+
+
+def test_every_kind_of_layer_has_a_plan() -> None:
+    """Layers of one model that see all keys, and layers that see a window."""
+    specs = [PLAIN, replace(PLAIN, layer_id=1, window=4), replace(PLAIN, layer_id=2)]
+    pages = PageRows(page_size=1)
+    pool = MhaKvPool(specs, num_pages=pages.num_pages, page_size=1, dtype=torch.float32, device=torch.device("cpu"))
+    for spec in specs:
+        for buffer in pool.slots(spec.layer_id):
+            buffer.normal_()
+    host = worker_batch([Row(0, [0] * 20), Row(1, [0] * 3)], pages)
+    last = replace(
+        host, mode=ForwardMode.DECODE, extend_lens=np.ones(2, dtype=np.int32), input_ids=host.input_ids[:2],
+        out_cache_loc=host.out_cache_loc[[19, 22]],
+    )  # fmt: skip
+    table = torch.from_numpy(pages.table)
+    ours, plain = SglKernelBackend(pool, table, specs), TorchNativeBackend(pool, table)
+    assert len(ours.graph_columns(2)) == 2 * 4
+    q, k = torch.randn(2, 256), torch.randn(2, 128)
+    for spec in specs:
+        found, expected = (b.forward(q, k, k, spec, forward_batch(last, b)) for b in (ours, plain))
+        assert_close(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("seed", range(3))
+def test_shared_pages_change_nothing(seed: int, page_size: int) -> None:
+    rng = np.random.default_rng(seed)
+    seq_lens = rng.integers(20, 120, 6).astype(np.int32)
+    shared = random_tree(rng, seq_lens, page_size)
+    assert shared is not None
+    pages = PageRows(page_size=page_size, num_pages=1024 // page_size)
+    host = worker_batch([Row(slot, [0], start=int(n) - 1) for slot, n in enumerate(seq_lens)], pages)
+    host = replace(host, mode=ForwardMode.DECODE)
+    for group in range(shared.num_groups):
+        rows, first = shared.rows_of(group), shared.starts[group] // page_size
+        last = shared.ends[group] // page_size
+        pages.table[rows, first:last] = pages.table[rows[0], first:last]
+    pool = MhaKvPool(
+        [PLAIN], num_pages=pages.num_pages, page_size=page_size, dtype=torch.float32, device=torch.device("cpu")
+    )
+    for buffer in pool.slots(0):
+        buffer.normal_()
+    backend = SglKernelBackend(pool, torch.from_numpy(pages.table), [PLAIN])
+    q, k = torch.randn(6, 256), torch.randn(6, 128)
+    apart = backend.forward(q, k, k, PLAIN, forward_batch(host, backend))
+    together = backend.forward(q, k, k, PLAIN, forward_batch(replace(host, shared=shared), backend))
+    assert_close(together, apart, 1e-5)
+
+
+def test_what_is_split_is_captured_as_its_decode_backend() -> None:
+    pool = MhaKvPool([PLAIN], num_pages=4, page_size=1, dtype=torch.float32, device=torch.device("cpu"))
+    table = torch.zeros(3, 4, dtype=torch.int32)
+    plain, ours = TorchNativeBackend(pool, table), SglKernelBackend(pool, table, [PLAIN])
+    assert isinstance(split(plain, ours), GraphAttentionBackend)
+    assert not isinstance(split(ours, plain), GraphAttentionBackend)
+    assert split(plain, plain) is plain
+    assert split(plain, ours).kv_pool is pool
+
+
+def test_padding_rows_of_a_captured_size_read_one_key() -> None:
+    pool = MhaKvPool([PLAIN], num_pages=4, page_size=1, dtype=torch.float32, device=torch.device("cpu"))
+    backend = SglKernelBackend(pool, torch.zeros(9, 4, dtype=torch.int32), [PLAIN])
+    columns = backend.graph_columns(4)
+    pages = PageRows(page_size=1)
+    backend.fill_columns(worker_batch([Row(2, [0] * 3)], pages, mode=ForwardMode.DECODE), columns)
+    items = columns["decode_0_items"][: columns["decode_0_indptr"][-1]]
+    assert {tuple(item[:3]) for item in items.tolist()} == {(2, 0, 3), (8, 0, 1)}
+    assert sorted(items[:, 5].tolist()) == [0, 1, 2, 3]
