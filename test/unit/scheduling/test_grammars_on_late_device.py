@@ -13,7 +13,9 @@ from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.messages.outputs import Abort, Length, Stop
 
 SETUPS = [
-    Setup(overlap=overlap, page_size=page, chunk=chunk, num_slots=slots, order="mixed" if slots == 16 else "turns")
+    Setup(
+        overlap=overlap, page_size=page, chunk=chunk, num_slots=slots, order="mixed" if slots == 16 else "prefill_first"
+    )
     for overlap, page, chunk, slots in itertools.product((False, True), (1, 16), (None, 32), (3, 16))
 ]
 TIGHT = [

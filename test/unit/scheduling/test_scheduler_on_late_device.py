@@ -25,8 +25,8 @@ SETUPS = [
     Setup(overlap=overlap, page_size=page, chunk=chunk, cache=cache)
     for overlap, page, chunk, cache in itertools.product((False, True), (1, 16), (None, 32), ("radix", "chunk"))
 ] + [
-    Setup(overlap=overlap, page_size=page, chunk=chunk, order=order)
-    for overlap, page, chunk, order in itertools.product((False, True), (1, 16), (None, 32), ("mixed", "turns"))
+    Setup(overlap=overlap, page_size=page, chunk=chunk, order="mixed")
+    for overlap, page, chunk in itertools.product((False, True), (1, 16), (None, 32))
 ]
 
 
@@ -150,7 +150,7 @@ def test_storm(seed: int) -> None:
         max_context=160,
         conservativeness=rng.choice([0.1, 1.0]),
         policy=rng.choice(["fcfs", "lpm"]),
-        order=list(ORDERS)[seed % 3],
+        order="mixed" if seed % 3 == 0 else "prefill_first",
     )
     scheduler = LateScheduler(setup)
     expected: dict[str, list[int]] = {}
@@ -283,7 +283,7 @@ def test_streams_come_by_interval_and_the_rest_by_fifty() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_logprobs_arrive_at_their_positions(chunk: int | None, start: int, overlap: bool) -> None:
     """The fake device answers minus the position, so every number tells where it belongs; also when cached."""
-    scheduler = LateScheduler(Setup(chunk=chunk, overlap=overlap, order="mixed" if start == 0 else "turns"))
+    scheduler = LateScheduler(Setup(chunk=chunk, overlap=overlap, order="mixed" if start == 0 else "prefill_first"))
     wish = LogprobRequest(prompt_start=start, top_num=2, token_ids=pack_ids([3, 5]))
     for rid in ("first", "again"):
         scheduler.send(rid, PROMPT, 5, ignore_eos=True, logprobs=wish)
@@ -441,17 +441,3 @@ def test_prompts_go_first_otherwise() -> None:
     scheduler.send("prompt", [2] * 200, 2, ignore_eos=True)
     scheduler.run()
     assert all(len(step.slots) == 1 for step in scheduler.worker.steps if not step.mode.is_decode)
-
-
-def test_turns_are_taken() -> None:
-    """While prompts are computed every second step is one of all that run."""
-    scheduler = LateScheduler(Setup(chunk=48, max_context=512, order="turns"))
-    scheduler.send("running", [1], 60, ignore_eos=True)
-    scheduler.turn(3)
-    before = len(scheduler.worker.steps)
-    scheduler.send("prompt", [2] * 200, 2, ignore_eos=True)
-    scheduler.run()
-    kinds = [step.mode.is_decode for step in scheduler.worker.steps[before:]]
-    first = kinds.index(False)
-    assert kinds[first : first + 10] == [False, True] * 5
-    assert all(kinds[first + 10 :])

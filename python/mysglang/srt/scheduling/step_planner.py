@@ -32,27 +32,6 @@ class PrefillFirst:
         return self._prefill.plan(lane) or self._decode.plan(lane)
 
 
-class TakeTurns:
-    """A step of prompts, then a step of all that run, as long as there are both.
-
-    So a running request waits for no more prompt tokens than one step holds, and prompts for one decode step.
-    """
-
-    def __init__(self, prefill: PrefillPlanner, decode: DecodePlanner) -> None:
-        self._prefill = prefill
-        self._decode = decode
-        self._prompts_had_theirs = False
-
-    def next_step(self, lane: Lane) -> ScheduleBatch | None:
-        if self._prompts_had_theirs:
-            self._prompts_had_theirs = False
-            if (step := self._decode.plan(lane)) is not None:
-                return step
-        step = self._prefill.plan(lane)
-        self._prompts_had_theirs = step is not None
-        return step or self._decode.plan(lane)
-
-
 class MixedChunks:
     """Every step has the next token of all that run, and prompts in what is left of its budget.
 
@@ -75,7 +54,6 @@ class MixedChunks:
 
 ORDERS: dict[str, Callable[[PrefillPlanner, DecodePlanner], StepOrder]] = {
     "prefill_first": PrefillFirst,
-    "turns": TakeTurns,
     "mixed": MixedChunks,
 }
 
