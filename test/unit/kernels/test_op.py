@@ -83,6 +83,14 @@ def test_a_broken_module_is_not_passed_over(package: str) -> None:
         Op("double", reference=reference, cpu=f"{package}.good:missing")(X)
 
 
+def test_what_stands_on_kernels_that_are_not_installed_is_passed_over(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mysglang.srt.kernels.op.KERNELS", "not_installed_anywhere")
+    op = Op("double", reference=reference, cpu=(f"{package}.broken:double", f"{package}.good:double"))
+    assert op(X) == "installed"
+
+
 def test_references_can_be_forced(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MYSGLANG_REFERENCE_OPS", "1")
     assert Op("double", reference=reference, cpu=f"{package}.good:double")(X) == "reference"

@@ -18,6 +18,7 @@ from mysglang.srt.environ import REFERENCE_OPS
 logger = logging.getLogger(__name__)
 
 KERNELS = "mysgl_kernel"
+"""The package of our CUDA kernels, which modules of our own stand on and which need not be installed."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
