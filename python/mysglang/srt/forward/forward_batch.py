@@ -111,7 +111,7 @@ class ForwardBatch:
     attn_columns: Mapping[str, Tensor] = field(default_factory=dict)
     """Captured steps: what the backend added to the upload (layers/attention/graph.py)."""
     tail: Tail | None = None
-    """The tokens whose hidden states are wanted; None: all. Of the others the last layer only stores keys and values."""
+    """Tokens whose hidden states are wanted; None: all. Of the others the last layer only stores keys and values."""
 
     def wanted(self, x: Tensor) -> Tensor:
         """[T, …] -> [W, …] of the tokens that are wanted."""
