@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fixtures.attention_cases import PLAIN, Step, check_story
+from fixtures.attention_cases import MIXED, PLAIN, check_story
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
 from fixtures.reference_attention import ReferenceAttention
 from mysglang.srt.forward.forward_batch import AttentionBackend
@@ -15,12 +15,6 @@ from mysglang.srt.layers.attention.split import SplitBackend
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
-STORY = [
-    Step([(0, 0, 30), (1, 0, 7), (2, 0, 3)]),
-    Step([(3, 0, 12), (4, 0, 2), (0, 30, 1), (2, 3, 1), (1, 7, 1)]),
-    Step([(3, 12, 1), (0, 31, 5), (1, 8, 1), (4, 2, 1)]),
-]
-
 
 def split_backend(pool: KvPool, table: Tensor) -> AttentionBackend:
     return SplitBackend(TorchNativeBackend(pool, table), TorchNativeBackend(pool, table))
@@ -30,7 +24,7 @@ def split_backend(pool: KvPool, table: Tensor) -> AttentionBackend:
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_equals_the_reference(page_size: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed, "WORTH_A_PART", least)
-    check_story(split_backend, STORY, PLAIN, page_size=page_size)
+    check_story(split_backend, MIXED, PLAIN, page_size=page_size)
 
 
 def test_decoding_rows_are_the_last_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
