@@ -39,11 +39,15 @@ engine.shutdown()
 """
 
 CACHES = ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TRITON_HOME", "FLASHINFER_WORKSPACE_BASE", "MYSGLANG_KERNEL_CACHE")
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""Some container images set it; then every start compiles all of Python again, which an installation does once."""
 
 
 def start_once(options: dict[str, Any], home: Path, *, show: bool) -> dict[str, float]:
     """Seconds from the command until `ready` and until the first token came, with all kernel caches in `home`."""
-    environment = {name: value for name, value in os.environ.items() if name not in CACHES} | {"HOME": str(home)}
+    environment = {name: value for name, value in os.environ.items() if name not in (*CACHES, NO_BYTECODE)} | {
+        "HOME": str(home)
+    }
     began = time.perf_counter()
     came: dict[str, float] = {}
     with subprocess.Popen(
