@@ -16,12 +16,16 @@ from mysgl_kernel.library import Launch, Library, current_stream
 
 HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
+ARCHS = ("80", "90a", "100", "103")
+"""Those whose blocks may have 130 KB of shared memory and more."""
 LEAN_JOIN_UNITS = 2048
 """From so many query heads of all rows on, one warp joins the partial results of each; below, eight do."""
 
 _LIBRARIES = {
     (dim, dtype): Library(
-        "attention/decode.cu", flags=(f"-DHEAD_DIM={dim}", *(("-DHALF",) if dtype is torch.float16 else ()))
+        "attention/decode.cu",
+        flags=(f"-DHEAD_DIM={dim}", *(("-DHALF",) if dtype is torch.float16 else ())),
+        archs=ARCHS,
     )
     for dim in HEAD_DIMS
     for dtype in DTYPES
