@@ -98,7 +98,7 @@ def test_without_a_compiler_the_cache_will_do(workshop: Workshop, caplog: pytest
     with caplog.at_level(logging.WARNING):
         assert not Library(SOURCE).available()
         assert not Library(SOURCE).available()
-    assert [record.message for record in caplog.records if "no nvcc" in record.message] == [caplog.messages[0]]
+    assert sum("no nvcc" in message for message in caplog.messages) == 1
     with pytest.raises(KernelBuildError, match="CUDA_HOME"):
         Library(SOURCE).function("ilogb")
 
