@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from mysglang.srt.entrypoints import error_responses
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import Access, ApiKeyAuth, LoopbackGuard
+from mysglang.srt.entrypoints.error_shapes import ErrorShapes
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.header_limit import HeaderLimit
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
@@ -19,7 +20,7 @@ from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openapi import describe_bodies
 from mysglang.srt.entrypoints.request_id import RequestId
-from mysglang.srt.entrypoints.routes import openai
+from mysglang.srt.entrypoints.routes import dialects, openai
 from mysglang.srt.entrypoints.routes.control import AbortRequest, control_router
 from mysglang.srt.entrypoints.routes.health import health_router
 from mysglang.srt.entrypoints.routes.info import info_router
@@ -56,10 +57,19 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
     app.include_router(info_router(front, {**options.model_info, **formats.names}, options.server_info))
     app.include_router(native_router(front, incremental=options.incremental_streaming_output))
     app.include_router(openai.openai_router(front, models, options.serving, answers))
+    app.include_router(dialects.dialects_router(answers, models, options.serving))
     app.include_router(parsing_router(formats, front.text_pool))
     error_responses.install(app)
     describe_bodies(
-        app, [*openai.BODIES, GenerateReqInput, AbortRequest, ParseFunctionCallReq, SeparateReasoningReqInput]
+        app,
+        [
+            *openai.BODIES,
+            *dialects.BODIES,
+            GenerateReqInput,
+            AbortRequest,
+            ParseFunctionCallReq,
+            SeparateReasoningReqInput,
+        ],
     )
     return app
 
@@ -68,7 +78,13 @@ def _middleware(options: AppOptions, access: Access) -> list[Middleware]:
     """From the outside in."""
     guard = [Middleware(LoopbackGuard)] if options.loopback_only else []
     auth = Middleware(ApiKeyAuth, access=access, api_key=options.api_key, admin_key=options.admin_key)
-    return [Middleware(RequestId), Middleware(HeaderLimit), *guard, auth]
+    return [
+        Middleware(RequestId),
+        Middleware(ErrorShapes, shapes=dialects.SHAPES),
+        Middleware(HeaderLimit),
+        *guard,
+        auth,
+    ]
 
 
 def _paths(router: APIRouter) -> frozenset[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from mysglang.srt.entrypoints.error_responses import CLIENT_CLOSED_REQUEST
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.answer_parser import (
@@ -21,7 +22,13 @@ from mysglang.srt.entrypoints.openai.answer_parser import (
     NoThoughts,
     ThoughtSplitter,
 )
-from mysglang.srt.entrypoints.openai.chat_prompt import THINKING_SWITCHES, render_chat, thinking_kwargs
+from mysglang.srt.entrypoints.openai.chat_prompt import (
+    THINKING_SWITCHES,
+    ThinkingWords,
+    render_chat,
+    thinking_kwargs,
+    thinking_words,
+)
 from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES, own_words
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from mysglang.srt.entrypoints.openai.response_format import names_of
@@ -29,7 +36,7 @@ from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults, sampling_
 from mysglang.srt.entrypoints.openai.thought_counter import NoCounter, ThoughtCounter, TokenCounter
 from mysglang.srt.entrypoints.openai.tool_plan import ToolPlan, plan_tools
 from mysglang.srt.entrypoints.openai.usage import finish_words
-from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.errors import Aborted, InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
@@ -141,6 +148,10 @@ class ChatAnswers:
         names = names_of(body.response_format)
         return Ask(obj, prompt, names, lambda: AnswerParser(NoThoughts(), NoCalls()), NoCounter)
 
+    def thinking_words(self, *, with_tools: bool) -> ThinkingWords:
+        """How the model can be asked to think. Raises InvalidRequest."""
+        return thinking_words(self._front, with_tools=with_tools, told_apart=self._formats.reasoning is not None)
+
     async def count_tokens(self, ask: Ask) -> int:
         """How many tokens the prompt has."""
         coder = self._front.tokenizer_manager.input_tokenizer
@@ -179,6 +190,11 @@ class ChatAnswers:
         if reasoning is None or ids is None:
             return NoCounter()
         return ThoughtCounter(*ids, thinking=reasoning.begins_thinking(prompt))
+
+
+def aborted() -> Aborted:
+    """For dialects that have no word for an answer that somebody ended: not one that is complete."""
+    return Aborted("The request was aborted.", status=CLIENT_CLOSED_REQUEST)
 
 
 def _ending(chunk: GenerationChunk, parser: AnswerParser) -> Ending | None:

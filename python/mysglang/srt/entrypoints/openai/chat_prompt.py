@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mysglang.srt.entrypoints.front import Front
@@ -12,6 +13,28 @@ from mysglang.srt.parser.template_manager import TemplateManager, text_size
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """What templates call it: Qwen's and GLM's, DeepSeek's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingWords:
+    """How a model can be asked to think, for dialects that have words of their own for that."""
+
+    switches: tuple[str, ...]
+    """Variables of the chat template that are true or false."""
+    effort: str | None
+    """The variable that says how hard."""
+    told_apart: bool
+    """Whether the server knows how the model writes thoughts."""
+
+    def switched(self, on: bool) -> dict[str, object]:
+        """For `chat_template_kwargs`; nothing for a template that leaves no choice."""
+        return dict.fromkeys(self.switches, on)
+
+    def require(self, field: str) -> None:
+        """Raises InvalidRequest, for a client that wants to see thoughts, where they cannot be shown as such."""
+        if not self.told_apart:
+            message = f"{field}: this server does not tell thoughts apart; it must be started with --reasoning-parser."
+            raise InvalidRequest(message, param=field)
 
 
 async def render_chat(
@@ -53,6 +76,13 @@ def thinking_kwargs(front: Front, body: ChatCompletionRequest, tools: Sequence[M
         message = f"reasoning_effort: the model's chat template has no way to ask for {effort!r}."
         raise InvalidRequest(message, param="reasoning_effort")
     return kwargs
+
+
+def thinking_words(front: Front, *, with_tools: bool, told_apart: bool) -> ThinkingWords:
+    """Raises InvalidRequest for a model or a server that cannot chat."""
+    known = _templates(front).variables(with_tools=with_tools)
+    effort = "reasoning_effort" if "reasoning_effort" in known else None
+    return ThinkingWords(tuple(name for name in THINKING_SWITCHES if name in known), effort, told_apart)
 
 
 def _templates(front: Front) -> TemplateManager:

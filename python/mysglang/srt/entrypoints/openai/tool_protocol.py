@@ -26,6 +26,7 @@ def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+ObjectSchema = Annotated[dict[str, Any], AfterValidator(_object_schema)]
 
 
 class FunctionDefinition(StrictModel):
@@ -33,7 +34,7 @@ class FunctionDefinition(StrictModel):
 
     name: Name
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_object_schema)] = {}
+    parameters: ObjectSchema = {}
     """JSON schema of its arguments; without one it takes any."""
     strict: bool = False
     """Whether the arguments must keep to the schema, and not only should."""

@@ -1,0 +1,28 @@
+"""Errors as Anthropic's clients read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mysglang.srt.entrypoints.anthropic.events import event
+from mysglang.srt.entrypoints.error_responses import ErrorFacts
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class AnthropicShape:
+    """`entrypoints.error_responses.ErrorShape`."""
+
+    def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
+        kind = _TYPES.get(facts.status, "invalid_request_error" if facts.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": facts.message}, "request_id": request_id}
+
+    def frame(self, facts: ErrorFacts, request_id: str) -> bytes:
+        return event("error", self.body(facts, request_id))
