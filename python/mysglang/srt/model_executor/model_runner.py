@@ -17,6 +17,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
+from mysglang.srt.kernels.ahead import compile_ahead
 from mysglang.srt.layers.attention.factory import AskedBackends, choose_backends, create_attention_backend
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend, PromptGraphBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
@@ -48,6 +49,7 @@ class ModelRunner:
     def __init__(self, config: RunnerConfig, model_config: ModelConfig, load_config: LoadConfig) -> None:
         """Load, size, allocate, capture. Raises ConfigError where the launch's values and this machine do not fit."""
         self.platform = platform = platform_named(config.device)
+        compile_ahead(platform.name)
         device, dtype = platform.device, getattr(torch, model_config.dtype)
         sizes = graph_sizes(config, platform)
         # What cannot run here is refused before weights are read; what cannot run with this model, after that.
