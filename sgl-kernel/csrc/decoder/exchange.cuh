@@ -49,16 +49,18 @@ __device__ __forceinline__ uint4 peek_pair(const Packet* from) {
 
 // `seen` is what an earlier peek found: several may be on their way before the first is waited for.
 __device__ __forceinline__ uint32_t await(const Packet* from, Packet seen, uint32_t round) {
-    for (uint32_t tries = 0; static_cast<uint32_t>(seen >> 32) != round; ++tries) {
-        if (tries == SPIN_LIMIT) __trap();
+    Patience patience;
+    while (static_cast<uint32_t>(seen >> 32) != round) {
+        patience.tried();
         seen = peek(from);
     }
     return static_cast<uint32_t>(seen);
 }
 
 __device__ __forceinline__ uint2 await_pair(const Packet* from, uint4 seen, uint32_t round) {
-    for (uint32_t tries = 0; seen.y != round || seen.w != round; ++tries) {
-        if (tries == SPIN_LIMIT) __trap();
+    Patience patience;
+    while (seen.y != round || seen.w != round) {
+        patience.tried();
         seen = peek_pair(from);
     }
     return make_uint2(seen.x, seen.z);
@@ -71,10 +73,10 @@ __device__ __forceinline__ void announce(uint32_t* count) {
 }
 
 __device__ __forceinline__ void await_count(const uint32_t* count, uint32_t wanted) {
+    Patience patience;
     uint32_t seen;
-    uint32_t tries = 0;
     do {
-        if (tries++ == SPIN_LIMIT) __trap();
+        patience.tried();
         asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
     } while (static_cast<int32_t>(seen - wanted) < 0);
 }

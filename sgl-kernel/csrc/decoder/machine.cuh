@@ -8,12 +8,25 @@
 
 namespace decoder {
 
-// A wait that is not answered after so many tries (many seconds) ends the kernel with an error: it must not hang.
-#ifndef SPIN_LIMIT
-#define SPIN_LIMIT (1u << 24)
-#endif
+// Nanoseconds after which a wait that nobody answers ends the kernel with an error. A step takes milliseconds; a kernel
+// that waits for ever can cost the whole device.
+constexpr unsigned long long PATIENCE = 2000000000;
 
 using bf16 = __nv_bfloat16;
+
+// Of one wait. The clock is read at every 64th try only.
+struct Patience {
+    uint32_t tries = 0;
+    unsigned long long since = 0;
+
+    __device__ __forceinline__ void tried() {
+        if (++tries % 64 != 0) return;
+        unsigned long long now;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        if (since == 0) since = now;
+        if (now - since > PATIENCE) __trap();
+    }
+};
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -34,8 +47,9 @@ __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
 }
 
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+    Patience patience;
     uint32_t passed = 0;
-    for (uint32_t tries = 0; !passed; ++tries) {
+    while (true) {
         asm volatile(
             "{\n.reg .pred p;\n"
             "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
@@ -43,7 +57,8 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
             : "=r"(passed)
             : "r"(barrier), "r"(parity)
             : "memory");
-        if (tries == SPIN_LIMIT) __trap();
+        if (passed) return;
+        patience.tried();
     }
 }
 

@@ -30,6 +30,9 @@ class KernelArgs:
         False, help="Let every decoding row read its whole prefix, also what others of the step read too."
     )
     disable_cuda_graph: bool = arg(False, aliases=("disable_decode_cuda_graph",), help="Run decode steps uncaptured.")
+    disable_persistent_decode: bool = arg(
+        False, help="Run captured decode steps of a few rows layer by layer, not in one kernel."
+    )
     cuda_graph_max_bs: int | None = arg(
         None, at_least=1, aliases=("cuda_graph_max_bs_decode",), help="Largest captured batch; by GPU memory if unset."
     )

@@ -25,6 +25,7 @@ def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker:
         decode_attention_backend=kernels.decode_attention_backend,
         sampling_backend=kernels.sampling_backend,
         disable_cuda_graph=kernels.disable_cuda_graph,
+        disable_persistent_decode=kernels.disable_persistent_decode,
         cuda_graph_max_bs=kernels.cuda_graph_max_bs,
         cuda_graph_bs=kernels.cuda_graph_bs,
         disable_prefill_cuda_graph=kernels.disable_prefill_cuda_graph,

@@ -1,6 +1,6 @@
 """CudaGraphRunner: decode steps captured once for each of some batch sizes, padded and replayed.
 
-    captured for a size: page table writes -> newest tokens -> page lists -> layers -> logits -> greedy tokens -> record
+    captured for a size: page table writes -> newest tokens -> the size's program, to logits and greedy tokens -> record
 
 A step of R rows runs as the smallest captured size that holds it. Padding rows have the padding slot, length 1 and KV
 slot 0, and touch nothing that a request owns. The sizes share one memory pool, the largest first, so that the others
@@ -22,13 +22,10 @@ from tqdm import tqdm
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
-from mysglang.srt.kernels.sampling import greedy_tokens
-from mysglang.srt.layers.attention.graph import GraphAttentionBackend
-from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.graph_buffers import GraphBuffers
 from mysglang.srt.model_executor.padding import padding_decode
-from mysglang.srt.models.interfaces import CausalModel
+from mysglang.srt.model_executor.step_program import Programs, StepProgram
 from mysglang.srt.platforms.interface import Platform
 from mysglang.srt.utils.hardware import GIB
 
@@ -49,6 +46,7 @@ class Captured:
     """One batch size."""
 
     graph: torch.cuda.CUDAGraph
+    program: StepProgram
     buffers: GraphBuffers
     metadata: AttentionMetadata
     logits: Tensor
@@ -73,35 +71,30 @@ class StepGraphs:
 class CudaGraphRunner(StepGraphs):
     """Captures on construction."""
 
-    def __init__(
-        self,
-        sizes: tuple[int, ...],
-        model: CausalModel,
-        logits: LogitsProcessor,
-        backend: GraphAttentionBackend,
-        tables: DeviceTables,
-        platform: Platform,
-    ) -> None:
+    def __init__(self, sizes: tuple[int, ...], programs: Programs, tables: DeviceTables, platform: Platform) -> None:
         """`sizes` ascend, and there is at least one."""
         self._sizes = sizes
-        self._model = model
-        self._logits = logits
-        self._backend = backend
+        self._programs = programs
         self._tables = tables
         self._platform = platform
         self._captured: dict[int, Captured] = {}
         self._capture_all()
 
     def covers(self, batch: ModelWorkerBatch) -> bool:
-        return batch.mode.is_decode and len(batch.slots) <= self._sizes[-1] and self._backend.covers(batch.seq_lens)
+        if not batch.mode.is_decode or len(batch.slots) > self._sizes[-1]:
+            return False
+        return self._captured_for(len(batch.slots)).program.backend.covers(batch.seq_lens)
 
     def run(self, batch: ModelWorkerBatch) -> Replayed:
         rows = len(batch.slots)
-        captured = self._captured[self._sizes[bisect.bisect_left(self._sizes, rows)]]
+        captured = self._captured_for(rows)
         seq_lens = captured.buffers.fill(batch)
-        self._backend.plan_replay(captured.metadata, seq_lens)
+        captured.program.backend.plan_replay(captured.metadata, seq_lens)
         captured.graph.replay()
         return Replayed(captured.buffers.slots[:rows], captured.logits[:rows], captured.tokens[:rows])
+
+    def _captured_for(self, rows: int) -> Captured:
+        return self._captured[self._sizes[bisect.bisect_left(self._sizes, rows)]]
 
     def _capture_all(self) -> None:
         began, before = time.perf_counter(), self._platform.memory().free
@@ -118,12 +111,13 @@ class CudaGraphRunner(StepGraphs):
 
     def _capture(self, size: int, pool: Any) -> Captured:
         """Run the step as it is, so that kernels are compiled and plans made, then once more into a graph."""
-        buffers = GraphBuffers(size, self._tables, self._platform, self._backend)
+        program = self._programs.for_size(size)
+        buffers = GraphBuffers(size, self._tables, self._platform, program.backend)
         host = padding_decode(size, self._tables.padding_slot)
         buffers.fill(host)
         batch = buffers.forward_batch(host)
-        batch.attn_metadata = self._backend.open_graph(batch)
-        step = self._step(batch, buffers)
+        batch.attn_metadata = program.backend.open_graph(batch)
+        step = self._step(program, batch, buffers)
         step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -133,17 +127,17 @@ class CudaGraphRunner(StepGraphs):
             logits, tokens = step()
         finally:
             graph.capture_end()
-        return Captured(graph, buffers, batch.attn_metadata, logits, tokens)
+        return Captured(graph, program, buffers, batch.attn_metadata, logits, tokens)
 
-    def _step(self, batch: ForwardBatch, buffers: GraphBuffers) -> Callable[[], tuple[Tensor, Tensor]]:
+    def _step(
+        self, program: StepProgram, batch: ForwardBatch, buffers: GraphBuffers
+    ) -> Callable[[], tuple[Tensor, Tensor]]:
         tables = self._tables
 
         def step() -> tuple[Tensor, Tensor]:
             tables.write_pages(buffers.table_entries, buffers.table_pages)
             resolved = replace(batch, input_ids=tables.resolve(batch.input_ids, batch.slots))
-            self._backend.begin_step(resolved)
-            logits = self._logits.next_token_logits(self._model.forward(resolved), None)
-            tokens = greedy_tokens(logits)
+            logits, tokens = program.run(resolved)
             tables.record(batch.slots, tokens)
             return logits, tokens
 

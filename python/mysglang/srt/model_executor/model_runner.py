@@ -32,6 +32,7 @@ from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_columns import sampled_columns, table_columns, token_columns
 from mysglang.srt.model_executor.step_inputs import StepInputs, StepStager
 from mysglang.srt.model_executor.step_output import StepReturns
+from mysglang.srt.model_executor.step_program import programs_of
 from mysglang.srt.model_executor.upload import Uploader
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.platforms import platform_named
@@ -76,7 +77,9 @@ class ModelRunner:
         self._eager = EagerRunner(model, logits, backend, self._tables)
         self._graphs = StepGraphs()
         if sizes and isinstance(backend, GraphAttentionBackend):
-            self._graphs = CudaGraphRunner(sizes, model, logits, backend, self._tables, platform)
+            persistent = not config.disable_persistent_decode
+            programs = programs_of(model, logits, backend, pool, self._tables.pages, persistent=persistent)
+            self._graphs = CudaGraphRunner(sizes, programs, self._tables, platform)
         self._prompts = PromptGraphs()
         layer_weights = weight_bytes(model) // dtype.itemsize // len(specs)
         prompts = prompt_sizes(config, platform, self.budget.max_context, layer_weights)

@@ -29,6 +29,8 @@ class RunnerConfig:
     decode_attention_backend: str | None = None
     sampling_backend: str | None = None
     disable_cuda_graph: bool = False
+    disable_persistent_decode: bool = False
+    """Capture small decode steps layer by layer, too."""
     cuda_graph_max_bs: int | None = None
     """Largest decode batch that is captured."""
     cuda_graph_bs: tuple[int, ...] | None = None

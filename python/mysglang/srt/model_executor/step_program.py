@@ -6,6 +6,9 @@ general one.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -14,7 +17,10 @@ from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.kernels.sampling import greedy_tokens
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.models.interfaces import CausalModel
+
+PERSISTENT = "mysglang.srt.model_executor.persistent_decode"
 
 
 class StepProgram(Protocol):
@@ -51,3 +57,24 @@ class LayerByLayer:
         self.backend.begin_step(batch)
         logits = self._logits.next_token_logits(self._model.forward(batch), None)
         return logits, greedy_tokens(logits)
+
+
+def programs_of(
+    model: CausalModel,
+    logits: LogitsProcessor,
+    backend: GraphAttentionBackend,
+    pool: KvPool,
+    page_table: Tensor,
+    *,
+    persistent: bool,
+) -> Programs:
+    """The model's programs; with `persistent`, the kernel for whole steps comes first where it can be had.
+
+    Its module, and the package of kernels that it needs, is imported only then.
+    """
+    general = LayerByLayer(model, logits, backend)
+    if not persistent or page_table.device.type != "cuda" or importlib.util.find_spec("mysgl_kernel") is None:
+        return general
+    add: Callable[[Programs, CausalModel, KvPool, Tensor], Programs]
+    add = importlib.import_module(PERSISTENT).with_persistent_decode
+    return add(general, model, pool, page_table)

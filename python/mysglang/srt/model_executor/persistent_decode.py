@@ -1,0 +1,162 @@
+"""Decode steps of a few rows in one kernel (`mysgl_kernel.decoder`), for the models and devices that it is written for.
+
+Weights, caches and the page table are the ones that the layers use; a step computes what the layers compute, up to the
+order of sums. It attends by itself, so there is nothing for an attention backend to plan.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from mysgl_kernel import decoder
+from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
+from mysglang.srt.layers.attention.graph import NO_COLUMNS, GraphAttentionBackend, HostColumns
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.model_executor.step_program import Programs, StepProgram
+from mysglang.srt.models.dense_decoder import DenseDecoder, DenseLayer, describe
+from mysglang.srt.models.interfaces import CausalModel
+
+logger = logging.getLogger(__name__)
+
+MOST_ROWS = 4
+"""Steps of more rows run layer by layer: beside that, the kernel was measured up to here."""
+
+
+class PersistentDecode:
+    """One kernel for the sizes that fit it, the model's general program for the others."""
+
+    def __init__(self, model: decoder.DecoderTensors, pool: KvPool, general: Programs) -> None:
+        self._model = model
+        self._pool = pool
+        self._general = general
+
+    def for_size(self, size: int) -> StepProgram:
+        if size > MOST_ROWS:
+            return self._general.for_size(size)
+        try:
+            return PersistentStep(decoder.DecodeStep(self._model, size), self._pool)
+        except decoder.DoesNotFitError as error:
+            logger.debug("Steps of %d rows run layer by layer: %s", size, error)
+            return self._general.for_size(size)
+
+
+class PersistentStep:
+    """Steps of one size."""
+
+    def __init__(self, step: decoder.DecodeStep, pool: KvPool) -> None:
+        self._step = step
+        self.backend: GraphAttentionBackend = NothingToPlan(pool)
+
+    def run(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        return self._step.run(batch.input_ids, batch.positions, batch.slots, batch.seq_lens, batch.out_cache_loc)
+
+
+class NothingToPlan:
+    """The attention backend of steps that attend by themselves."""
+
+    def __init__(self, pool: KvPool) -> None:
+        self.kv_pool = pool
+
+    def plan(self, batch: ForwardBatch) -> AttentionMetadata:
+        return None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
+        raise AssertionError("such a step attends by itself")
+
+    def graph_columns(self, size: int) -> HostColumns:
+        return NO_COLUMNS
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
+        """There are none."""
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        return None
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        """Nothing is shared by layers."""
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
+        """Nothing depends on the lengths."""
+
+    def covers(self, seq_lens: Ints) -> bool:
+        return True
+
+
+def with_persistent_decode(general: Programs, model: CausalModel, pool: KvPool, page_table: Tensor) -> Programs:
+    """The general programs, with this kernel before them if it takes the model and runs on this device."""
+    described = describe(model)
+    if described is None or not is_simple(described) or not decoder.available():
+        return general
+    tensors = decoder_tensors(described, pool, page_table)
+    try:
+        decoder.check(tensors, 1)
+    except decoder.DoesNotFitError as error:
+        logger.info("Small decode steps run layer by layer: %s", error)
+        return general
+    return PersistentDecode(tensors, pool, general)
+
+
+def is_simple(model: DenseDecoder) -> bool:
+    """Whether the model asks for nothing that the kernel lacks."""
+    wanted = facts_of(model.layers[0])
+    return model.embedding.dtype == torch.bfloat16 and all(
+        layer.activation == "silu"
+        and layer.spec.logit_cap == 0
+        and layer.post_norm.eps == layer.input_norm.eps == model.norm.eps
+        and facts_of(layer) == wanted
+        for layer in model.layers
+    )
+
+
+def facts_of(layer: DenseLayer) -> tuple[object, ...]:
+    """What the kernel takes to be the same in all layers."""
+    return layer.rotation.norms is None, layer.rotation.cos_sin.data_ptr(), layer.spec.scale, head_eps(layer)
+
+
+def head_eps(layer: DenseLayer) -> float:
+    """Of the norms of heads; 0 without them."""
+    return 0.0 if layer.rotation.norms is None else layer.rotation.norms[2]
+
+
+def decoder_tensors(model: DenseDecoder, pool: KvPool, page_table: Tensor) -> decoder.DecoderTensors:
+    """The description in the kernel's words."""
+    first = model.layers[0]
+    return decoder.DecoderTensors(
+        layers=[_layer_tensors(layer, pool) for layer in model.layers],
+        embedding=model.embedding,
+        final_norm=model.norm.weight,
+        lm_head=model.lm_head,
+        cos_sin=first.rotation.cos_sin,
+        page_table=page_table,
+        page_size=pool.page_size,
+        q_heads=first.spec.num_heads,
+        eps=model.norm.eps,
+        qk_eps=head_eps(first),
+        scale=first.spec.scale,
+    )
+
+
+def _layer_tensors(layer: DenseLayer, pool: KvPool) -> decoder.LayerTensors:
+    keys, values = pool.slots(layer.spec.layer_id)
+    norms = layer.rotation.norms
+    return decoder.LayerTensors(
+        qkv=layer.qkv.weight,
+        qkv_bias=layer.qkv.bias,
+        o=layer.o.weight,
+        o_bias=layer.o.bias,
+        gate_up=layer.gate_up.weight,
+        gate_up_bias=layer.gate_up.bias,
+        down=layer.down.weight,
+        down_bias=layer.down.bias,
+        input_norm=layer.input_norm.weight,
+        post_norm=layer.post_norm.weight,
+        q_norm=None if norms is None else norms[0],
+        k_norm=None if norms is None else norms[1],
+        keys=keys,
+        values=values,
+        window=layer.spec.window or 0,
+    )

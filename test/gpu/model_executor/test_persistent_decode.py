@@ -1,0 +1,85 @@
+"""Decode steps in one kernel against the same steps layer by layer: families, rows, page sizes, padding."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fixtures.forward_batches import Row, worker_batch
+from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
+from fixtures.worker_driver import GREEDY, Driver, columns
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.model_executor.cuda_graph_runner import Captured, CudaGraphRunner
+from mysglang.srt.model_executor.persistent_decode import PersistentStep
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.step_program import LayerByLayer
+from mysglang.srt.model_executor.tp_worker import TpModelWorker
+
+pytestmark = [
+    pytest.mark.timeout(400),  # the kernel is compiled at first use
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+    ),
+]
+
+# Sizes that the kernel takes; the fixtures' own have rows of 96 values and heads of 16.
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+FAMILIES = {
+    "llama": {**SIZES, "attention_bias": True, "mlp_bias": True},
+    "mistral": SIZES,
+    "qwen2": {**SIZES, "tie_word_embeddings": True},
+    "qwen3": {**SIZES, "head_dim": 128},
+}
+PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((150, 3, 70))]
+
+
+def make_worker(folder: Path, **options: Any) -> TpModelWorker:
+    config = RunnerConfig(device="cuda", max_total_tokens=2048, max_running_requests=12, **options)
+    return TpModelWorker(config, ModelConfig.from_path(str(folder), dtype="bfloat16"), LoadConfig())
+
+
+def step(driver: Driver, ids: list[int]) -> tuple[list[int], Tensor]:
+    """Decode these tokens: the greedy tokens after them, and the logits [rows, vocab]."""
+    rows = [Row(slot, [token], length) for slot, (token, length) in enumerate(zip(ids, driver.lengths, strict=True))]
+    driver.lengths = [length + 1 for length in driver.lengths]
+    batch = worker_batch(rows, driver.pages, mode=ForwardMode.DECODE, sampling=columns(driver.choices))
+    tokens = driver.worker.forward_batch_generation(batch).complete().tokens.tolist()
+    return tokens, captured_for(driver.worker, len(ids)).logits[: len(ids)].float().cpu()
+
+
+def captured_for(worker: TpModelWorker, rows: int) -> Captured:
+    graphs = worker._runner._graphs
+    assert isinstance(graphs, CudaGraphRunner)
+    return graphs._captured_for(rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_logits_are_those_of_the_layers(family: str, rows: int, tmp_path: Path) -> None:
+    """Both are given the same tokens: a random bfloat16 model has near ties. Three rows run as a step of four."""
+    make_checkpoint(family, tmp_path, dtype=torch.bfloat16, **FAMILIES[family])
+    drivers = []
+    for disable in (False, True):
+        page_size = 16 if rows == 2 else 1
+        worker = make_worker(tmp_path, page_size=page_size, cuda_graph_bs=(1, 2, 4), disable_persistent_decode=disable)
+        assert isinstance(captured_for(worker, rows).program, PersistentStep) is not disable
+        drivers.append(Driver.start(worker, [GREEDY] * rows))
+    for driver in drivers:
+        ids = driver.prefill(PROMPTS[:rows]).tokens.tolist()
+    for _ in range(24):
+        tokens, found = step(drivers[0], ids)
+        ids, expected = step(drivers[1], ids)
+        assert tokens == found.argmax(-1).tolist()
+        assert ((found - expected).norm(dim=1) < 0.1 * expected.norm(dim=1)).all()
+
+
+def test_more_rows_run_layer_by_layer(tmp_path: Path) -> None:
+    make_checkpoint("llama", tmp_path, dtype=torch.bfloat16, **FAMILIES["llama"])
+    worker = make_worker(tmp_path, cuda_graph_bs=(4, 8))
+    assert isinstance(captured_for(worker, 4).program, PersistentStep)
+    assert isinstance(captured_for(worker, 5).program, LayerByLayer)

@@ -1,0 +1,94 @@
+"""Which program computes a captured step, and which models the kernel for whole steps takes."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fixtures.tiny_checkpoints import make_checkpoint
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
+from mysglang.srt.model_executor.persistent_decode import decoder_tensors, is_simple
+from mysglang.srt.model_executor.step_program import LayerByLayer, programs_of
+from mysglang.srt.model_loader.loader import load_model
+from mysglang.srt.models.causal_lm import CausalLM
+from mysglang.srt.models.dense_decoder import DenseDecoder, describe
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
+    folder = tmp_path_factory.mktemp("model")
+    make_checkpoint("qwen3", folder)
+    config = ModelConfig.from_path(str(folder), dtype="float32")
+    return load_model(config, LoadConfig(), torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture
+def described(model: CausalLM) -> DenseDecoder:
+    """As if it were in bfloat16: on the CPU such weights are packed."""
+    found = describe(model)
+    assert found is not None
+    return replace(found, embedding=found.embedding.bfloat16())
+
+
+def pool_of(model: CausalLM) -> MhaKvPool:
+    device = torch.device("cpu")
+    return MhaKvPool(model.attention_specs(), num_pages=4, page_size=2, dtype=torch.bfloat16, device=device)
+
+
+def test_another_device_computes_layer_by_layer(model: CausalLM) -> None:
+    unused: Any = None
+    table = torch.zeros(3, 4, dtype=torch.int32)
+    programs = programs_of(model, unused, unused, pool_of(model), table, persistent=True)
+    assert isinstance(programs.for_size(1), LayerByLayer)
+
+
+def test_layer_by_layer_plans_computes_and_chooses() -> None:
+    calls: list[str] = []
+    model: Any = SimpleNamespace(forward=lambda batch: calls.append("forward") or batch)
+    logits: Any = SimpleNamespace(next_token_logits=lambda hidden, rows: torch.tensor([[0.0, 2.0, 1.0]]))
+    backend: Any = SimpleNamespace(begin_step=lambda batch: calls.append("begin"))
+    batch: Any = "batch"
+    found, tokens = LayerByLayer(model, logits, backend).for_size(7).run(batch)
+    assert (calls, tokens.tolist(), found.shape) == (["begin", "forward"], [1], (1, 3))
+
+
+def test_takes_a_plain_model(described: DenseDecoder) -> None:
+    assert is_simple(described)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: replace(layer, activation="gelu"),
+        lambda layer: replace(layer, spec=replace(layer.spec, logit_cap=30.0)),
+        lambda layer: replace(layer, spec=replace(layer.spec, scale=1.0)),
+        lambda layer: replace(layer, post_norm=replace(layer.post_norm, eps=1e-3)),
+        lambda layer: replace(layer, rotation=replace(layer.rotation, norms=None)),
+        lambda layer: replace(layer, rotation=replace(layer.rotation, cos_sin=layer.rotation.cos_sin.clone())),
+    ],
+)
+def test_does_not_take_what_the_kernel_lacks(described: DenseDecoder, change: Any) -> None:
+    first, second, *rest = described.layers
+    assert not is_simple(replace(described, layers=(first, change(second), *rest)))
+
+
+def test_float32_is_not_taken(described: DenseDecoder) -> None:
+    assert not is_simple(replace(described, embedding=described.embedding.float()))
+
+
+def test_the_kernel_gets_the_model_s_own_tensors(model: CausalLM, described: DenseDecoder) -> None:
+    pool, table = pool_of(model), torch.zeros(3, 4, dtype=torch.int32)
+    tensors = decoder_tensors(described, pool, table)
+    for i, layer in enumerate(tensors.layers):
+        assert layer.keys.data_ptr() == pool.slots(i)[0].data_ptr()
+        assert layer.values.data_ptr() == pool.slots(i)[1].data_ptr()
+        own = model.layers[str(i)]
+        assert layer.qkv.data_ptr() == own.self_attn.qkv_proj.weight.data_ptr()
+        assert layer.gate_up.data_ptr() == own.mlp.gate_up_proj.weight.data_ptr()
+        assert layer.q_norm is not None
+        assert layer.window == 0
+    assert (tensors.page_size, tensors.q_heads, tensors.page_table.data_ptr()) == (2, 6, table.data_ptr())
