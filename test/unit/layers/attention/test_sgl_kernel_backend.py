@@ -19,6 +19,10 @@ from mysglang.srt.layers.attention.split import split
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
+from mysglang.srt.model_executor.device_tables import DeviceTables
+from mysglang.srt.model_executor.graph_buffers import GraphBuffers
+from mysglang.srt.model_executor.padding import padding_decode
+from mysglang.srt.platforms.cpu import CpuPlatform
 
 
 def whole(pool: KvPool, table: Tensor, specs: Sequence[AttentionSpec]) -> AttentionBackend:
@@ -99,3 +103,36 @@ def test_padding_rows_of_a_captured_size_read_one_key() -> None:
     items = columns["decode_0_items"][: columns["decode_0_indptr"][-1]]
     assert {tuple(item[:3]) for item in items.tolist()} == {(2, 0, 3), (8, 0, 1)}
     assert sorted(items[:, 5].tolist()) == [0, 1, 2, 3]
+
+
+def test_replays_of_one_size() -> None:
+    """Tensors keep their addresses; lengths, rows, groups and padding change, and an earlier step does not show."""
+    rng = np.random.default_rng(5)
+    pages = PageRows(page_size=1, num_slots=8, max_context=128, num_pages=1024)
+    tables = DeviceTables(8, 128, torch.device("cpu"))
+    pool = MhaKvPool([PLAIN], num_pages=1024, page_size=1, dtype=torch.float32, device=torch.device("cpu"))
+    for buffer in pool.slots(0):
+        buffer.normal_()
+    backend, plain = SglKernelBackend(pool, tables.pages, [PLAIN]), TorchNativeBackend(pool, tables.pages)
+    buffers = GraphBuffers(8, tables, CpuPlatform(), backend)
+    replayed = buffers.forward_batch(padding_decode(8, tables.padding_slot))
+    replayed.attn_metadata = backend.open_graph(replayed)
+    for rows, grouped in ((8, False), (5, True), (8, True), (3, False), (1, False)):
+        seq_lens = rng.integers(2, 100, rows).astype(np.int32)
+        slots = rng.permutation(8)[:rows]
+        step = [Row(int(slot), [0], start=int(n) - 1) for slot, n in zip(slots, seq_lens, strict=True)]
+        host = worker_batch(step, pages, mode=ForwardMode.DECODE)
+        if grouped:
+            shared = random_tree(rng, seq_lens, 1)
+            assert shared is not None
+            for group in range(shared.num_groups):
+                same, span = slots[shared.rows_of(group)], slice(shared.starts[group], shared.ends[group])
+                pages.table[same, span] = pages.table[same[0], span]
+            host = replace(host, shared=shared)
+        tables.pages.copy_(torch.from_numpy(pages.table))
+        buffers.fill(replace(host, table_writes=None))
+        q, k = torch.randn(8, 256), torch.randn(8, 128)
+        found = backend.forward(q, k, k, PLAIN, replayed)
+        expected = plain.forward(q[:rows], k[:rows], k[:rows], PLAIN, forward_batch(host, plain))
+        assert_close(found[:rows], expected, 1e-5)
+        assert found.isfinite().all()

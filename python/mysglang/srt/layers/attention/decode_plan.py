@@ -27,8 +27,8 @@ from mysglang.srt.layers.attention.graph import HostColumns
 
 Longs: TypeAlias = npt.NDArray[np.int64]
 
-BYTE_FLOPS = 60
-"""What a block computes in the time in which it reads a byte."""
+BYTE_FLOPS = 40
+"""What a block computes in the time in which it reads a byte; measured (benchmark/kernels/attention.md)."""
 LEAST_KEYS = 32
 """Of a block's share: below, joining more pieces costs more than reading in more places saves."""
 SNAP = 16
