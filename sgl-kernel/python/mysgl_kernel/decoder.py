@@ -6,7 +6,7 @@ from is the caller's affair.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_longlong, c_void_p
 from dataclasses import dataclass, fields
 from functools import cache
@@ -111,9 +111,9 @@ class _Step(Structure):
     ]
 
 
-def available() -> bool:
-    """Whether the present device can run it."""
-    return all(library.available() for library in _LIBRARIES.values())
+def available(head_dims: Iterable[int] = tuple(_LIBRARIES)) -> bool:
+    """Whether the present device can run it for heads of these sizes."""
+    return all(_LIBRARIES[head_dim].available() for head_dim in head_dims)
 
 
 @cache

@@ -89,13 +89,15 @@ class NothingToPlan:
 def with_persistent_decode(general: Programs, model: CausalModel, pool: KvPool, page_table: Tensor) -> Programs:
     """The general programs, with this kernel before them if it takes the model and runs on this device."""
     described = describe(model)
-    if described is None or not is_simple(described) or not decoder.available():
+    if described is None or not is_simple(described):
         return general
     tensors = decoder_tensors(described, pool, page_table)
     try:
         decoder.check(tensors, 1)
     except decoder.DoesNotFitError as error:
         logger.info("Small decode steps run layer by layer: %s", error)
+        return general
+    if not decoder.available([described.layers[0].spec.head_dim]):
         return general
     return PersistentDecode(tensors, pool, general)
 
