@@ -96,7 +96,8 @@ __device__ void run(
             await_stage<STAGES - 2>();
             meet<LONE>(team);
             int page;
-            asm volatile("ld.shared.s32 %0, [%1];" : "=r"(page) : "r"(entries + (free * KEYS + threadIdx.x % KEYS) * 4));
+            const uint32_t entry = entries + (free * KEYS + threadIdx.x % KEYS) * 4;
+            asm volatile("ld.shared.s32 %0, [%1];" : "=r"(page) : "r"(entry));
             fetch(p, own_ring + free * STAGE_BYTES, row_of(p, fetched, team, key_of(fetched, team), page));
             fetched.step(team);
             look_up(p, looked, team, entries + (free == 0 ? STAGES - 1 : free - 1) * KEYS * 4);
@@ -178,8 +179,8 @@ cudaError_t launch(
 
 }  // namespace
 
-// Sizes in elements. `overlap`: programmatic dependent launch; `early`: see Params. `lean_join`: one warp for each query
-// head instead of a block.
+// Sizes in elements. `overlap`: programmatic dependent launch; `early`: see Params. `lean_join`: one warp for each
+// query head instead of a block.
 extern "C" cudaError_t mysgl_decode_attention(
     const void* q, long q_stride, const void* keys, const void* values, const int* table, long table_stride,
     const int* indptr, const void* items, const void* members, const void* joins, void* out, float* partial,

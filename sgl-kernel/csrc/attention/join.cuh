@@ -29,7 +29,8 @@ struct Joined {
 
     __device__ __forceinline__ void add(const Joined& other) {
         if (other.top == -INFINITY) return;
-        float higher = fmaxf(top, other.top), shrink = power_of_2(top - higher), weight = power_of_2(other.top - higher);
+        float higher = fmaxf(top, other.top);
+        float shrink = power_of_2(top - higher), weight = power_of_2(other.top - higher);
         sum = sum * shrink + other.sum * weight;
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) out[w] = out[w] * shrink + other.out[w] * weight;

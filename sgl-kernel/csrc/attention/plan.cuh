@@ -113,7 +113,8 @@ __device__ __forceinline__ int key_of(const Walk& walk, const Team& team) {
 }
 
 __device__ __forceinline__ const int* entry_of(const Params& p, const Walk& walk, int key) {
-    return p.table + walk.item->slot * p.table_stride + (p.page_size == 1 ? key : unsigned(key) / unsigned(p.page_size));
+    const int* row = p.table + walk.item->slot * p.table_stride;
+    return row + (p.page_size == 1 ? key : unsigned(key) / unsigned(p.page_size));
 }
 
 // Row of the pool, (KV slot, head), that a key on this page lies in.
