@@ -15,6 +15,7 @@ from mysglang.srt.entrypoints.auth import Access, ApiKeyAuth, LoopbackGuard
 from mysglang.srt.entrypoints.error_shapes import ErrorShapes
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.header_limit import HeaderLimit
+from mysglang.srt.entrypoints.ollama.model_card import ModelCard
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
@@ -57,7 +58,8 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
     app.include_router(info_router(front, {**options.model_info, **formats.names}, options.server_info))
     app.include_router(native_router(front, incremental=options.incremental_streaming_output))
     app.include_router(openai.openai_router(front, models, options.serving, answers))
-    app.include_router(dialects.dialects_router(answers, models, options.serving))
+    card = ModelCard(front, models, formats, options.model_path, options.model_info)
+    app.include_router(dialects.dialects_router(answers, models, options.serving, card))
     app.include_router(parsing_router(formats, front.text_pool))
     error_responses.install(app)
     describe_bodies(

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
+from mysglang.srt.entrypoints.openai.whole_calls import arguments_object
 from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText
 
 PING_S = 15.0
@@ -22,9 +23,6 @@ PING_S = 15.0
 
 SIGNATURE = "mysglang"
 """Of every thought: clients drop thoughts that have none, instead of sending them back. It proves nothing."""
-
-INVALID = "INVALID_JSON"
-"""The key under which clients of Anthropic pass arguments that are no JSON object, such as those of a call cut off."""
 
 CALL_ID_BYTES = 12
 
@@ -99,18 +97,10 @@ def message_content(parts: Iterable[AnswerPart]) -> list[dict[str, Any]]:
                 for name in delta.keys() & blocks[-1].keys() - {"type"}:
                     blocks[-1][name] += delta[name]
             case _ if blocks[-1]["type"] == "tool_use":
-                blocks[-1]["input"] = _input(arguments)
+                blocks[-1]["input"] = arguments_object(arguments)
     return blocks
 
 
 def new_id() -> str:
     """A name for a call that the model gave none."""
     return f"toolu_{secrets.token_hex(CALL_ID_BYTES)}"
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    try:
-        found = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        found = None
-    return found if isinstance(found, dict) else {INVALID: arguments}

@@ -30,6 +30,7 @@ from mysglang.srt.entrypoints.openai.chat_prompt import (
     thinking_words,
 )
 from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES, own_words
+from mysglang.srt.entrypoints.openai.logprobs import chat_tokens, positions
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from mysglang.srt.entrypoints.openai.response_format import names_of
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults, sampling_params
@@ -134,16 +135,20 @@ class ChatAnswers:
         names = names_of(body.response_format) | dict.fromkeys(plan.grammar or (), "tools")
         return Ask(obj, prompt, names, lambda: self._new_parser(body, plan, prompt), lambda: self._new_counter(prompt))
 
-    def ask_plain(self, body: CompletionRequest, rid: str) -> Ask:
-        """The request of a text that is a prompt already, one, whose answer is text and nothing else."""
+    def ask_plain(self, body: CompletionRequest, rid: str, max_tokens: int | None) -> Ask:
+        """The request of one text that is a prompt already, whose answer is text and nothing else.
+
+        `max_tokens`: None for as many as fit.
+        """
         (prompt,) = body.prompt
         assert isinstance(prompt, str), "made by a dialect, out of a text"
         obj = GenerateReqInput(
             text=prompt,
-            sampling_params=sampling_params(body, self._defaults, body.max_tokens),
-            clip_max_new_tokens="max_tokens" not in body.model_fields_set,
+            sampling_params=sampling_params(body, self._defaults, max_tokens),
             stream=body.stream,
             rid=rid,
+            return_logprob=body.logprobs is not None,
+            top_logprobs_num=body.logprobs or 0,
         )
         names = names_of(body.response_format)
         return Ask(obj, prompt, names, lambda: AnswerParser(NoThoughts(), NoCalls()), NoCounter)
@@ -156,6 +161,13 @@ class ChatAnswers:
         """How many tokens the prompt has."""
         coder = self._front.tokenizer_manager.input_tokenizer
         return len(await coder.encode(ask.prompt, add_special_tokens=ask.obj.add_special_tokens))
+
+    def logprobs(self, chunk: GenerationChunk) -> list[dict[str, object]]:
+        """Those that a chunk brings, in OpenAI's shape for a token; none if they were not asked for."""
+        if chunk.logprobs is None:
+            return []
+        assert self._front.tokenizer is not None, "there was a prompt"
+        return chat_tokens(self._front.tokenizer, positions(chunk.logprobs.output))
 
     async def _taken_apart(self, parser: AnswerParser, chunk: GenerationChunk, *, whole: bool) -> list[AnswerPart]:
         last = chunk.finish_reason is not None

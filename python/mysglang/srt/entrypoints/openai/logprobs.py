@@ -37,16 +37,15 @@ def _there(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
     return [(token_id, logprob) for token_id, logprob in pairs if logprob is not None]
 
 
-def chat_logprobs(tokenizer: Tokenizer, positions: Iterable[TokenLogprob]) -> dict[str, object]:
-    """`choices[].logprobs` of a chat answer, or of one frame of it."""
-    content = [
+def chat_tokens(tokenizer: Tokenizer, positions: Iterable[TokenLogprob]) -> list[dict[str, object]]:
+    """`choices[].logprobs.content` of a chat answer, or of one frame of it."""
+    return [
         {
             **_chat_token(tokenizer, token_id, logprob),
             "top_logprobs": [_chat_token(tokenizer, top_id, top_logprob) for top_id, top_logprob in top],
         }
         for token_id, logprob, top in positions
     ]
-    return {"content": content, "refusal": None}
 
 
 def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float | None) -> dict[str, object]:

@@ -10,7 +10,6 @@ from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews
 from mysglang.srt.entrypoints.openai.chat_message import chat_message
 from mysglang.srt.entrypoints.openai.chat_stream import ChatStream
 from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES
-from mysglang.srt.entrypoints.openai.logprobs import chat_logprobs, positions
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, ServingOptions, note_usage
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
@@ -70,8 +69,5 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         }
 
     def _logprobs(self, news: ChatNews) -> dict[str, object] | None:
-        found = news.chunk.logprobs
-        if found is None or not len(found.output.ids):
-            return None
-        assert self._front.tokenizer is not None, "there was a prompt"
-        return chat_logprobs(self._front.tokenizer, positions(found.output))
+        found = self._answers.logprobs(news.chunk)
+        return {"content": found, "refusal": None} if found else None

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter
 
 from mysglang.srt.entrypoints.anthropic.serving import AnthropicServing
+from mysglang.srt.entrypoints.error_responses import ErrorShape
+from mysglang.srt.entrypoints.ollama.model_card import ModelCard
+from mysglang.srt.entrypoints.ollama.serving import OllamaServing
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
 from mysglang.srt.entrypoints.openai.serving_base import ServingOptions
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.entrypoints.routes import anthropic
+from mysglang.srt.entrypoints.routes import anthropic, ollama
 
-BODIES = (*anthropic.BODIES,)
-SHAPES = {**anthropic.SHAPES}
+BODIES = (*anthropic.BODIES, *ollama.BODIES)
+SHAPES: Mapping[str, ErrorShape] = {**anthropic.SHAPES, **ollama.SHAPES}
 
 
-def dialects_router(answers: ChatAnswers, models: OpenAIServingModels, options: ServingOptions) -> APIRouter:
+def dialects_router(
+    answers: ChatAnswers, models: OpenAIServingModels, options: ServingOptions, card: ModelCard
+) -> APIRouter:
     router = APIRouter()
-    serving = AnthropicServing(answers, models, report_cached_tokens=options.report_cached_tokens)
-    router.include_router(anthropic.anthropic_router(serving))
+    messages = AnthropicServing(answers, models, report_cached_tokens=options.report_cached_tokens)
+    router.include_router(anthropic.anthropic_router(messages))
+    router.include_router(ollama.ollama_router(OllamaServing(answers, card), card))
     return router

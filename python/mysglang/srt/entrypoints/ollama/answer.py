@@ -1,0 +1,77 @@
+"""What an answer says as Ollama's messages: thoughts and text as they come, calls whole. And the times it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
+from mysglang.srt.entrypoints.openai.chat_answers import ChatNews, Ending, aborted
+from mysglang.srt.entrypoints.openai.whole_calls import CallCollector, WholeCall, WholePart, arguments_object
+
+
+class Messages:
+    """Parts of one answer -> messages."""
+
+    def __init__(self) -> None:
+        self._calls = CallCollector()
+
+    def say(self, parts: Iterable[AnswerPart], *, last: bool) -> list[dict[str, Any]]:
+        """What they are told as, each in a message of its own."""
+        return [{"role": "assistant", **_said(part)} for part in self._calls.feed(parts, last=last)]
+
+
+def joined(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The one message that they are together."""
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(one["content"] for one in messages)}
+    if thinking := "".join(one.get("thinking", "") for one in messages):
+        message["thinking"] = thinking
+    if calls := [call for one in messages for call in one.get("tool_calls", [])]:
+        message["tool_calls"] = calls
+    return message
+
+
+def _said(part: WholePart) -> dict[str, Any]:
+    match part:
+        case Thought(text):
+            return {"content": "", "thinking": text}
+        case WholeCall(index, name, call_id, arguments):
+            function = {"index": index, "name": name, "arguments": arguments_object(arguments)}
+            return {"content": "", "tool_calls": [{"id": call_id, "function": function}]}
+    return {"content": part.text}
+
+
+@dataclass(slots=True)
+class Times:
+    """When a request came, and when its first and its last tokens did, in nanoseconds of the monotonic clock."""
+
+    begun: int = field(default_factory=time.monotonic_ns)
+    first: int | None = None
+
+    def note(self) -> None:
+        """Tokens have come."""
+        self.first = self.first or time.monotonic_ns()
+
+    def summary(self, news: ChatNews) -> dict[str, object]:
+        """The fields of the last answer. Nothing was loaded for it."""
+        now = time.monotonic_ns()
+        first = self.first or now
+        return {
+            "done_reason": done_reason(news.ending),
+            "total_duration": now - self.begun,
+            "load_duration": 0,
+            "prompt_eval_count": news.chunk.prompt_tokens,
+            "prompt_eval_duration": first - self.begun,
+            "eval_count": news.chunk.completion_tokens,
+            "eval_duration": now - first,
+        }
+
+
+def done_reason(ending: Ending | None) -> str:
+    """Raises Aborted for an answer that somebody ended: Ollama has no reason of that kind."""
+    assert ending is not None, "asked at the end"
+    if ending.reason == "abort":
+        raise aborted()
+    return "length" if ending.reason == "length" else "stop"

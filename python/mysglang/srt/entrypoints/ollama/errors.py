@@ -1,0 +1,19 @@
+"""Errors as Ollama's clients read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+
+from mysglang.srt.entrypoints.error_responses import ErrorFacts
+
+
+class OllamaShape:
+    """`entrypoints.error_responses.ErrorShape`."""
+
+    def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
+        return {"error": facts.message, "request_id": request_id}
+
+    def frame(self, facts: ErrorFacts, request_id: str) -> bytes:
+        return orjson.dumps(self.body(facts, request_id)) + b"\n"

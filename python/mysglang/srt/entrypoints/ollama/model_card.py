@@ -1,0 +1,93 @@
+"""What Ollama's clients are told of the served model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
+from mysglang.srt.entrypoints.openai.serving_models import DEFAULT_NAME, OpenAIServingModels
+
+LATEST = ":latest"
+"""The tag that Ollama's clients put behind a name that has none."""
+
+
+class ModelCard:
+    """One model, whatever name it is asked for by."""
+
+    def __init__(
+        self,
+        front: Front,
+        models: OpenAIServingModels,
+        formats: AnswerFormats,
+        model_path: str,
+        model_info: Mapping[str, Any],
+    ) -> None:
+        """`model_info`: of `/model_info`, from which the family is taken."""
+        self._front = front
+        self._models = models
+        self._formats = formats
+        self._family = str(model_info.get("model_type") or "")
+        self._size = sum(path.stat().st_size for path in Path(model_path).glob("*.safetensors")) if model_path else 0
+        # Of what the model is, by name; nobody wants to wait for the digest of all its weights.
+        self._digest = hashlib.sha256(f"{self._models.name}\n{model_path}\n{self._size}".encode()).hexdigest()
+        self._since = datetime.now(UTC).isoformat()
+
+    @property
+    def context_len(self) -> int:
+        return self._front.facts.context_len
+
+    def check(self, model: str) -> str:
+        """The name to answer under. Raises NotFound."""
+        bare = model.removesuffix(LATEST)
+        self._models.check(bare if bare in (self._models.name, DEFAULT_NAME) else model)
+        return model
+
+    def tag(self) -> dict[str, object]:
+        """The row of /api/tags."""
+        return {
+            "name": self._models.name,
+            "model": self._models.name,
+            "modified_at": self._since,
+            "size": self._size,
+            "digest": self._digest,
+            "details": self._details(),
+        }
+
+    def show(self) -> dict[str, object]:
+        """The answer of /api/show. There is no model file, and nothing that it would set."""
+        templates = self._front.template_manager
+        return {
+            "modelfile": "",
+            "parameters": "",
+            "template": "" if templates is None else templates.source,
+            "modified_at": self._since,
+            "details": self._details(),
+            "model_info": {
+                "general.architecture": self._family,
+                f"{self._family or 'general'}.context_length": self.context_len,
+            },
+            "capabilities": self._capabilities(),
+        }
+
+    def _details(self) -> dict[str, object]:
+        return {
+            "parent_model": "",
+            "format": "safetensors",
+            "family": self._family,
+            "families": [self._family],
+            "parameter_size": "",
+            "quantization_level": self._front.facts.dtype,
+        }
+
+    def _capabilities(self) -> list[str]:
+        known = {
+            "completion": True,
+            "tools": self._formats.detector is not None,
+            "thinking": self._formats.reasoning is not None,
+        }
+        return [name for name, there in known.items() if there]

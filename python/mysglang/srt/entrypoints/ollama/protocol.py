@@ -1,0 +1,161 @@
+"""The requests of Ollama's API, as clients may send them.
+
+Of the options, those that say how to load a model are refused: it is loaded. `keep_alive` is honoured by a server that
+always keeps its model, unless it asks for the contrary.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
+
+from mysglang.srt.entrypoints.openai.protocol import MAX_TOP_LOGPROBS, Texts
+from mysglang.srt.entrypoints.openai.tool_protocol import Tool
+from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
+from mysglang.srt.errors import InvalidRequest
+
+_NOTHING = re.compile(r"[+-]?0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
+
+
+def _num_predict(value: int) -> int:
+    if value < 1 and value not in (-1, -2):
+        raise ValueError("must be at least 1, or -1 or -2 for as many tokens as fit")
+    return value
+
+
+def _format(value: object) -> object:
+    if value in ("", "json") or isinstance(value, dict):
+        return value
+    raise ValueError("must be 'json' or a JSON schema")
+
+
+def _keep_alive(value: object) -> object:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number and not isinstance(value, str):
+        raise ValueError("must be a duration")
+    if value == 0 or (isinstance(value, str) and _NOTHING.fullmatch(value)):
+        raise ValueError("this server cannot unload its model")
+    return value
+
+
+Format = Annotated[str | dict[str, Any], PlainValidator(_format, json_schema_input_type=str | dict[str, Any])]
+KeepAlive = Annotated[float | str, PlainValidator(_keep_alive, json_schema_input_type=float | str)]
+
+
+class Options(StrictModel):
+    """How to sample. `repeat_penalty` counts all of the tokens so far, which is `repeat_last_n` -1."""
+
+    num_predict: Annotated[int, AfterValidator(_num_predict)] = -1
+    num_ctx: Annotated[int, Field(ge=1)] | None = None
+    """How much context there must be, at least."""
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: Texts = []
+    repeat_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    unsupported = {
+        **not_here("repeat_last_n", unless=(-1,)),
+        **not_here("tfs_z", "typical_p", unless=(1, 1.0)),
+        **not_here("mirostat", unless=(0,)),
+        **not_here("mirostat_tau", "mirostat_eta", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread"),
+        **not_here("draft_num_predict", "use_mmap"),
+        **not_here("penalize_newline", unless=(True,)),
+        **not_here("numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "embedding_only", unless=OFF),
+    }
+
+
+class OllamaRequest(StrictModel):
+    """What both ways of generating have in common."""
+
+    model: str
+    stream: bool = True
+    format: Format | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    options: Options = Options()
+    keep_alive: KeepAlive | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+
+    @model_validator(mode="after")
+    def _alternatives_need_logprobs(self) -> OllamaRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs: only with logprobs=true.", param="top_logprobs")
+        return self
+
+
+class CalledFunction(StrictModel):
+    """Which function an earlier answer called."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    index: int | None = None
+
+
+class ToolCall(StrictModel):
+    """A call in an earlier answer."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class OllamaMessage(StrictModel):
+    """One message of the conversation so far."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    tool_calls: list[ToolCall] = []
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    unsupported = not_here("images", unless=([],))
+
+    @model_validator(mode="after")
+    def _only_assistants_call(self) -> OllamaMessage:
+        if self.role != "assistant" and (self.tool_calls or self.thinking is not None):
+            raise ValueError("only messages of the assistant have tool_calls and thinking")
+        return self
+
+
+class OllamaChatRequest(OllamaRequest):
+    """POST /api/chat. Without messages it asks only whether the model is there."""
+
+    messages: list[OllamaMessage] = []
+    tools: list[Tool] = []
+    unsupported = not_here("truncate", "shift", unless=OFF)
+
+
+class OllamaGenerateRequest(OllamaRequest):
+    """POST /api/generate. Without a prompt it asks only whether the model is there."""
+
+    prompt: str = ""
+    system: str = ""
+    raw: bool = False
+    """Whether the prompt is complete, and needs no chat template."""
+    unsupported = {
+        **not_here("suffix", "template", unless=("",)),
+        **not_here("images", "context", unless=([],)),
+        **not_here("truncate", "shift", unless=OFF),
+        **not_here("width", "height", "steps"),
+    }
+
+    @model_validator(mode="after")
+    def _raw_is_all_there_is(self) -> OllamaGenerateRequest:
+        if self.raw and (self.system or self.think):
+            field = "system" if self.system else "think"
+            raise InvalidRequest(f"{field}: not with raw=true, which leaves the chat template out.", param=field)
+        return self
+
+
+class OllamaShowRequest(StrictModel):
+    """POST /api/show."""
+
+    model: str
+    verbose: bool = False
+    unsupported = {**not_here("system", "template", unless=("",)), **not_here("options", unless=({},))}

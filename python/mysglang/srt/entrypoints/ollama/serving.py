@@ -1,0 +1,136 @@
+"""/api/chat and /api/generate: what an answer says (`openai/chat_answers.py`) as Ollama's lines of JSON."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.ollama.answer import Messages, Times, joined
+from mysglang.srt.entrypoints.ollama.model_card import ModelCard
+from mysglang.srt.entrypoints.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest
+from mysglang.srt.entrypoints.ollama.translate import (
+    NAMES,
+    chat_request,
+    check_context,
+    generate_request,
+    max_tokens,
+    raw_request,
+)
+from mysglang.srt.entrypoints.openai.chat_answers import Ask, ChatAnswers
+from mysglang.srt.entrypoints.openai.field_names import own_words
+from mysglang.srt.entrypoints.streaming import open_stream, while_connected
+
+NDJSON = "application/x-ndjson"
+
+Tell = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A request on its way: what to ask, and how a message is told on this route."""
+
+    body: OllamaRequest
+    ask: Callable[[], Awaitable[Ask]]
+    tell: Tell
+
+
+class OllamaServing:
+    """Both routes that generate."""
+
+    def __init__(self, answers: ChatAnswers, card: ModelCard) -> None:
+        self._answers = answers
+        self._card = card
+
+    async def chat(self, request: Request) -> Response:
+        """The answer to `request`. Raises what `error_responses` knows."""
+        body = await read_model(request, OllamaChatRequest)
+
+        async def ask() -> Ask:
+            words = self._answers.thinking_words(with_tools=bool(body.tools))
+            return await self._answers.ask(chat_request(body, words), _new_rid())
+
+        return await self._respond(request, _Job(body, ask, _as_message), loads=not body.messages)
+
+    async def generate(self, request: Request) -> Response:
+        """Likewise."""
+        body = await read_model(request, OllamaGenerateRequest)
+
+        async def ask() -> Ask:
+            if body.raw:
+                return self._answers.ask_plain(raw_request(body), _new_rid(), max_tokens(body))
+            words = self._answers.thinking_words(with_tools=False)
+            return await self._answers.ask(generate_request(body, words), _new_rid())
+
+        return await self._respond(request, _Job(body, ask, _as_response), loads=not body.prompt)
+
+    async def _respond(self, request: Request, job: _Job, *, loads: bool) -> Response:
+        self._card.check(job.body.model)
+        check_context(job.body, self._card.context_len)
+        if loads:
+            nothing = job.tell({"role": "assistant", "content": ""})
+            return json_response({**self._head(job), **nothing, "done_reason": "load", "done": True})
+        if job.body.stream:
+            return await open_stream(request, self._lines(job), NDJSON)
+        return json_response(await while_connected(request.receive, self._complete(job)))
+
+    async def _lines(self, job: _Job) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._answer(job)) as answers:
+            async for answer in answers:
+                yield orjson.dumps(answer) + b"\n"
+
+    async def _complete(self, job: _Job) -> dict[str, Any]:
+        """The answers of a stream as one."""
+        async with aclosing(self._messages(job)) as found:
+            told = [news async for news in found]
+        logprobs = [token for _, fields in told for token in fields.pop("logprobs", [])]
+        message = job.tell(joined([message for message, _ in told]))
+        return {**self._head(job), **message, **told[-1][1], **({"logprobs": logprobs} if logprobs else {})}
+
+    async def _answer(self, job: _Job) -> AsyncGenerator[dict[str, Any], None]:
+        async with aclosing(self._messages(job)) as found:
+            async for message, fields in found:
+                yield {**self._head(job), **job.tell(message), **fields}
+
+    async def _messages(self, job: _Job) -> AsyncGenerator[tuple[dict[str, Any], dict[str, Any]], None]:
+        """Each message, and what stands beside it; the last one says nothing and tells how it went."""
+        times, messages = Times(), Messages()
+        with own_words(NAMES):
+            ask = await job.ask()
+            async with aclosing(self._answers.read(ask)) as found:
+                async for news in found:
+                    times.note()
+                    told = messages.say(news.parts, last=news.ending is not None)
+                    logprobs = self._answers.logprobs(news.chunk)
+                    if logprobs and not told:
+                        told = [{"role": "assistant", "content": ""}]
+                    for message in told:
+                        yield message, {"done": False, **({"logprobs": logprobs} if logprobs else {})}
+                        logprobs = []
+                    if news.ending is not None:
+                        yield {"role": "assistant", "content": ""}, {"done": True, **times.summary(news)}
+
+    def _head(self, job: _Job) -> dict[str, object]:
+        return {"model": job.body.model, "created_at": datetime.now(UTC).isoformat()}
+
+
+def _new_rid() -> str:
+    return uuid.uuid4().hex
+
+
+def _as_message(message: dict[str, Any]) -> dict[str, Any]:
+    return {"message": message}
+
+
+def _as_response(message: dict[str, Any]) -> dict[str, Any]:
+    thinking = {"thinking": message["thinking"]} if "thinking" in message else {}
+    return {"response": message["content"], **thinking}

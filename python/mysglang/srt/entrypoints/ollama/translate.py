@@ -1,0 +1,132 @@
+"""Ollama's requests -> the same requests in OpenAI's words, which are what the chat path takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mysglang.srt.entrypoints.ollama.protocol import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaRequest,
+)
+from mysglang.srt.entrypoints.openai.chat_prompt import ThinkingWords
+from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.sampling.sampling_params import TOP_K_ALL
+
+NAMES = {
+    "max_tokens": "num_predict",
+    "repetition_penalty": "repeat_penalty",
+    "response_format": "format",
+    "reasoning_effort": "think",
+    "chat_template_kwargs": "think",
+    "continue_final_message": "messages",
+}
+"""OpenAI's name of a field -> Ollama's, where they differ."""
+
+
+def chat_request(body: OllamaChatRequest, words: ThinkingWords) -> ChatCompletionRequest:
+    """`words`: what the model's chat template calls thinking. Raises InvalidRequest."""
+    messages = [_message(message) for message in body.messages]
+    return _chat(body, messages, words, tools=[tool.model_dump(exclude_unset=True) for tool in body.tools])
+
+
+def generate_request(body: OllamaGenerateRequest, words: ThinkingWords) -> ChatCompletionRequest:
+    """A prompt is what a user says."""
+    messages = [{"role": "user", "content": body.prompt}]
+    if body.system:
+        messages.insert(0, {"role": "system", "content": body.system})
+    return _chat(body, messages, words)
+
+
+def raw_request(body: OllamaGenerateRequest) -> CompletionRequest:
+    """A prompt that is complete. Raises InvalidRequest."""
+    fields = _sampling(body)
+    if body.logprobs:
+        fields["logprobs"] = body.top_logprobs
+    return CompletionRequest.model_validate({"prompt": body.prompt, **fields})
+
+
+def max_tokens(body: OllamaRequest) -> int | None:
+    """None for as many as fit."""
+    return body.options.num_predict if body.options.num_predict > 0 else None
+
+
+def check_context(body: OllamaRequest, context_len: int) -> None:
+    """Raises InvalidRequest for a client that needs more context than there is."""
+    wanted = body.options.num_ctx
+    if wanted is not None and wanted > context_len:
+        message = f"options.num_ctx: the model is served with a context of {context_len} tokens, got {wanted}."
+        raise InvalidRequest(message, param="options")
+
+
+def _chat(
+    body: OllamaRequest, messages: list[dict[str, Any]], words: ThinkingWords, **more: object
+) -> ChatCompletionRequest:
+    last = messages[-1]
+    if last.get("tool_calls"):
+        raise InvalidRequest("messages: the last one calls tools, so that their results must follow.", param="messages")
+    fields = {
+        "messages": messages,
+        "continue_final_message": last["role"] == "assistant",
+        "chat_template_kwargs": _thinking(body, words),
+        "logprobs": body.logprobs,
+        "top_logprobs": body.top_logprobs,
+        **_sampling(body),
+        **more,
+    }
+    return ChatCompletionRequest.model_validate(fields)
+
+
+def _thinking(body: OllamaRequest, words: ThinkingWords) -> dict[str, object]:
+    """In the words of the chat template. A level is more than to think only where the template knows levels."""
+    if body.think is None:
+        return {}
+    if body.think is not False:
+        words.require(field="think")
+    kwargs = words.switched(body.think is not False)
+    if isinstance(body.think, str) and words.effort:
+        kwargs[words.effort] = body.think
+    return kwargs
+
+
+def _sampling(body: OllamaRequest) -> dict[str, Any]:
+    """Always as a stream, whatever the client gets: only then is it known how long the prompt took."""
+    options = body.options
+    return {
+        "stream": True,
+        "max_tokens": max_tokens(body),
+        "temperature": options.temperature,
+        "top_k": TOP_K_ALL if options.top_k == 0 else options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "seed": options.seed,
+        "stop": options.stop,
+        "repetition_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "response_format": _response_format(body),
+    }
+
+
+def _response_format(body: OllamaRequest) -> dict[str, Any] | None:
+    if isinstance(body.format, dict):
+        return {"type": "json_schema", "json_schema": {"schema": body.format}}
+    return {"type": "json_object"} if body.format else None
+
+
+def _message(message: OllamaMessage) -> dict[str, Any]:
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
+        for call in message.tool_calls
+        for one in [call.function]
+    ]
+    return {
+        "role": message.role,
+        "content": message.content,
+        "reasoning_content": message.thinking,
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+        "name": message.tool_name,
+    }

@@ -1,0 +1,65 @@
+"""Tool calls in one piece, for dialects that do not tell them bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import orjson
+
+from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
+from mysglang.srt.entrypoints.openai.chat_message import new_call_id
+from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText
+
+INVALID = "INVALID_JSON"
+"""The key, Anthropic's word, under which arguments stand that are no JSON object, such as those of a call cut off."""
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """Arguments for who takes them only as an object. What is none is not lost."""
+    try:
+        found = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        found = None
+    return found if isinstance(found, dict) else {INVALID: text}
+
+
+@dataclass(slots=True)
+class WholeCall:
+    """A call of a tool, or what there is of one that was cut off."""
+
+    index: int
+    name: str
+    call_id: str
+    arguments: str = ""
+    """JSON text."""
+
+
+WholePart: TypeAlias = Thought | NormalText | WholeCall
+
+
+@dataclass(slots=True)
+class CallCollector:
+    """Parts of one answer as they come -> the same, but that a call is told once it is complete."""
+
+    _call: WholeCall | None = field(default=None)
+
+    def feed(self, parts: Iterable[AnswerPart], *, last: bool) -> list[WholePart]:
+        """`last`: nothing follows."""
+        told: list[WholePart] = []
+        for part in parts:
+            match part:
+                case CallArguments(_, text):
+                    assert self._call is not None, "a call begins before its arguments"
+                    self._call.arguments += text
+                case CallStart(index, name, call_id):
+                    told += self._complete()
+                    self._call = WholeCall(index, name, call_id or new_call_id())
+                case Thought() | NormalText() if part.text:
+                    told += [*self._complete(), part]
+        return [*told, *self._complete()] if last else told
+
+    def _complete(self) -> list[WholePart]:
+        call, self._call = self._call, None
+        return [] if call is None else [call]

@@ -1,0 +1,51 @@
+"""/api/*, as Ollama's clients know it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.ollama.errors import OllamaShape
+from mysglang.srt.entrypoints.ollama.model_card import ModelCard
+from mysglang.srt.entrypoints.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
+from mysglang.srt.entrypoints.ollama.serving import OllamaServing
+from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.utils.version import __version__
+
+BODIES = (OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest)
+SHAPES = {"/api": OllamaShape()}
+
+
+def ollama_router(serving: OllamaServing, card: ModelCard) -> APIRouter:
+    router = APIRouter(tags=["ollama"])
+
+    @router.post("/api/chat", openapi_extra=takes(OllamaChatRequest))
+    async def chat(request: Request) -> Response:
+        """The assistant's next message; as lines of JSON, unless `stream` is false."""
+        return await serving.chat(request)
+
+    @router.post("/api/generate", openapi_extra=takes(OllamaGenerateRequest))
+    async def generate(request: Request) -> Response:
+        """The answer to a prompt; as lines of JSON, unless `stream` is false."""
+        return await serving.generate(request)
+
+    @router.get("/api/tags")
+    async def tags() -> Response:
+        """The served model."""
+        return json_response({"models": [card.tag()]})
+
+    @router.post("/api/show", openapi_extra=takes(OllamaShowRequest))
+    async def show(request: Request) -> Response:
+        """What is known of the served model."""
+        body = await read_model(request, OllamaShowRequest)
+        card.check(body.model)
+        return json_response(card.show())
+
+    @router.get("/api/version")
+    async def version() -> Response:
+        """The version of this server, which is none of Ollama's."""
+        return json_response({"version": __version__})
+
+    return router
