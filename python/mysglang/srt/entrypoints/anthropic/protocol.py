@@ -95,7 +95,7 @@ class Message(StrictModel):
         return self
 
 
-class Tool(StrictModel):
+class AnthropicTool(StrictModel):
     """A tool that the client runs."""
 
     name: Name
@@ -175,7 +175,7 @@ class CountTokensRequest(StrictModel):
     model: str
     messages: Annotated[list[Message], Field(min_length=1)]
     system: TextBlocks = []
-    tools: list[Tool] = []
+    tools: list[AnthropicTool] = []
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from mysglang.srt.entrypoints.anthropic.protocol import (
+    AnthropicTool,
     CountTokensRequest,
     Message,
     MessagesRequest,
     TextBlock,
     ThinkingBlock,
-    Tool,
     ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
@@ -138,7 +138,7 @@ def _plain(parts: list[dict[str, str]]) -> object:
     return parts[0]["text"] if len(parts) == 1 else parts
 
 
-def _tool(tool: Tool) -> dict[str, object]:
+def _tool(tool: AnthropicTool) -> dict[str, object]:
     function = {
         "name": tool.name,
         "description": tool.description,

@@ -89,7 +89,7 @@ class OllamaRequest(StrictModel):
         return self
 
 
-class CalledFunction(StrictModel):
+class OllamaFunction(StrictModel):
     """Which function an earlier answer called."""
 
     name: str
@@ -97,10 +97,10 @@ class CalledFunction(StrictModel):
     index: int | None = None
 
 
-class ToolCall(StrictModel):
+class OllamaToolCall(StrictModel):
     """A call in an earlier answer."""
 
-    function: CalledFunction
+    function: OllamaFunction
     id: str | None = None
     type: Literal["function"] = "function"
 
@@ -111,7 +111,7 @@ class OllamaMessage(StrictModel):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[OllamaToolCall] = []
     tool_name: str | None = None
     tool_call_id: str | None = None
     unsupported = not_here("images", unless=([],))
