@@ -7,7 +7,7 @@ namespace decoder {
 
 constexpr int WARPS = 8;  // that multiply
 constexpr int THREADS = 32 * WARPS;
-constexpr int FETCHERS = 4;  // warps that fetch: starting a copy takes longer than it takes to arrive
+constexpr int FETCHERS = 4;    // warps that fetch: one cannot start copies as fast as memory answers them
 constexpr int TILE_ROWS = 16;  // rows of a weight in one tile
 constexpr int MAX_STAGES = 16;
 constexpr int ATTENDING = WARPS;  // warps that attend
@@ -129,7 +129,7 @@ struct SharedLayout {
         return (MAX_GROUP + 2) * HEAD_PITCH + 2 * ATTENDING * MAX_GROUP * 4 +
                ATTENDING * (s.q_heads / s.kv_heads) * DIM * 4;
     }
-    static_assert(2 * Form<ROWS>::KEYS * HEAD_PITCH <= Form<ROWS>::STAGE_BYTES, "a stage holds so many keys and their values");
+    static_assert(2 * Form<ROWS>::KEYS * HEAD_PITCH <= Form<ROWS>::STAGE_BYTES, "a stage holds its keys and values");
 };
 
 // ---- who does what
@@ -180,8 +180,6 @@ struct Span {
     }
 };
 
-// ---- the ring of stages between the warp that fetches and those that multiply
-
 // Notes when a layer came to a point, for those who measure.
 struct Trace {
     const Step& s;
@@ -193,6 +191,8 @@ struct Trace {
         }
     }
 };
+
+// ---- the ring of stages between the warps that fetch and those that multiply
 
 template <int ROWS>
 struct Ring {

@@ -6,8 +6,8 @@
 
 namespace decoder {
 
-// One product of a layer, or the last one of a step. All are done by the same code: four copies would not fit into
-// the instruction cache.
+// One product of a layer, or the last one of a step. All are done by the same code: copies for each would be larger than
+// what is kept of instructions near a multiprocessor.
 struct Product {
     Kind kind;
     int inputs, outputs;  // outputs: of the rows that packets or logits are for; of GATE_UP, activations

@@ -1,8 +1,8 @@
 // A whole decode step of a few rows in one kernel: embedding, all layers, last norm, logits, greedy tokens.
 //
-// One block on each multiprocessor, for the whole step. Of each weight a block has a few rows. Four warps fetch
-// them into a ring of stages in shared memory, ahead of everybody over all layers, so that reading never pauses; eight
-// multiply. Between products, vectors travel as packets (exchange.cuh):
+// One block on each multiprocessor, for the whole step. Of each weight a block has a few rows. Four warps fetch them into
+// a ring of stages in shared memory, ahead of everybody over all layers, so that reading seldom pauses; eight multiply.
+// Between products, vectors travel as packets (exchange.cuh):
 //
 //   norm -> qkv -> [qk norm, rope, store, attention] -> o -> norm -> gate, up, silu -> down -> next layer
 //
@@ -116,8 +116,8 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
             Span span(s, unit, most, static_cast<int>(layer.window));
             if (!span.works) continue;
             // The vectors' place is free: all warps are through with them when a product's last sums are there.
-            Attention<HEAD_DIM, ROWS> attention(s, layer, span, p.to, packets(buffers.parts), packets(buffers.attended), round,
-                                          shared + places.vectors);
+            Attention<HEAD_DIM, ROWS> attention(s, layer, span, p.to, packets(buffers.parts), packets(buffers.attended),
+                                                round, shared + places.vectors);
             attention.run(ring, most, trace);
         }
         if (threadIdx.x == 0) announce(arrived(Kind::QKV));

@@ -233,8 +233,10 @@ def check(model: DecoderTensors, rows: int) -> None:
                 raise DoesNotFitError(f"{field.name} is not a dense bfloat16 tensor")
     if not all(map(_is_plain, (model.embedding, model.final_norm, model.lm_head))):
         raise DoesNotFitError("the embedding, the last norm or the output are not dense bfloat16 tensors")
-    if model.page_table.dtype != torch.int32 or model.page_table.stride(1) != 1:
-        raise DoesNotFitError("the page table is not of dense int32 rows")
+    if model.page_table.dtype != torch.int32 or not model.page_table.is_contiguous():
+        raise DoesNotFitError("the page table is not a dense int32 tensor")
+    if model.cos_sin.dtype != torch.float32 or model.cos_sin.shape[1:] != (head_dim,):
+        raise DoesNotFitError("cosines and sines are not [positions, head_dim] in float32")
 
 
 def _is_plain(tensor: Tensor) -> bool:

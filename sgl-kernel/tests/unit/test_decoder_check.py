@@ -70,6 +70,8 @@ def test_takes_what_it_is_written_for() -> None:
         (with_layer(gate_up=bf16(128, 384).T), 1, "gate_up is not a dense bfloat16"),
         (replace(model(), lm_head=bf16(50, 128).half()), 1, "output"),
         (replace(model(), page_table=torch.zeros(3, 9, dtype=torch.int64)), 1, "page table"),
+        (replace(model(), page_table=torch.zeros(3, 18, dtype=torch.int32)[:, ::2]), 1, "page table"),
+        (replace(model(), cos_sin=torch.empty(9, 32)), 1, "cosines"),
     ],
 )
 def test_refuses_the_rest(wrong: DecoderTensors, rows: int, reason: str) -> None:
