@@ -7,7 +7,7 @@ SHELL := /bin/bash
 VENV := .venv
 STAMP := $(VENV)/.ready-$(or $(PLATFORM),auto)
 
-.PHONY: help setup serve test test-gpu check format clean distclean
+.PHONY: help setup serve test test-gpu check format api-docs clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -33,6 +33,9 @@ check: setup  ## style, types and import layers only
 
 format: setup  ## put every file into the one style
 	@scripts/format
+
+api-docs: setup  ## write the tables of docs/api.md anew
+	@$(VENV)/bin/python scripts/write_api_docs.py
 
 clean:  ## caches
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist {python,sgl-kernel,sgl-kernel/python}/*.egg-info

@@ -28,6 +28,8 @@ class StrictModel(BaseModel):
 
     unsupported: ClassVar[Mapping[str, Sequence[object]]] = {}
     """Field -> the values with which it may be sent all the same."""
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are taken and change nothing: a client's own bookkeeping."""
 
     @model_validator(mode="before")
     @classmethod

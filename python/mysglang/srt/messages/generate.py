@@ -18,7 +18,7 @@ from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils.json_types import json_type
 
 # Value that asks for nothing, by field.
-_UNSUPPORTED: dict[str, object] = {
+UNSUPPORTED: dict[str, object] = {
     **dict.fromkeys(("input_embeds", "image_data", "video_data", "audio_data", "modalities", "images_config")),
     **dict.fromkeys(("video_config", "mm_processor_kwargs", "mm_content_hashes", "session_params", "session_id")),
     **dict.fromkeys(("lora_path", "custom_logit_processor", "max_thinking_tokens", "routing_key", "routed_dp_rank")),
@@ -36,7 +36,7 @@ _UNSUPPORTED: dict[str, object] = {
     "log_metrics": True,
 }
 
-_UNSUPPORTED_SAMPLING: dict[str, object] = {
+UNSUPPORTED_SAMPLING: dict[str, object] = {
     **dict.fromkeys(("stop_regex", "custom_params", "watermark")),
     "beam_width": 1,
 }
@@ -79,43 +79,50 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """Text with which the model ends its thinking; a grammar begins only after it. None: there is no thinking."""
     think_start: str | None = None
     """Text with which the answer may begin a thought, if it does not begin in one. None: it does, or may not think."""
+    pool: bool = False
+    """Whether a vector of the prompt is wanted, and no text."""
+    second_texts: list[int | None] | None = None
+    """For each prompt, given as ids: the token with which the second text of a pair begins."""
 
 
 # Not the client's to say.
-_INTERNAL = {"add_special_tokens", "clip_max_new_tokens", "think_end", "think_start"}
-_FIELDS = [name for name in GenerateReqInput.__struct_fields__ if name not in _INTERNAL]
+INTERNAL = {"add_special_tokens", "clip_max_new_tokens", "think_end", "think_start", "pool", "second_texts"}
+_FIELDS = [name for name in GenerateReqInput.__struct_fields__ if name not in INTERNAL]
 
 
 def parse_generate(data: Mapping[str, object]) -> GenerateReqInput:
     """A native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default."""
-    fields = _settled(data, _FIELDS, _UNSUPPORTED)
+    fields = settled_fields(data, _FIELDS, UNSUPPORTED)
     params = fields.pop("sampling_params", {})
     if isinstance(params, list):
         parsed = [parse_sampling_params(entry, f"sampling_params[{i}]") for i, entry in enumerate(params)]
         clips: bool | list[bool] = ["max_new_tokens" not in entry for entry in params]
-        return _convert({**fields, "sampling_params": parsed, "clip_max_new_tokens": clips}, GenerateReqInput, "")
+        return convert_fields({**fields, "sampling_params": parsed, "clip_max_new_tokens": clips}, GenerateReqInput, "")
     one = parse_sampling_params(params, "sampling_params")
     clip = isinstance(params, Mapping) and "max_new_tokens" not in params
-    return _convert({**fields, "sampling_params": one, "clip_max_new_tokens": clip}, GenerateReqInput, "")
+    return convert_fields({**fields, "sampling_params": one, "clip_max_new_tokens": clip}, GenerateReqInput, "")
 
 
 def parse_sampling_params(data: object, path: str = "sampling_params") -> SamplingParams:
     """The `sampling_params` of a native request, types checked; ranges are `SamplingParams.verify`'s."""
     if not isinstance(data, Mapping):
         raise InvalidRequest(f"{path} must be an object, got {json_type(data)}.", param=path)
-    fields = _settled(data, SamplingParams.__struct_fields__, _UNSUPPORTED_SAMPLING, path)
+    fields = settled_fields(data, SamplingParams.__struct_fields__, UNSUPPORTED_SAMPLING, path)
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
     if data.get("max_new_tokens", 0) is None:
         # The one field whose default is not what null means: fill the context.
         fields["max_new_tokens"] = None
-    return _convert(fields, SamplingParams, path)
+    return convert_fields(fields, SamplingParams, path)
 
 
-def _settled(
+def settled_fields(
     data: Mapping[str, object], known: tuple[str, ...] | list[str], unsupported: Mapping[str, object], path: str = ""
 ) -> dict[str, object]:
-    """The known fields that are set. Raises InvalidRequest for the others."""
+    """The known fields that are set. `unsupported`: field -> the value with which it may be sent all the same.
+
+    Raises InvalidRequest for the others.
+    """
     fields = {}
     for name, value in data.items():
         if value is None and (name in known or name in unsupported):
@@ -133,7 +140,8 @@ def _settled(
     return fields
 
 
-def _convert(fields: Mapping[str, object], kind: type[Struct], path: str) -> Struct:
+def convert_fields(fields: Mapping[str, object], kind: type[Struct], path: str) -> Struct:
+    """The fields as a struct, types checked. Raises InvalidRequest that names the field under `path`."""
     try:
         return msgspec.convert(fields, kind, str_keys=True)
     except msgspec.ValidationError as error:

@@ -98,11 +98,11 @@ class GenerationRequest(StrictModel):
     extra_key: str | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
-    # Bookkeeping of the client's: taken, and without effect here.
     user: str | None = None
     metadata: dict[str, Any] = {}
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    without_effect = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> GenerationRequest:
