@@ -69,6 +69,8 @@ class GenerationChunk:
     retractions: int
     logprobs: LogprobChunk | None = None
     """None if not asked for."""
+    prompt_ids: Ints | None = None
+    """The prompt as the model reads it."""
 
 
 class RowCounters(NamedTuple):
@@ -120,6 +122,7 @@ class ReqState:
         "_text",
         "finish_reason",
         "index",
+        "prompt_ids",
         "rid",
         "sent",
         "wire_rid",
@@ -135,6 +138,7 @@ class ReqState:
         """Whether the scheduler has heard of it."""
         self.finish_reason: FinishReason | None = None
         self.wish: LogprobRequest | None = None
+        self.prompt_ids = b""
         self._inbox = inbox
         self._stream = stream
         self._in_inbox = False
@@ -192,6 +196,7 @@ class ReqState:
             cached_tokens=counters.cached_tokens,
             retractions=counters.retractions,
             logprobs=None if self.wish is None else join_logprobs(self._logprobs, self.wish),
+            prompt_ids=unpack_ids(self.prompt_ids),
         )
         self._text.clear()
         self._ids.clear()

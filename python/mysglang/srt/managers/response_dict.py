@@ -45,6 +45,7 @@ class ResponseDicts:
         if obj.return_text_in_logprobs and tokenizer is not None:
             self._text_of = tokenizer.token_text
         self._incremental = incremental and obj.stream
+        self._with_prompt = obj.return_prompt_token_ids
         self._indexed = obj.stream and _several(obj)
         self._list = _several(obj)
         self._started = time.monotonic()
@@ -61,6 +62,8 @@ class ResponseDicts:
         if chunk.finish_reason is not None:
             meta_info["e2e_latency"] = time.monotonic() - self._started
         response: Response = {"text": known.text, "output_ids": list(known.ids), "meta_info": meta_info}
+        if self._with_prompt and chunk.prompt_ids is not None:
+            response["prompt_token_ids"] = chunk.prompt_ids.tolist()
         if self._indexed:
             response["index"] = chunk.index
         self._responses[chunk.index] = response

@@ -195,6 +195,7 @@ class TokenizerManager:
         if state.finish_reason is not None:
             return
         state.wish = request.logprobs
+        state.prompt_ids = request.input_ids
         state.sent = True
         self.counters.accepted += 1
         self._to_scheduler.send(request)

@@ -29,7 +29,7 @@ UNSUPPORTED: dict[str, object] = {
     "num_items_assigned": None,
     **dict.fromkeys(("return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs"), False),
     **dict.fromkeys(("return_flat_raw_top_logprobs_b64", "return_sampling_mask", "return_hidden_states"), False),
-    **dict.fromkeys(("return_routed_experts", "return_indexer_topk", "return_prompt_token_ids"), False),
+    **dict.fromkeys(("return_routed_experts", "return_indexer_topk"), False),
     **dict.fromkeys(("return_bytes", "return_entropy", "use_audio_in_video", "require_reasoning"), False),
     **dict.fromkeys(("need_wait_for_mm_inputs", "background"), False),
     **dict.fromkeys(("priority", "routed_experts_start_len"), 0),
@@ -66,6 +66,8 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     token_ids_logprob: list[int | list[int] | None] | None = None
     """Ids whose logprob is wanted at every position; the same for all prompts, or a list for each."""
     return_text_in_logprobs: bool = False
+    return_prompt_token_ids: bool = False
+    """Whether responses tell the ids of the prompt."""
     extra_key: str | None = None
     """Namespace of the prefix cache; `cache_salt` is the same by another name, and both together are one key."""
     cache_salt: str | None = None

@@ -213,7 +213,9 @@ async def test_the_echoed_prompt_has_logprobs_and_offsets(kind: str) -> None:
         ({"max_tokens": CONTEXT_LEN}, "max_tokens", "together exceed"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"logprobs": True}, "logprobs", "valid integer"),
-        ({"best_of": 3}, "best_of", "must equal n (1)"),
+        ({"best_of": 3, "stream": True}, "best_of", "in a stream it is n (1)"),
+        ({"best_of": 1, "n": 2}, "best_of", "must be at least n (2)"),
+        ({"best_of": 500}, "best_of", "more than the 72 requests"),
         ({"suffix": "x"}, "suffix", "not supported"),
         ({"messages": []}, "messages", "does not know"),
         ({"rid": ["a", "b"]}, "rid", "2 entries for 1 prompts"),
@@ -232,6 +234,36 @@ async def test_best_of_all_that_are_returned() -> None:
     async with serve() as served:
         answer = (await served.post(PATH, asked(n=2, best_of=2))).json()
     assert len(answer["choices"]) == 2
+
+
+async def test_the_best_of_several_are_returned_the_best_first() -> None:
+    worth = {"a": [-3.0, -1.0, -2.0], "b": [-1.0, -3.0, -0.5]}
+    asked_for: list[str] = []
+
+    def script(request: TokenizedGenerateReqInput) -> list[Step]:
+        prompt, number = "ab"[len(asked_for) // 3], len(asked_for) % 3
+        asked_for.append(prompt)
+        assert request.logprobs is not None
+        row = RowLogprobs(**logprob_row([7], [worth[prompt][number]]))
+        return [Step(f"{prompt}{number}", [7], Length(1), row)]
+
+    async with serve(script) as served:
+        answer = (await served.post(PATH, asked(prompt=["a", "b"], n=2, best_of=3, echo=True))).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["aa1", "aa2", "bb2", "bb0"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_token_ids_of_prompt_and_answer(stream: bool) -> None:
+    async with serve() as served:
+        response = await served.post(PATH, asked(prompt=[5, 6], return_token_ids=True, stream=stream))
+    frames = [orjson.loads(frame) for frame in events(response.content)[:-1]] if stream else [response.json()]
+    choices = [frame["choices"][0] for frame in frames]
+    assert [token for choice in choices for token in choice["token_ids"]] == [7, 8, 9, 2]
+    assert choices[0]["prompt_token_ids"] == [5, 6]
+    assert all("prompt_token_ids" not in choice for choice in choices[1:])
 
 
 async def test_a_server_without_a_tokenizer_takes_ids() -> None:

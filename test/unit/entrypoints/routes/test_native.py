@@ -27,6 +27,14 @@ async def test_one_prompt(method: str) -> None:
     assert meta["e2e_latency"] >= 0
 
 
+async def test_the_prompt_s_ids_if_asked_for() -> None:
+    async with serve() as served:
+        batch = (await served.post(PATH, {"text": ["a", "b"], "return_prompt_token_ids": True})).json()
+        plain = (await served.post(PATH, {"text": "a"})).json()
+    assert [answer["prompt_token_ids"] for answer in batch] == [small("byte_level").encode(text) for text in "ab"]
+    assert "prompt_token_ids" not in plain
+
+
 async def test_a_batch_and_several_answers() -> None:
     async with serve() as served:
         batch = (await served.post(PATH, {"text": ["a", "b"]})).json()

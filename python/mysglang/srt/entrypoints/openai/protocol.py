@@ -112,7 +112,7 @@ class GenerationRequest(StrictModel):
 
 
 _UNSUPPORTED_EVERYWHERE = {
-    **not_here("store", "return_hidden_states", "return_routed_experts", "return_token_ids", unless=OFF),
+    **not_here("store", "return_hidden_states", "return_routed_experts", unless=OFF),
     **not_here("return_cached_tokens_details", "return_spec_tokens_details", unless=OFF),
     **not_here("service_tier", unless=("auto", "default")),
     **not_here("structural_tag", "stop_regex", "lora_path", "beam_width"),
@@ -133,18 +133,25 @@ class CompletionRequest(GenerationRequest):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
+    """How many answers are generated for each prompt; the `n` likeliest are returned."""
+    return_token_ids: bool = False
     json_schema: str | None = None
     rid: Texts | None = None
     unsupported = {**_UNSUPPORTED_EVERYWHERE, **not_here("suffix")}
 
     @model_validator(mode="after")
-    def _best_of_is_n(self) -> CompletionRequest:
-        if self.best_of not in (None, self.n):
-            message = (
-                f"best_of: choosing among more answers than are returned is not supported; must equal n ({self.n})."
-            )
+    def _best_of_holds_n(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequest(f"best_of: must be at least n ({self.n}), got {self.best_of}.", param="best_of")
+        if self.stream and self.best_of not in (None, self.n):
+            message = f"best_of: which answers are the best is known only at the end; in a stream it is n ({self.n})."
             raise InvalidRequest(message, param="best_of")
         return self
+
+    @property
+    def candidates(self) -> int:
+        """Answers that are generated for each prompt."""
+        return self.n if self.best_of is None else self.best_of
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -170,6 +177,7 @@ class ChatCompletionRequest(GenerationRequest):
     unsupported = {
         **_UNSUPPORTED_EVERYWHERE,
         **not_here("json_schema"),
+        **not_here("return_token_ids", unless=OFF),
         **not_here("functions", unless=([],)),
         **not_here("function_call", unless=("none", "auto")),
         **not_here("modalities", unless=(["text"],)),

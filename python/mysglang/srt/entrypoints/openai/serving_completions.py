@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
+import msgspec
+
+from mysglang.srt.entrypoints.openai.best_of import likeliest
 from mysglang.srt.entrypoints.openai.field_names import COMPLETION_NAMES, own_words
 from mysglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, positions
 from mysglang.srt.entrypoints.openai.protocol import CompletionRequest
@@ -11,7 +14,7 @@ from mysglang.srt.entrypoints.openai.response_format import names_of
 from mysglang.srt.entrypoints.openai.sampling import sampling_params
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, note_usage
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
-from mysglang.srt.entrypoints.openai.usage import finish_words
+from mysglang.srt.entrypoints.openai.usage import UsageMeter, finish_words
 from mysglang.srt.entrypoints.streaming import DONE
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
@@ -27,11 +30,14 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
 
     async def _complete(self, body: CompletionRequest, envelope: Envelope) -> dict[str, object]:
         meter, teller = self._meter(body), await self._teller(body)
-        choices: dict[int, dict[str, object]] = {}
-        async with self._chunks(self._convert(body, envelope), names_of(body.response_format)) as chunks:
+        found: dict[int, GenerationChunk] = {}
+        names = {**names_of(body.response_format), **({} if body.best_of is None else {"n": "best_of"})}
+        async with self._chunks(self._convert(body, envelope), names) as chunks:
             async for chunk in chunks:
                 note_usage(meter, chunk)
-                choices[chunk.index] = teller.choice(chunk)
+                found[chunk.index] = chunk
+        best = likeliest(found, len(body.prompt), body.candidates, body.n)
+        choices = {index: {**teller.choice(chunk), "index": index} for index, chunk in best.items()}
         return self._answer(envelope.head("text_completion"), choices, meter)
 
     async def _stream(self, body: CompletionRequest, envelope: Envelope) -> AsyncGenerator[bytes, None]:
@@ -43,22 +49,27 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
                 note_usage(meter, chunk)
                 choice = teller.choice(chunk)
                 # There may be nothing to tell, while a character or a stop string is incomplete.
-                if choice["text"] or choice["logprobs"] or choice["finish_reason"]:
+                if any(choice.get(name) for name in ("text", "logprobs", "finish_reason", "token_ids")):
                     yield frames.choice(choice, meter.of(chunk.index) if options.continuous_usage_stats else None)
         yield (frames.usage(meter.total()) if options.include_usage else b"") + DONE
 
+    def _meter(self, body: CompletionRequest) -> UsageMeter:
+        return UsageMeter(body.candidates, report_cached=self._options.report_cached_tokens)
+
     def _convert(self, body: CompletionRequest, envelope: Envelope) -> GenerateReqInput:
         wants_logprobs = body.logprobs is not None
+        params = sampling_params(body, self._options.defaults, body.max_tokens)
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
         ids: list[int | list[int]] = [prompt for prompt in body.prompt if isinstance(prompt, list)]
         return GenerateReqInput(
             text=texts or None,
             input_ids=ids or None,
-            sampling_params=sampling_params(body, self._options.defaults, body.max_tokens),
+            sampling_params=msgspec.structs.replace(params, n=body.candidates),
             clip_max_new_tokens="max_tokens" not in body.model_fields_set,
             stream=body.stream,
             rid=body.rid or envelope.rid,
-            return_logprob=wants_logprobs,
+            # The best are told by their log-probabilities.
+            return_logprob=wants_logprobs or body.candidates > body.n,
             logprob_start_len=0 if wants_logprobs and body.echo else -1,
             top_logprobs_num=body.logprobs or 0,
             extra_key=body.extra_key,
@@ -92,22 +103,28 @@ class _Teller:
 
     def choice(self, chunk: GenerationChunk) -> dict[str, object]:
         reason, matched = (None, None) if chunk.finish_reason is None else finish_words(chunk.finish_reason)
-        return {
+        first = chunk.index not in self._begun
+        choice: dict[str, object] = {
             "index": chunk.index,
             "text": self._echo(chunk.index) + chunk.text,
             "logprobs": self._columns(chunk),
             "finish_reason": reason,
             "matched_stop": matched,
         }
+        if self._body.return_token_ids:
+            choice["token_ids"] = chunk.token_ids.tolist()
+            if first and chunk.prompt_ids is not None:
+                choice["prompt_token_ids"] = chunk.prompt_ids.tolist()
+        return choice
 
     def _echo(self, index: int) -> str:
-        if not self._echoes or index in self._begun:
+        if index in self._begun:
             return ""
         self._begun.add(index)
-        return self._echoes[index // self._body.n]
+        return self._echoes[index // self._body.candidates] if self._echoes else ""
 
     def _columns(self, chunk: GenerationChunk) -> dict[str, list[object]] | None:
-        if chunk.logprobs is None:
+        if chunk.logprobs is None or self._body.logprobs is None:
             return None
         columns = self._columns_of(chunk.index)
         prompt = [] if chunk.logprobs.input is None else positions(chunk.logprobs.input)
