@@ -59,7 +59,8 @@ MAY_IMPORT = {
     # the processes
     "managers": "scheduling mem_cache forward.worker multimodal parser sampling messages server_args args configs",
     "managers.scheduler_builder": PLUG_INS + " distributed",
-    "managers.worker_factory": "model_executor.tp_worker model_executor.runner_config speculative",
+    "managers.worker_factory": "model_executor.tp_worker model_executor.pooling_worker model_executor.encoder_worker "
+    "model_executor.runner_config speculative",
     "entrypoints": "managers function_call parser sampling messages server_args args configs",
     "entrypoints.launcher": "disaggregation.bootstrap_server",
     # the package's own top

@@ -13,7 +13,8 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.loader import load_model
-from mysglang.srt.models.causal_lm import CausalLM, weight_parameters
+from mysglang.srt.models.causal_lm import CausalLM
+from mysglang.srt.models.checkpoint_model import weight_parameters
 
 CPU = torch.device("cpu")
 

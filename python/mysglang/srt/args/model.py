@@ -26,6 +26,9 @@ class ModelArgs:
     load_format: LoadFormat = arg("auto", help="Where weights come from; dummy makes random ones (for speed tests).")
     dtype: DType = arg("auto", help="Data type of weights and activations; auto takes the checkpoint's.")
     context_length: int | None = arg(None, at_least=2, help="Longest request in tokens, output included; the model's.")
+    is_embedding: bool = arg(
+        False, help="Make vectors of prompts, with a model that could generate; others do what their architecture says."
+    )
     revision: str | None = arg(None, help="Branch, tag or commit of the Hugging Face repository.")
     download_dir: str | None = arg(
         None, help="Where Hugging Face repositories are downloaded to; their cache if unset."

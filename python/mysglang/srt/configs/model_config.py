@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import msgspec
 
 from mysglang.srt.configs.architectures import ARCHITECTURES, Architecture
+from mysglang.srt.configs.encoder_config import EncoderConfig, encoder_config
+from mysglang.srt.configs.pooling_config import PoolingConfig, is_sentence_encoder, pooling_config
 from mysglang.srt.configs.rope_config import longest_context, rope_parameters
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import read_json, read_json_if_there, resolve_model_path
@@ -61,6 +63,15 @@ class ModelConfig:
     """rope_type, rope_theta and the numbers of the scaling."""
     eos_token_ids: tuple[int, ...]
     """Of config.json and generation_config.json together."""
+    pooling: PoolingConfig | None = None
+    """How a vector is made of a prompt; None for a model that generates."""
+    encoder: EncoderConfig | None = None
+    """What is particular to an encoder; None for a decoder."""
+
+    @property
+    def needs_whole_prompts(self) -> bool:
+        """Whether a prompt may neither be cut into chunks nor begin with what was computed for another."""
+        return self.encoder is not None or (self.pooling is not None and self.pooling.needs_whole_prompts)
 
     @classmethod
     def from_path(
@@ -70,26 +81,34 @@ class ModelConfig:
         dtype: str = "auto",
         context_length: int | None = None,
         overrides: dict[str, Any] | None = None,
+        is_embedding: bool = False,
     ) -> ModelConfig:
         """Read the model at `path` (a directory or a Hugging Face id).
 
-        `overrides` replace keys of config.json. Raises ConfigError with a line that says what to do.
+        `overrides` replace keys of config.json. A decoder that could generate makes vectors if `is_embedding`, or if
+        the files of sentence-transformers stand beside it. Raises ConfigError with a line that says what to do.
         """
         folder = resolve_model_path(path)
         if not (folder / "config.json").exists():
             raise ConfigError(f"{folder} has no config.json; give the directory of a model in Hugging Face format")
         hf = read_json(folder / "config.json") | (overrides or {})
         generation_config = read_json_if_there(folder / "generation_config.json")
-        name, architecture = _architecture(hf)
+        name, architecture = _architecture(hf, embedding=is_embedding or is_sentence_encoder(folder))
         facts = _facts(hf, architecture)
         rope = rope_parameters(hf, facts.max_position_embeddings)
+        pooling = None if architecture.task == "generate" else pooling_config(folder, hf, architecture)
+        encoder = None
+        longest = longest_context(rope, facts.max_position_embeddings)
+        if architecture.encoder:
+            encoder = encoder_config(hf, positions_after_padding=architecture.positions_after_padding)
+            longest = encoder.num_positions - encoder.first_position
         return cls(
             path=str(folder),
             architecture=name,
             hf=hf,
             generation_config=generation_config,
             dtype=_dtype(dtype, facts),
-            context_len=_context_len(context_length, longest_context(rope, facts.max_position_embeddings)),
+            context_len=_context_len(context_length, longest, pooling),
             vocab_size=facts.vocab_size,
             hidden_size=facts.hidden_size,
             intermediate_size=facts.intermediate_size,
@@ -105,6 +124,8 @@ class ModelConfig:
             windows=_windows(facts, architecture),
             rope_parameters=rope,
             eos_token_ids=_eos_token_ids(facts.vocab_size, hf, generation_config),
+            pooling=pooling,
+            encoder=encoder,
         )
 
 
@@ -140,7 +161,7 @@ class _Facts(msgspec.Struct, frozen=True):
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
-def _architecture(hf: dict[str, Any]) -> tuple[str, Architecture]:
+def _architecture(hf: dict[str, Any], *, embedding: bool) -> tuple[str, Architecture]:
     names = hf.get("architectures") or []
     if not isinstance(names, list) or not names:
         raise ConfigError(
@@ -155,7 +176,8 @@ def _architecture(hf: dict[str, Any]) -> tuple[str, Architecture]:
         raise ConfigError("the checkpoint is quantized, which is not supported; choose the one in bfloat16 or float16")
     for name in names:
         if isinstance(name, str) and name in ARCHITECTURES:
-            return name, ARCHITECTURES[name]
+            headless = ARCHITECTURES[name].embedding if embedding else None
+            return headless or name, ARCHITECTURES[headless or name]
     listed = ", ".join(str(name) for name in names)
     raise ConfigError(f"architecture {listed} is not supported; supported are " + ", ".join(ARCHITECTURES))
 
@@ -189,9 +211,10 @@ def _dtype(wanted: str, facts: _Facts) -> str:
     return DTYPES[wanted]
 
 
-def _context_len(wanted: int | None, longest: int) -> int:
+def _context_len(wanted: int | None, longest: int, pooling: PoolingConfig | None) -> int:
     if wanted is None:
-        return longest
+        trained = pooling.max_length if pooling is not None else None
+        return longest if trained is None else min(trained, longest)
     if wanted < 1:
         raise ConfigError(f"context_length must be at least 1, not {wanted}")
     if wanted > longest:

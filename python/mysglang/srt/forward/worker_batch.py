@@ -157,6 +157,8 @@ class ModelWorkerBatch:
     logprobs: LogprobColumns | None = None
     waits_for_mask: bool = False
     """Whether tokens are chosen only when `BatchResult.sample` brings a TokenMask: it depends on the step before."""
+    second_texts: Ints | None = None
+    """Per row: where the second text of a pair begins; its length where there is none. None: there are no pairs."""
     shared: SharedPrefixes | None = None
     """Pages that several rows of a DECODE step read, where reading them once is worth it; None: nothing is shared."""
 

@@ -133,6 +133,7 @@ class DetokenizerManager:
             counters=message.counters,
             finished=message.finished,
             logprobs=message.logprobs,
+            vectors=message.vectors,
         )
 
     def _new_status(self, flags: int, stops: Sequence[str]) -> Status:

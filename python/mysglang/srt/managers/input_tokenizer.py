@@ -42,14 +42,17 @@ class FrontLimits:
     vocab_size: int
     max_running_requests: int
     """Requests that run at once; more wait."""
+    is_embedding: bool = False
+    """Whether the model makes vectors of prompts, and no text."""
 
     @classmethod
     def from_facts(cls, facts: SchedulerFacts) -> FrontLimits:
         return cls(
             context_len=facts.context_len,
-            max_req_len=facts.max_req_input_len + 1,
+            max_req_len=facts.max_req_input_len + (not facts.is_embedding),
             vocab_size=facts.vocab_size,
             max_running_requests=facts.max_running_requests,
+            is_embedding=facts.is_embedding,
         )
 
 
@@ -77,6 +80,14 @@ class InputTokenizer:
         """The ids of `text`. Raises InvalidRequest."""
         return await self._pool.run(len(text), lambda: self._encode([text], add_special_tokens)[0])
 
+    async def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
+        """The ids of two texts each, put together as the tokenizer does it, and where the second one begins.
+
+        Raises InvalidRequest.
+        """
+        size = sum(len(first) + len(second) for first, second in pairs)
+        return await self._pool.run(size, lambda: self._encode_pairs(pairs))
+
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Raises InvalidRequest for ids outside the vocabulary."""
         tokenizer = self._need_tokenizer("decoding", "input_ids")
@@ -91,8 +102,10 @@ class InputTokenizer:
         self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str], drawn: Sequence[int]
     ) -> list[TokenizedGenerateReqInput]:
         requests: list[TokenizedGenerateReqInput] = []
-        for prompt, ids, seed in zip(unfolded.prompts, self._ids(obj, unfolded.prompts), drawn, strict=True):
-            params = self._with_stop_tokens(self._settle(prompt, len(ids)))
+        seconds = obj.second_texts or [None] * len(unfolded.prompts)
+        rows = zip(unfolded.prompts, self._ids(obj, unfolded.prompts), drawn, seconds, strict=True)
+        for prompt, ids, seed, second_text in rows:
+            params = self._with_stop_tokens(self._settle(prompt, len(ids), spare=0 if obj.pool else 1))
             first_seed = seed if params.sampling_seed is None else params.sampling_seed
             packed, wish = pack_ids(ids), _logprob_request(prompt.logprobs, len(ids))
             grammar_after, thought_start = self._thinking(params, obj)
@@ -107,6 +120,7 @@ class InputTokenizer:
                         extra_key=unfolded.extra_key,
                         grammar_after=grammar_after,
                         thought_start=thought_start,
+                        second_text=second_text,
                     )
                 )
         return requests
@@ -121,17 +135,25 @@ class InputTokenizer:
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         tokenizer = self._need_tokenizer("text")
+        self._check_texts(texts, tokenizer.longest_token)
+        return tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+    def _check_texts(self, texts: Sequence[str], longest_token: int) -> None:
         for text in texts:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
                 message = f"text holds half a surrogate pair at character {error.start}."
                 raise InvalidRequest(message, param="text") from None
-            at_least = len(text) // tokenizer.longest_token
+            at_least = len(text) // longest_token
             if at_least >= self._limits.context_len:
                 # What cannot fit is not worth the seconds that tokenizing it would take.
                 raise self._too_long(f"at least {at_least}")
-        return tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+    def _encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
+        tokenizer = self._need_tokenizer("text")
+        self._check_texts([text for pair in pairs for text in pair], tokenizer.longest_token)
+        return tokenizer.encode_pairs(pairs)
 
     def _need_tokenizer(self, what: str, field: str = "") -> Tokenizer:
         """`what`: for what it is needed; `field`: which field asks for that, if it has another name."""
@@ -160,14 +182,17 @@ class InputTokenizer:
         wrong = next(token for token in ids if not 0 <= token <= last)
         raise InvalidRequest(f"{field}: token id {wrong} is outside the vocabulary (0 to {last}).", param=field)
 
-    def _settle(self, prompt: Prompt, length: int) -> SamplingParams:
-        """The prompt's parameters as the scheduler wants them: one answer, its length known to fit."""
+    def _settle(self, prompt: Prompt, length: int, *, spare: int) -> SamplingParams:
+        """The prompt's parameters as the scheduler wants them: one answer, its length known to fit.
+
+        `spare`: tokens that must be left for the answer.
+        """
         limits, params = self._limits, prompt.params
         if length == 0:
             raise InvalidRequest("The prompt is empty: it must have at least one token.", param=_field(prompt))
-        if length >= limits.context_len:
+        if length + spare > limits.context_len:
             raise self._too_long(str(length), _field(prompt))
-        if length >= limits.max_req_len:
+        if length + spare > limits.max_req_len:
             raise ContextTooLong(
                 f"The input ({length} tokens) is longer than the KV cache can hold ({limits.max_req_len} tokens).",
                 param=_field(prompt),

@@ -14,7 +14,11 @@ def load_model_config(args: ModelArgs) -> ModelConfig:
     """The config of the model that `args` name, with what they lay over it. Raises ConfigError."""
     assert args.model_path is not None, "resolved"
     return ModelConfig.from_path(
-        args.model_path, dtype=args.dtype, context_length=args.context_length, overrides=args.overrides
+        args.model_path,
+        dtype=args.dtype,
+        context_length=args.context_length,
+        overrides=args.overrides,
+        is_embedding=args.is_embedding,
     )
 
 

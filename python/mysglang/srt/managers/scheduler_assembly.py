@@ -106,6 +106,7 @@ class ReqMaker:
             logprobs=LogprobBook(message.logprobs) if message.logprobs is not None else None,
             grammar_after=unpack_ids(message.grammar_after),
             thought_start=message.thought_start,
+            second_text=message.second_text,
         )
         if not len(ids) or max_new > room:
             text = f"A prompt of {len(ids)} tokens and max_new_tokens {max_new} exceed the {self._max_req_len} tokens"

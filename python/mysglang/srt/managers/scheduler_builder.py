@@ -47,7 +47,7 @@ def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Lo
         capacity.page_size,
         capacity.num_slots,
         capacity.max_context,
-        prefix_cache("chunk" if args.memory.disable_radix_cache else "radix"),
+        prefix_cache("chunk" if args.memory.disable_radix_cache or model.needs_whole_prompts else "radix"),
     )
     channels = Channels(
         requests=Pull(ports.scheduler_input_ipc_name, scheduler_codec()),
@@ -66,7 +66,8 @@ def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Lo
     max_len = max_request_len(worker)
     facts = SchedulerFacts(
         max_total_num_tokens=capacity.num_tokens,
-        max_req_input_len=max_len - 1,
+        # A model that makes vectors needs no room for an answer.
+        max_req_input_len=max_len - (model.pooling is None),
         context_len=model.context_len,
         max_running_requests=capacity.num_slots,
         page_size=capacity.page_size,
@@ -74,6 +75,7 @@ def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Lo
         device=worker.device_name,
         dtype=model.dtype,
         attention_backend=worker.attention_backend,
+        is_embedding=model.pooling is not None,
         memory_usage=capacity.memory_usage,
     )
     return assembled.loop, facts
@@ -88,7 +90,7 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
     return SchedulerOptions(
         limits=PrefillLimits(
             max_prefill_tokens=schedule.max_prefill_tokens,
-            chunked_prefill_size=schedule.prefill_chunk,
+            chunked_prefill_size=None if model.needs_whole_prompts else schedule.prefill_chunk,
         ),
         eos_token_ids=model.eos_token_ids,
         policy=schedule.schedule_policy,
@@ -108,7 +110,7 @@ def _structured_output(args: ServerArgs, model: ModelConfig, tokenizer: Tokenize
     """Begins to load the grammar library, which goes on while the model is loaded. Raises ConfigError."""
     grammar = args.grammar
     backend = choose_backend(grammar.grammar_backend)
-    if tokenizer is None or backend == NO_BACKEND:
+    if tokenizer is None or backend == NO_BACKEND or model.pooling is not None:
         return StructuredOutput.none()
     if backend == "xgrammar" and grammar.constrained_json_whitespace_pattern is not None:
         raise ConfigError(

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.model_executor.encoder_worker import EncoderWorker
+from mysglang.srt.model_executor.pooling_worker import PoolingWorker
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.tp_worker import TpModelWorker
 from mysglang.srt.server_args import ServerArgs
 
 
-def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker:
+def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker | PoolingWorker | EncoderWorker:
     """Load the model and size its memory. Raises ConfigError for what the user must change."""
+    load = LoadConfig(load_format=args.model.load_format, seed=args.model.random_seed or 0)
+    runner = _runner_config(args, model)
+    if model.encoder is not None:
+        return EncoderWorker(runner, model, load)
+    return TpModelWorker(runner, model, load) if model.pooling is None else PoolingWorker(runner, model, load)
+
+
+def _runner_config(args: ServerArgs, model: ModelConfig) -> RunnerConfig:
     memory, schedule, kernels = args.memory, args.schedule, args.kernels
-    runner = RunnerConfig(
+    return RunnerConfig(
         device=args.parallel.device,
         page_size=memory.page_size,
         mem_fraction_static=memory.mem_fraction_static,
         max_total_tokens=memory.max_total_tokens,
         max_running_requests=schedule.max_running_requests,
-        chunked_prefill_size=schedule.prefill_chunk,
+        chunked_prefill_size=None if model.needs_whole_prompts else schedule.prefill_chunk,
         max_prefill_tokens=schedule.max_prefill_tokens,
         attention_backend=kernels.attention_backend,
         prefill_attention_backend=kernels.prefill_attention_backend,
@@ -31,5 +41,3 @@ def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker:
         disable_prefill_cuda_graph=kernels.disable_prefill_cuda_graph,
         cuda_graph_max_bs_prefill=kernels.cuda_graph_max_bs_prefill,
     )
-    load = LoadConfig(load_format=args.model.load_format, seed=args.model.random_seed or 0)
-    return TpModelWorker(runner, model, load)

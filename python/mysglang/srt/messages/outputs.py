@@ -80,6 +80,8 @@ class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     counters: Counters
     finished: dict[int, FinishReason] = {}
     logprobs: dict[int, RowLogprobs] = {}
+    vectors: dict[int, bytes] = {}
+    """float32: what a model that does not generate made of a row's prompt. It comes with the end of the request."""
     stops: dict[int, list[str]] = {}
     """Stop strings of a row, sent with its first tokens: text that may become one of them is held back."""
 
@@ -94,3 +96,4 @@ class BatchStrOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     counters: Counters
     finished: dict[int, FinishReason] = {}
     logprobs: dict[int, RowLogprobs] = {}
+    vectors: dict[int, bytes] = {}

@@ -32,6 +32,8 @@ class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     """int32: the tokens that end the thinking, after which the grammar begins. None: it begins at once."""
     thought_start: int | None = None
     """Token with which the answer may begin to think. None: it begins in a thought, if there is thinking at all."""
+    second_text: int | None = None
+    """Token with which the second text of a pair begins, for a model that reads pairs. None: it is one text."""
 
 
 class AbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):

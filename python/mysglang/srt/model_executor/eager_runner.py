@@ -13,7 +13,7 @@ from mysglang.srt.layers.logprobs import Logprobs
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.step_inputs import Uploaded
 from mysglang.srt.model_executor.tail import tail_of
-from mysglang.srt.models.interfaces import CausalModel
+from mysglang.srt.models.interfaces import CausalModel, Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,19 @@ class ForwardOutput:
     prompt_logprobs: Logprobs | None = None
 
 
-class EagerRunner:
-    """Owns nothing but its partners."""
+class HiddenStates:
+    """Of a decoder, over pages."""
 
-    def __init__(
-        self, model: CausalModel, logits: LogitsProcessor, backend: AttentionBackend, tables: DeviceTables
-    ) -> None:
+    def __init__(self, model: Decoder, backend: AttentionBackend, tables: DeviceTables) -> None:
         self._model = model
-        self._logits = logits
         self._backend = backend
         self._tables = tables
 
-    def run(self, batch: ModelWorkerBatch, up: Uploaded, prompt: PromptQuery | None) -> ForwardOutput:
-        """up: the uploaded `token_columns` of the batch. The page table is up to date."""
+    def of(self, batch: ModelWorkerBatch, up: Uploaded) -> Tensor:
+        """[W, hidden] of the last token of each row if `last_tokens` were uploaded, else of all tokens.
+
+        up: the uploaded `token_columns` of the batch. The page table is up to date.
+        """
         input_ids = up["input_ids"]
         if "token_slots" in up:
             input_ids = self._tables.resolve(input_ids, up["token_slots"])
@@ -55,7 +55,21 @@ class EagerRunner:
         forward.attn_metadata = self._backend.plan(forward)
         if "last_tokens" in up:
             forward.tail = tail_of(forward, up["last_tokens"])
-        hidden = self._model.forward(forward)
+        return self._model.forward(forward)
+
+
+class EagerRunner:
+    """Owns nothing but its partners."""
+
+    def __init__(
+        self, model: CausalModel, logits: LogitsProcessor, backend: AttentionBackend, tables: DeviceTables
+    ) -> None:
+        self._hidden = HiddenStates(model, backend, tables)
+        self._logits = logits
+
+    def run(self, batch: ModelWorkerBatch, up: Uploaded, prompt: PromptQuery | None) -> ForwardOutput:
+        """up: the uploaded `token_columns` of the batch. The page table is up to date."""
+        hidden = self._hidden.of(batch, up)
         logits_rows = up.get("logits_rows")
         wants_logits = logits_rows is None or len(logits_rows) > 0
         return ForwardOutput(

@@ -9,6 +9,7 @@ import logging
 import time
 import zlib
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,13 +23,16 @@ from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import LinearBase
 from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
-from mysglang.srt.models.causal_lm import CausalLM, weight_parameters
+from mysglang.srt.models.causal_lm import CausalLM
+from mysglang.srt.models.checkpoint_model import CheckpointModel, weight_parameters
 from mysglang.srt.models.registry import model_class
 from mysglang.srt.utils.hardware import GIB
 
 logger = logging.getLogger(__name__)
 
 DUMMY_STD = 0.02
+
+Model = TypeVar("Model", bound=CheckpointModel)
 
 
 def load_model(
@@ -40,7 +44,23 @@ def load_model(
     tp: Group | None = None,
     stage: Stage | None = None,
 ) -> CausalLM:
-    """This rank's part of the model, ready to run. Raises ConfigError if the checkpoint is not what it should be."""
+    """This rank's part of a model that generates, ready to run. Raises ConfigError if the checkpoint is not what it
+    should be.
+    """
+    return load_as(CausalLM, model_config, load_config, device, dtype, tp=tp, stage=stage)
+
+
+def load_as(
+    kind: type[Model],
+    model_config: ModelConfig,
+    load_config: LoadConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tp: Group | None = None,
+    stage: Stage | None = None,
+) -> Model:
+    """The same of a model of this kind, which its architecture must be."""
     began = time.perf_counter()
     dummy = load_config.load_format == "dummy"
     files = [] if dummy else open_weight_files(Path(model_config.path))
@@ -48,7 +68,7 @@ def load_model(
     try:
         with torch.no_grad():
             with device:
-                model = model_class(model_config.architecture)(model_config, context, stage or WholeModel())
+                model = model_class(model_config.architecture, kind)(model_config, context, stage or WholeModel())
             if dummy:
                 fill_with_dummy_weights(model, load_config.seed)
             else:
@@ -67,7 +87,12 @@ def load_model(
 
 
 def _load(
-    model: CausalLM, files: list[WeightFile], load_config: LoadConfig, device: torch.device, *, show_progress: bool
+    model: CheckpointModel,
+    files: list[WeightFile],
+    load_config: LoadConfig,
+    device: torch.device,
+    *,
+    show_progress: bool,
 ) -> None:
     weights = read_weights(files, device, num_threads=load_config.num_threads, show_progress=show_progress)
     try:
@@ -76,7 +101,7 @@ def _load(
         weights.close()
 
 
-def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
+def fill_with_dummy_weights(model: CheckpointModel, seed: int) -> None:
     """Small random values, the same for each parameter's name and seed on the same kind of device.
 
     Matrices and biases around 0 and norms around 1, so that activations keep the size that they have in a real model.

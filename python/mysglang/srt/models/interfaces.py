@@ -10,12 +10,16 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
 
 
-class CausalModel(Protocol):
-    """Predicts the next token of each position."""
+class Decoder(Protocol):
+    """Attends over what came before, in pages."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[W, hidden_size] hidden states after the last norm, of the tokens that the batch wants."""
         ...
+
+
+class CausalModel(Decoder, Protocol):
+    """Predicts the next token of each position."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], in the model's dtype."""

@@ -19,18 +19,19 @@ class WeightNames:
 
     `{"qkv_proj": ("q_proj", "k_proj", "v_proj")}` sends `layers.0.self_attn.k_proj.bias` to section 1 of
     `layers.0.self_attn.qkv_proj.bias`. renamed: a part of a name -> what it is called here. The names of the
-    transformer's own parts carry the prefix `model.`, which ours do not; a checkpoint without it is as good.
+    transformer's own parts carry a prefix, which ours do not; a checkpoint without it is as good.
     """
 
-    PREFIX = "model."
-
-    def __init__(self, stacked: Mapping[str, tuple[str, ...]], renamed: Mapping[str, str]) -> None:
+    def __init__(
+        self, stacked: Mapping[str, tuple[str, ...]], renamed: Mapping[str, str], *, prefix: str = "model."
+    ) -> None:
+        self._prefix = prefix
         self._renamed = renamed
         self._sections = {part: (name, i) for name, parts in stacked.items() for i, part in enumerate(parts)}
 
     def target(self, name: str) -> Target:
         """The parameter, and the section of it, that a checkpoint tensor of this name is."""
-        parts = [self._renamed.get(part, part) for part in name.removeprefix(self.PREFIX).split(".")]
+        parts = [self._renamed.get(part, part) for part in name.removeprefix(self._prefix).split(".")]
         for at, part in enumerate(parts):
             if part in self._sections:
                 stacked, section = self._sections[part]

@@ -46,6 +46,7 @@ class ForwardBuilder:
             forbidden=self._sampling.forbidden(batch),
             logprobs=self._logprobs(batch),
             waits_for_mask=self._waits_for_mask(batch),
+            second_texts=None if decode else self._table.second_text[batch.slots],
             shared=self._prefix_groups.find(batch.slots) if decode else None,
         )
 

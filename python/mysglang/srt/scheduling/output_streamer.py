@@ -44,6 +44,9 @@ class OutputStreamer:
             counters=self._counters(due, ended),
             finished=finished,
             logprobs=self._logprobs(due, ended),
+            vectors={
+                row: req.vector.tobytes() for row, req in enumerate(ended, start=len(due)) if req.vector is not None
+            },
             stops=self._stops(due, ended),
         )
         table.sent[due] = known

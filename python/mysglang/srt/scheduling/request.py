@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.forward.worker_batch import Floats, Ints
 from mysglang.srt.messages.outputs import NO_STOP_TRIM, SKIP_SPECIAL_TOKENS, FinishReason
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.finish import StopWatch
@@ -44,6 +44,11 @@ class Req:
     """Tokens that end its thinking, after which the grammar begins; none: it begins at once."""
     thought_start: int | None = None
     """Token with which the answer may begin to think; None: it begins in a thought, if there is thinking at all."""
+
+    second_text: int | None = None
+    """Token with which the second text of a pair begins; None: it is one text."""
+    vector: Floats | None = None
+    """What a model that does not generate made of the prompt."""
 
     slot: int = NO_SLOT
     sent: int = 0

@@ -58,6 +58,8 @@ class RequestTable:
         self.unheard = Trait(num_slots)
         """The detokenizer has heard nothing of it yet."""
         self.decode_flags: npt.NDArray[np.uint8] = np.zeros(num_slots, dtype=np.uint8)
+        self.second_text: Ints = np.zeros(num_slots, dtype=np.int32)
+        """Token with which the second text of a pair begins; behind the prompt where there is none."""
         self.cached_tokens: Ints = np.zeros(num_slots, dtype=np.int32)
         self.retractions: Ints = np.zeros(num_slots, dtype=np.int32)
 
@@ -84,6 +86,7 @@ class RequestTable:
         self.constrained[slot] = req.grammar is not None
         self.unheard[slot] = not req.heard_of
         self.decode_flags[slot] = req.decode_flags
+        self.second_text[slot] = req.prompt_len if req.second_text is None else req.second_text
         self.cached_tokens[slot] = req.cached_tokens
         self.retractions[slot] = req.retractions
 

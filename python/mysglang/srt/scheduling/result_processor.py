@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from mysglang.srt.forward.outputs import StepOutput
-from mysglang.srt.forward.worker_batch import Bools, Ints, LogprobColumns, Slots
+from mysglang.srt.forward.worker_batch import Bools, Floats, Ints, LogprobColumns, Slots
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.lane import Lane
@@ -38,6 +38,8 @@ class ResultProcessor:
         alive = self._table.life[batch.slots] == batch.lives
         if asked is not None:
             self._take_logprobs(batch, output, asked, alive)
+        if output.vectors is not None:
+            return self._take_vectors(batch, output.vectors, alive, lane)
         if everyone_has_one(output.counts, len(output.tokens)) and np.count_nonzero(alive) == len(alive):
             return [self.end(slot, reason, lane) for slot, reason in self._accept(batch.slots, output.tokens)]
         ended: list[Req] = []
@@ -88,6 +90,17 @@ class ResultProcessor:
         for index in (tokens < 0).nonzero()[0].tolist() if lowest < 0 else ():
             reasons[index] = NOT_FINITE
         return [(int(slots[index]), reason) for index, reason in reasons.items()]
+
+    def _take_vectors(self, batch: ScheduleBatch, vectors: Floats, alive: Bools, lane: Lane) -> list[Req]:
+        """Give the rows that yield their vectors, by which they end. vectors: [rows that yield, width]."""
+        ended = []
+        for row, vector in zip(batch.yields.nonzero()[0].tolist(), vectors, strict=True):
+            if alive[row]:
+                finite = bool(np.isfinite(vector).all())
+                req = self.end(int(batch.slots[row]), Length(0) if finite else NOT_FINITE, lane)
+                req.vector = vector if finite else None
+                ended.append(req)
+        return ended
 
     def _follow(self, slot: int, token: int) -> FinishReason | None:
         """Tell the grammar of `slot` its token; why the request ends by that, if it does."""

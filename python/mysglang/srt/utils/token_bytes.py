@@ -1,8 +1,8 @@
 """What each token adds to a text, as bytes: the `decoder` of a tokenizer.json, compiled to a table.
 
 Decoding token by token this way costs the same for the last token of a text as for its first. Knows the decoders of
-generative models (byte-level, byte-fallback, Metaspace and what surrounds them); others are refused at load. Does not
-know how bytes become text over time (`text.py`) or how text becomes tokens (`tokenizer.py`).
+generative models (byte-level, byte-fallback, Metaspace and what surrounds them) and BERT's WordPiece; others are
+refused at load. Does not know how bytes become text over time (`text.py`) or how text becomes tokens (`tokenizer.py`).
 """
 
 from __future__ import annotations
@@ -57,13 +57,26 @@ class Metaspace(msgspec.Struct, frozen=True, tag_field="type", tag="Metaspace"):
     prepend_scheme: Literal["always", "first", "never"] = "always"
 
 
+class WordPiece(msgspec.Struct, frozen=True, tag_field="type", tag="WordPiece"):
+    """A token is a word, or goes on with one if it begins with `prefix` (BERT).
+
+    `cleanup`: punctuation stands without a space before it.
+    """
+
+    prefix: str = "##"
+    cleanup: bool = True
+
+
 class DecoderSequence(msgspec.Struct, frozen=True, tag_field="type", tag="Sequence"):
     """One decoder after another."""
 
     decoders: list[DecoderSpec]
 
 
-DecoderSpec: TypeAlias = ByteLevel | ByteFallback | Fuse | Replace | Strip | Metaspace | DecoderSequence
+DecoderSpec: TypeAlias = ByteLevel | ByteFallback | Fuse | Replace | Strip | Metaspace | WordPiece | DecoderSequence
+
+_CLEANED = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")
+"""What loses its space where it stands in a token, by the tokenizers library."""
 
 
 def _per_byte(error: UnicodeError) -> tuple[str, int]:
@@ -151,7 +164,7 @@ def compile_decoder(spec: DecoderSpec | None) -> DecodingRules:
                 rules.to_bytes, rules.on_invalid = _byte_fallback_bytes, PER_BYTE
             case Strip(content=content, start=start, stop=0) if one_string and not rules.strip_count:
                 rules.strip, rules.strip_count = content.encode(), start
-            case Replace() | Strip() | Metaspace() if not one_string and rules.to_bytes is _plain_bytes:
+            case Replace() | Strip() | Metaspace() | WordPiece() if not one_string and rules.to_bytes is _plain_bytes:
                 rules.rewrites.append(_rewrite(step, first=False))
                 rules.first_rewrites.append(_rewrite(step, first=True))
             case _:
@@ -165,7 +178,7 @@ def _flatten(spec: DecoderSpec) -> list[DecoderSpec]:
     return [spec]
 
 
-def _rewrite(step: Replace | Strip | Metaspace, *, first: bool) -> Callable[[str], str]:
+def _rewrite(step: Replace | Strip | Metaspace | WordPiece, *, first: bool) -> Callable[[str], str]:
     match step:
         case Replace(pattern=pattern, content=content):
             return lambda token: token.replace(pattern.String, content)
@@ -174,6 +187,17 @@ def _rewrite(step: Replace | Strip | Metaspace, *, first: bool) -> Callable[[str
         case Metaspace(replacement=mark, prepend_scheme=scheme):
             space = "" if first and scheme != "never" else " "
             return lambda token: token.replace(mark, space)
+        case WordPiece(prefix=prefix, cleanup=cleanup):
+            return lambda token: _word_piece(token, prefix, first=first, cleanup=cleanup)
+
+
+def _word_piece(token: str, prefix: str, *, first: bool, cleanup: bool) -> str:
+    if not first:
+        token = token.removeprefix(prefix) if token.startswith(prefix) else " " + token
+    if cleanup:
+        for spaced in _CLEANED:
+            token = token.replace(spaced, spaced[1:])
+    return token
 
 
 def _strip(token: str, content: str, start: int, stop: int) -> str:

@@ -117,6 +117,13 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
+        """The ids of two texts each, framed as the model expects it, and at which of them the second text begins; None
+        for a tokenizer that does not tell the two apart.
+        """
+        encodings = self._backend.encode_batch_fast(list(pairs), add_special_tokens=True)
+        return [(one.ids, one.type_ids.index(1) if 1 in one.type_ids else None) for one in encodings]
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids` from its start. Ids outside the vocabulary have no text.
 

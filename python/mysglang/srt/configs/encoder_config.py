@@ -1,0 +1,56 @@
+"""EncoderConfig: what a BERT-like encoder's config.json says beside what all models say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from mysglang.srt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """The facts of one encoder."""
+
+    layer_norm_eps: float
+    type_vocab_size: int
+    num_positions: int
+    """Rows of the position table."""
+    first_position: int
+    """Row of a prompt's first token."""
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    layer_norm_eps: Annotated[float, msgspec.Meta(ge=0)] = 1e-12
+    type_vocab_size: Annotated[int, msgspec.Meta(ge=1)] = 2
+    max_position_embeddings: Annotated[int, msgspec.Meta(ge=1)] = 512
+    pad_token_id: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    position_embedding_type: str | None = "absolute"
+    is_decoder: bool = False
+
+
+def encoder_config(hf: dict[str, Any], *, positions_after_padding: bool) -> EncoderConfig:
+    """Raises ConfigError for what is not supported."""
+    try:
+        facts = msgspec.convert(hf, _Facts)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"config.json: {error}") from error
+    if facts.position_embedding_type not in (None, "absolute"):
+        raise ConfigError(
+            f"config.json: position_embedding_type {facts.position_embedding_type!r} is not supported; absolute is"
+        )
+    if facts.is_decoder:
+        raise ConfigError("config.json: is_decoder is set, and an encoder of this family is served as an encoder only")
+    # transformers' RobertaConfig has 1 where the file says nothing.
+    padding = 1 if facts.pad_token_id is None else facts.pad_token_id
+    first = padding + 1 if positions_after_padding else 0
+    if first >= facts.max_position_embeddings:
+        raise ConfigError(f"config.json: pad_token_id {padding} leaves no position of the table")
+    return EncoderConfig(
+        layer_norm_eps=facts.layer_norm_eps,
+        type_vocab_size=facts.type_vocab_size,
+        num_positions=facts.max_position_embeddings,
+        first_position=first,
+    )

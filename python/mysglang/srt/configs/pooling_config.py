@@ -1,0 +1,183 @@
+"""PoolingConfig: how a model that does not generate makes one vector of a prompt, and what the vector is.
+
+Read from config.json and, where they stand beside it, from the files of sentence-transformers: modules.json, the
+pooling module's config.json, sentence_bert_config.json. Plain JSON; no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+
+from mysglang.srt.configs.architectures import Architecture, Task
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.hf import read_json, read_json_if_there
+
+PoolingMode: TypeAlias = Literal["last", "cls", "mean", "max"]
+
+MODULES_FILE = "modules.json"
+LENGTH_FILE = "sentence_bert_config.json"
+
+_MODE_KEYS: dict[str, PoolingMode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+}
+_MODE_NAMES = {"cls": "cls", "lasttoken": "last", "mean": "mean", "max": "max"}
+"""The newer spelling, one string under `pooling_mode`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingConfig:
+    """The facts of one model that pools."""
+
+    task: Task
+    """embed or classify."""
+    mode: PoolingMode
+    width: int
+    """Numbers in a vector."""
+    normalize: bool
+    """Whether vectors are brought to length 1."""
+    dimensions: tuple[int, ...] | None = None
+    """Shorter lengths that a vector may be cut to; empty: any; None: it may not be cut."""
+    labels: tuple[str, ...] = ()
+    """Of a classifier, by position in its vector."""
+    activation: Literal["sigmoid", "identity"] = "identity"
+    """Of a classifier with one label: what makes a relevance of its score."""
+    pairs: bool = False
+    """Whether it reads two texts at once: a cross-encoder."""
+    max_length: int | None = None
+    """Tokens that it was trained with, where that is less than its positions."""
+
+    @property
+    def needs_whole_prompts(self) -> bool:
+        """Whether the vector depends on the hidden states of more than the last token."""
+        return self.mode != "last"
+
+
+class _Module(msgspec.Struct, frozen=True):
+    """An entry of modules.json."""
+
+    type: str
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.type.rpartition(".")[2]
+
+
+def pooling_config(folder: Path, hf: dict[str, Any], architecture: Architecture) -> PoolingConfig:
+    """Of a model in `folder` whose architecture does not generate. Raises ConfigError for what is not supported."""
+    if architecture.task == "classify":
+        labels = _labels({**architecture.defaults, **hf})
+        return PoolingConfig(
+            task="classify",
+            mode="cls" if architecture.encoder else "last",
+            width=len(labels),
+            normalize=False,
+            labels=labels,
+            activation=_activation(hf, len(labels)),
+            pairs=architecture.encoder,
+        )
+    modules = _modules(folder)
+    mode: PoolingMode = "mean" if architecture.encoder else "last"
+    pooling = next((module for module in modules if module.name == "Pooling"), None)
+    return PoolingConfig(
+        task="embed",
+        mode=mode if pooling is None else _mode(folder / pooling.path / "config.json"),
+        width=hf["hidden_size"],
+        normalize=not modules or any(module.name == "Normalize" for module in modules),
+        dimensions=_dimensions(hf),
+        max_length=_max_length(folder),
+    )
+
+
+def is_sentence_encoder(folder: Path) -> bool:
+    """Whether the files of sentence-transformers say that the model in `folder` makes vectors."""
+    return (folder / MODULES_FILE).is_file()
+
+
+def _modules(folder: Path) -> list[_Module]:
+    """The modules of sentence-transformers; none where there is no such file."""
+    file = folder / MODULES_FILE
+    if not file.is_file():
+        return []
+    try:
+        modules = msgspec.json.decode(file.read_bytes(), type=list[_Module])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    unknown = [module.name for module in modules if module.name not in ("Transformer", "Pooling", "Normalize")]
+    if unknown:
+        raise ConfigError(
+            f"{file}: the module {unknown[0]} is not supported; supported are Transformer, Pooling and Normalize"
+        )
+    return modules
+
+
+def _mode(file: Path) -> PoolingMode:
+    config = read_json(file)
+    named = config.get("pooling_mode")
+    if isinstance(named, str):
+        modes = [_MODE_NAMES.get(named, named)]
+    else:
+        chosen = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+        modes = [_MODE_KEYS.get(key, key) for key in chosen]
+    for mode in get_args(PoolingMode):
+        if modes == [mode]:
+            known: PoolingMode = mode
+            return known
+    raise ConfigError(
+        f"{file}: pooling by {' and '.join(modes) or 'nothing'} is not supported; one of cls, lasttoken, "
+        "mean and max is"
+    )
+
+
+def _max_length(folder: Path) -> int | None:
+    value = read_json_if_there(folder / LENGTH_FILE).get("max_seq_length")
+    if value is not None and (type(value) is not int or value < 1):
+        raise ConfigError(f"{folder / LENGTH_FILE}: max_seq_length must be a positive number, not {value!r}")
+    return value
+
+
+def _dimensions(hf: dict[str, Any]) -> tuple[int, ...] | None:
+    """Whether the model's vectors may be cut (matryoshka), by SGLang's keys of config.json."""
+    lengths = hf.get("matryoshka_dimensions")
+    if lengths is not None:
+        if not isinstance(lengths, list) or not all(type(one) is int and one >= 1 for one in lengths) or not lengths:
+            raise ConfigError(f"config.json: matryoshka_dimensions must be a list of lengths, not {lengths!r}")
+        return tuple(sorted(lengths))
+    return () if hf.get("is_matryoshka") is True else None
+
+
+def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
+    """By index. transformers' default is two labels; what is given as a number only is named like there."""
+    named = hf.get("id2label")
+    if isinstance(named, dict) and named:
+        texts = {str(key): str(value) for key, value in named.items()}
+        if set(texts) != {str(index) for index in range(len(texts))}:
+            raise ConfigError("config.json: id2label must name the labels 0, 1 and so on")
+        return tuple(texts[str(index)] for index in range(len(texts)))
+    count = hf.get("num_labels", 2)
+    if type(count) is not int or count < 1:
+        raise ConfigError(f"config.json: num_labels must be a positive number, not {count!r}")
+    return tuple(f"LABEL_{index}" for index in range(count))
+
+
+def _activation(hf: dict[str, Any], num_labels: int) -> Literal["sigmoid", "identity"]:
+    """As sentence-transformers' CrossEncoder chooses: what the config names, else a sigmoid for a single label."""
+    newer = hf.get("sentence_transformers")
+    named = (newer.get("activation_fn") if isinstance(newer, dict) else None) or hf.get(
+        "sbert_ce_default_activation_function"
+    )
+    if named is None:
+        return "sigmoid" if num_labels == 1 else "identity"
+    match str(named).rpartition(".")[2]:
+        case "Sigmoid":
+            return "sigmoid"
+        case "Identity":
+            return "identity"
+    raise ConfigError(f"config.json: the activation {named} is not supported; supported are Sigmoid and Identity")

@@ -1,0 +1,54 @@
+"""Pooler: the hidden states of a prompt's tokens -> one vector. Knows how they lie in a step, and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Pool = Callable[[Tensor, Tensor], Tensor]
+"""(hidden [T, H], lens [R] int64) -> [R, H] float32; the tokens of the rows stand one row after another."""
+
+
+def last_token(hidden: Tensor, lens: Tensor) -> Tensor:
+    return hidden.index_select(0, lens.cumsum(0) - 1).float()
+
+
+def first_token(hidden: Tensor, lens: Tensor) -> Tensor:
+    return hidden.index_select(0, lens.cumsum(0) - lens).float()
+
+
+def mean(hidden: Tensor, lens: Tensor) -> Tensor:
+    # `unsafe`: the lengths are the scheduler's, and checking them would wait for the device.
+    return torch.segment_reduce(hidden.float(), "mean", lengths=lens, axis=0, unsafe=True)
+
+
+def largest(hidden: Tensor, lens: Tensor) -> Tensor:
+    return torch.segment_reduce(hidden.float(), "max", lengths=lens, axis=0, unsafe=True)
+
+
+POOLS: dict[str, Pool] = {"last": last_token, "cls": first_token, "mean": mean, "max": largest}
+
+
+class Pooler:
+    """Pools, lets the model's head make of it what it wants, and brings vectors to length 1 if they should be."""
+
+    def __init__(self, mode: str, *, normalize: bool, head: Callable[[Tensor], Tensor]) -> None:
+        """`mode`: a name in `POOLS`; `head`: [N, H] -> [N, width], both float32."""
+        self._pool = POOLS[mode]
+        self._normalize = normalize
+        self._head = head
+
+    def rows(self, hidden: Tensor, lens: Tensor) -> Tensor:
+        """[R, width] float32 of all tokens [T, H] of R rows, whose lengths are lens [R] int64."""
+        return self._finish(self._pool(hidden, lens))
+
+    def tokens(self, hidden: Tensor) -> Tensor:
+        """The same of the one token of each row that counts, [R, H]."""
+        return self._finish(hidden.float())
+
+    def _finish(self, pooled: Tensor) -> Tensor:
+        vectors = self._head(pooled)
+        return F.normalize(vectors, dim=-1) if self._normalize else vectors

@@ -1,0 +1,197 @@
+"""Vectors and scores of every kind of model equal transformers', whatever stands beside a prompt in the step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fixtures.forward_batches import PageRows, Row, worker_batch
+from fixtures.pooling_checkpoints import (
+    Saved,
+    describe_modules,
+    save_decoder,
+    save_encoder,
+    save_reward_model,
+    set_config,
+)
+from fixtures.tiny_checkpoints import make_checkpoint
+from fixtures.worker_driver import GREEDY, columns
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.outputs import StepOutput
+from mysglang.srt.forward.worker import Worker
+from mysglang.srt.forward.worker_batch import Floats
+from mysglang.srt.model_executor.encoder_worker import EncoderWorker
+from mysglang.srt.model_executor.pooling_worker import PoolingWorker
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+
+CPU = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=8)
+PROMPTS = [np.random.default_rng(i).integers(3, 150, n).tolist() for i, n in enumerate((40, 3, 17, 1, 33))]
+SECOND_TEXTS = [12, 3, 5, 1, 33]
+"""Where the second text of each pair begins; where that is the end there is none."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def config_of(folder: Path, **options: Any) -> ModelConfig:
+    return ModelConfig.from_path(str(folder), dtype="float32", **options)
+
+
+def encoder(folder: Path, **options: Any) -> EncoderWorker:
+    return EncoderWorker(CPU, config_of(folder, **options), LoadConfig())
+
+
+def decoder(folder: Path, **options: Any) -> PoolingWorker:
+    return PoolingWorker(CPU, config_of(folder, **options), LoadConfig())
+
+
+def run(worker: Worker, prompts: Sequence[Sequence[int]], second_texts: Sequence[int] | None = None) -> Floats:
+    """The vectors of whole prompts in one step."""
+    capacity = worker.capacity
+    pages = PageRows(
+        page_size=capacity.page_size,
+        num_pages=capacity.num_pages,
+        num_slots=capacity.num_slots,
+        max_context=capacity.max_context,
+    )
+    rows = [Row(slot, prompt) for slot, prompt in enumerate(prompts)]
+    output = step(worker, rows, pages, second_texts)
+    assert output.counts.tolist() == [1] * len(prompts)
+    assert output.vectors is not None
+    return output.vectors
+
+
+def step(worker: Worker, rows: Sequence[Row], pages: PageRows, second_texts: Sequence[int] | None = None) -> StepOutput:
+    batch = worker_batch(rows, pages, sampling=columns([GREEDY] * len(rows)))
+    if second_texts is not None:
+        batch = replace(batch, second_texts=np.array(second_texts, dtype=np.int32))
+    return worker.forward_batch_generation(batch).complete()
+
+
+def close(found: Floats, expected: Sequence[Tensor]) -> None:
+    torch.testing.assert_close(torch.from_numpy(found), torch.stack(list(expected)), rtol=1e-4, atol=1e-4)
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "pooling_mode_cls_token": lambda states: states[0],
+    "pooling_mode_lasttoken": lambda states: states[-1],
+    "pooling_mode_mean_tokens": lambda states: states.mean(0),
+    "pooling_mode_max_tokens": lambda states: states.max(0).values,
+}
+
+ENCODERS = ("bert", "roberta", "xlm-roberta")
+DECODERS = {
+    "llama": {},
+    "mistral": {"sliding_window": 24},
+    "qwen2": {},
+    "qwen3": {"tie_word_embeddings": True},
+}
+
+
+class TestEncoders:
+    @pytest.mark.parametrize("family", ENCODERS)
+    @pytest.mark.parametrize("mode", POOLS)
+    def test_vectors(self, family: str, mode: str, tmp_path: Path) -> None:
+        saved = save_encoder(tmp_path, family)
+        describe_modules(tmp_path, {key: key == mode for key in POOLS})
+        close(run(encoder(tmp_path), PROMPTS), [POOLS[mode](saved.reference(ids, None)) for ids in PROMPTS])
+
+    def test_without_modules_they_are_the_normed_mean(self, tmp_path: Path) -> None:
+        saved = save_encoder(tmp_path, "bert")
+        expected = [F.normalize(saved.reference(ids, None).mean(0), dim=-1) for ids in PROMPTS]
+        close(run(encoder(tmp_path), PROMPTS), expected)
+
+    def test_in_company_as_alone(self, tmp_path: Path) -> None:
+        save_encoder(tmp_path, "bert")
+        worker = encoder(tmp_path)
+        alone = np.concatenate([run(worker, [ids]) for ids in PROMPTS])
+        np.testing.assert_allclose(run(worker, PROMPTS), alone, rtol=0, atol=1e-5)
+
+    @pytest.mark.parametrize("family", ENCODERS)
+    @pytest.mark.parametrize("labels", [1, 3])
+    def test_scores(self, family: str, labels: int, tmp_path: Path) -> None:
+        saved = save_encoder(tmp_path, family, labels=labels)
+        close(run(encoder(tmp_path), PROMPTS), [saved.reference(ids, None) for ids in PROMPTS])
+
+    def test_scores_of_pairs(self, tmp_path: Path) -> None:
+        saved = save_encoder(tmp_path, "bert", labels=1)
+        types = [[int(i >= second) for i in range(len(ids))] for ids, second in zip(PROMPTS, SECOND_TEXTS, strict=True)]
+        expected = [saved.reference(ids, of) for ids, of in zip(PROMPTS, types, strict=True)]
+        close(run(encoder(tmp_path), PROMPTS, SECOND_TEXTS), expected)
+
+    def test_the_longest_prompt_has_all_positions(self, tmp_path: Path) -> None:
+        saved = save_encoder(tmp_path, "xlm-roberta", labels=1)
+        worker = encoder(tmp_path)
+        assert worker.capacity.max_context == 96 - 2
+        ids = np.random.default_rng(0).integers(3, 150, 94).tolist()
+        close(run(worker, [ids]), [saved.reference(ids, None)])
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' is not supported"),
+            ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
+            ({"is_decoder": True}, "is_decoder"),
+        ],
+    )
+    def test_refuses_what_it_would_compute_wrongly(self, change: dict[str, Any], words: str, tmp_path: Path) -> None:
+        save_encoder(tmp_path, "bert")
+        set_config(tmp_path, **change)
+        with pytest.raises(ConfigError, match=words):
+            encoder(tmp_path)
+
+
+class TestDecoders:
+    @pytest.mark.parametrize("family", DECODERS)
+    def test_vectors_are_the_normed_last_state(self, family: str, tmp_path: Path) -> None:
+        saved = save_decoder(tmp_path, family, **DECODERS[family])
+        expected = [F.normalize(saved.reference(ids, None)[-1], dim=-1) for ids in PROMPTS]
+        close(run(decoder(tmp_path), PROMPTS), expected)
+
+    @pytest.mark.parametrize("mode", POOLS)
+    def test_by_modules(self, mode: str, tmp_path: Path) -> None:
+        saved = save_decoder(tmp_path, "qwen3")
+        describe_modules(tmp_path, {key: key == mode for key in POOLS})
+        close(run(decoder(tmp_path), PROMPTS), [POOLS[mode](saved.reference(ids, None)) for ids in PROMPTS])
+
+    def test_in_chunks(self, tmp_path: Path) -> None:
+        """Only the last chunk of a prompt has a vector."""
+        save_decoder(tmp_path, "llama")
+        worker = decoder(tmp_path)
+        whole = run(worker, PROMPTS[:2])
+        pages = PageRows(page_size=1, num_pages=400)
+        assert step(worker, [Row(0, PROMPTS[0][:25], yields=False)], pages).vectors is None
+        mixed = step(worker, [Row(0, PROMPTS[0][25:], 25), Row(1, PROMPTS[1][:2], yields=False)], pages)
+        last = step(worker, [Row(1, PROMPTS[1][2:], 2)], pages)
+        assert mixed.counts.tolist() == [1, 0]
+        assert mixed.vectors is not None and last.vectors is not None
+        np.testing.assert_allclose(np.concatenate([mixed.vectors, last.vectors]), whole, rtol=0, atol=1e-5)
+
+    @pytest.mark.parametrize("tied", [False, True])
+    def test_a_model_that_could_generate(self, tied: bool, tmp_path: Path) -> None:
+        theirs = make_checkpoint("qwen3", tmp_path, tie_word_embeddings=tied)
+        worker = decoder(tmp_path, is_embedding=True)
+        with torch.no_grad():
+            states = [theirs.model(torch.tensor([ids])).last_hidden_state[0, -1] for ids in PROMPTS]
+        close(run(worker, PROMPTS), [F.normalize(state, dim=-1) for state in states])
+
+    @pytest.mark.parametrize("family", DECODERS)
+    @pytest.mark.parametrize("labels", [1, 3])
+    def test_scores(self, family: str, labels: int, tmp_path: Path) -> None:
+        saved = save_decoder(tmp_path, family, labels=labels, **DECODERS[family])
+        close(run(decoder(tmp_path), PROMPTS), [saved.reference(ids, None) for ids in PROMPTS])
+
+    @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+    def test_rewards(self, family: str, tmp_path: Path) -> None:
+        saved: Saved = save_reward_model(tmp_path, family)
+        close(run(decoder(tmp_path), PROMPTS), [saved.reference(ids, None) for ids in PROMPTS])
