@@ -1,4 +1,4 @@
-"""The chat of other makers' clients, each over the one path of chat: their routes, bodies and shapes of errors."""
+"""The other dialects of chat, each over the one path of chat: their routes, bodies and shapes of errors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from mysglang.srt.entrypoints.error_responses import ErrorShape
 from mysglang.srt.entrypoints.ollama.model_card import ModelCard
 from mysglang.srt.entrypoints.ollama.serving import OllamaServing
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
+from mysglang.srt.entrypoints.openai.responses.serving import OpenAIServingResponses
 from mysglang.srt.entrypoints.openai.serving_base import ServingOptions
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.entrypoints.routes import anthropic, ollama
+from mysglang.srt.entrypoints.routes import anthropic, ollama, responses
 
-BODIES = (*anthropic.BODIES, *ollama.BODIES)
+BODIES = (*responses.BODIES, *anthropic.BODIES, *ollama.BODIES)
 SHAPES: Mapping[str, ErrorShape] = {**anthropic.SHAPES, **ollama.SHAPES}
 
 
@@ -23,7 +24,11 @@ def dialects_router(
     answers: ChatAnswers, models: OpenAIServingModels, options: ServingOptions, card: ModelCard
 ) -> APIRouter:
     router = APIRouter()
-    messages = AnthropicServing(answers, models, report_cached_tokens=options.report_cached_tokens)
+    cached = options.report_cached_tokens
+    router.include_router(
+        responses.responses_router(OpenAIServingResponses(answers, models, report_cached_tokens=cached))
+    )
+    messages = AnthropicServing(answers, models, report_cached_tokens=cached)
     router.include_router(anthropic.anthropic_router(messages))
     router.include_router(ollama.ollama_router(OllamaServing(answers, card), card))
     return router

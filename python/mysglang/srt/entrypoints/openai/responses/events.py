@@ -1,0 +1,135 @@
+"""The output of a response, and the events that tell how it came to be.
+
+    response.created, response.in_progress,
+    for each item: output_item.added, [content_part.added], deltas, the whole, [content_part.done], output_item.done,
+    response.completed, or incomplete, or failed
+
+An item is a thought, a message or a call, and one at a time is open. What a whole answer's output is, is what its
+events told, so the two cannot differ. Knows no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import orjson
+
+from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
+from mysglang.srt.entrypoints.openai.chat_message import new_call_id
+from mysglang.srt.entrypoints.openai.responses.translate import StoredItem, encrypted, new_item_id
+from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText
+
+Event: TypeAlias = dict[str, Any]
+Kind: TypeAlias = Literal["reasoning", "message", "function_call"]
+
+_STEMS: dict[Kind, str] = {
+    "reasoning": "response.reasoning_text",
+    "message": "response.output_text",
+    "function_call": "response.function_call_arguments",
+}
+
+
+class OutputEvents:
+    """Parts of an answer -> events, and `items`: what is complete of its output."""
+
+    def __init__(self, *, encrypt: bool) -> None:
+        """`encrypt`: whether thoughts are also told in the form in which clients carry them."""
+        self.items: list[StoredItem] = []
+        self._encrypt = encrypt
+        self._kind: Kind | None = None
+        self._head: StoredItem = {}
+        self._pieces: list[str] = []
+
+    def say(self, parts: Iterable[AnswerPart]) -> list[Event]:
+        """What they are told as."""
+        told: list[Event] = []
+        for part in parts:
+            match part:
+                case Thought(text) if text:
+                    told += [*self._begin("reasoning", {"summary": []}), self._delta(text)]
+                case NormalText(text) if text:
+                    told += [*self._begin("message", {"role": "assistant"}), self._delta(text)]
+                case CallStart(_, name, call_id):
+                    told += self.finish()
+                    told += self._begin("function_call", {"call_id": call_id or new_call_id(), "name": name})
+                case CallArguments(_, text) if text:
+                    told.append(self._delta(text))
+        return told
+
+    def finish(self, status: str = "completed") -> list[Event]:
+        """The end of the open item, if one is."""
+        if self._kind is None:
+            return []
+        text = "".join(self._pieces)
+        stem = _STEMS[self._kind]
+        if self._kind == "function_call":
+            told = [self._event(f"{stem}.done", name=self._head["name"], arguments=text)]
+        else:
+            part = self._part(text)
+            logprobs: Event = {"logprobs": []} if self._kind == "message" else {}
+            told = [
+                self._event(f"{stem}.done", content_index=0, text=text, **logprobs),
+                self._event("response.content_part.done", content_index=0, part=part),
+            ]
+        item = self._item(text, status)
+        told.append(self._item_event("response.output_item.done", item))
+        self.items.append(item)
+        self._kind = None
+        return told
+
+    def _begin(self, kind: Kind, more: StoredItem) -> list[Event]:
+        """An item of that kind, unless one is open; two calls are two items."""
+        if self._kind == kind:
+            return []
+        told = self.finish()
+        self._kind, self._pieces = kind, []
+        self._head = {"id": new_item_id(kind), "type": kind, **more}
+        empty: StoredItem = {"arguments": ""} if kind == "function_call" else {"content": []}
+        item = {**self._head, **empty, "status": "in_progress"}
+        told.append(self._item_event("response.output_item.added", item))
+        if kind != "function_call":
+            told.append(self._event("response.content_part.added", content_index=0, part=self._part("")))
+        return told
+
+    def _delta(self, text: str) -> Event:
+        assert self._kind is not None, "an item begins before its text"
+        self._pieces.append(text)
+        more: Event = {} if self._kind == "function_call" else {"content_index": 0}
+        if self._kind == "message":
+            more["logprobs"] = []
+        return self._event(f"{_STEMS[self._kind]}.delta", delta=text, **more)
+
+    def _item(self, text: str, status: str) -> StoredItem:
+        if self._kind == "function_call":
+            return {**self._head, "arguments": text, "status": status}
+        item = {**self._head, "content": [self._part(text)], "status": status}
+        if self._kind == "reasoning" and self._encrypt:
+            item["encrypted_content"] = encrypted(text)
+        return item
+
+    def _part(self, text: str) -> StoredItem:
+        if self._kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def _event(self, kind: str, **fields: object) -> Event:
+        return {"type": kind, "item_id": self._head["id"], "output_index": len(self.items), **fields}
+
+    def _item_event(self, kind: str, item: StoredItem) -> Event:
+        return {"type": kind, "output_index": len(self.items), "item": item}
+
+
+class Numbered:
+    """Events -> frames, numbered from 0."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def frames(self, events: Iterable[Event]) -> bytes:
+        return b"".join(self._frame(event) for event in events)
+
+    def _frame(self, event: Mapping[str, Any]) -> bytes:
+        data = orjson.dumps({**event, "sequence_number": self._next})
+        self._next += 1
+        return b"event: " + str(event["type"]).encode() + b"\ndata: " + data + b"\n\n"

@@ -1,0 +1,243 @@
+"""POST /v1/responses, as clients may send it.
+
+Metadata and the client's own bookkeeping are taken and change nothing. Of reasoning there is no summary, so that "auto"
+is honoured by none; an answer's thoughts are told in full.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from mysglang.srt.entrypoints.openai.protocol import ReasoningEffort, Texts
+from mysglang.srt.entrypoints.openai.response_format import JsonObjectFormat, TextFormat
+from mysglang.srt.entrypoints.openai.tool_protocol import Name, ObjectSchema
+from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
+from mysglang.srt.errors import InvalidRequest
+
+ENCRYPTED = "reasoning.encrypted_content"
+
+Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(StrictModel):
+    """Text for the model."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputText(StrictModel):
+    """Text of an earlier answer; what was told beside it is of no use here."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+TextPart: TypeAlias = Annotated[InputText | OutputText, Field(discriminator="type")]
+
+
+def _as_parts(content: object) -> object:
+    """A string is one part."""
+    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+
+
+Parts = Annotated[list[TextPart], BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart])]
+
+
+class InputMessage(StrictModel):
+    """Somebody's message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Parts
+    id: str | None = None
+    status: Status | None = None
+    unsupported = not_here("phase", unless=("final_answer", "commentary"))
+
+
+class FunctionCall(StrictModel):
+    """A call in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+    unsupported = {
+        **not_here("caller", unless=({"type": "direct"},)),
+        **not_here("namespace"),
+        **not_here("async", unless=OFF),
+    }
+
+
+class FunctionCallOutput(StrictModel):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Parts
+    id: str | None = None
+    status: Status | None = None
+    unsupported = {**not_here("caller", unless=({"type": "direct"},)), **not_here("namespace", "name")}
+
+
+class ReasoningText(StrictModel):
+    """A piece of a thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class Reasoning(StrictModel):
+    """A thought of an earlier answer: its text, or what this server called its encrypted content."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    content: list[ReasoningText] = []
+    encrypted_content: str | None = None
+    status: Status | None = None
+    unsupported = not_here("summary", unless=([],))
+
+
+def _kind(item: object) -> object:
+    """The type of an item; messages may leave it out."""
+    if isinstance(item, dict):
+        return item.get("type") or "message"
+    return getattr(item, "type", None)
+
+
+Item: TypeAlias = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[Reasoning, Tag("reasoning")],
+    Discriminator(_kind),
+]
+
+
+def _as_items(value: object) -> object:
+    """A string is what a user says."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+Items = Annotated[list[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])]
+
+
+class ResponsesTool(StrictModel):
+    """A function that the model may call. Unlike OpenAI's, one that does not say so is not strict."""
+
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: ObjectSchema = {}
+    strict: bool = False
+    unsupported = {
+        **not_here("defer_loading", unless=OFF),
+        **not_here("allowed_callers", unless=(["direct"],)),
+        **not_here("output_schema"),
+    }
+
+
+class ChosenFunction(StrictModel):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class SchemaFormat(StrictModel):
+    """JSON that satisfies a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(StrictModel):
+    """Which form the answer must have."""
+
+    format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] = TextFormat(
+        type="text"
+    )
+    unsupported = not_here("verbosity", unless=("medium",))
+
+
+class ReasoningConfig(StrictModel):
+    """How hard to think."""
+
+    effort: ReasoningEffort | None = None
+    unsupported = {
+        **not_here("summary", "generate_summary", "context", unless=("auto",)),
+        **not_here("mode", unless=("standard",)),
+    }
+
+
+class ResponsesStreamOptions(StrictModel):
+    """What a stream carries beside the answer."""
+
+    unsupported = not_here("include_obfuscation", unless=OFF)
+
+
+class ResponsesRequest(StrictModel):
+    """POST /v1/responses."""
+
+    input: Items
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    background: bool = False
+    stream: bool = False
+    stream_options: ResponsesStreamOptions = ResponsesStreamOptions()
+    include: list[Literal["reasoning.encrypted_content"]] = []
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[ResponsesTool] = []
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction = "auto"
+    parallel_tool_calls: bool = True
+    text: TextConfig = TextConfig()
+    reasoning: ReasoningConfig = ReasoningConfig()
+
+    # Beyond OpenAI's: as in /v1/chat/completions.
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    stop: Texts = []
+    seed: int | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    extra_key: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+
+    # Bookkeeping of the client's: taken, and without effect here.
+    metadata: dict[str, str] = {}
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    unsupported = {
+        **not_here("truncation", unless=("disabled",)),
+        **not_here("service_tier", unless=("auto", "default")),
+        **not_here("top_logprobs", "max_tool_calls", "conversation", "prompt", "moderation", "image"),
+        **not_here("context_management", "access_programs", "prompt_cache_retention", "prompt_cache_options"),
+        **not_here("session_id", "request_id"),
+        **not_here("priority", unless=(0,)),
+    }
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> ResponsesRequest:
+        if self.background and not self.store:
+            raise InvalidRequest("background: only with store=true, else nobody could fetch it.", param="background")
+        if self.background and self.stream:
+            raise InvalidRequest("stream: not together with background=true; fetch the response.", param="stream")
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise InvalidRequest("stream_options: only for stream=true.", param="stream_options")
+        return self

@@ -1,0 +1,198 @@
+"""/v1/responses: what an answer says (`openai/chat_answers.py`) as OpenAI's response objects and their events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.error_responses import describe
+from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews, aborted
+from mysglang.srt.entrypoints.openai.field_names import own_words
+from mysglang.srt.entrypoints.openai.responses.background import BackgroundJobs
+from mysglang.srt.entrypoints.openai.responses.events import Event, Numbered, OutputEvents
+from mysglang.srt.entrypoints.openai.responses.protocol import ENCRYPTED, ResponsesRequest
+from mysglang.srt.entrypoints.openai.responses.response import Job, State, new_response_id
+from mysglang.srt.entrypoints.openai.responses.store import ResponseStore, StoredResponse
+from mysglang.srt.entrypoints.openai.responses.translate import NAMES, StoredItem, chat_request, stored_items
+from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
+from mysglang.srt.entrypoints.streaming import open_stream, while_connected
+from mysglang.srt.errors import InvalidRequest, NotFound, RequestError, WorkerDied
+
+
+class OpenAIServingResponses:
+    """All routes of responses, and what they keep."""
+
+    def __init__(
+        self,
+        answers: ChatAnswers,
+        models: OpenAIServingModels,
+        *,
+        report_cached_tokens: bool,
+        store: ResponseStore | None = None,
+    ) -> None:
+        self._answers = answers
+        self._models = models
+        self._report_cached = report_cached_tokens
+        self._store = ResponseStore() if store is None else store
+        self._background = BackgroundJobs()
+
+    async def create(self, request: Request) -> Response:
+        """The response to `request`. Raises what `error_responses` knows."""
+        body = await read_model(request, ResponsesRequest)
+        self._models.check(body.model)
+        if body.stream:
+            return await open_stream(request, self._stream(body))
+        answer = self._start(body) if body.background else self._complete(body)
+        return json_response(await while_connected(request.receive, answer))
+
+    def get(self, response_id: str) -> dict[str, Any]:
+        """Raises NotFound."""
+        return self._store.get(response_id).response
+
+    def delete(self, response_id: str) -> dict[str, Any]:
+        """Forget it, and stop working for it. Raises NotFound."""
+        self._store.delete(response_id)
+        self._background.stop(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    def cancel(self, response_id: str) -> dict[str, Any]:
+        """Stop working for it, if somebody still does. Raises NotFound, and InvalidRequest if it is none of these."""
+        stored = self._store.get(response_id)
+        if not stored.response["background"]:
+            message = "Only a response with background=true can be cancelled; leave the others to stop them."
+            raise InvalidRequest(message, param="response_id")
+        if not self._background.stop(response_id):
+            return stored.response
+        response = {**stored.response, "status": "cancelled"}
+        self._store.put(StoredResponse(response, stored.items))
+        return response
+
+    def input_items(self, response_id: str, *, limit: int, order: str, after: str | None) -> dict[str, Any]:
+        """A page of the conversation that it answers. Raises NotFound, InvalidRequest."""
+        items: Sequence[StoredItem] = self._store.get(response_id).items
+        if order == "desc":
+            items = items[::-1]
+        if after is not None:
+            places = [place for place, item in enumerate(items) if item["id"] == after]
+            if not places:
+                raise InvalidRequest(f"after: there is no item {after!r}.", param="after")
+            items = items[places[0] + 1 :]
+        page = list(items[:limit])
+        return {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > limit,
+        }
+
+    async def _complete(self, body: ResponsesRequest) -> dict[str, Any]:
+        return await self._answer(await self._job(body))
+
+    async def _start(self, body: ResponsesRequest) -> dict[str, Any]:
+        """Begin, and leave the rest to the background."""
+        job = await self._job(body)
+        begun = job.response("in_progress", [])
+
+        async def work() -> None:
+            await self._answer(job)
+
+        def failed(error: BaseException) -> None:
+            assert isinstance(error, Exception), "a cancelled job does not fail"
+            self._keep(job, job.response("failed", [], error=describe(error)))
+
+        self._background.start(job.response_id, work(), failed)
+        self._keep(job, begun)
+        return begun
+
+    async def _answer(self, job: Job) -> dict[str, Any]:
+        output = OutputEvents(encrypt=ENCRYPTED in job.body.include)
+        async with aclosing(self._read(job)) as found:
+            async for news in found:
+                output.say(news.parts)
+                if news.ending is not None:
+                    _, response = self._end(job, output, news)
+                    return response
+        raise AssertionError("every request has an end")
+
+    async def _stream(self, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
+        job = await self._job(body)
+        output, numbered = OutputEvents(encrypt=ENCRYPTED in body.include), Numbered()
+        begun = False
+        try:
+            async with aclosing(self._read(job)) as found:
+                async for news in found:
+                    events = [] if begun else _beginning(job)
+                    begun = True
+                    events += output.say(news.parts)
+                    if news.ending is not None:
+                        ending, response = self._end(job, output, news)
+                        events += [*ending, {"type": f"response.{response['status']}", "response": response}]
+                    # Nothing, while what a chunk brings is incomplete.
+                    if events:
+                        yield numbered.frames(events)
+        except (RequestError, WorkerDied) as error:
+            if not begun:
+                raise
+            events = output.finish("incomplete")
+            response = job.response("failed", output.items, error=describe(error))
+            self._keep(job, response)
+            yield numbered.frames([*events, {"type": "response.failed", "response": response}])
+
+    async def _job(self, body: ResponsesRequest) -> Job:
+        before = () if body.previous_response_id is None else self._conversation(body.previous_response_id)
+        items = (*before, *stored_items(body.input))
+        response_id = new_response_id()
+        with own_words(NAMES):
+            ask = await self._answers.ask(chat_request(body, items), response_id)
+        return Job(
+            body=body,
+            items=items,
+            ask=ask,
+            model=self._models.name,
+            report_cached=self._report_cached,
+            response_id=response_id,
+        )
+
+    def _conversation(self, response_id: str) -> Sequence[StoredItem]:
+        """Raises InvalidRequest for one that is not there, or not complete."""
+        field = "previous_response_id"
+        try:
+            stored = self._store.get(response_id)
+        except NotFound as error:
+            raise InvalidRequest(f"{field}: {error.message}", param=field) from None
+        if stored.response["status"] not in ("completed", "incomplete"):
+            raise InvalidRequest(f"{field}: {response_id!r} is {stored.response['status']}.", param=field)
+        return stored.conversation
+
+    async def _read(self, job: Job) -> AsyncGenerator[ChatNews, None]:
+        with own_words(NAMES):
+            async with aclosing(self._answers.read(job.ask)) as found:
+                async for news in found:
+                    yield news
+
+    def _end(self, job: Job, output: OutputEvents, last: ChatNews) -> tuple[list[Event], dict[str, Any]]:
+        """The last events but one, and the response, which is kept. Raises Aborted for one that somebody ended."""
+        assert last.ending is not None, "asked at the end"
+        if last.ending.reason == "abort":
+            raise aborted()
+        status: State = "incomplete" if last.ending.reason == "length" else "completed"
+        events = output.finish(status)
+        response = job.response(status, output.items, last=last)
+        self._keep(job, response)
+        return events, response
+
+    def _keep(self, job: Job, response: dict[str, Any]) -> None:
+        if job.body.store:
+            self._store.put(StoredResponse(response, job.items))
+
+
+def _beginning(job: Job) -> list[Event]:
+    response = job.response("in_progress", [])
+    return [{"type": f"response.{kind}", "response": response} for kind in ("created", "in_progress")]

@@ -1,0 +1,66 @@
+"""/v1/responses, as OpenAI's clients know it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.openai.responses.protocol import ResponsesRequest
+from mysglang.srt.entrypoints.openai.responses.serving import OpenAIServingResponses
+from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.errors import InvalidRequest
+
+BODIES = (ResponsesRequest,)
+
+MAX_PAGE = 100
+
+
+def responses_router(serving: OpenAIServingResponses) -> APIRouter:
+    router = APIRouter(tags=["openai"])
+
+    @router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
+    async def create_response(request: Request) -> Response:
+        """What follows a conversation; with `stream`, as server-sent events; with `background`, to be fetched later."""
+        return await serving.create(request)
+
+    @router.get("/v1/responses/{response_id}")
+    async def get_response(request: Request, response_id: str) -> Response:
+        """A response that was stored, as it stands."""
+        _only(request)
+        return json_response(serving.get(response_id))
+
+    @router.delete("/v1/responses/{response_id}")
+    async def delete_response(request: Request, response_id: str) -> Response:
+        """Forget a response, and stop working for it."""
+        _only(request)
+        return json_response(serving.delete(response_id))
+
+    @router.post("/v1/responses/{response_id}/cancel")
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        """Stop working for a response in the background."""
+        _only(request)
+        return json_response(serving.cancel(response_id))
+
+    @router.get("/v1/responses/{response_id}/input_items")
+    async def list_input_items(
+        request: Request,
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> Response:
+        """The conversation that a response answers, page by page."""
+        _only(request, "limit", "order", "after")
+        return json_response(serving.input_items(response_id, limit=limit, order=order, after=after))
+
+    return router
+
+
+def _only(request: Request, *known: str) -> None:
+    """Raises InvalidRequest for a query parameter that would be ignored."""
+    for name in request.query_params:
+        if name not in known:
+            raise InvalidRequest(f"{name}: not supported by this server.", param=name)

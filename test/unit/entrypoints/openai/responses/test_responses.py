@@ -1,0 +1,384 @@
+"""/v1/responses: golden events, streams that say what the whole answer says, conversations that go on, what is kept."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import orjson
+import pytest
+
+from fixtures.scripted_engine import Length, Script, Served, Step, Stop, endless, serve, silent
+from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.openai.serving_base import ServingOptions
+from mysglang.srt.messages.codec import unpack_ids
+from mysglang.srt.messages.outputs import Abort, FinishReason
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+PATH = "/v1/responses"
+TEMPLATE = """\
+{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}
+{%- for message in messages %}[{{ message.role }}]{{ message.content }}\
+{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}\
+{% for call in message.tool_calls %}<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}\
+{% endfor %}/{% endfor %}[assistant]{% if enable_thinking %}<think>
+{% endif %}"""
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+OPTIONS = AppOptions(served_model_name="tiny", reasoning_parser="qwen3", tool_call_parser="hermes")
+CALL = '<think>Hm.</think>So: <tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>'
+
+
+def says(text: str, size: int = 3, finish: FinishReason | None = None) -> Script:
+    steps = [Step(text[at : at + size], [7]) for at in range(0, len(text), size)]
+    return lambda _: [*steps, Step("", [2], finish or Stop(2))]
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "input": "Hi"} | fields
+
+
+async def whole(served: Served, **fields: Any) -> dict[str, Any]:
+    response = await served.post(PATH, asked(**fields))
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def streamed(served: Served, **fields: Any) -> list[dict[str, Any]]:
+    response = await served.post(PATH, asked(stream=True, **fields))
+    assert response.status_code == 200, response.text
+    found = []
+    for frame in response.content.removesuffix(b"\n\n").split(b"\n\n"):
+        name, data = frame.split(b"\n")
+        found.append(orjson.loads(data.removeprefix(b"data: ")))
+        assert name == b"event: " + found[-1]["type"].encode()
+    assert [event.pop("sequence_number") for event in found] == list(range(len(found)))
+    return found
+
+
+def output_of(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the events between beginning and end add up to; their order and their names for things are checked."""
+    output: list[dict[str, Any]] = []
+    text = ""
+    for event in events:
+        kind = event["type"].removeprefix("response.")
+        place, item_id = len(output) - 1, output[-1]["id"] if output else None
+        if kind not in ("output_item.added", "output_item.done"):
+            assert (event["output_index"], event["item_id"]) == (place, item_id)
+        match kind:
+            case "output_item.added":
+                assert event["output_index"] == len(output)
+                assert event["item"]["status"] == "in_progress"
+                output.append(event["item"])
+                text = ""
+            case "content_part.added":
+                assert event["part"]["text"] == ""
+                output[-1]["content"].append(event["part"])
+            case "content_part.done":
+                assert event["part"] == output[-1]["content"][0]
+            case "output_item.done":
+                item = event["item"]
+                assert item | {"status": "", "encrypted_content": ""} == output[-1] | {
+                    "status": "",
+                    "encrypted_content": "",
+                }
+                output[-1] = item
+            case _ if kind.endswith(".delta"):
+                text += event["delta"]
+                if "arguments" in output[-1]:
+                    output[-1]["arguments"] += event["delta"]
+                else:
+                    output[-1]["content"][event["content_index"]]["text"] += event["delta"]
+            case _:
+                assert kind.endswith(".done")
+                assert event.get("text", event.get("arguments")) == text
+    return output
+
+
+def nameless(response: dict[str, Any]) -> dict[str, Any]:
+    output = [{**item, "id": "", "call_id": ""} for item in response["output"]]
+    return {**response, "id": "", "created_at": 0, "completed_at": 0, "output": output}
+
+
+async def test_a_whole_response() -> None:
+    async with serve(options=AppOptions(served_model_name="tiny", serving=ServingOptions())) as served:
+        response = await whole(served, temperature=0.5, metadata={"a": "b"})
+    assert response["id"].startswith("resp_")
+    (item,) = response["output"]
+    assert item.pop("id").startswith("msg_")
+    assert item == {
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "Hello world", "annotations": [], "logprobs": []}],
+    }
+    expected = {"object": "response", "status": "completed", "error": None, "incomplete_details": None}
+    assert expected.items() <= response.items()
+    assert (response["temperature"], response["top_p"], response["metadata"]) == (0.5, 1.0, {"a": "b"})
+    usage = response["usage"]
+    assert (usage["output_tokens"], usage["total_tokens"]) == (4, usage["input_tokens"] + 4)
+
+
+async def test_the_events() -> None:
+    async with serve(says(CALL), OPTIONS, template=TEMPLATE) as served:
+        events = await streamed(served, tools=[WEATHER])
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert [kind for kind, _ in groupby(kinds)] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    created, in_progress, *between, completed = events
+    assert created["response"] == in_progress["response"]
+    assert created["response"]["status"] == "in_progress"
+    thought, text, call = output_of(between)
+    assert completed["response"]["output"] == [thought, text, call]
+    assert (thought["content"], thought["summary"]) == ([{"type": "reasoning_text", "text": "Hm."}], [])
+    assert text["content"][0]["text"] == "So:"
+    assert (call["name"], orjson.loads(call["arguments"]), call["call_id"][:5]) == (
+        "weather",
+        {"city": "Köln"},
+        "call_",
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("finish", [Stop(2), Length(9)], ids=["completed", "incomplete"])
+@pytest.mark.parametrize("text", ["", "Hello.", CALL, CALL + CALL.partition("So: ")[2], CALL[:-30], "<think>Only this"])
+async def test_a_stream_says_what_the_answer_says(text: str, finish: FinishReason, size: int) -> None:
+    fields: dict[str, Any] = {"tools": [WEATHER], "include": ["reasoning.encrypted_content"]}
+    async with serve(says(text, size, finish), OPTIONS, template=TEMPLATE) as served:
+        response = await whole(served, **fields)
+        events = await streamed(served, **fields)
+        kept = (await served.client.get(f"{PATH}/{events[-1]['response']['id']}")).json()
+    last = events[-1]
+    assert last["type"] == f"response.{response['status']}"
+    assert output_of(events[2:-1]) == last["response"]["output"]
+    assert nameless(last["response"]) == nameless(response)
+    assert kept == last["response"]
+    assert response["status"] == ("completed" if isinstance(finish, Stop) else "incomplete")
+    if response["output"]:
+        assert response["output"][-1]["status"] == response["status"]
+
+
+async def prompt_of(served: Served, request: TokenizedGenerateReqInput) -> str:
+    coder = served.front.tokenizer_manager.input_tokenizer
+    return await coder.decode(unpack_ids(request.input_ids).tolist(), skip_special_tokens=False)
+
+
+async def prompt_and_params(**fields: Any) -> tuple[str, SamplingParams]:
+    async with serve(says("Yes."), OPTIONS, template=TEMPLATE) as served:
+        await whole(served, **fields)
+        (request,) = served.engine.requests
+        return await prompt_of(served, request), request.sampling_params
+
+
+async def test_the_items_reach_the_template() -> None:
+    items = [
+        {"role": "developer", "content": "d"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "c", "annotations": []}]},
+        {"type": "function_call", "call_id": "1", "name": "weather", "arguments": '{"city": "x"}'},
+        {"type": "function_call", "call_id": "2", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "e"},
+        {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "f"}]},
+        {"type": "reasoning", "encrypted_content": "dQ=="},
+        {"role": "assistant", "content": "g"},
+        {"role": "user", "content": "h"},
+    ]
+    prompt, _ = await prompt_and_params(input=items, instructions="i", tools=[WEATHER])
+    assert prompt == (
+        'weather;[system]i/[system]d/[user]a/[assistant]c<think>t</think><tool_call>weather {"city": "x"}'
+        "<tool_call>weather {}/[tool]e/[tool]f/[assistant]g<think>u</think>/[user]h/[assistant]"
+    )
+
+
+async def test_sampling_and_thinking() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    prompt, params = await prompt_and_params(
+        max_output_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        stop="x",
+        seed=3,
+        reasoning={"effort": "high", "summary": "auto"},
+        text={"format": {"type": "json_schema", "name": "n", "schema": schema}},
+    )
+    assert prompt.endswith("<think>\n")
+    assert (params.max_new_tokens, params.temperature, params.top_p, params.top_k) == (9, 0.5, 0.9, 7)
+    assert (list(params.stop), params.sampling_seed) == (["x"], 3)
+    assert orjson.loads(params.json_schema or "") == schema
+
+
+async def test_a_conversation_goes_on() -> None:
+    async with serve(says(CALL), OPTIONS, template=TEMPLATE) as served:
+        first = await whole(served, input="a", instructions="not carried on", tools=[WEATHER])
+        call_id = first["output"][-1]["call_id"]
+        output = [{"type": "function_call_output", "call_id": call_id, "output": "warm"}]
+        second = await whole(served, input=output, previous_response_id=first["id"])
+        prompt = await prompt_of(served, served.engine.requests[-1])
+        items = (await served.client.get(f"{PATH}/{second['id']}/input_items?order=asc")).json()
+        page = (await served.client.get(f"{PATH}/{second['id']}/input_items?limit=2")).json()
+        rest = (await served.client.get(f"{PATH}/{second['id']}/input_items?after={page['last_id']}")).json()
+    assert prompt == (
+        '[user]a/[assistant]So:<think>Hm.</think><tool_call>weather {"city": "Köln"}/[tool]warm/[assistant]'
+    )
+    assert second["previous_response_id"] == first["id"]
+    kinds = ["message", "reasoning", "message", "function_call", "function_call_output"]
+    assert [item["type"] for item in items["data"]] == kinds
+    assert items["data"][1:4] == first["output"]
+    assert all(item["id"] for item in items["data"])
+    assert (page["has_more"], rest["has_more"]) == (True, False)
+    assert [*page["data"], *rest["data"]] == items["data"][::-1]
+
+
+async def test_what_was_not_stored_is_gone() -> None:
+    async with serve() as served:
+        kept, not_kept = await whole(served), await whole(served, store=False)
+        assert (await served.client.get(f"{PATH}/{kept['id']}")).json() == kept
+        for response_id in (not_kept["id"], "resp_0"):
+            assert (await served.client.get(f"{PATH}/{response_id}")).status_code == 404
+            refused = await served.post(PATH, asked(previous_response_id=response_id))
+            assert (refused.status_code, refused.json()["param"]) == (400, "previous_response_id")
+        deleted = await served.client.delete(f"{PATH}/{kept['id']}")
+        assert deleted.json() == {"id": kept["id"], "object": "response", "deleted": True}
+        assert (await served.client.delete(f"{PATH}/{kept['id']}")).status_code == 404
+
+
+async def until(served: Served, response_id: str, *states: str) -> dict[str, Any]:
+    for _ in range(200):
+        response: dict[str, Any] = (await served.client.get(f"{PATH}/{response_id}")).json()
+        if response["status"] in states:
+            return response
+        await asyncio.sleep(0.01)
+    raise AssertionError(response)
+
+
+async def test_in_the_background() -> None:
+    async with serve() as served:
+        begun = await whole(served, background=True)
+        assert (begun["status"], begun["output"], begun["background"]) == ("in_progress", [], True)
+        done = await until(served, begun["id"], "completed")
+        assert done["output"][0]["content"][0]["text"] == "Hello world"
+        assert (await served.post(f"{PATH}/{begun['id']}/cancel", {})).json() == done
+
+
+@pytest.mark.parametrize("how", ["cancel", "delete"])
+async def test_a_background_response_is_stopped(how: str) -> None:
+    async with serve(silent) as served:
+        begun = await whole(served, background=True)
+        while not served.engine.requests:
+            await asyncio.sleep(0)
+        refused = await served.post(PATH, asked(previous_response_id=begun["id"]))
+        assert "in_progress" in refused.json()["message"]
+        if how == "cancel":
+            stopped = (await served.post(f"{PATH}/{begun['id']}/cancel", {})).json()
+            assert stopped == {**begun, "status": "cancelled"}
+            assert (await served.client.get(f"{PATH}/{begun['id']}")).json() == stopped
+        else:
+            await served.client.delete(f"{PATH}/{begun['id']}")
+            assert (await served.client.get(f"{PATH}/{begun['id']}")).status_code == 404
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert served.engine.aborted == [served.engine.requests[0].rid]
+        assert served.front.tokenizer_manager.open_requests == 0
+
+
+async def test_a_background_response_that_fails() -> None:
+    script = [Step("Hello"), Step("", [], Abort("no memory", status=500))]
+    async with serve(lambda _: script) as served:
+        begun = await whole(served, background=True)
+        failed = await until(served, begun["id"], "failed")
+        refused = await served.post(f"{PATH}/{(await whole_of(served))['id']}/cancel", {})
+    assert failed["error"] == {"code": "server_error", "message": "no memory"}
+    assert refused.status_code == 400
+
+
+async def whole_of(served: Served) -> dict[str, Any]:
+    """A response that is not in the background."""
+    served.engine.script = says("Yes.")
+    return await whole(served)
+
+
+@pytest.mark.parametrize(
+    ("abort", "status"), [(Abort("no memory", status=500), 500), (Abort("Aborted by the client."), 499)]
+)
+async def test_an_answer_that_fails_is_not_complete(abort: Abort, status: int) -> None:
+    script = [Step("Hello"), Step("", [], abort)]
+    async with serve(lambda _: script) as served:
+        response = await served.post(PATH, asked())
+        *before, failed = await streamed(served)
+        kept = (await served.client.get(f"{PATH}/{failed['response']['id']}")).json()
+    assert response.status_code == status
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["error"]["message"] == response.json()["message"]
+    assert failed["response"]["output"] == output_of(before[2:])
+    assert failed["response"]["output"][0]["status"] == "incomplete"
+    assert kept == failed["response"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"input": []}, "input"),
+        ({"input": None}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, r"input\.0.*content\.0"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, r"input\.0"),
+        ({"input": [{"type": "function_call", "call_id": "c9", "name": "f", "arguments": "{}"}]}, "c9"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "?"}]}, "encrypted_content"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 10_000}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"tools": [{"type": "web_search"}]}, r"tools\.0"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "array"}}]}, r"tools\.0\.parameters"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["message.output_text.logprobs"]}, r"include\.0"),
+        ({"reasoning": {"summary": "detailed"}}, "summary"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}, "verbosity": "low"}}, "verbosity"),
+        ({"background": True, "store": False}, "background"),
+        ({"model": None, "conversation": "c"}, "conversation"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_refused_by_name(fields: dict[str, Any], name: str, stream: bool) -> None:
+    async with serve(endless, OPTIONS, template=TEMPLATE) as served:
+        response = await served.post(PATH, asked(stream=stream, **fields))
+        assert not served.engine.requests
+    assert response.status_code == 400
+    assert re.search(name, response.json()["error"]["message"]), response.text
+
+
+async def test_a_query_is_refused_by_name() -> None:
+    async with serve() as served:
+        response_id = (await whole(served))["id"]
+        for path, name in ((response_id, "stream"), (f"{response_id}/input_items", "include")):
+            response = await served.client.get(f"{PATH}/{path}?{name}=true")
+            assert (response.status_code, response.json()["param"]) == (400, name)
+        assert (await served.client.get(f"{PATH}/{response_id}/input_items?limit=0")).status_code == 400
+        assert (await served.client.get(f"{PATH}/{response_id}/input_items?after=x")).status_code == 400
