@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from mysglang.srt.args.field import arg
@@ -18,9 +19,22 @@ class ServingArgs:
     host: str = arg("127.0.0.1", help="Address to listen on; 0.0.0.0 or :: for everybody.")
     port: int = arg(30000, at_least=0, at_most=65535, help="Port to listen on; 0 takes a free one.")
     api_key: str | None = arg(None, help="What clients must send as `Authorization: Bearer KEY`.")
+    api_key_file: str | None = arg(
+        None, help="File of such keys, one on each line: several, and not to be seen in the list of processes."
+    )
     admin_api_key: str | None = arg(None, help="The key for routes that change what the server does, instead.")
+    ssl_certfile: str | None = arg(None, help="Certificate chain in PEM; the server then speaks HTTPS.")
+    ssl_keyfile: str | None = arg(None, help="The certificate's private key in PEM.")
+    ssl_keyfile_password: str | None = arg(None, help="Password of the private key.")
+    ssl_ca_certs: str | None = arg(
+        None, help="Authorities in PEM: clients must then bring a certificate that one of them has signed."
+    )
+    cors_allow_origins: tuple[str, ...] = arg(
+        (), help="Web sites (https://host) whose pages may use this server from a browser; * for all."
+    )
     fastapi_root_path: str = arg("", help="Path under which a proxy shows this server.")
     served_model_name: str | None = arg(None, help="The model's name in the API; its path if unset.")
+    served_model_aliases: tuple[str, ...] = arg((), help="Other names by which requests may ask for the model.")
     chat_template: str | None = arg(None, help="File of a Jinja chat template, instead of the tokenizer's.")
     tool_call_parser: ToolCallParser = arg(
         "auto", help="How the model writes tool calls; auto: as its chat template shows them."
@@ -44,3 +58,22 @@ class ServingArgs:
         at_least=0,
         help="Seconds that open requests get to end after SIGTERM or Ctrl-C; a second signal ends them.",
     )
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients need a key."""
+        return bool(self.api_key) or self.api_key_file is not None
+
+    def keys(self) -> tuple[str, ...]:
+        """Every key of clients, read anew."""
+        named = () if not self.api_key else (self.api_key,)
+        return named + (() if self.api_key_file is None else read_keys(self.api_key_file))
+
+
+def read_keys(path: str) -> tuple[str, ...]:
+    """The keys in a file, one on each line, lines that begin with # left out; none if there is no such file."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ()
+    return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mysglang.srt.args.field import flag_of
 from mysglang.srt.args.groups import ArgGroups
 from mysglang.srt.args.parsers import REASONING_PARSERS
 from mysglang.srt.args.schedule import CHUNKING_OFF
+from mysglang.srt.args.serving import read_keys
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hardware import Hardware
 
+_ORIGIN = re.compile(r"https?://[\w.:\[\]-]+")
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -27,6 +30,19 @@ class Rule:
 
     broken: Callable[[ArgGroups, Hardware], bool]
     say: Callable[[ArgGroups], str]
+
+
+def _file_rule(name: str) -> Rule:
+    """The option of that name, of how the server meets its clients, is a file where it is given."""
+
+    def path(args: ArgGroups) -> str | None:
+        given: str | None = getattr(args.serving, name)
+        return given
+
+    return Rule(
+        lambda a, _: (given := path(a)) is not None and not Path(given).is_file(),
+        lambda a: f"{flag_of(name)} {path(a)}: there is no such file.",
+    )
 
 
 RULES = (
@@ -53,6 +69,26 @@ RULES = (
     Rule(
         lambda a, _: _looks_like_file(a.serving.chat_template) and not Path(str(a.serving.chat_template)).is_file(),
         lambda a: f"--chat-template {a.serving.chat_template}: there is no such file.",
+    ),
+    Rule(
+        lambda a, _: a.serving.api_key_file is not None and not read_keys(a.serving.api_key_file),
+        lambda a: f"--api-key-file {a.serving.api_key_file}: there is no such file, or no key in it.",
+    ),
+    Rule(
+        lambda a, _: (a.serving.ssl_certfile is None) != (a.serving.ssl_keyfile is None),
+        lambda _: "--ssl-certfile and --ssl-keyfile: give both, or none.",
+    ),
+    Rule(
+        lambda a, _: (
+            a.serving.ssl_certfile is None
+            and (a.serving.ssl_ca_certs is not None or a.serving.ssl_keyfile_password is not None)
+        ),
+        lambda _: "--ssl-ca-certs and --ssl-keyfile-password: only with --ssl-certfile and --ssl-keyfile.",
+    ),
+    *map(_file_rule, ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),
+    Rule(
+        lambda a, _: not all(map(_is_origin, a.serving.cors_allow_origins)),
+        lambda a: f"--cors-allow-origins {' '.join(a.serving.cors_allow_origins)}: give https://host[:port], or *.",
     ),
     Rule(
         lambda a, _: not _is_reasoning_parser(a.serving.reasoning_parser),
@@ -117,6 +153,10 @@ def _is_json_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except ValueError:
         return False
+
+
+def _is_origin(text: str) -> bool:
+    return text == "*" or _ORIGIN.fullmatch(text) is not None
 
 
 def _is_reasoning_parser(name: str | None) -> bool:

@@ -16,7 +16,7 @@ from mysglang.srt.server_args import ServerArgs
 HEARTBEAT_LIMIT_S = 20.0
 """A scheduler beats about once a second, and is silent for one forward pass at most."""
 
-SECRETS = frozenset({"api_key", "admin_api_key"})
+SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
 
 
 def public_options(args: ServerArgs) -> dict[str, Any]:
@@ -29,12 +29,15 @@ class AppOptions:
     """The defaults are those of a server with no option given."""
 
     served_model_name: str = "default"
+    served_model_aliases: tuple[str, ...] = ()
     model_path: str = ""
     serving: ServingOptions = field(default_factory=ServingOptions)
     tool_call_parser: str | None = "auto"
     reasoning_parser: str | None = None
     grammar_backend: str | None = None
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
+    cors_allow_origins: tuple[str, ...] = ()
+    """Other sites whose pages may use this server."""
     admin_key: str | None = None
     loopback_only: bool = False
     """Whether requests must name this machine in their Host header."""
@@ -51,6 +54,7 @@ class AppOptions:
         name = serving.served_model_name or model_path
         return cls(
             served_model_name=name,
+            served_model_aliases=serving.served_model_aliases,
             model_path=model_path,
             serving=ServingOptions(
                 defaults=SamplingDefaults.choose(serving.sampling_defaults, model.generation_config),
@@ -59,10 +63,11 @@ class AppOptions:
             tool_call_parser=serving.tool_call_parser,
             reasoning_parser=serving.reasoning_parser,
             grammar_backend=args.grammar.grammar_backend,
-            api_key=serving.api_key,
+            api_keys=serving.keys(),
+            cors_allow_origins=serving.cors_allow_origins,
             admin_key=serving.admin_api_key,
             # Who brings a key came here on purpose, under whatever name.
-            loopback_only=is_loopback(serving.host) and not serving.api_key,
+            loopback_only=is_loopback(serving.host) and not serving.has_keys,
             incremental_streaming_output=serving.incremental_streaming_output,
             heartbeat_limit_s=min(HEARTBEAT_LIMIT_S, args.observability.watchdog_timeout),
             model_info=_model_info(args, model, name),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -22,30 +23,33 @@ LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Paths that differ from the rest: open ones need no key, admin ones the admin key, where there is one."""
+    """Paths that differ from the rest: open ones need no key, admin ones the admin key, where there is one, and locked
+    ones the admin key always.
+    """
 
     open: frozenset[str]
     admin: frozenset[str]
+    locked: frozenset[str] = frozenset()
 
 
 class ApiKeyAuth:
     """Middleware: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it.
 
-    | configured   | open paths | admin paths      | everything else |
-    | ------------ | ---------- | ---------------- | --------------- |
-    | neither      | -          | -                | -               |
-    | api key      | -          | api key          | api key         |
-    | admin key    | -          | admin key        | -               |
-    | both         | -          | admin key        | api key         |
+    | configured   | open paths | admin paths      | locked paths     | everything else |
+    | ------------ | ---------- | ---------------- | ---------------- | --------------- |
+    | neither      | -          | -                | closed           | -               |
+    | api keys     | -          | api key          | closed           | api key         |
+    | admin key    | -          | admin key        | admin key        | -               |
+    | both         | -          | admin key        | admin key        | api key         |
 
     A known key of the wrong rank is answered 403, anything else 401.
     """
 
-    def __init__(self, app: ASGIApp, *, access: Access, api_key: str | None, admin_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, *, access: Access, api_keys: Sequence[str], admin_key: str | None) -> None:
         self._app = app
         self._access = access
-        self._api_key = _digest(api_key.encode()) if api_key else None
-        self._admin_key = _digest(admin_key.encode()) if admin_key else None
+        self._api_keys = [_digest(key.encode()) for key in api_keys]
+        self._admin_keys = [_digest(admin_key.encode())] if admin_key else []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = self._refusal(scope) if scope["type"] != "lifespan" else None
@@ -61,32 +65,36 @@ class ApiKeyAuth:
         path = route_path(scope)
         if path in self._access.open:
             return None
-        needed = self._api_key
-        if path in self._access.admin and self._admin_key:
-            needed = self._admin_key
-        if needed is None:
+        needed = self._api_keys
+        if path in self._access.locked and not self._admin_keys:
+            return ErrorFacts(403, "Forbidden: only with an admin key; start the server with --admin-api-key.")
+        if path in self._access.admin | self._access.locked and self._admin_keys:
+            needed = self._admin_keys
+        if not needed:
             return None
         # Headers come decoded as latin-1; the key may be any UTF-8.
         given = _digest(_key_in(Headers(scope=scope)).encode("latin-1"))
-        if hmac.compare_digest(given, needed):
+        if _among(given, needed):
             return None
-        if any(hmac.compare_digest(given, known) for known in (self._api_key, self._admin_key) if known):
+        if _among(given, self._api_keys) or _among(given, self._admin_keys):
             return ErrorFacts(403, "Forbidden: this key may not do that.")
         return ErrorFacts(401, "Unauthorized: send `Authorization: Bearer KEY` with a valid key.")
 
 
 class LoopbackGuard:
-    """Middleware for a server on a loopback address: only requests that name such an address come in.
+    """Middleware for a server on a loopback address: only requests that name such an address come in, or an origin
+    that was invited.
 
     A page in the user's own browser can reach the loopback address too: under a name of its own that resolves there
     (DNS rebinding, seen in Host) or across sites (seen in Origin).
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, invited: Collection[str] = ()) -> None:
         self._app = app
+        self._invited = frozenset(invited)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (foreign := _foreign_name(Headers(scope=scope))):
+        if scope["type"] == "http" and (foreign := _foreign_name(Headers(scope=scope), self._invited)):
             message = f"Forbidden: {foreign!r} does not name this machine; start with an API key to serve other names."
             await error_response(ErrorFacts(403, message), scope)(scope, receive, send)
         else:
@@ -104,10 +112,10 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-def _foreign_name(headers: Headers) -> str:
+def _foreign_name(headers: Headers, invited: frozenset[str]) -> str:
     """The name in Host or Origin that is not this machine's, or "" where there is none."""
     names = [f"//{headers.get('host', '')}"]
-    if "origin" in headers:
+    if "origin" in headers and not invited & {headers["origin"], "*"}:
         names.append(headers["origin"])
     for name in names:
         try:
@@ -132,6 +140,11 @@ def _key_in(headers: Headers) -> str:
         return headers.get("x-api-key", "").strip()
     scheme, _, key = headers["authorization"].partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _among(given: bytes, known: Sequence[bytes]) -> bool:
+    # All are compared, so that the time does not tell which one it was.
+    return sum(hmac.compare_digest(given, one) for one in known) > 0
 
 
 def _digest(key: bytes) -> bytes:

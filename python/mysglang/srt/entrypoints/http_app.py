@@ -5,9 +5,13 @@ Does not know how the front came to be, nor the server that will run the applica
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from mysglang.srt.entrypoints import error_responses
 from mysglang.srt.entrypoints.app_options import AppOptions
@@ -30,10 +34,18 @@ from mysglang.srt.entrypoints.routes.parsing import ParseFunctionCallReq, Separa
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.utils.version import __version__
 
+INVITED: Mapping[str, Any] = {"allow_methods": ("GET", "POST", "PUT"), "allow_headers": ("*",)}
+"""What the pages of invited sites may do. They bring keys, never cookies."""
+
 
 def build_app(front: Front, options: AppOptions) -> FastAPI:
     """The application that answers for `front`."""
-    models = OpenAIServingModels(options.served_model_name, options.model_path, front.facts.context_len)
+    models = OpenAIServingModels(
+        options.served_model_name,
+        options.model_path,
+        front.facts.context_len,
+        aliases=options.served_model_aliases,
+    )
     formats = AnswerFormats.choose(
         options.tool_call_parser,
         options.reasoning_parser,
@@ -78,10 +90,13 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
 
 def _middleware(options: AppOptions, access: Access) -> list[Middleware]:
     """From the outside in."""
-    guard = [Middleware(LoopbackGuard)] if options.loopback_only else []
-    auth = Middleware(ApiKeyAuth, access=access, api_key=options.api_key, admin_key=options.admin_key)
+    origins = options.cors_allow_origins
+    invitations = [Middleware(CORSMiddleware, allow_origins=origins, **INVITED)] if origins else []
+    guard = [Middleware(LoopbackGuard, invited=origins)] if options.loopback_only else []
+    auth = Middleware(ApiKeyAuth, access=access, api_keys=options.api_keys, admin_key=options.admin_key)
     return [
         Middleware(RequestId),
+        *invitations,
         Middleware(ErrorShapes, shapes=dialects.SHAPES),
         Middleware(HeaderLimit),
         *guard,

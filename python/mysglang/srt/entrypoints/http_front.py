@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -102,6 +103,11 @@ class HttpFront:
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=CLOSE_S,
+                ssl_certfile=args.ssl_certfile,
+                ssl_keyfile=args.ssl_keyfile,
+                ssl_keyfile_password=args.ssl_keyfile_password,
+                ssl_ca_certs=args.ssl_ca_certs,
+                ssl_cert_reqs=ssl.CERT_NONE if args.ssl_ca_certs is None else ssl.CERT_REQUIRED,
             )
         )
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
@@ -112,7 +118,7 @@ class HttpFront:
 
     def open(self, front: Front, args: ServerArgs, model_config: ModelConfig) -> None:
         """Put the application behind the gate, and open it."""
-        if not is_loopback(args.serving.host) and not args.serving.api_key:
+        if not is_loopback(args.serving.host) and not args.serving.has_keys:
             logger.warning("Whoever reaches %s may use this server: it has no --api-key.", args.serving.host)
         self.gate.open(build_app(front, AppOptions.from_args(args, model_config)))
 

@@ -104,7 +104,8 @@ async def _live(runtime: Runtime, door: HttpFront) -> Death:
     freeze_heap()
     since_start = time.time() - psutil.Process().create_time()
     logger.info("The server is fired up and ready to roll! It took %.1f s.", since_start)
-    print(ready_text(args, http_url(args.serving.host, door.port)), flush=True)
+    url = http_url(args.serving.host, door.port, tls=args.serving.ssl_certfile is not None)
+    print(ready_text(args, url), flush=True)
     return await runtime.death()
 
 
@@ -137,7 +138,7 @@ def ready_text(args: ServerArgs, url: str) -> str:
     body = '{"model": "default", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     if args.model.skip_tokenizer_init:
         path, body = "/generate", '{"input_ids": [1, 2, 3]}'
-    key = ' -H "Authorization: Bearer $API_KEY"' if args.serving.api_key else ""
+    key = ' -H "Authorization: Bearer $API_KEY"' if args.serving.has_keys else ""
     curl = f"curl -s {url}{path}{key} -H 'Content-Type: application/json' \\\n  -d '{body}'"
     return f"\n{args.serving.served_model_name} answers on {url}\n\n{curl}\n"
 

@@ -384,7 +384,7 @@ async def test_an_answer_that_fails_is_no_message(abort: Abort, status: int, kin
 
 
 async def test_strangers_are_told_in_its_shape() -> None:
-    options = AppOptions(served_model_name="tiny", api_key="k")
+    options = AppOptions(served_model_name="tiny", api_keys=("k",))
     async with serve(options=options) as served:
         for headers in ({}, {"x-api-key": "wrong"}, {"authorization": "Bearer wrong", "x-api-key": "k"}):
             response = await served.post(PATH, asked(), headers=headers)

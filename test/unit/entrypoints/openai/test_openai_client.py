@@ -60,7 +60,7 @@ async def test_models() -> None:
 
 
 async def test_errors_are_its_own_exceptions() -> None:
-    options = AppOptions(served_model_name="tiny", api_key="k")
+    options = AppOptions(served_model_name="tiny", api_keys=("k",))
     async with serve(options=options) as served, client(served) as api, client(served, "wrong") as stranger:
         with pytest.raises(openai.BadRequestError) as bad:
             await api.completions.create(model="tiny", prompt="a", temperature=-1)

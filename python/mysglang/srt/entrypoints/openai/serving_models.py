@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from mysglang.srt.errors import NotFound
 
@@ -12,11 +13,11 @@ DEFAULT_NAME = "default"
 class OpenAIServingModels:
     """Knows what the served model is called."""
 
-    def __init__(self, name: str, root: str, max_model_len: int) -> None:
-        """`root`: where the model comes from; `max_model_len`: its context, in tokens."""
+    def __init__(self, name: str, root: str, max_model_len: int, *, aliases: Sequence[str] = ()) -> None:
+        """`root`: where the model comes from; `max_model_len`: its context, in tokens; `aliases`: more names of it."""
         self.name = name
-        self._card = {
-            "id": name,
+        self.max_model_len = max_model_len
+        card = {
             "object": "model",
             "created": int(time.time()),
             "owned_by": "mysglang",
@@ -24,20 +25,17 @@ class OpenAIServingModels:
             "parent": None,
             "max_model_len": max_model_len,
         }
-
-    @property
-    def max_model_len(self) -> object:
-        return self._card["max_model_len"]
+        self._cards = {known: {"id": known, **card} for known in (name, *aliases)}
 
     def check(self, model: str | None) -> None:
         """Raises NotFound unless `model` means the served one; saying nothing does, and so does "default"."""
-        if model not in (None, DEFAULT_NAME, self.name):
+        if model not in (None, DEFAULT_NAME) and model not in self._cards:
             raise NotFound(f"The model {model!r} does not exist; this server serves {self.name!r}.", param="model")
 
     def list(self) -> dict[str, object]:
-        return {"object": "list", "data": [self._card]}
+        return {"object": "list", "data": [*self._cards.values()]}
 
     def get(self, model: str) -> dict[str, object]:
         """Raises NotFound."""
         self.check(model)
-        return self._card
+        return self._cards.get(model, self._cards[self.name])

@@ -1,0 +1,41 @@
+"""Options about access: files of keys and certificates, and who is invited."""
+
+from pathlib import Path
+
+import pytest
+
+from mysglang.srt.args.serving import ServingArgs, read_keys
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.server_args import ServerArgs
+from mysglang.srt.utils.hardware import Hardware
+
+
+def test_keys_come_from_the_flag_and_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# whose\none\n\n  two  \n")
+    assert read_keys(str(file)) == ("one", "two")
+    assert ServingArgs(api_key="k", api_key_file=str(file)).keys() == ("k", "one", "two")
+    assert not ServingArgs().has_keys
+    assert ServingArgs(api_key_file=str(file)).has_keys
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"api_key_file": "/nowhere"}, "--api-key-file /nowhere: there is no such file, or no key in it"),
+        ({"ssl_certfile": __file__}, "give both, or none"),
+        ({"ssl_ca_certs": __file__}, "only with --ssl-certfile"),
+        ({"ssl_certfile": "/nowhere", "ssl_keyfile": __file__}, "--ssl-certfile /nowhere: there is no such file"),
+        ({"cors_allow_origins": ("a.example",)}, "give https://host[:port], or *"),
+        ({"cors_allow_origins": ("https://a.example/path",)}, "give https://host[:port], or *"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(tmp_path: Path, options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServerArgs.from_kwargs(Hardware(), model_path=str(tmp_path), **options)
+    assert words in str(caught.value)
+
+
+def test_origins_are_sites() -> None:
+    args = ServerArgs.from_kwargs(Hardware(), cors_allow_origins=("https://a.example", "http://[::1]:3000", "*"))
+    assert len(args.serving.cors_allow_origins) == 3
