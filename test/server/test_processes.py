@@ -117,6 +117,7 @@ class TestStop:
         async with httpx.AsyncClient() as client:
             refused = await client.get(f"{url}/health")
         assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "shutting_down"
         assert "retry-after" in refused.headers
         await ended(streams, within=15)
         assert all(stream.complete for stream in streams)
@@ -132,14 +133,22 @@ class TestStop:
         assert all(stream.complete for stream in streams)
         assert server.wait(5) == ExitCode.DONE
 
-    async def test_what_takes_too_long_is_cut_off_and_told(self) -> None:
+    async def test_promise_11_what_takes_too_long_is_cut_off_and_told(self) -> None:
         with ServerProcess(*QUIET, "--drain-timeout", "0.2") as server:
-            streams = await open_streams(server.url, 2)
+            url = server.url
+            streams = await open_streams(url, 2)
             children = list(server.children().values())
-            server.send(signal.SIGTERM)
-            await ended(streams, within=5)
-            for stream in streams:
-                assert stream.error is not None and "shut down" in str(stream.error["message"])
+            async with httpx.AsyncClient(timeout=30) as client:
+                whole = asyncio.create_task(client.post(f"{url}/generate", json={**LONG, "stream": False}))
+                await asyncio.sleep(0.3)
+                server.send(signal.SIGTERM)
+                await ended(streams, within=5)
+                answer = await whole
+            assert answer.status_code == 503 and "retry-after" in answer.headers
+            for error in [*(stream.error for stream in streams), answer.json()["error"]]:
+                assert error is not None
+                assert (error["type"], error["code"]) == ("ShuttingDownError", "shutting_down")
+                assert "shutting down" in str(error["message"]) and "died" not in str(error["message"])
             assert server.wait(5) == ExitCode.CUT_OFF
             assert_nothing_left(server, children)
 

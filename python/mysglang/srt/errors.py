@@ -2,7 +2,9 @@
 
     MysglangError
     ├── ConfigError            the launch cannot go on; carries every problem found, not only the first
-    ├── WorkerDied             a process of ours is gone; the business of the whole server
+    ├── ServerEnded            nothing is served any more; the business of every open request
+    │   ├── WorkerDied         a process of ours is gone
+    │   └── ShuttingDown       the server was asked to end, and time is up
     └── RequestError           the business of one request; becomes one HTTP status (entrypoints/error_responses.py)
         ├── InvalidRequest     the request is wrong: names the field and the limit
         │   └── ContextTooLong prompt, or prompt plus max_tokens, does not fit the context
@@ -14,6 +16,8 @@ Asserts are for our own bugs only; what a user or the world can cause is one of 
 """
 
 from __future__ import annotations
+
+from typing import Self
 
 
 class MysglangError(Exception):
@@ -28,8 +32,20 @@ class ConfigError(MysglangError):
         self.problems = problems
 
 
-class WorkerDied(MysglangError):
+class ServerEnded(MysglangError):
+    """Nothing is served any more. The text says why."""
+
+    def again(self) -> Self:
+        """The same for one more reader: an exception that several tasks raise gathers the tracebacks of all of them."""
+        return type(self)(*self.args)
+
+
+class WorkerDied(ServerEnded):
     """A child process ended, or reported that it cannot go on."""
+
+
+class ShuttingDown(ServerEnded):
+    """The server was asked to end, and the time that open requests had for it is over."""
 
 
 class RequestError(MysglangError):

@@ -16,6 +16,7 @@ from mysglang.srt.errors import (
     NotFound,
     Overloaded,
     RequestError,
+    ShuttingDown,
     WorkerDied,
 )
 
@@ -47,6 +48,13 @@ def test_the_death_of_the_engine_has_a_word_of_its_own() -> None:
     assert facts.status == 503
     assert facts.fields("id")["code"] == "engine_dead"
     assert "scheduler_TP0 was killed by signal 9" in facts.message
+
+
+def test_promise_11_a_shutdown_is_told_apart_from_a_death() -> None:
+    facts = describe(ShuttingDown("time is up"))
+    assert (facts.status, facts.type, facts.code) == (503, "ShuttingDownError", "shutting_down")
+    assert "time is up" in facts.message and "died" not in facts.message
+    assert error_response(facts, SCOPE).headers["retry-after"]
 
 
 def test_what_we_did_not_raise_on_purpose_is_told_without_detail() -> None:

@@ -45,7 +45,7 @@ async def test_the_engine_dies_meanwhile(link: InProcess[ToScheduler]) -> None:
     client = ControlClient(link)
     asking = [asyncio.create_task(client.flush_cache()) for _ in range(2)]
     await asyncio.sleep(0)
-    client.fail_all("scheduler_TP0 was killed")
+    client.fail_all(WorkerDied("scheduler_TP0 was killed"))
     for task in asking:
         with pytest.raises(WorkerDied, match="was killed"):
             await task

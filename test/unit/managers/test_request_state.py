@@ -72,7 +72,7 @@ class TestPiling:
         inbox = Inbox()
         answer = state(inbox)
         answer.add("a", pack_ids([1]), RowCounters(), None, None)
-        answer.fail("gone")
+        answer.fail(WorkerDied("gone"))
         assert await inbox.get() is answer
         with pytest.raises(WorkerDied, match="gone"):
             await inbox.get()

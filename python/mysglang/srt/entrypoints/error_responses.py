@@ -23,13 +23,15 @@ from starlette.types import Scope
 
 from mysglang.srt.entrypoints.body import BodyTooLarge, ClientDisconnected, flatten
 from mysglang.srt.entrypoints.request_id import HEADER, request_id_of
-from mysglang.srt.errors import Aborted, NotFound, Overloaded, RequestError, WorkerDied
+from mysglang.srt.errors import Aborted, NotFound, Overloaded, RequestError, ShuttingDown, WorkerDied
 
 RETRY_AFTER_S = 1
 """What a client refused for the moment is told to wait, in seconds."""
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's number for a client that left. Nobody reads that answer; the access log does."""
+
+SHUTTING_DOWN = "shutting_down"
 
 # (exception, status, code), the first that fits counts; a code is a word where the status would say too little.
 # Aborted and HTTPException bring their own status; anything else is a 500.
@@ -40,6 +42,7 @@ _TABLE: tuple[tuple[type[Exception], int, str | None], ...] = (
     (RequestError, 400, None),
     (RequestValidationError, 400, None),
     (WorkerDied, 503, "engine_dead"),
+    (ShuttingDown, 503, SHUTTING_DOWN),
     (ClientDisconnected, CLIENT_CLOSED_REQUEST, None),
 )
 
@@ -52,6 +55,9 @@ _TYPES = {
     429: "RateLimitError",
     503: "ServiceUnavailableError",
 }
+
+# Where the status has the name of another kind.
+_TYPES_BY_CODE = {SHUTTING_DOWN: "ShuttingDownError"}
 
 _RETRYABLE = frozenset({429, 503})
 
@@ -70,7 +76,8 @@ class ErrorFacts:
 
     @property
     def type(self) -> str:
-        return self.kind or _TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
+        by_status = _TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
+        return self.kind or _TYPES_BY_CODE.get(self.code or "", by_status)
 
     def fields(self, request_id: str) -> dict[str, object]:
         return {
@@ -139,6 +146,8 @@ def _words(error: Exception) -> str:
             return flatten(error.errors())
         case WorkerDied():
             return f"The engine has died: {error}"
+        case ShuttingDown():
+            return f"The server is shutting down: {error}"
     return str(error)
 
 

@@ -20,7 +20,7 @@ from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import is_loopback
-from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
+from mysglang.srt.entrypoints.error_responses import SHUTTING_DOWN, ErrorFacts, error_response
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_app import build_app
 from mysglang.srt.entrypoints.http_protocol import OneAtATime
@@ -41,7 +41,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._app: ASGIApp | None = None
-        self._why_closed = "The server is starting."
+        self._why_closed = ErrorFacts(503, "The server is starting.")
         self._open_requests = 0
         self._none_open = asyncio.Event()
         self._none_open.set()
@@ -52,7 +52,12 @@ class Gate:
     def close(self, why: str) -> None:
         """Let nobody in any more. Who is inside is not disturbed."""
         self._app = None
-        self._why_closed = why
+        self._why_closed = ErrorFacts(503, why)
+
+    def drain(self) -> None:
+        """The same, since the server was asked to end."""
+        self._app = None
+        self._why_closed = ErrorFacts(503, "The server is shutting down.", code=SHUTTING_DOWN)
 
     async def emptied(self, timeout: float) -> bool:
         """Wait until no request is open, but no longer than `timeout` seconds; whether that came true."""
@@ -69,8 +74,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
-            refused = ErrorFacts(503, self._why_closed)
-            await error_response(refused, scope)(scope, receive, send)
+            await error_response(self._why_closed, scope)(scope, receive, send)
             return
         self._open_requests += 1
         self._none_open.clear()

@@ -119,7 +119,7 @@ async def _bury(death: Death, door: HttpFront) -> ExitCode:
 
 async def _drain(runtime: Runtime, door: HttpFront) -> ExitCode:
     """Asked to end: nobody new comes in, and who is in may finish, for a while."""
-    door.gate.close("The server is shutting down.")
+    door.gate.drain()
     patience = runtime.server_args.serving.drain_timeout
     if door.gate.open_requests:
         logger.info("Shutting down: %d open requests get %g s to end.", door.gate.open_requests, patience)
@@ -127,7 +127,7 @@ async def _drain(runtime: Runtime, door: HttpFront) -> ExitCode:
         logger.info("Shut down.")
         return ExitCode.DONE
     logger.warning("Shutting down: %d requests did not end in time and are cut off.", door.gate.open_requests)
-    runtime.cut_off("the server was told to shut down")
+    runtime.cut_off(f"it ends requests that are not complete {patience:g} s after it was told to (--drain-timeout)")
     await door.gate.emptied(LAST_WORDS_S)
     return ExitCode.CUT_OFF
 

@@ -14,7 +14,7 @@ from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.entrypoints.launcher import THE_CHILDREN, ChildModules, Subprocesses
 from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.entrypoints.warmup import warm_up
-from mysglang.srt.errors import WorkerDied
+from mysglang.srt.errors import ShuttingDown, WorkerDied
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.model_files import load_tokenizer
 from mysglang.srt.managers.text_pool import TextPool
@@ -107,7 +107,7 @@ class Runtime:
     def cut_off(self, why: str) -> None:
         """Tell every open request that it ends now."""
         if self._manager is not None:
-            self._manager.fail_all(WorkerDied(why))
+            self._manager.fail_all(ShuttingDown(why))
 
     async def stop(self) -> None:
         """End everything; nothing of it is left after this."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
-from mysglang.srt.errors import Aborted, WorkerDied
+from mysglang.srt.errors import Aborted, ServerEnded
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToScheduler
 from mysglang.srt.messages.control import (
@@ -33,7 +33,7 @@ class ControlClient:
         self._last_id = 0
 
     async def flush_cache(self) -> FlushCacheReqOutput:
-        """Empty the prefix cache. Raises Aborted (503) if no reply comes, WorkerDied."""
+        """Empty the prefix cache. Raises Aborted (503) if no reply comes, ServerEnded."""
         return await self._ask(lambda number: FlushCacheReqInput(id=number), FlushCacheReqOutput)
 
     async def get_internal_state(self) -> GetInternalStateReqOutput:
@@ -46,11 +46,11 @@ class ControlClient:
         if waiting is not None and not waiting.done():
             waiting.set_result(reply)
 
-    def fail_all(self, why: str) -> None:
+    def fail_all(self, error: ServerEnded) -> None:
         """No reply will come any more."""
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(WorkerDied(why))
+                waiting.set_exception(error.again())
 
     async def _ask(self, question: Callable[[int], FlushCacheReqInput | GetInternalStateReq], kind: type[Kind]) -> Kind:
         self._last_id += 1

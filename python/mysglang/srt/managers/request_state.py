@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mysglang.srt.errors import Aborted, InvalidRequest, WorkerDied
+from mysglang.srt.errors import Aborted, InvalidRequest, ServerEnded
 from mysglang.srt.messages.codec import ID_BYTES, unpack_ids
 from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
 from mysglang.srt.messages.requests import LogprobRequest
@@ -88,22 +88,22 @@ class Inbox:
     def __init__(self) -> None:
         self._ready: deque[ReqState] = deque()
         self._news = asyncio.Event()
-        self._failure: str | None = None
+        self._failure: ServerEnded | None = None
 
     def put(self, state: ReqState) -> None:
         self._ready.append(state)
         self._news.set()
 
-    def fail(self, why: str) -> None:
-        """Nothing will come any more: the reader gets what is there, then WorkerDied."""
-        self._failure = why
+    def fail(self, error: ServerEnded) -> None:
+        """Nothing will come any more: the reader gets what is there, then this error."""
+        self._failure = error
         self._news.set()
 
     async def get(self) -> ReqState:
-        """The next state with news. Raises WorkerDied."""
+        """The next state with news. Raises ServerEnded."""
         while not self._ready:
             if self._failure is not None:
-                raise WorkerDied(self._failure)
+                raise self._failure.again()
             self._news.clear()
             await self._news.wait()
         return self._ready.popleft()
@@ -169,9 +169,9 @@ class ReqState:
         self.finish_reason = reason
         self._tell()
 
-    def fail(self, why: str) -> None:
-        """The engine is gone: its reader gets WorkerDied."""
-        self._inbox.fail(why)
+    def fail(self, error: ServerEnded) -> None:
+        """The engine is gone: its reader gets this error."""
+        self._inbox.fail(error)
 
     def take(self) -> GenerationChunk:
         """What came since the last call. Raises Aborted for a request that the engine refused or gave up.

@@ -14,7 +14,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from mysglang.srt.errors import InvalidRequest, Overloaded, WorkerDied
+from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
 from mysglang.srt.managers.control_client import ControlClient
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.request_state import GenerationChunk, Inbox, ReqState, RowCounters
@@ -92,7 +92,7 @@ class TokenizerManager:
         if max_queued_requests is not None:
             self._max_open = limits.max_running_requests + max_queued_requests
         self._serial = 0
-        self._death: str | None = None
+        self._death: ServerEnded | None = None
 
     @property
     def open_requests(self) -> int:
@@ -103,7 +103,7 @@ class TokenizerManager:
         """What `obj` asks for, as it comes: with `stream` every chunk, else one whole chunk for each answer.
 
         Closing or cancelling the iterator aborts what is not complete. Raises InvalidRequest, Overloaded, Aborted (the
-        scheduler refused or gave up) and WorkerDied, before the first chunk or between two.
+        scheduler refused or gave up) and ServerEnded, before the first chunk or between two.
         """
         call = self._open(obj)
         try:
@@ -132,7 +132,7 @@ class TokenizerManager:
         return len(told)
 
     async def flush_cache(self) -> FlushCacheReqOutput:
-        """Empty the prefix cache, if nothing runs. Raises Aborted (503) if no reply comes, WorkerDied."""
+        """Empty the prefix cache, if nothing runs. Raises Aborted (503) if no reply comes, ServerEnded."""
         self._check_alive()
         return await self._control.flush_cache()
 
@@ -141,12 +141,12 @@ class TokenizerManager:
         self._check_alive()
         return await self._control.get_internal_state()
 
-    def fail_all(self, error: WorkerDied) -> None:
+    def fail_all(self, error: ServerEnded) -> None:
         """The engine is gone: every open answer ends with this error, and so does every later request."""
-        self._death = str(error)
+        self._death = error
         for state in self.rid_to_state.values():
-            state.fail(self._death)
-        self._control.fail_all(self._death)
+            state.fail(error)
+        self._control.fail_all(error)
 
     async def handle_loop(self) -> None:
         """Take what the detokenizer and the scheduler send, for ever."""
@@ -246,7 +246,7 @@ class TokenizerManager:
 
     def _check_alive(self) -> None:
         if self._death is not None:
-            raise WorkerDied(self._death)
+            raise self._death.again()
 
 
 def _rows(counters: Counters) -> Iterable[tuple[int, int, int, int]]:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
 from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.entrypoints.streaming import while_connected
-from mysglang.srt.errors import RequestError, WorkerDied
+from mysglang.srt.errors import RequestError, ServerEnded
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
@@ -48,7 +48,7 @@ def health_router(manager: Manager, heartbeat_limit_s: float, clock: Callable[[]
                 await while_connected(request.receive, _generate_one(manager))
         except TimeoutError:
             return _unwell(request, f"No token was generated within {GENERATE_TIMEOUT_S:g} s.")
-        except (RequestError, WorkerDied) as error:
+        except (RequestError, ServerEnded) as error:
             return _unwell(request, f"No token was generated: {error}")
         return Response()
 
