@@ -1,0 +1,150 @@
+"""Ollama's own client against a real server with the embedded model: prompts, formats, thoughts, tools, errors."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import ollama
+import pytest
+
+from fixtures.oracle import assert_quiet
+from fixtures.server_process import ServerProcess
+
+MODEL = "default"
+FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+PARIS: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+COUNT: list[Any] = [{"role": "user", "content": "Count from 1 to 10."}]
+GREEDY = {"temperature": 0}
+
+
+def get_weather(city: str) -> str:
+    """Get the current weather in a city
+
+    Args:
+        city: The name of the city
+    """
+    return json.dumps({"temperature": 21, "condition": "sunny", "city": city})
+
+
+@pytest.fixture
+def client(tiny_server: ServerProcess) -> Iterator[ollama.Client]:
+    yield ollama.Client(tiny_server.url)
+    assert_quiet(tiny_server.url)
+
+
+def chat(client: ollama.Client, messages: list[Any], **options: Any) -> Any:
+    return client.chat(MODEL, messages, options={**GREEDY, **options.pop("options", {})}, **options)
+
+
+def test_an_answer(client: ollama.Client) -> None:
+    answer = chat(client, FRANCE)
+    assert "Paris" in answer.message.content
+    assert (answer.done, answer.done_reason, answer.model) == (True, "stop", MODEL)
+    assert answer.prompt_eval_count > 5
+    assert answer.eval_count > 2
+    assert 0 < answer.prompt_eval_duration < answer.total_duration
+    assert "Paris" in client.generate(MODEL, "What is the capital of France?", options=GREEDY).response
+
+
+@pytest.mark.parametrize(
+    ("messages", "options"),
+    [
+        (COUNT, {}),
+        (COUNT, {"options": {"stop": [" 6"]}}),
+        (COUNT, {"options": {"num_predict": 4}}),
+        (PARIS, {"tools": [get_weather]}),
+        (PARIS, {"tools": [get_weather], "think": True}),
+    ],
+    ids=["text", "stopped", "cut", "tools", "thinking"],
+)
+def test_a_stream_says_the_same(client: ollama.Client, messages: list[Any], options: dict[str, Any]) -> None:
+    whole = chat(client, messages, **options)
+    *pieces, last = chat(client, messages, stream=True, **options)
+    assert "".join(piece.message.content for piece in pieces) == whole.message.content
+    assert "".join(piece.message.thinking or "" for piece in pieces) == (whole.message.thinking or "")
+    calls = [call.function for piece in pieces for call in piece.message.tool_calls or []]
+    assert calls == [call.function for call in whole.message.tool_calls or []]
+    assert (last.done_reason, last.eval_count) == (whole.done_reason, whole.eval_count)
+    assert len(pieces) > (0 if calls else 2)
+
+
+def test_the_whole_conversation(client: ollama.Client) -> None:
+    answer = chat(client, PARIS, tools=[get_weather], think=True)
+    assert "get_weather" in answer.message.thinking
+    (call,) = answer.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Paris"})
+    result = {"role": "tool", "tool_name": "get_weather", "content": get_weather(**call.function.arguments)}
+    again = chat(client, [*PARIS, answer.message, result], tools=[get_weather])
+    assert "21" in again.message.content
+
+
+def test_formats(client: ollama.Client) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "size": {"type": "integer", "maximum": 9}},
+        "required": ["city", "size"],
+        "additionalProperties": False,
+    }
+    hot = {"temperature": 1.3, "seed": 1, "num_predict": 200}
+    found = json.loads(client.chat(MODEL, FRANCE, format=schema, options=hot).message.content or "")
+    assert found.keys() == {"city", "size"}
+    found = json.loads(client.generate(MODEL, "Describe Paris.", format=schema, options=hot).response)
+    assert isinstance(found["size"], int)
+
+
+def test_a_raw_prompt(client: ollama.Client) -> None:
+    prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    raw = client.generate(MODEL, prompt, raw=True, options=GREEDY)
+    assert raw.response == client.generate(MODEL, "What is the capital of France?", options=GREEDY).response
+
+
+def test_log_probabilities(client: ollama.Client) -> None:
+    answer = chat(client, COUNT, logprobs=True, top_logprobs=2)
+    assert len(answer.logprobs) == answer.eval_count
+    assert all(token.logprob <= 0 and len(token.top_logprobs) == 2 for token in answer.logprobs)
+
+
+def test_the_model(client: ollama.Client) -> None:
+    (model,) = client.list().models
+    assert model.model == "mysglang-tiny"
+    assert (model.size or 0) > 10_000_000
+    shown = client.show(f"{model.model}:latest")
+    assert set(shown.capabilities or []) == {"completion", "tools", "thinking"}
+    assert (shown.modelinfo or {})["llama.context_length"] == 2048
+    assert client.chat(MODEL, []).done_reason == "load"
+
+
+def test_errors_are_its_own_exceptions(client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match="mirostat: not supported") as bad:
+        chat(client, FRANCE, options={"mirostat": 1})
+    assert bad.value.status_code == 400
+    with pytest.raises(ollama.ResponseError, match="'llama3' does not exist") as missing:
+        list(client.chat("llama3", FRANCE, stream=True))
+    assert missing.value.status_code == 404
+
+
+async def test_many_at_once(tiny_server: ServerProcess) -> None:
+    client = ollama.AsyncClient(tiny_server.url)
+
+    async def ask(country: str) -> str:
+        question: list[Any] = [{"role": "user", "content": f"What is the capital of {country}?"}]
+        pieces = await client.chat(MODEL, question, stream=True)
+        return "".join([piece.message.content or "" async for piece in pieces])
+
+    cities = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo"}
+    answers = await asyncio.gather(*map(ask, cities))
+    for answer, city in zip(answers, cities.values(), strict=True):
+        assert city in answer
+
+
+async def test_who_leaves_is_forgotten(tiny_server: ServerProcess) -> None:
+    story: list[Any] = [{"role": "user", "content": "Tell me a short story."}]
+    client: Any = ollama.AsyncClient(tiny_server.url)
+    pieces = await client.chat(MODEL, story, stream=True)
+    await anext(pieces)
+    await pieces.aclose()
+    waiting = asyncio.create_task(client.chat(MODEL, story))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.to_thread(assert_quiet, tiny_server.url)
