@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from mysglang.srt.messages.outputs import Abort, Length, Stop
 from mysglang.srt.messages.requests import LogprobRequest
 from mysglang.srt.scheduling.prefill_planner import LEAST_SHARE
 from mysglang.srt.scheduling.request import Req
-from mysglang.srt.scheduling.step_planner import ORDERS
+from mysglang.srt.scheduling.step_planner import OrderName
 
 PROMPT = list(range(1, 30))
 
@@ -71,7 +72,7 @@ def test_answers_equal_solo_ones(setup: Setup) -> None:
             conservativeness=0.1,
             order=order,
         )
-        for overlap, page, chunk, order in itertools.product((False, True), (1, 16), (None, 32), ORDERS)
+        for overlap, page, chunk, order in itertools.product((False, True), (1, 16), (None, 32), get_args(OrderName))
     ],
     ids=str,
 )

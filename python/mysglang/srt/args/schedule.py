@@ -27,6 +27,11 @@ class ScheduleArgs:
         False,
         help="Let prompts and running requests share steps, so that these do not wait while prompts are computed.",
     )
+    decode_wait_tokens: int = arg(
+        32768,
+        at_least=0,
+        help="Prompt tokens for which running requests wait at most before they get a step; 0: for all there are.",
+    )
     max_prefill_tokens: int = arg(16384, at_least=1, help="Prompt tokens of one prefill batch.")
     schedule_policy: PolicyName = arg(
         "fcfs", help="Order of the waiting queue: first come first served, or longest cached prefix first."

@@ -40,7 +40,7 @@ from mysglang.srt.scheduling.retraction import Retraction
 from mysglang.srt.scheduling.role import Role, UnifiedRole
 from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
 from mysglang.srt.scheduling.stats import SchedulerStats
-from mysglang.srt.scheduling.step_planner import ORDERS, StepPlanner
+from mysglang.srt.scheduling.step_planner import OrderName, StepPlanner, step_order
 from mysglang.srt.scheduling.token_masks import TokenMasks
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 
@@ -57,8 +57,10 @@ class SchedulerOptions:
     policy: str = "fcfs"
     conservativeness: float = 1.0
     overlap: bool = True
-    order: str = "prefill_first"
-    """Of prompts and running requests: a name in `step_planner.ORDERS`."""
+    order: OrderName = "prefill_first"
+    """Of prompts and running requests."""
+    decode_wait_tokens: int = 0
+    """Prompt tokens for which running requests wait at most, in the order `bounded`."""
     cascade: CascadeCosts | None = None
     """What reading shared pages once costs beside; None: every row reads for itself."""
     stream_interval: int = 1
@@ -162,13 +164,14 @@ def assemble(
     retraction = Retraction(table, residency, waiting)
     prefill = PrefillPlanner(table, kv, residency, waiting, ratio, limits=options.limits, rules=options.rules)
     decode = DecodePlanner(table, kv, ratio, retraction, tokens_per_step=worker.tokens_per_step, end=results.end)
+    order = step_order(options.order, prefill, decode, decode_wait_tokens=options.decode_wait_tokens)
     scheduler = Scheduler(
         SchedulerParts(
             worker=worker,
             intake=Intake(channels.requests, OneRank()),
             role=role,
             waiting=waiting,
-            planner=StepPlanner(ORDERS[options.order](prefill, decode), decode, SoloCoordinator()),
+            planner=StepPlanner(order, decode, SoloCoordinator()),
             builder=ForwardBuilder(table, kv, sampling, groups),
             masks=TokenMasks(
                 table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids

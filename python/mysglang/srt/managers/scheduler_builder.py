@@ -5,6 +5,7 @@ Everything else works with what it is given here and asks nothing.
 
 from __future__ import annotations
 
+from mysglang.srt.args.schedule import ScheduleArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.constrained.backend import JsonStyle
 from mysglang.srt.constrained.compile_messages import CompilerSetup
@@ -30,6 +31,7 @@ from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.finish import StopText
 from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
+from mysglang.srt.scheduling.step_planner import OrderName
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import usable_cores
 from mysglang.srt.utils.tokenizer import Tokenizer
@@ -99,11 +101,19 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         cascade=None
         if args.kernels.disable_cascade_attention
         else CascadeCosts.of_model(model.num_heads, model.num_kv_heads, DTYPE_BYTES.get(model.dtype, 2)),
-        order="mixed" if schedule.enable_mixed_chunk else "prefill_first",
+        order=_order(schedule),
+        decode_wait_tokens=schedule.decode_wait_tokens,
         overlap=not schedule.disable_overlap_schedule,
         decode_log_interval=args.observability.decode_log_interval,
         rank=tp_rank,
     )
+
+
+def _order(schedule: ScheduleArgs) -> OrderName:
+    """Whether prompts and running requests share steps, or else how long the running wait."""
+    if schedule.enable_mixed_chunk:
+        return "mixed"
+    return "bounded" if schedule.decode_wait_tokens else "prefill_first"
 
 
 def _structured_output(args: ServerArgs, model: ModelConfig, tokenizer: Tokenizer | None) -> StructuredOutput:

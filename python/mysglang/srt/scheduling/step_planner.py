@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.coordinator import Coordinator
@@ -32,6 +31,33 @@ class PrefillFirst:
         return self._prefill.plan(lane) or self._decode.plan(lane)
 
 
+class BoundedWaits:
+    """Prompts first, but a step of the running whenever so many prompt tokens were computed while they waited.
+
+    So a running request waits for no more than `limit` prompt tokens and the step that passes it, however many prompts
+    come; and prompts wait for one step of the running at most. While nobody runs nothing is different.
+    """
+
+    def __init__(self, prefill: PrefillPlanner, decode: DecodePlanner, limit: int) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._limit = limit
+        self._waited = 0
+        """Prompt tokens that were planned since the running had their last step."""
+
+    def next_step(self, lane: Lane) -> ScheduleBatch | None:
+        if not len(lane.slots):
+            self._waited = 0
+            return self._prefill.plan(lane)
+        if self._waited < self._limit:
+            prompts = self._prefill.plan(lane)
+            if prompts is not None:
+                self._waited += prompts.new_tokens
+                return prompts
+        self._waited = 0
+        return self._decode.plan(lane) or self._prefill.plan(lane)
+
+
 class MixedChunks:
     """Every step has the next token of all that run, and prompts in what is left of its budget.
 
@@ -52,10 +78,20 @@ class MixedChunks:
         return prompts.beside(decode)
 
 
-ORDERS: dict[str, Callable[[PrefillPlanner, DecodePlanner], StepOrder]] = {
-    "prefill_first": PrefillFirst,
-    "mixed": MixedChunks,
-}
+OrderName = Literal["prefill_first", "bounded", "mixed"]
+
+
+def step_order(
+    name: OrderName, prefill: PrefillPlanner, decode: DecodePlanner, *, decode_wait_tokens: int
+) -> StepOrder:
+    """The order of that name. `decode_wait_tokens`: what `bounded` bounds."""
+    match name:
+        case "prefill_first":
+            return PrefillFirst(prefill, decode)
+        case "bounded":
+            return BoundedWaits(prefill, decode, decode_wait_tokens)
+        case "mixed":
+            return MixedChunks(prefill, decode)
 
 
 class StepPlanner:
