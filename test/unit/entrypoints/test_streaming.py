@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from fixtures.scripted_engine import events
 from mysglang.srt.entrypoints.body import ClientDisconnected
-from mysglang.srt.entrypoints.streaming import DONE, open_stream, while_connected
+from mysglang.srt.entrypoints.streaming import DONE, open_stream, while_connected, with_pings
 from mysglang.srt.errors import Aborted, InvalidRequest, WorkerDied
 
 
@@ -184,3 +184,42 @@ async def test_errors_of_work_are_its_callers() -> None:
 
     with pytest.raises(InvalidRequest):
         await while_connected(Wire().receive, work())
+
+
+class TestPings:
+    async def test_silence_is_filled(self) -> None:
+        frames = Frames(b"a", b"b", None)
+        stream = with_pings(frames.run(), b"p", 0.01)
+        assert [await anext(stream) for _ in range(4)] == [b"a", b"b", b"p", b"p"]
+        await stream.aclose()
+        assert frames.closed
+
+    async def test_nothing_comes_before_the_first_frame(self) -> None:
+        frames = Frames(None)
+        stream = with_pings(frames.run(), b"p", 0.001)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.05)
+        assert frames.closed
+
+    @pytest.mark.parametrize("place", [0, 1])
+    async def test_an_error_is_an_error(self, place: int) -> None:
+        frames = Frames(*[b"a"] * place, InvalidRequest("no"))
+        stream = with_pings(frames.run(), b"p", 10)
+        with pytest.raises(InvalidRequest):
+            assert [frame async for frame in stream] == []
+        assert frames.closed
+
+    async def test_all_frames_come(self) -> None:
+        frames = Frames(*[str(number).encode() for number in range(100)])
+        assert [frame async for frame in with_pings(frames.run(), b"p", 10)] == list(frames.items)
+        assert frames.closed
+
+    async def test_who_leaves_in_a_silence_ends_it(self) -> None:
+        frames, wire = Frames(b"a", None), Wire()
+        request = Request(wire.scope, wire.receive)
+        stream = await open_stream(request, with_pings(frames.run(), b"p", 10))
+        sending = asyncio.create_task(stream(wire.scope, wire.receive, wire.send))
+        await frames.waiting.wait()
+        wire.left.set()
+        await sending
+        assert frames.closed

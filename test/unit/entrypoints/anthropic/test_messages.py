@@ -288,6 +288,8 @@ async def test_sampling() -> None:
         ({"thinking": {"type": "enabled", "budget_tokens": 20}}, "[assistant]<think>\n"),
         ({"thinking": {"type": "adaptive"}}, "[assistant]<think>\n"),
         ({"thinking": {"type": "disabled"}}, "[assistant]"),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, "[assistant]"),
+        ({"output_config": {"effort": "low"}}, "[assistant]<think>\n"),
     ],
 )
 async def test_thinking(fields: dict[str, Any], begins: str) -> None:
@@ -337,7 +339,7 @@ async def test_tokens_are_counted() -> None:
         ),
         ({"thinking": {"type": "enabled"}}, "budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 50}}, "budget_tokens"),
-        ({"output_config": {"effort": "low"}}, "output_config"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
         ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, r"tools\.0\.input_schema"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\.0"),
         ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
@@ -355,6 +357,13 @@ async def test_refused_by_name(fields: dict[str, Any], name: str, stream: bool) 
     assert body["error"]["type"] == "invalid_request_error"
     assert body["request_id"] == response.headers["request-id"]
     assert re.search(name, body["error"]["message"]), body
+
+
+async def test_effort_needs_a_template_that_knows_it() -> None:
+    async with serve(options=OPTIONS) as served:
+        response = await served.post(PATH, asked(output_config={"effort": "low"}))
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("output_config.effort: the model's chat template")
 
 
 async def test_thinking_needs_a_parser() -> None:

@@ -160,11 +160,15 @@ class Metadata(StrictModel):
     user_id: str | None = None
 
 
+KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
+"""An edit of the context that leaves it as it is, which some clients always send."""
+
 _UNSUPPORTED = {
     **not_here("speed", unless=("standard",)),
     **not_here("service_tier", unless=("auto", "standard_only")),
     **not_here("mcp_servers", unless=([],)),
-    **not_here("container", "inference_geo", "diagnostics", "context_management", "compaction", "fallbacks"),
+    **not_here("context_management", unless=({"edits": []}, {"edits": [KEEP_THOUGHTS]})),
+    **not_here("container", "inference_geo", "diagnostics", "compaction", "fallbacks"),
     **not_here("fallback_credit_token", "billing_policy", "thread", "user_profile_id", "workspace_id"),
 }
 

@@ -158,14 +158,17 @@ def _tool_choice(choice: ToolChoice) -> object:
 
 
 def _thinking(body: CountTokensRequest, words: ThinkingWords) -> dict[str, object]:
-    """In the words of the chat template. Raises InvalidRequest where it has none."""
+    """In the words of the chat template. Raises InvalidRequest where it has none.
+
+    Where it knows no degrees, any effort is to think, unless that is switched off.
+    """
     kind, effort = None if body.thinking is None else body.thinking.type, body.output_config.effort
-    kwargs = {} if kind is None else words.switched(kind != "disabled")
     if kind == "enabled":
         words.require(field="thinking")
-    if effort is not None:
-        if not words.effort:
-            message = "output_config.effort: the model's chat template has no way to ask for it."
-            raise InvalidRequest(message, param="output_config")
+    kwargs = {} if kind is None and effort is None else words.switched(kind != "disabled")
+    if effort is not None and words.effort is not None:
         kwargs[words.effort] = effort
+    if effort is not None and not kwargs:
+        message = "output_config.effort: the model's chat template has no way to ask for it."
+        raise InvalidRequest(message, param="output_config")
     return kwargs

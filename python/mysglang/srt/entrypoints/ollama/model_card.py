@@ -10,7 +10,8 @@ from typing import Any
 
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
-from mysglang.srt.entrypoints.openai.serving_models import DEFAULT_NAME, OpenAIServingModels
+from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
+from mysglang.srt.errors import NotFound
 
 LATEST = ":latest"
 """The tag that Ollama's clients put behind a name that has none."""
@@ -41,11 +42,14 @@ class ModelCard:
     def context_len(self) -> int:
         return self._front.facts.context_len
 
-    def check(self, model: str) -> str:
-        """The name to answer under. Raises NotFound."""
-        bare = model.removesuffix(LATEST)
-        self._models.check(bare if bare in (self._models.name, DEFAULT_NAME) else model)
-        return model
+    def check(self, model: str) -> None:
+        """Raises NotFound unless `model` means the served one, with or without a tag."""
+        try:
+            self._models.check(model)
+        except NotFound:
+            if not model.endswith(LATEST):
+                raise
+            self._models.check(model.removesuffix(LATEST))
 
     def tag(self) -> dict[str, object]:
         """The row of /api/tags."""
