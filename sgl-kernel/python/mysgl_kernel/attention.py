@@ -59,7 +59,8 @@ def planned_decode(
     q: [R, num_heads * head_dim], rows at any distance. keys, values: [KV slots, num_kv_heads, head_dim], dense. table:
     [num_slots + 1, max_pages] int32. Scores are scaled, then capped softly by logit_cap unless that is 0.
 
-    The plan, int32: indptr [blocks + 1], items of each block; items [P, 12], `Item` in the source; members [M, 2],
+    The plan, int32: indptr [blocks + 1], items of each block; items [P, 12], aligned to 16 bytes, `Item` in the source;
+    members [M, 2], aligned to 8 as joins are,
     batch row and first partial result of each row of a group; joins [R, 2], first partial result of each row and how
     many. Room for those, float32, of which nothing is read that was not written: partial [parts, num_heads, head_dim],
     partial_lse [parts, num_heads].
@@ -73,6 +74,7 @@ def planned_decode(
     assert q.dtype == keys.dtype == values.dtype and q.stride(1) == 1 and q.shape[1] == heads * dim
     assert keys.is_contiguous() and values.is_contiguous() and keys.shape == values.shape and heads % kv_heads == 0
     assert q.data_ptr() % 4 == 0 and q.stride(0) % 2 == 0 and table.stride(1) == 1
+    assert items.data_ptr() % 16 == members.data_ptr() % 8 == joins.data_ptr() % 8 == 0
     assert partial.shape[1:] == (heads, dim) and partial_lse.shape == partial.shape[:2] and len(joins) >= rows
     out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
     _launch(dim, q.dtype)(

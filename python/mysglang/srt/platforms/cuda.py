@@ -43,7 +43,7 @@ class CudaPlatform(Platform):
 
     name = "cuda"
     has_graphs = True
-    attention_backends = ("sgl_kernel", "flashinfer", "triton", "torch_native")
+    attention_backends = ("flashinfer", "triton", "torch_native", "sgl_kernel")
     sampling_backends = ("triton", "pytorch")
 
     @property
