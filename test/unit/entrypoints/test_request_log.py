@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from mysglang.srt.entrypoints.front import Manager
+from mysglang.srt.entrypoints.front import Manager, RequestLogSettings
 from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.errors import Overloaded
 from mysglang.srt.managers.request_state import GenerationChunk
@@ -55,7 +55,7 @@ class TwoChunks:
 
 
 def logged(inner: Any) -> LoggedManager:
-    return LoggedManager(cast("Manager", inner))
+    return LoggedManager(cast("Manager", inner), RequestLogSettings(log_requests=True))
 
 
 @pytest.fixture(autouse=True)

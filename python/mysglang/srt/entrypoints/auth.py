@@ -18,6 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
 
+NEEDS_ADMIN_KEY = ErrorFacts(403, "Forbidden: only with an admin key; start the server with --admin-api-key.")
+
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
 
 
@@ -66,16 +68,15 @@ class ApiKeyAuth:
         if path in self._access.open:
             return None
         needed = self._api_keys
-        if path in self._access.locked and not self._admin_keys:
-            return ErrorFacts(403, "Forbidden: only with an admin key; start the server with --admin-api-key.")
+        locked = path in self._access.locked and not self._admin_keys
         if path in self._access.admin | self._access.locked and self._admin_keys:
             needed = self._admin_keys
         if not needed:
-            return None
+            return NEEDS_ADMIN_KEY if locked else None
         # Headers come decoded as latin-1; the key may be any UTF-8.
         given = _digest(_key_in(Headers(scope=scope)).encode("latin-1"))
         if _among(given, needed):
-            return None
+            return NEEDS_ADMIN_KEY if locked else None
         if _among(given, self._api_keys) or _among(given, self._admin_keys):
             return ErrorFacts(403, "Forbidden: this key may not do that.")
         return ErrorFacts(401, "Unauthorized: send `Authorization: Bearer KEY` with a valid key.")

@@ -5,16 +5,27 @@ Knows no route, and neither sockets nor processes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.text_pool import TextPool
-from mysglang.srt.messages.control import FlushCacheReqOutput, GetInternalStateReqOutput
+from mysglang.srt.messages.control import Command, ControlReqOutput, FlushCacheReqOutput, GetInternalStateReqOutput
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.parser.template_manager import TemplateManager
 from mysglang.srt.utils.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class RequestLogSettings:
+    """What is written down of requests; may change while the server runs."""
+
+    log_requests: bool = False
+    """A line in the log for each that comes and each that ends: sizes, parameters and times, never what they say."""
+    dump_folder: str = ""
+    """Directory in which every finished request is kept whole, to be asked again; none if empty."""
 
 
 class Signs(Protocol):
@@ -55,6 +66,8 @@ class Manager(Protocol):
 
     async def get_internal_state(self) -> GetInternalStateReqOutput: ...
 
+    async def command(self, make: Callable[[int], Command]) -> ControlReqOutput: ...
+
 
 class Front(Protocol):
     """All that serves requests in this process."""
@@ -77,3 +90,6 @@ class Front(Protocol):
 
     @property
     def facts(self) -> SchedulerFacts: ...
+
+    @property
+    def request_log(self) -> RequestLogSettings: ...

@@ -30,6 +30,8 @@ from mysglang.srt.entrypoints.routes.control import AbortRequest, control_router
 from mysglang.srt.entrypoints.routes.health import health_router
 from mysglang.srt.entrypoints.routes.info import info_router
 from mysglang.srt.entrypoints.routes.native import native_router
+from mysglang.srt.entrypoints.routes.operation import BODIES as OPERATION_BODIES
+from mysglang.srt.entrypoints.routes.operation import operation_router
 from mysglang.srt.entrypoints.routes.parsing import ParseFunctionCallReq, SeparateReasoningReqInput, parsing_router
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.utils.version import __version__
@@ -56,6 +58,7 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
     answers = ChatAnswers(front, formats, options.serving.defaults)
     health = health_router(front.tokenizer_manager, options.heartbeat_limit_s)
     control = control_router(front.tokenizer_manager)
+    operation = operation_router(front)
     app = FastAPI(
         title="mysglang",
         version=__version__,
@@ -63,10 +66,11 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
         redoc_url=None,
         # /health/ is not /health: one spelling for each path, so that access rules have nothing to miss.
         redirect_slashes=False,
-        middleware=_middleware(options, Access(open=_paths(health), admin=_paths(control))),
+        middleware=_middleware(options, Access(open=_paths(health), admin=_paths(control), locked=_paths(operation))),
     )
     app.include_router(health)
     app.include_router(control)
+    app.include_router(operation)
     app.include_router(info_router(front, {**options.model_info, **formats.names}, options.server_info))
     app.include_router(native_router(front, incremental=options.incremental_streaming_output))
     app.include_router(openai.openai_router(front, models, options.serving, answers))
@@ -81,6 +85,7 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
             *dialects.BODIES,
             GenerateReqInput,
             AbortRequest,
+            *OPERATION_BODIES,
             ParseFunctionCallReq,
             SeparateReasoningReqInput,
         ],

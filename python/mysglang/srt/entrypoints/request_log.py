@@ -1,6 +1,7 @@
 """LoggedManager: the TokenizerManager with a line in the log for each request that comes and each answer that ends.
 
-Sizes, parameters and times; never what a request or an answer says.
+Sizes, parameters and times; never what a request or an answer says. Who runs the server may have requests kept whole
+in files besides (`request_dump.py`). Both can be switched while the server runs, and cost nothing while they are off.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
-from mysglang.srt.entrypoints.front import Manager, Signs, TextCoder
+from mysglang.srt.entrypoints.front import Manager, RequestLogSettings, Signs, TextCoder
+from mysglang.srt.entrypoints.request_dump import dumped
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import finish_reason_dict
-from mysglang.srt.messages.control import FlushCacheReqOutput, GetInternalStateReqOutput
+from mysglang.srt.messages.control import Command, ControlReqOutput, FlushCacheReqOutput, GetInternalStateReqOutput
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
@@ -26,8 +28,9 @@ MAX_RID_SHOWN = 300
 class LoggedManager:
     """In the place of the manager that it logs for: `entrypoints.front.Manager`."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Manager, settings: RequestLogSettings) -> None:
         self._manager = manager
+        self._settings = settings
 
     @property
     def signs(self) -> Signs:
@@ -41,13 +44,22 @@ class LoggedManager:
     def open_requests(self) -> int:
         return self._manager.open_requests
 
-    async def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
+    def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         """As the manager's. A request that asks for `no_logs` leaves no line."""
+        settings = self._settings
+        chunks = self._manager.generate_request(obj)
+        if settings.dump_folder and not obj.no_logs:
+            chunks = dumped(obj, chunks, settings.dump_folder)
+        return self._logged(obj, chunks) if settings.log_requests else chunks
+
+    async def _logged(
+        self, obj: GenerateReqInput, coming: AsyncGenerator[GenerationChunk, None]
+    ) -> AsyncGenerator[GenerationChunk, None]:
         begun = time.perf_counter()
         if not obj.no_logs:
             logger.info("Receive: %s", _coming(obj))
         try:
-            async with contextlib.aclosing(self._manager.generate_request(obj)) as chunks:
+            async with contextlib.aclosing(coming) as chunks:
                 async for chunk in chunks:
                     if chunk.finish_reason is not None and not obj.no_logs:
                         logger.info("Finish: %s, %.3f s", _ending(chunk), time.perf_counter() - begun)
@@ -65,6 +77,9 @@ class LoggedManager:
 
     async def get_internal_state(self) -> GetInternalStateReqOutput:
         return await self._manager.get_internal_state()
+
+    async def command(self, make: Callable[[int], Command]) -> ControlReqOutput:
+        return await self._manager.command(make)
 
 
 def _coming(obj: GenerateReqInput) -> str:

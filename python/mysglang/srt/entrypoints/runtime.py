@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.entrypoints.front import Manager
+from mysglang.srt.entrypoints.front import Manager, RequestLogSettings
 from mysglang.srt.entrypoints.launcher import THE_CHILDREN, ChildModules, Subprocesses
 from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.entrypoints.warmup import warm_up
@@ -50,6 +50,7 @@ class ReadyFront:
     template_manager: TemplateManager | None
     text_pool: TextPool
     facts: SchedulerFacts
+    request_log: RequestLogSettings
 
 
 class Runtime:
@@ -92,8 +93,9 @@ class Runtime:
         self._manager = manager
         self._receiving = asyncio.create_task(manager.handle_loop(), name="receive")
         self._watching = asyncio.create_task(self._watch(manager, self._receiving), name="watch")
-        served: Manager = LoggedManager(manager) if args.observability.log_requests else manager
-        front = ReadyFront(served, tokenizer, templates, self._text_pool, facts)
+        settings = RequestLogSettings(log_requests=args.observability.log_requests)
+        served = LoggedManager(manager, settings)
+        front = ReadyFront(served, tokenizer, templates, self._text_pool, facts, settings)
         if not args.serving.skip_server_warmup:
             await warm_up(front)
             await self._seal(manager, self._watching)

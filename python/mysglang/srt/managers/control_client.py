@@ -10,6 +10,8 @@ from mysglang.srt.errors import Aborted, ServerEnded
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToScheduler
 from mysglang.srt.messages.control import (
+    Command,
+    ControlReqOutput,
     FlushCacheReqInput,
     FlushCacheReqOutput,
     GetInternalStateReq,
@@ -19,8 +21,9 @@ from mysglang.srt.messages.control import (
 REPLY_TIMEOUT_S = 10.0
 """A scheduler reads its messages between two steps; the longest step is far shorter."""
 
-Reply: TypeAlias = FlushCacheReqOutput | GetInternalStateReqOutput
-Kind = TypeVar("Kind", FlushCacheReqOutput, GetInternalStateReqOutput)
+Question: TypeAlias = FlushCacheReqInput | GetInternalStateReq | Command
+Reply: TypeAlias = FlushCacheReqOutput | GetInternalStateReqOutput | ControlReqOutput
+Kind = TypeVar("Kind", FlushCacheReqOutput, GetInternalStateReqOutput, ControlReqOutput)
 
 
 class ControlClient:
@@ -40,6 +43,10 @@ class ControlClient:
         """What the scheduler holds. Raises likewise."""
         return await self._ask(lambda number: GetInternalStateReq(id=number), GetInternalStateReqOutput)
 
+    async def command(self, make: Callable[[int], Command]) -> ControlReqOutput:
+        """Have the command carried out that `make` gives its number. Raises likewise."""
+        return await self._ask(make, ControlReqOutput)
+
     def answer(self, reply: Reply) -> None:
         """A reply arrived. One that nobody waits for any more is dropped."""
         waiting = self._waiting.get(reply.id)
@@ -52,7 +59,7 @@ class ControlClient:
             if not waiting.done():
                 waiting.set_exception(error.again())
 
-    async def _ask(self, question: Callable[[int], FlushCacheReqInput | GetInternalStateReq], kind: type[Kind]) -> Kind:
+    async def _ask(self, question: Callable[[int], Question], kind: type[Kind]) -> Kind:
         self._last_id += 1
         number = self._last_id
         future = self._waiting[number] = asyncio.get_running_loop().create_future()

@@ -77,6 +77,10 @@ class Scheduler:
             TokenizedGenerateReqInput: self.handle_generate_request,
             AbortReq: self.abort_request,
         }
+        self.paused = False
+        """Whether no step is launched, whoever waits."""
+        self.step_observers: list[Callable[[], None]] = []
+        """Called after each step."""
         self._beat_at = 0.0
         self._idle = False
 
@@ -130,6 +134,8 @@ class Scheduler:
                 unable.append(req)
         if unable:
             self._answer(unable)
+        if self.paused:
+            return None
         batch = self._parts.planner.next_batch(lane)
         if failed := self._parts.planner.take_failed():
             self._answer(failed)
@@ -152,6 +158,8 @@ class Scheduler:
         ended = parts.results.apply(launched.batch, launched.result.complete(), launched.logprobs, lane)
         self._answer(ended, lane)
         parts.stats.record(launched.batch, lane.size, len(parts.waiting))
+        for observe in self.step_observers:
+            observe()
 
     def on_idle(self, lane: Lane) -> None:
         """Nothing to run. On falling idle look for leaks; then sleep until a message comes."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from mysglang.srt.forward.worker import Worker
 from mysglang.srt.managers.scheduler import Scheduler, SchedulerParts
 from mysglang.srt.managers.scheduler_control import SchedulerControl
+from mysglang.srt.managers.scheduler_profiler import SchedulerProfiler
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts, NoPrefixGroups, PrefixGroups
 from mysglang.srt.messages.channels import Receiver, Sender
@@ -188,5 +189,8 @@ def assemble(
     )
     control = SchedulerControl(scheduler, kv, retraction, stats, channels.to_tokenizer, capacity=capacity)
     scheduler.add_handlers(control.handlers())
+    profiler = SchedulerProfiler(channels.to_tokenizer)
+    scheduler.add_handlers(profiler.handlers())
+    scheduler.step_observers.append(profiler.on_step)
     loop = OverlapLoop(scheduler) if options.overlap else SyncLoop(scheduler)
     return Assembled(scheduler, loop, kv)

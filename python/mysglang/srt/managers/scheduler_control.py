@@ -8,14 +8,20 @@ from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToTokenizer
 from mysglang.srt.messages.control import (
+    ContinueGenerationReq,
+    ControlReqOutput,
     FlushCacheReqInput,
     FlushCacheReqOutput,
+    FreezeGcReq,
     GetInternalStateReq,
     GetInternalStateReqOutput,
+    PauseGenerationReq,
 )
+from mysglang.srt.messages.requests import AbortReq
 from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.retraction import Retraction
 from mysglang.srt.scheduling.stats import SchedulerStats
+from mysglang.srt.utils.process import freeze_heap
 
 
 class SchedulerControl:
@@ -40,14 +46,45 @@ class SchedulerControl:
 
     def handlers(self) -> Handlers:
         """The rows that this part contributes to the dispatch table."""
-        return {FlushCacheReqInput: self.flush_cache, GetInternalStateReq: self.get_internal_state}
+        return {
+            FlushCacheReqInput: self.flush_cache,
+            GetInternalStateReq: self.get_internal_state,
+            PauseGenerationReq: self.pause_generation,
+            ContinueGenerationReq: self.continue_generation,
+            FreezeGcReq: self.freeze_gc,
+        }
 
     def flush_cache(self, message: FlushCacheReqInput, lane: Lane) -> None:
-        """Empty the prefix cache if nobody is here."""
-        busy = len(self._scheduler.reqs)
+        """Empty the prefix cache if nobody is here, or all who are wait for a pause to end and hold nothing."""
+        busy = lane.size if self._scheduler.paused else len(self._scheduler.reqs)
         flushed = busy == 0 and self._kv.flush()
         text = "Cache flushed." if flushed else f"Cache not flushed: {busy} requests are running or waiting."
         self._to_tokenizer.send(FlushCacheReqOutput(id=message.id, success=flushed, message=text))
+
+    def pause_generation(self, message: PauseGenerationReq, lane: Lane) -> None:
+        """Launch nothing any more. A step in flight is waited for; what it brings counts for those that go on."""
+        count = len(self._scheduler.reqs)
+        match message.mode:
+            case "abort":
+                everybody = AbortReq(abort_all=True, message="Aborted, since generation was paused.")
+                self._scheduler.abort_request(everybody, lane)
+            case "retract":
+                self._retraction.retract_all(lane)
+        self._scheduler.paused = True
+        self._done(message.id, f"Generation paused ({message.mode}); there were {count} requests.")
+
+    def continue_generation(self, message: ContinueGenerationReq, lane: Lane) -> None:
+        """Go on."""
+        self._scheduler.paused = False
+        self._done(message.id, "Generation continues.")
+
+    def freeze_gc(self, message: FreezeGcReq, lane: Lane) -> None:
+        """What is alive now need not be looked at again."""
+        freeze_heap()
+        self._done(message.id, "Frozen.")
+
+    def _done(self, number: int, text: str) -> None:
+        self._to_tokenizer.send(ControlReqOutput(id=number, success=True, message=text))
 
     def get_internal_state(self, message: GetInternalStateReq, lane: Lane) -> None:
         """What is held now."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -21,7 +21,14 @@ from mysglang.srt.managers.request_state import GenerationChunk, Inbox, ReqState
 from mysglang.srt.managers.unfold import Unfolded, unfold
 from mysglang.srt.messages.channels import AsyncReceiver, Sender
 from mysglang.srt.messages.codec import ID_BYTES, ToScheduler, ToTokenizer, unpack_ids
-from mysglang.srt.messages.control import DetokenizerBeat, FlushCacheReqOutput, GetInternalStateReqOutput, HeartBeat
+from mysglang.srt.messages.control import (
+    Command,
+    ControlReqOutput,
+    DetokenizerBeat,
+    FlushCacheReqOutput,
+    GetInternalStateReqOutput,
+    HeartBeat,
+)
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, BatchStrOutput, Counters, FinishReason
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
@@ -140,6 +147,11 @@ class TokenizerManager:
         """What the scheduler holds. Raises likewise."""
         self._check_alive()
         return await self._control.get_internal_state()
+
+    async def command(self, make: Callable[[int], Command]) -> ControlReqOutput:
+        """Have the scheduler carry out the command that `make` gives its number. Raises likewise."""
+        self._check_alive()
+        return await self._control.command(make)
 
     def fail_all(self, error: ServerEnded) -> None:
         """The engine is gone: every open answer ends with this error, and so does every later request."""

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mysglang.srt.messages.control import (
+    Command,
+    ControlReqOutput,
     DetokenizerBeat,
     FlushCacheReqInput,
     FlushCacheReqOutput,
@@ -23,9 +25,11 @@ from mysglang.srt.messages.control import (
 from mysglang.srt.messages.outputs import BatchStrOutput, BatchTokenIDOutput
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 
-ToScheduler: TypeAlias = TokenizedGenerateReqInput | AbortReq | FlushCacheReqInput | GetInternalStateReq
+ToScheduler: TypeAlias = TokenizedGenerateReqInput | AbortReq | FlushCacheReqInput | GetInternalStateReq | Command
 ToDetokenizer: TypeAlias = BatchTokenIDOutput
-ToTokenizer: TypeAlias = BatchStrOutput | FlushCacheReqOutput | GetInternalStateReqOutput | HeartBeat | DetokenizerBeat
+ToTokenizer: TypeAlias = (
+    BatchStrOutput | FlushCacheReqOutput | GetInternalStateReqOutput | ControlReqOutput | HeartBeat | DetokenizerBeat
+)
 
 Message = TypeVar("Message")
 

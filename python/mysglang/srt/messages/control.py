@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import msgspec
 
 
@@ -42,6 +44,64 @@ class GetInternalStateReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     forward_steps: int
     num_retractions: int
     memory_usage: dict[str, float] = {}
+
+
+PauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
+"""What becomes of the requests that run: they end, they give their memory back and wait, or they keep it and wait."""
+
+
+class PauseGenerationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Launch no step until ContinueGenerationReq. Requests that come meanwhile wait."""
+
+    id: int
+    mode: PauseMode = "abort"
+
+
+class ContinueGenerationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Go on after a pause."""
+
+    id: int
+
+
+class FreezeGcReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Let the garbage collector forget what is alive now."""
+
+    id: int
+
+
+ProfileActivity: TypeAlias = Literal["CPU", "GPU"]
+
+
+class StartProfileReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Record what the worker does, until StopProfileReq or for `num_steps` steps."""
+
+    id: int
+    output_dir: str
+    """Directory on the scheduler's machine; made if it is not there."""
+    name: str
+    """Of the trace's file, without its ending."""
+    activities: list[ProfileActivity]
+    with_stack: bool = False
+    record_shapes: bool = False
+    num_steps: int | None = None
+
+
+class StopProfileReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Stop recording and write the trace."""
+
+    id: int
+
+
+class ControlReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Whether a command was carried out; in `message` what was done, or why not."""
+
+    id: int
+    success: bool
+    message: str = ""
+
+
+Command: TypeAlias = PauseGenerationReq | ContinueGenerationReq | FreezeGcReq | StartProfileReq | StopProfileReq
+"""Control messages that are answered by a ControlReqOutput."""
 
 
 class DetokenizerBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):

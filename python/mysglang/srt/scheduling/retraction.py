@@ -41,13 +41,19 @@ class Retraction:
             return self.retract(lane, lane.chunked.slot)
         return None
 
-    def retract(self, lane: Lane, slot: int) -> Req:
+    def retract_all(self, lane: Lane) -> None:
+        """Retract everybody; those that joined first will be first again."""
+        slots = lane.slots.tolist() + ([] if lane.chunked is None else [lane.chunked.slot])
+        for slot in reversed(slots):
+            self.retract(lane, slot, "Paused")
+
+    def retract(self, lane: Lane, slot: int, why: str = "KV cache is full") -> Req:
         """Put the request in `slot` back in the queue, in front."""
         req = self._residency.leave(slot, lane)
         req.retractions += 1
         self.count += 1
         self._waiting.add_retracted(req)
-        logger.info("KV cache is full: request %s retracted after %d tokens", req.rid, len(req.output_ids))
+        logger.info("%s: request %s retracted after %d tokens", why, req.rid, len(req.output_ids))
         return req
 
     def _youngest(self, slots: Slots) -> int:

@@ -93,3 +93,17 @@ def test_a_short_watchdog_makes_health_impatient(tmp_path: Path) -> None:
     options(tmp_path)
     args = ServerArgs(observability=ObservabilityArgs(watchdog_timeout=3.0))
     assert AppOptions.from_args(args, ModelConfig.from_path(str(tmp_path))).heartbeat_limit_s == 3.0
+
+
+async def test_loads() -> None:
+    async with serve() as served:
+        everything = (await served.client.get("/v1/loads")).json()
+        queues = (await served.client.get("/v1/loads?include=queues")).json()
+        refused = await served.client.get("/v1/loads?include=core,lora")
+        other_rank = await served.client.get("/v1/loads?dp_rank=1")
+    [load] = everything["loads"]
+    assert (load["num_running_reqs"], load["token_usage"], load["max_running_requests"]) == (0, 0, 8)
+    assert load["memory"]["token_capacity"] == 1000
+    assert queues["loads"][0].keys() == {"timestamp", "dp_rank", "queues"}
+    assert (refused.status_code, refused.json()["param"]) == (400, "include")
+    assert other_rank.status_code == 400

@@ -1,19 +1,23 @@
-"""What this server is: /model_info, /server_info with their deprecated aliases, and the root."""
+"""What this server is: /model_info, /server_info with their deprecated aliases, /v1/loads, and the root."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.streaming import while_connected
+from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.control import GetInternalStateReqOutput
 from mysglang.srt.utils.version import __version__
+
+LOAD_SECTIONS = ("core", "memory", "queues")
 
 
 def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mapping[str, Any]) -> APIRouter:
@@ -47,7 +51,40 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
             }
         )
 
+    @router.get("/v1/loads")
+    async def loads(request: Request, include: str = "all", dp_rank: Annotated[int, Query(ge=0, le=0)] = 0) -> Response:
+        """How much each scheduler has to do. `include`: all, or which of core, memory and queues, by commas."""
+        sections = set(include.split(","))
+        if unknown := sections - {"all", *LOAD_SECTIONS}:
+            known = ", ".join(LOAD_SECTIONS)
+            raise InvalidRequest(f"include: {min(unknown)!r} is none of all, {known}.", param="include")
+        state = await while_connected(request.receive, front.tokenizer_manager.get_internal_state())
+        now = datetime.now(UTC).isoformat()
+        load = _load(state, LOAD_SECTIONS if "all" in sections else tuple(sections))
+        return json_response({"timestamp": now, "version": __version__, "loads": [{"timestamp": now, **load}]})
+
     return router
+
+
+def _load(state: GetInternalStateReqOutput, sections: Collection[str]) -> dict[str, Any]:
+    held = state.max_total_num_tokens - state.free_tokens - state.evictable_tokens
+    core = {
+        "dp_rank": 0,
+        "num_running_reqs": state.num_running_reqs,
+        "num_waiting_reqs": state.num_waiting_reqs,
+        "num_used_tokens": held,
+        "num_total_tokens": held,
+        "max_total_num_tokens": state.max_total_num_tokens,
+        "max_running_requests": state.max_running_requests,
+        "token_usage": held / state.max_total_num_tokens,
+        "gen_throughput": state.last_gen_throughput,
+        "utilization": state.num_running_reqs / state.max_running_requests,
+    }
+    memory = {f"{purpose}_gb": size for purpose, size in state.memory_usage.items()}
+    found = {"memory": {**memory, "token_capacity": state.max_total_num_tokens}}
+    found["queues"] = {"waiting": state.num_waiting_reqs}
+    chosen = {name: section for name, section in found.items() if name in sections}
+    return {**(core if "core" in sections else {"dp_rank": 0}), **chosen}
 
 
 def _without_id(state: GetInternalStateReqOutput) -> dict[str, Any]:

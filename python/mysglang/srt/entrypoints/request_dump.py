@@ -1,0 +1,94 @@
+"""Requests kept whole in files, one JSON line for each, as POST /generate takes them: to be asked again elsewhere.
+
+A line has the prompt as token ids, however it came, the parameters, and what was answered. Written when the request is
+over; a file that cannot be written is logged, and the request goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.managers.response_dict import finish_reason_dict
+from mysglang.srt.messages.generate import GenerateReqInput
+
+logger = logging.getLogger(__name__)
+
+FILE_MODE = 0o600
+"""What clients wrote is for the server's user alone."""
+
+KEPT = ("stream", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "extra_key")
+
+
+async def dumped(
+    obj: GenerateReqInput, coming: AsyncGenerator[GenerationChunk, None], folder: str
+) -> AsyncGenerator[GenerationChunk, None]:
+    """The same chunks; behind the last one, whatever it is, the request is written down."""
+    started, answers = time.time(), dict[int, _Answer]()
+    try:
+        async with contextlib.aclosing(coming) as chunks:
+            async for chunk in chunks:
+                answers.setdefault(chunk.index, _Answer()).add(chunk)
+                yield chunk
+    finally:
+        line = orjson.dumps(_record(obj, answers, started), option=orjson.OPT_APPEND_NEWLINE)
+        _append(Path(folder), line)
+
+
+class _Answer:
+    """What the chunks of one answer add up to."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.output_ids: list[int] = []
+        self.prompt_ids: list[int] = []
+        self.finish: dict[str, Any] | None = None
+
+    def add(self, chunk: GenerationChunk) -> None:
+        self.text += chunk.text
+        self.output_ids += chunk.token_ids.tolist()
+        self.finish = finish_reason_dict(chunk.finish_reason)
+        if chunk.prompt_ids is not None and not self.prompt_ids:
+            self.prompt_ids = chunk.prompt_ids.tolist()
+
+
+def _record(obj: GenerateReqInput, answers: dict[int, _Answer], started: float) -> dict[str, Any]:
+    default = GenerateReqInput()
+    request = {name: getattr(obj, name) for name in KEPT if getattr(obj, name) != getattr(default, name)}
+    params = obj.sampling_params
+    n = params[0].n if isinstance(params, list) else params.n
+    prompts = [answers[index].prompt_ids for index in sorted(answers) if index % n == 0]
+    alone = len(prompts) == 1 and not isinstance(params, list)
+    request["input_ids"] = prompts[0] if alone else prompts
+    # As on the wire, where a parameter that has its default is left out, but for the one whose null is not its default.
+    request["sampling_params"] = msgspec.to_builtins(params, str_keys=True)
+    return {
+        "rid": obj.rid,
+        "started": started,
+        "seconds": time.time() - started,
+        "request": request,
+        "answers": [
+            {"text": one.text, "output_ids": one.output_ids, "finish_reason": one.finish}
+            for _, one in sorted(answers.items())
+        ],
+    }
+
+
+def _append(folder: Path, line: bytes) -> None:
+    """One file for each process and day."""
+    path = folder / f"requests-{time.strftime('%Y%m%d')}-{os.getpid()}.jsonl"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
+            file.write(line)
+    except OSError as error:
+        logger.error("a request could not be kept: %s", error)

@@ -1,0 +1,164 @@
+"""Routes for who runs the server: pausing, profiling, logging. Closed unless there is an admin key, and POST only."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.entrypoints.streaming import while_connected
+from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.messages.control import (
+    Command,
+    ContinueGenerationReq,
+    FreezeGcReq,
+    PauseGenerationReq,
+    PauseMode,
+    ProfileActivity,
+    StartProfileReq,
+    StopProfileReq,
+)
+from mysglang.srt.utils.process import freeze_heap
+
+Body = TypeVar("Body", bound=StrictModel)
+
+_FILE_NAME = re.compile(r"[\w.-]{1,100}")
+
+
+class PauseGenerationReqInput(StrictModel):
+    """POST /pause_generation."""
+
+    mode: PauseMode = "abort"
+    """What becomes of the requests that run."""
+
+
+class ContinueGenerationReqInput(StrictModel):
+    """POST /continue_generation."""
+
+    unsupported = not_here("torch_empty_cache", unless=OFF)
+
+
+class ProfileReqInput(StrictModel):
+    """POST /start_profile."""
+
+    output_dir: Annotated[str, Field(min_length=1)] = "/tmp"
+    num_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps after which the recording ends by itself."""
+    activities: Annotated[list[ProfileActivity], Field(min_length=1)] = ["CPU"]
+    with_stack: bool = False
+    record_shapes: bool = False
+    profile_id: str | None = None
+    """Name of the trace's file; the time if unset."""
+    profile_prefix: str | None = None
+    unsupported = {
+        **not_here("start_step", "profile_stages"),
+        **not_here("profile_by_stage", "merge_profiles", "detailed_annotations", unless=OFF),
+    }
+
+
+class ConfigureLoggingReq(StrictModel):
+    """POST /configure_logging. What is left out stays as it is."""
+
+    log_requests: bool | None = None
+    dump_requests_folder: str | None = None
+    """Directory in which every finished request is kept; an empty text ends that."""
+    unsupported = {
+        **not_here("log_requests_level", "log_requests_format", "log_level", "crash_dump_folder"),
+        **not_here("dump_requests_exclude_meta_keys"),
+        **not_here("dump_requests_threshold", unless=(1,)),
+    }
+
+
+BODIES = (PauseGenerationReqInput, ContinueGenerationReqInput, ProfileReqInput, ConfigureLoggingReq)
+
+
+def operation_router(front: Front) -> APIRouter:
+    router = APIRouter(tags=["control"])
+
+    async def carry_out(request: Request, make: Callable[[int], Command]) -> Response:
+        reply = await while_connected(request.receive, front.tokenizer_manager.command(make))
+        if not reply.success:
+            raise InvalidRequest(reply.message)
+        return json_response({"status": "ok", "success": True, "message": reply.message})
+
+    @router.post("/pause_generation", openapi_extra=takes(PauseGenerationReqInput))
+    async def pause_generation(request: Request) -> Response:
+        """Launch nothing until /continue_generation; requests that come meanwhile wait. What becomes of those that run is
+        the `mode`: they end with what they have, give their memory back and wait, or keep it and wait.
+        """
+        body = await _read(request, PauseGenerationReqInput)
+        return await carry_out(request, lambda number: PauseGenerationReq(id=number, mode=body.mode))
+
+    @router.post("/continue_generation", openapi_extra=takes(ContinueGenerationReqInput))
+    async def continue_generation(request: Request) -> Response:
+        """Go on after a pause."""
+        await _read(request, ContinueGenerationReqInput)
+        return await carry_out(request, lambda number: ContinueGenerationReq(id=number))
+
+    @router.post("/freeze_gc")
+    async def freeze_gc(request: Request) -> Response:
+        """Let the garbage collectors of this process and the scheduler forget what is alive now."""
+        freeze_heap()
+        return await carry_out(request, lambda number: FreezeGcReq(id=number))
+
+    @router.post("/start_profile", openapi_extra=takes(ProfileReqInput))
+    async def start_profile(request: Request) -> Response:
+        """Record what the scheduler's process and its device do, with torch's profiler."""
+        body = await _read(request, ProfileReqInput)
+        name = _trace_name(body)
+        return await carry_out(
+            request,
+            lambda number: StartProfileReq(
+                id=number,
+                output_dir=body.output_dir,
+                name=name,
+                activities=body.activities,
+                with_stack=body.with_stack,
+                record_shapes=body.record_shapes,
+                num_steps=body.num_steps,
+            ),
+        )
+
+    @router.post("/stop_profile")
+    async def stop_profile(request: Request) -> Response:
+        """Stop recording, and write the trace."""
+        return await carry_out(request, lambda number: StopProfileReq(id=number))
+
+    @router.post("/configure_logging", openapi_extra=takes(ConfigureLoggingReq))
+    async def configure_logging(request: Request) -> Response:
+        """Log requests or not, keep them in files or not, from now on."""
+        body = await _read(request, ConfigureLoggingReq)
+        if body.log_requests is not None:
+            front.request_log.log_requests = body.log_requests
+        if body.dump_requests_folder is not None:
+            front.request_log.dump_folder = body.dump_requests_folder
+        settings = {"log_requests": front.request_log.log_requests}
+        return json_response({**settings, "dump_requests_folder": front.request_log.dump_folder})
+
+    return router
+
+
+async def _read(request: Request, model: type[Body]) -> Body:
+    """The body, which may be left out where every field has a default."""
+    if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+        return model()
+    return await read_model(request, model)
+
+
+def _trace_name(body: ProfileReqInput) -> str:
+    """One name without a path: a client names a file, not a place."""
+    parts = [body.profile_prefix, body.profile_id or f"profile-{time.time():.0f}"]
+    name = "-".join(part for part in parts if part)
+    if _FILE_NAME.fullmatch(name) is None:
+        raise InvalidRequest("profile_id: at most 100 letters, digits, dots and dashes.", param="profile_id")
+    return name

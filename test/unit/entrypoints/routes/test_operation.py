@@ -1,0 +1,117 @@
+"""The routes of who runs the server: closed by default, and what each of them asks of the scheduler."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from fixtures.scripted_engine import serve
+from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.request_log import LoggedManager
+from mysglang.srt.messages.control import ContinueGenerationReq, FreezeGcReq, PauseGenerationReq, StartProfileReq
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+ADMIN = AppOptions(admin_key="a")
+KEY = {"Authorization": "Bearer a"}
+PATHS = (
+    "/pause_generation",
+    "/continue_generation",
+    "/freeze_gc",
+    "/start_profile",
+    "/stop_profile",
+    "/configure_logging",
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "status"),
+    [
+        (AppOptions(), None, 403),
+        (AppOptions(), "a", 403),
+        (AppOptions(api_keys=("k",)), None, 401),
+        (AppOptions(api_keys=("k",)), "k", 403),
+        (AppOptions(api_keys=("k",), admin_key="a"), "k", 403),
+        (AppOptions(admin_key="a"), None, 401),
+    ],
+)
+async def test_closed_without_the_admin_key(options: AppOptions, key: str | None, status: int) -> None:
+    async with serve(options=options) as served:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        for path in PATHS:
+            assert (await served.client.post(path, headers=headers, json={})).status_code == status
+        assert not served.engine.sent
+
+
+async def test_nothing_by_get() -> None:
+    async with serve(options=ADMIN) as served:
+        assert {(await served.client.get(path, headers=KEY)).status_code for path in PATHS} == {405}
+
+
+async def test_commands_reach_the_scheduler() -> None:
+    async with serve(options=ADMIN) as served:
+        paused = await served.post("/pause_generation", {"mode": "retract"}, headers=KEY)
+        assert (paused.status_code, paused.json()["status"]) == (200, "ok")
+        for path in ("/continue_generation", "/freeze_gc"):
+            assert (await served.client.post(path, headers=KEY)).status_code == 200
+        profile = {"output_dir": "/x", "profile_id": "p", "profile_prefix": "run", "num_steps": 3}
+        await served.post("/start_profile", profile, headers=KEY)
+        served.engine.busy = True
+        refused = await served.client.post("/stop_profile", headers=KEY)
+        first, second, third, fourth, _ = served.engine.sent
+    assert isinstance(first, PauseGenerationReq)
+    assert first.mode == "retract"
+    assert isinstance(second, ContinueGenerationReq)
+    assert isinstance(third, FreezeGcReq)
+    assert isinstance(fourth, StartProfileReq)
+    assert (fourth.output_dir, fourth.name, fourth.num_steps, fourth.activities) == ("/x", "run-p", 3, ["CPU"])
+    assert (refused.status_code, refused.json()["message"]) == (400, "as asked")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/pause_generation", {"mode": "stop"}, "mode"),
+        ("/continue_generation", {"torch_empty_cache": True}, "torch_empty_cache"),
+        ("/start_profile", {"profile_id": "../../etc/x"}, "profile_id"),
+        ("/start_profile", {"activities": ["MEM"]}, "activities.0"),
+        ("/start_profile", {"start_step": 5}, "start_step"),
+        ("/configure_logging", {"log_level": "debug"}, "log_level"),
+    ],
+)
+async def test_refusals_name_the_field(path: str, body: dict[str, Any], param: str) -> None:
+    async with serve(options=ADMIN) as served:
+        response = await served.post(path, body, headers=KEY)
+        assert not served.engine.sent
+    assert (response.status_code, response.json()["param"]) == (400, param)
+
+
+async def test_requests_are_kept_from_when_it_is_asked_for(tmp_path: Path) -> None:
+    async with serve(options=ADMIN) as served:
+        manager = LoggedManager(served.front.tokenizer_manager, served.front.request_log)
+
+        async def ask(**fields: Any) -> None:
+            params = SamplingParams(temperature=0.5, logit_bias={5: 1.0})
+            async for _ in manager.generate_request(GenerateReqInput(text="Hi", sampling_params=params, **fields)):
+                pass
+
+        await ask(rid="before")
+        told = await served.post("/configure_logging", {"dump_requests_folder": str(tmp_path)}, headers=KEY)
+        await ask(rid="kept", stream=True)
+        await ask(rid="private", no_logs=True)
+        await served.post("/configure_logging", {"dump_requests_folder": ""}, headers=KEY)
+        await ask(rid="after")
+        assert told.json() == {"log_requests": False, "dump_requests_folder": str(tmp_path)}
+        [file] = tmp_path.iterdir()
+        [line] = file.read_bytes().splitlines()
+        record = orjson.loads(line)
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert record["rid"] == "kept"
+        assert record["answers"][0]["text"] == "Hello world"
+        # What was kept can be asked again as it stands.
+        again = await served.post("/generate", {**record["request"], "stream": False})
+        assert (again.status_code, again.json()["text"]) == (200, "Hello world")
+        first, second = served.engine.requests[1], served.engine.requests[-1]
+        assert first.input_ids == second.input_ids
+        assert second.sampling_params.logit_bias == {5: 1.0}
