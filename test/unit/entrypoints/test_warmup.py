@@ -28,8 +28,9 @@ class Recorder:
         yield None
 
 
-def front(manager: Recorder, tokenizer: object) -> Front:
-    return cast("Front", SimpleNamespace(tokenizer_manager=manager, tokenizer=tokenizer))
+def front(manager: Recorder, tokenizer: object, *, is_embedding: bool = False) -> Front:
+    facts = SimpleNamespace(is_embedding=is_embedding)
+    return cast("Front", SimpleNamespace(tokenizer_manager=manager, tokenizer=tokenizer, facts=facts))
 
 
 async def test_asks_in_text_where_there_is_a_tokenizer() -> None:
@@ -44,6 +45,14 @@ async def test_asks_in_ids_where_there_is_none() -> None:
     manager = Recorder()
     await warm_up(front(manager, None))
     assert manager.asked[0].input_ids == [0]
+
+
+@pytest.mark.parametrize("tokenizer", [object(), None])
+async def test_asks_a_model_for_a_vector_that_gives_no_text(tokenizer: object) -> None:
+    manager = Recorder()
+    await warm_up(front(manager, tokenizer, is_embedding=True))
+    (asked,) = manager.asked
+    assert asked.pool and (asked.text is None) == (tokenizer is None)
 
 
 @pytest.mark.parametrize("error", [Aborted("no room", status=500), WorkerDied("gone")])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.configs.pooling_config import PoolingConfig
 from mysglang.srt.entrypoints.auth import is_loopback
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_base import ServingOptions
@@ -43,6 +44,8 @@ class AppOptions:
     """Whether requests must name this machine in their Host header."""
     incremental_streaming_output: bool = False
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
+    pooling: PoolingConfig | None = None
+    """Of a model that makes vectors or scores; None for one that generates."""
     model_info: Mapping[str, Any] = field(default_factory=dict)
     server_info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -70,6 +73,7 @@ class AppOptions:
             loopback_only=is_loopback(serving.host) and not serving.has_keys,
             incremental_streaming_output=serving.incremental_streaming_output,
             heartbeat_limit_s=min(HEARTBEAT_LIMIT_S, args.observability.watchdog_timeout),
+            pooling=model.pooling,
             model_info=_model_info(args, model, name),
             server_info=public_options(args),
         )
@@ -80,7 +84,7 @@ def _model_info(args: ServerArgs, model: ModelConfig, name: str) -> dict[str, An
         "model_path": args.model.model_path,
         "tokenizer_path": args.model.tokenizer_path,
         "served_model_name": name,
-        "is_generation": True,
+        "is_generation": model.pooling is None,
         "preferred_sampling_params": None,
         "weight_version": WEIGHT_VERSION,
         "load_format": args.model.load_format,

@@ -25,8 +25,10 @@ from mysglang.srt.entrypoints.app_options import public_options
 from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.entrypoints.native_responses import answer, responses
 from mysglang.srt.entrypoints.runtime import ReadyFront, Runtime
+from mysglang.srt.managers.pooled import embeddings
 from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
 from mysglang.srt.messages.control import FlushCacheReqOutput
+from mysglang.srt.messages.embedding import parse_embedding
 from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.logging import configure_logging
@@ -44,7 +46,7 @@ UNQUEUED = 1 << 30
 
 
 class Engine:
-    """A model that generates. `options` are those of the server, by name; see `ServerArgs`."""
+    """A model that generates, or makes vectors. `options` are those of the server, by name; see `ServerArgs`."""
 
     def __init__(self, *, server_args: ServerArgs | None = None, **options: Any) -> None:
         """Launch, and return when ready. Raises ConfigError, or WorkerDied if a process ended before it was ready."""
@@ -118,6 +120,22 @@ class Engine:
         request = _request(prompt, sampling_params, input_ids, stream, fields)
         return self._async_iterate(request) if stream else await self._call(self._answer(request))
 
+    def encode(
+        self, prompt: Prompt | None = None, input_ids: InputIds | None = None, *, dimensions: int | None = None
+    ) -> Any:
+        """The native response {embedding, meta_info}; a list of them for a batch.
+
+        Of a model that classifies, the embedding is its scores. Raises InvalidRequest that names the field, Aborted,
+        WorkerDied.
+        """
+        return self._await(self._encode(prompt, input_ids, dimensions))
+
+    async def async_encode(
+        self, prompt: Prompt | None = None, input_ids: InputIds | None = None, *, dimensions: int | None = None
+    ) -> Any:
+        """The same for a caller with an event loop of its own."""
+        return await self._call(self._encode(prompt, input_ids, dimensions))
+
     def flush_cache(self) -> FlushCacheReqOutput:
         """Empty the prefix cache, if nothing runs."""
         return self._await(self._front.tokenizer_manager.flush_cache())
@@ -165,6 +183,10 @@ class Engine:
 
     async def _answer(self, request: GenerateReqInput) -> Answer:
         return await answer(self._front.tokenizer_manager, request, ResponseDicts(request, self._front.tokenizer))
+
+    async def _encode(self, prompt: Prompt | None, input_ids: InputIds | None, dimensions: int | None) -> Any:
+        obj = parse_embedding({"text": prompt, "input_ids": input_ids, "dimensions": dimensions})
+        return await embeddings(self._front.tokenizer_manager.generate_request, obj, self._runtime.model_config.pooling)
 
     def _iterate(self, request: GenerateReqInput) -> Iterator[Response]:
         coming = self._responses(request)

@@ -25,7 +25,7 @@ from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openapi import describe_bodies
 from mysglang.srt.entrypoints.request_id import RequestId
-from mysglang.srt.entrypoints.routes import dialects, openai
+from mysglang.srt.entrypoints.routes import dialects, openai, pooling
 from mysglang.srt.entrypoints.routes.control import AbortRequest, control_router
 from mysglang.srt.entrypoints.routes.health import health_router
 from mysglang.srt.entrypoints.routes.info import info_router
@@ -33,6 +33,8 @@ from mysglang.srt.entrypoints.routes.native import native_router
 from mysglang.srt.entrypoints.routes.operation import BODIES as OPERATION_BODIES
 from mysglang.srt.entrypoints.routes.operation import operation_router
 from mysglang.srt.entrypoints.routes.parsing import ParseFunctionCallReq, SeparateReasoningReqInput, parsing_router
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.managers.tokenizer_manager import NO_TEXT
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.utils.version import __version__
 
@@ -56,7 +58,8 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
         grammar_backend=options.grammar_backend,
     )
     answers = ChatAnswers(front, formats, options.serving.defaults)
-    health = health_router(front.tokenizer_manager, options.heartbeat_limit_s)
+    is_embedding = options.pooling is not None
+    health = health_router(front.tokenizer_manager, options.heartbeat_limit_s, is_embedding=is_embedding)
     control = control_router(front.tokenizer_manager)
     operation = operation_router(front)
     app = FastAPI(
@@ -72,6 +75,9 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
     app.include_router(control)
     app.include_router(operation)
     app.include_router(info_router(front, {**options.model_info, **formats.names}, options.server_info))
+    if is_embedding:
+        app.include_router(pooling.refusing_router(pooling.GENERATING, InvalidRequest(NO_TEXT)))
+    app.include_router(pooling.pooling_router(front, models, options.pooling))
     app.include_router(native_router(front, incremental=options.incremental_streaming_output))
     app.include_router(openai.openai_router(front, models, options.serving, answers))
     card = ModelCard(front, models, formats, options.model_path, options.model_info)
@@ -83,6 +89,7 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
         [
             *openai.BODIES,
             *dialects.BODIES,
+            *pooling.BODIES,
             GenerateReqInput,
             AbortRequest,
             *OPERATION_BODIES,

@@ -7,5 +7,5 @@ from starlette.responses import Response
 
 
 def json_response(data: object) -> Response:
-    """200 with `data` as its body."""
-    return Response(orjson.dumps(data), media_type="application/json")
+    """200 with `data` as its body; arrays of numpy are lists."""
+    return Response(orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")

@@ -1,4 +1,4 @@
-"""The first request, before "ready": one short generation through tokenizer, scheduler and detokenizer.
+"""The first request, before "ready": one short generation, or one vector, through tokenizer, scheduler and detokenizer.
 
 It finds what only running finds (a kernel that does not compile, a socket that nobody reads), and the first client does
 not pay for what is done once.
@@ -10,6 +10,7 @@ import logging
 
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.errors import RequestError, WorkerDied
+from mysglang.srt.messages.embedding import EmbeddingReqInput
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils.logging import timed
@@ -22,7 +23,10 @@ PARAMS = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
 
 async def warm_up(front: Front) -> None:
     """Raises WorkerDied if the request does not come to its end."""
-    if front.tokenizer is None:
+    if front.facts.is_embedding:
+        prompt = EmbeddingReqInput(input_ids=[0]) if front.tokenizer is None else EmbeddingReqInput(text=PROMPT)
+        request = prompt.request()
+    elif front.tokenizer is None:
         request = GenerateReqInput(input_ids=[0], sampling_params=PARAMS, clip_max_new_tokens=True)
     else:
         request = GenerateReqInput(text=PROMPT, sampling_params=PARAMS, clip_max_new_tokens=True)

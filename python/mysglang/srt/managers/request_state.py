@@ -71,6 +71,8 @@ class GenerationChunk:
     """None if not asked for."""
     prompt_ids: Ints | None = None
     """The prompt as the model reads it."""
+    vector: Floats | None = None
+    """Of a request that asked for one: in its only chunk."""
 
 
 class RowCounters(NamedTuple):
@@ -120,6 +122,7 @@ class ReqState:
         "_logprobs",
         "_stream",
         "_text",
+        "_vector",
         "finish_reason",
         "index",
         "prompt_ids",
@@ -146,6 +149,7 @@ class ReqState:
         self._ids: list[bytes] = []
         self._logprobs: list[RowLogprobs] = []
         self._counters = RowCounters()
+        self._vector: Floats | None = None
 
     def add(
         self,
@@ -154,8 +158,11 @@ class ReqState:
         counters: RowCounters,
         finish_reason: FinishReason | None,
         logprobs: RowLogprobs | None,
+        vector: bytes | None = None,
     ) -> None:
         """Take what a message says about it."""
+        if vector is not None:
+            self._vector = np.frombuffer(vector, dtype=np.float32)
         self._text.append(text)
         self._ids.append(ids)
         if logprobs is not None:
@@ -197,6 +204,7 @@ class ReqState:
             retractions=counters.retractions,
             logprobs=None if self.wish is None else join_logprobs(self._logprobs, self.wish),
             prompt_ids=unpack_ids(self.prompt_ids),
+            vector=self._vector,
         )
         self._text.clear()
         self._ids.clear()

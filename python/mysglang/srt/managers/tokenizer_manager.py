@@ -34,6 +34,12 @@ from mysglang.srt.messages.outputs import Abort, BatchStrOutput, Counters, Finis
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 
 
+NO_TEXT = (
+    "The served model makes vectors or scores of prompts and generates no text; ask /v1/embeddings or /v1/classify."
+)
+NO_VECTORS = "The served model generates text; to make vectors with it, serve it with --is-embedding."
+
+
 @dataclass(slots=True)
 class FrontCounters:
     """Answers asked for since the start: accepted = finished + aborted + those open now."""
@@ -177,6 +183,8 @@ class TokenizerManager:
     def _open(self, obj: GenerateReqInput) -> _Call:
         """Name the answers. From here on they can be aborted."""
         self._check_alive()
+        if obj.pool != self.limits.is_embedding:
+            raise InvalidRequest(NO_VECTORS if obj.pool else NO_TEXT)
         unfolded = unfold(obj, self.limits.vocab_size, self._max_open)
         if taken := {unfolded.name, *unfolded.rids} & self._named.keys():
             raise InvalidRequest(f"rid {min(taken)!r} is in use by an open request.", param="rid")
@@ -246,7 +254,8 @@ class TokenizerManager:
                 if finish_reason is not None:
                     self._complete(state, finish_reason)
                 ids = output.token_ids[start:end]
-                state.add(text, ids, RowCounters(*numbers), finish_reason, output.logprobs.get(row))
+                logprobs, vector = output.logprobs.get(row), output.vectors.get(row)
+                state.add(text, ids, RowCounters(*numbers), finish_reason, logprobs, vector)
             start = end
 
     def _complete(self, state: ReqState, reason: FinishReason) -> None:

@@ -14,8 +14,9 @@ from mysglang.srt.errors import ConfigError
 
 CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHT_FILES = ["*.safetensors"]
-# Sub-folders hold other formats of the same weights; so do Mistral's consolidated files.
-UNWANTED_FILES = ["*/*", "consolidated*"]
+# Sub-folders hold other formats of the same weights, but for the numbered ones, which sentence-transformers writes its
+# modules' configs to. Mistral's consolidated files are another format, too.
+UNWANTED_FILES = ["[!0-9]*/*", "consolidated*"]
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
 

@@ -18,6 +18,7 @@ from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
 from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.errors import RequestError, ServerEnded
+from mysglang.srt.messages.embedding import EmbeddingReqInput
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
@@ -27,8 +28,16 @@ GENERATE_TIMEOUT_S = 20.0
 PROBE_PARAMS = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
 
 
-def health_router(manager: Manager, heartbeat_limit_s: float, clock: Callable[[], float] = time.monotonic) -> APIRouter:
-    """`heartbeat_limit_s`: how long a process may be silent and still count as alive."""
+def health_router(
+    manager: Manager,
+    heartbeat_limit_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    is_embedding: bool = False,
+) -> APIRouter:
+    """`heartbeat_limit_s`: how long a process may be silent and still count as alive. `is_embedding`: a probe asks for
+    a vector, since the model gives no token.
+    """
     router = APIRouter(tags=["health"])
 
     @router.get("/health")
@@ -45,7 +54,7 @@ def health_router(manager: Manager, heartbeat_limit_s: float, clock: Callable[[]
         """200 once one token was generated; 503 if that fails or takes too long."""
         try:
             async with asyncio.timeout(GENERATE_TIMEOUT_S):
-                await while_connected(request.receive, _generate_one(manager))
+                await while_connected(request.receive, _generate_one(manager, is_embedding=is_embedding))
         except TimeoutError:
             return _unwell(request, f"No token was generated within {GENERATE_TIMEOUT_S:g} s.")
         except (RequestError, ServerEnded) as error:
@@ -55,8 +64,11 @@ def health_router(manager: Manager, heartbeat_limit_s: float, clock: Callable[[]
     return router
 
 
-async def _generate_one(manager: Manager) -> None:
-    probe = GenerateReqInput(input_ids=[0], sampling_params=PROBE_PARAMS, rid=f"HEALTH_CHECK_{uuid.uuid4().hex}")
+async def _generate_one(manager: Manager, *, is_embedding: bool) -> None:
+    rid = f"HEALTH_CHECK_{uuid.uuid4().hex}"
+    probe = GenerateReqInput(input_ids=[0], sampling_params=PROBE_PARAMS, rid=rid)
+    if is_embedding:
+        probe = EmbeddingReqInput(input_ids=[0], rid=rid).request()
     async for _ in manager.generate_request(probe):
         pass
 

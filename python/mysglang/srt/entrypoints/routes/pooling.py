@@ -1,0 +1,106 @@
+"""Numbers instead of text: SGLang's own /encode and /classify, /v1/embeddings and its neighbours. A model that
+generates can only /v1/score; the other routes say so.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from mysglang.srt.configs.pooling_config import PoolingConfig
+from mysglang.srt.entrypoints.body import parse_json, read_body
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.openai.pooling_protocol import (
+    ClassifyRequest,
+    CohereRerankRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoringRequest,
+)
+from mysglang.srt.entrypoints.openai.serving_embedding import OpenAIServingEmbedding
+from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
+from mysglang.srt.entrypoints.openai.serving_ranking import OpenAIServingRanking
+from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.entrypoints.streaming import while_connected
+from mysglang.srt.managers.pooled import embeddings
+from mysglang.srt.messages.embedding import EmbeddingReqInput, parse_embedding
+
+BODIES = (
+    EmbeddingRequest,
+    EmbeddingReqInput,
+    ClassifyRequest,
+    RerankRequest,
+    CohereRerankRequest,
+    ScoringRequest,
+)
+
+GENERATING = frozenset(
+    {
+        "/generate",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/api/chat",
+        "/api/generate",
+    }
+)
+"""What only a model that generates can answer."""
+
+
+def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingConfig | None) -> APIRouter:
+    """`pooling`: None for a model that generates."""
+    router = APIRouter(tags=["embeddings"])
+    embedding = OpenAIServingEmbedding(front, models, pooling)
+    ranking = OpenAIServingRanking(front, models, pooling)
+
+    @router.put("/encode", openapi_extra=takes(EmbeddingReqInput))
+    @router.post("/encode", openapi_extra=takes(EmbeddingReqInput))
+    @router.put("/classify", openapi_extra=takes(EmbeddingReqInput))
+    @router.post("/classify", openapi_extra=takes(EmbeddingReqInput))
+    async def encode(request: Request) -> Response:
+        """The vector of a prompt, or of each of a batch; of a model that classifies, its scores."""
+        obj = parse_embedding(parse_json(await read_body(request)))
+        generate = front.tokenizer_manager.generate_request
+        return json_response(await while_connected(request.receive, embeddings(generate, obj, pooling)))
+
+    @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest))
+    async def openai_embeddings(request: Request) -> Response:
+        """A vector for each prompt, as OpenAI's clients know it."""
+        return await embedding.handle(request)
+
+    @router.post("/v1/classify", openapi_extra=takes(ClassifyRequest))
+    async def classify(request: Request) -> Response:
+        """The likeliest label of each prompt, and the probabilities of all."""
+        return await ranking.classify(request)
+
+    @router.put("/v1/rerank", openapi_extra=takes(RerankRequest))
+    @router.post("/v1/rerank", openapi_extra=takes(RerankRequest))
+    async def rerank(request: Request) -> Response:
+        """Documents by their relevance to a query, as a list."""
+        return await ranking.rerank(request)
+
+    @router.post("/v2/rerank", openapi_extra=takes(CohereRerankRequest))
+    async def cohere_rerank(request: Request) -> Response:
+        """The same as Cohere and Jina answer, under `results`."""
+        return await ranking.cohere_rerank(request)
+
+    @router.post("/v1/score", openapi_extra=takes(ScoringRequest))
+    async def score(request: Request) -> Response:
+        """How likely each of some tokens follows a prompt; or a classifier's scores of it."""
+        return await ranking.score(request)
+
+    return router
+
+
+def refusing_router(paths: frozenset[str], why: Exception) -> APIRouter:
+    """Answers every POST to `paths` with `why`. To be included before the router that would serve them."""
+    router = APIRouter(include_in_schema=False)
+
+    async def refuse() -> Response:
+        raise why
+
+    for path in sorted(paths):
+        router.add_api_route(path, refuse, methods=["POST"])
+    return router

@@ -1,0 +1,66 @@
+"""EmbeddingReqInput: what a client may ask of a model that makes vectors, under SGLang's names, checked field by field.
+
+A field is honoured or refused by name, as in `generate.py`. Knows neither tokenizer nor limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mysglang.srt.messages.generate import GenerateReqInput, convert_fields, settled_fields
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+# Value that asks for nothing, by field.
+UNSUPPORTED: dict[str, object] = {
+    **dict.fromkeys(("image_data", "video_data", "audio_data", "modalities", "lora_path", "embed_overrides")),
+    **dict.fromkeys(("positional_embed_overrides", "routing_key", "routed_dp_rank", "data_parallel_rank")),
+    **dict.fromkeys(("custom_labels", "external_trace_header", "received_time", "multi_item_delimiter_indices")),
+    **dict.fromkeys(("background", "is_cross_encoder_request", "return_pooled_hidden_states"), False),
+    "sampling_params": {},
+    "priority": 0,
+    "log_metrics": True,
+}
+
+NOTHING_NEW = SamplingParams(temperature=0.0, max_new_tokens=0)
+
+
+class EmbeddingReqInput(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt, or a batch of them."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    """The prompt as token ids, or a list of such prompts."""
+    dimensions: int | None = None
+    """Length to which vectors are cut, for a model that was trained for it; None for all of it."""
+    rid: str | list[str] | None = None
+    extra_key: str | None = None
+    """Namespace of the prefix cache; `cache_salt` is the same by another name, and both together are one key."""
+    cache_salt: str | None = None
+    no_logs: bool = False
+    """Keep the request out of the log."""
+
+    def request(self) -> GenerateReqInput:
+        """The request that ends after its prompt."""
+        return GenerateReqInput(
+            text=self.text,
+            input_ids=self.input_ids,
+            rid=self.rid,
+            extra_key=self.extra_key,
+            cache_salt=self.cache_salt,
+            no_logs=self.no_logs,
+            sampling_params=NOTHING_NEW,
+            pool=True,
+        )
+
+    @property
+    def several(self) -> bool:
+        """Whether there is a list of answers, be it a list of one."""
+        return isinstance(self.text, list) or any(isinstance(entry, list) for entry in (self.input_ids or [])[:1])
+
+
+def parse_embedding(data: Mapping[str, object]) -> EmbeddingReqInput:
+    """A native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default."""
+    fields = settled_fields(data, EmbeddingReqInput.__struct_fields__, UNSUPPORTED)
+    return convert_fields(fields, EmbeddingReqInput, "")
