@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from mysglang.srt.entrypoints.ollama.model_card import ModelCard
 from mysglang.srt.entrypoints.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest
 from mysglang.srt.entrypoints.ollama.translate import (
     NAMES,
+    PROMPT_NAMES,
     chat_request,
     check_context,
     generate_request,
@@ -42,6 +43,8 @@ class _Job:
     body: OllamaRequest
     ask: Callable[[], Awaitable[Ask]]
     tell: Tell
+    names: Mapping[str, str]
+    """What the client calls what chat may complain of."""
 
 
 class OllamaServing:
@@ -59,7 +62,7 @@ class OllamaServing:
             words = self._answers.thinking_words(with_tools=bool(body.tools))
             return await self._answers.ask(chat_request(body, words), _new_rid())
 
-        return await self._respond(request, _Job(body, ask, _as_message), loads=not body.messages)
+        return await self._respond(request, _Job(body, ask, _as_message, NAMES), loads=not body.messages)
 
     async def generate(self, request: Request) -> Response:
         """Likewise."""
@@ -71,7 +74,7 @@ class OllamaServing:
             words = self._answers.thinking_words(with_tools=False)
             return await self._answers.ask(generate_request(body, words), _new_rid())
 
-        return await self._respond(request, _Job(body, ask, _as_response), loads=not body.prompt)
+        return await self._respond(request, _Job(body, ask, _as_response, PROMPT_NAMES), loads=not body.prompt)
 
     async def _respond(self, request: Request, job: _Job, *, loads: bool) -> Response:
         self._card.check(job.body.model)
@@ -104,7 +107,7 @@ class OllamaServing:
     async def _messages(self, job: _Job) -> AsyncGenerator[tuple[dict[str, Any], dict[str, Any]], None]:
         """Each message, and what stands beside it; the last one says nothing and tells how it went."""
         times, messages = Times(), Messages()
-        with own_words(NAMES):
+        with own_words(job.names):
             ask = await job.ask()
             async with aclosing(self._answers.read(ask)) as found:
                 async for news in found:

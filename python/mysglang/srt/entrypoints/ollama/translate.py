@@ -25,6 +25,9 @@ NAMES = {
 }
 """OpenAI's name of a field -> Ollama's, where they differ."""
 
+PROMPT_NAMES = {**NAMES, "messages": "prompt"}
+"""The same for a request that is a prompt."""
+
 
 def chat_request(body: OllamaChatRequest, words: ThinkingWords) -> ChatCompletionRequest:
     """`words`: what the model's chat template calls thinking. Raises InvalidRequest."""

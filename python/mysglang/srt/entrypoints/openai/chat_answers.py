@@ -129,6 +129,7 @@ class ChatAnswers:
             top_logprobs_num=body.top_logprobs,
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
+            priority=body.priority,
             think_end=reasoning.end if reasoning is not None and thinks else None,
             think_start=think_start,
         )
@@ -150,7 +151,7 @@ class ChatAnswers:
             return_logprob=body.logprobs is not None,
             top_logprobs_num=body.logprobs or 0,
         )
-        names = names_of(body.response_format)
+        names = names_of(body.response_format) | {"text": "prompt"}
         return Ask(obj, prompt, names, lambda: AnswerParser(NoThoughts(), NoCalls()), NoCounter)
 
     def thinking_words(self, *, with_tools: bool) -> ThinkingWords:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from mysglang.srt.entrypoints.body import too_deep
 from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
 from mysglang.srt.entrypoints.openai.chat_message import new_call_id
 from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText
@@ -22,7 +23,7 @@ def arguments_object(text: str) -> dict[str, Any]:
         found = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:
         found = None
-    return found if isinstance(found, dict) else {INVALID: text}
+    return found if isinstance(found, dict) and not too_deep(found) else {INVALID: text}
 
 
 @dataclass(slots=True)
