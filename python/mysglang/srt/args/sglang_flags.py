@@ -9,6 +9,7 @@ WHY_NOT = {
     "trust_remote_code": "a checkpoint is data here, and no code that it brings is ever run",
     "enable_custom_logit_processor": "requests are data here, and no code that they bring is ever run",
     "config": "options are given on the command line",
+    "enable_response_store": "responses are stored, within bounds, unless a request says store=false",
 }
 """Reasons worth telling, of options that are left out on purpose."""
 
