@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -295,3 +296,12 @@ class TestThinking:
 
     async def test_without_a_grammar_nothing_is_told(self, thinker: Front) -> None:
         assert await self.told(thinker, None, think_end=self.END) == ([], None)
+
+
+async def test_priorities_where_they_count(tokenizer: Tokenizer, pool: TextPool) -> None:
+    refused = await Front(tokenizer, pool).refusal(input_ids=[5], priority=3)
+    assert (refused.param, "--enable-priority-scheduling" in refused.message) == ("priority", True)
+    urgent = Front(tokenizer, pool, replace(LIMITS, priorities=True))
+    [request] = await urgent(input_ids=[5], priority=-3)
+    assert request.priority == -3
+    assert (await urgent.refusal(input_ids=[5], priority=1 << 40)).param == "priority"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
@@ -376,6 +376,18 @@ def test_lpm_takes_the_longest_cached_prefix_first() -> None:
             done += [rid for rid in ("cold", "warm") if scheduler.answers[rid].finish and rid not in done]
         assert done == order
         scheduler.run()
+
+
+@pytest.mark.parametrize(("priorities", "first"), [("none", "abcd"), ("high_first", "bdac"), ("low_first", "cabd")])
+def test_priorities_order_those_that_wait(priorities: Literal["none", "high_first", "low_first"], first: str) -> None:
+    scheduler = LateScheduler(Setup(num_slots=1, priorities=priorities, overlap=False))
+    ended: list[str] = []
+    for rid, priority in zip("abcd", (0, 7, -2, 7), strict=True):
+        scheduler.send(rid, PROMPT, 2, priority=priority, ignore_eos=True)
+    for _ in range(40):
+        scheduler.turn()
+        ended += [rid for rid, answer in scheduler.answers.items() if answer.finish is not None and rid not in ended]
+    assert "".join(ended) == first
 
 
 def test_a_retracted_request_goes_before_those_that_came_later() -> None:

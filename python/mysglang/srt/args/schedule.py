@@ -36,10 +36,21 @@ class ScheduleArgs:
     schedule_policy: PolicyName = arg(
         "fcfs", help="Order of the waiting queue: first come first served, or longest cached prefix first."
     )
+    enable_priority_scheduling: bool = arg(
+        False, help="Let requests say how urgent they are: of those that wait, the largest `priority` is tried first."
+    )
+    schedule_low_priority_values_first: bool = arg(False, help="Try the smallest priority first instead.")
     schedule_conservativeness: float = arg(
         1.0, at_least=0, help="Larger admits fewer requests at once and retracts fewer."
     )
     disable_overlap_schedule: bool = arg(False, help="Plan a step only when the step before it is over.")
+
+    @property
+    def priorities(self) -> Literal["none", "high_first", "low_first"]:
+        """Which requests are tried first by what they say themselves."""
+        if not self.enable_priority_scheduling:
+            return "none"
+        return "low_first" if self.schedule_low_priority_values_first else "high_first"
 
     @property
     def prefill_chunk(self) -> int | None:

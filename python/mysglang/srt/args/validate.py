@@ -98,6 +98,10 @@ RULES = (
         ),
     ),
     Rule(
+        lambda a, _: a.schedule.schedule_low_priority_values_first and not a.schedule.enable_priority_scheduling,
+        lambda _: "--schedule-low-priority-values-first: only with --enable-priority-scheduling.",
+    ),
+    Rule(
         lambda a, _: a.schedule.chunked_prefill_size == 0,
         lambda _: f"--chunked-prefill-size 0: give a number of tokens, or {CHUNKING_OFF} for whole prompts.",
     ),

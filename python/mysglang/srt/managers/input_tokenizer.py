@@ -27,6 +27,8 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 
 Ints = npt.NDArray[np.int32]
 
+MAX_PRIORITY = (1 << 31) - 1
+
 SEED_BITS = 48
 """Of a drawn seed: survives a client that reads JSON numbers as doubles, with room for `n` copies."""
 
@@ -42,6 +44,8 @@ class FrontLimits:
     vocab_size: int
     max_running_requests: int
     """Requests that run at once; more wait."""
+    priorities: bool = False
+    """Whether requests may say how urgent they are."""
     is_embedding: bool = False
     """Whether the model makes vectors of prompts, and no text."""
 
@@ -53,6 +57,7 @@ class FrontLimits:
             vocab_size=facts.vocab_size,
             max_running_requests=facts.max_running_requests,
             is_embedding=facts.is_embedding,
+            priorities=facts.priorities,
         )
 
 
@@ -118,12 +123,22 @@ class InputTokenizer:
                         stream=obj.stream,
                         logprobs=wish,
                         extra_key=unfolded.extra_key,
+                        priority=self._priority(obj),
                         grammar_after=grammar_after,
                         thought_start=thought_start,
                         second_text=second_text,
                     )
                 )
         return requests
+
+    def _priority(self, obj: GenerateReqInput) -> int:
+        if obj.priority and not self._limits.priorities:
+            message = "priority: this server takes requests as they come; start it with --enable-priority-scheduling."
+            raise InvalidRequest(message, param="priority")
+        if not -MAX_PRIORITY <= obj.priority <= MAX_PRIORITY:
+            message = f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, got {obj.priority}."
+            raise InvalidRequest(message, param="priority")
+        return obj.priority
 
     def _ids(self, obj: GenerateReqInput, prompts: Sequence[Prompt]) -> list[Ints]:
         texts = [prompt.content for prompt in prompts if isinstance(prompt.content, str)]

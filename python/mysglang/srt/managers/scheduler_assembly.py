@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mysglang.srt.forward.worker import Worker
 from mysglang.srt.managers.scheduler import Scheduler, SchedulerParts
@@ -31,7 +32,7 @@ from mysglang.srt.scheduling.logprobs import LogprobBook
 from mysglang.srt.scheduling.loops import OverlapLoop, SyncLoop
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
 from mysglang.srt.scheduling.output_streamer import OutputStreamer
-from mysglang.srt.scheduling.policy import POLICIES
+from mysglang.srt.scheduling.policy import POLICIES, ByPriority
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits, PrefillPlanner
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -56,6 +57,8 @@ class SchedulerOptions:
     limits: PrefillLimits
     eos_token_ids: tuple[int, ...]
     policy: str = "fcfs"
+    priorities: Literal["none", "high_first", "low_first"] = "none"
+    """Whether a request's priority comes before the policy."""
     conservativeness: float = 1.0
     overlap: bool = True
     order: OrderName = "prefill_first"
@@ -101,6 +104,7 @@ class ReqMaker:
             max_new=max_new,
             stream=message.stream,
             extra_key=message.extra_key,
+            priority=message.priority,
             stop_watch=StopWatch(
                 token_ids=params.stop_token_ids,
                 text=self._make_stop_text(params) if params.stop else None,
@@ -160,7 +164,10 @@ def assemble(
     def prefix_length(req: Req) -> int:
         return kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit).num_tokens
 
-    waiting = WaitingQueue(POLICIES[options.policy](prefix_length))
+    policy = POLICIES[options.policy](prefix_length)
+    if options.priorities != "none":
+        policy = ByPriority(policy, low_first=options.priorities == "low_first")
+    waiting = WaitingQueue(policy)
     groups = NoPrefixGroups() if options.cascade is None else PrefixGroups(kv, options.cascade)
     retraction = Retraction(table, residency, waiting)
     prefill = PrefillPlanner(table, kv, residency, waiting, ratio, limits=options.limits, rules=options.rules)

@@ -77,6 +77,7 @@ def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Lo
         device=worker.device_name,
         dtype=model.dtype,
         attention_backend=worker.attention_backend,
+        priorities=args.schedule.enable_priority_scheduling,
         is_embedding=model.pooling is not None,
         memory_usage=capacity.memory_usage,
     )
@@ -96,6 +97,7 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         ),
         eos_token_ids=model.eos_token_ids,
         policy=schedule.schedule_policy,
+        priorities=schedule.priorities,
         conservativeness=schedule.schedule_conservativeness,
         stream_interval=args.serving.stream_interval,
         cascade=None

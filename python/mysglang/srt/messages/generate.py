@@ -32,7 +32,7 @@ UNSUPPORTED: dict[str, object] = {
     **dict.fromkeys(("return_routed_experts", "return_indexer_topk"), False),
     **dict.fromkeys(("return_bytes", "return_entropy", "use_audio_in_video", "require_reasoning"), False),
     **dict.fromkeys(("need_wait_for_mm_inputs", "background"), False),
-    **dict.fromkeys(("priority", "routed_experts_start_len"), 0),
+    "routed_experts_start_len": 0,
     "log_metrics": True,
 }
 
@@ -71,6 +71,8 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     extra_key: str | None = None
     """Namespace of the prefix cache; `cache_salt` is the same by another name, and both together are one key."""
     cache_salt: str | None = None
+    priority: int = 0
+    """How urgent it is, among those that wait for a place; for a server that schedules by priority."""
     no_logs: bool = False
     """Keep the request out of the log, where no request's content stands anyway."""
     add_special_tokens: bool = True

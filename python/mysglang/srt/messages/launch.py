@@ -25,6 +25,8 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     attention_backend: str
+    priorities: bool = False
+    """Whether requests are scheduled by priority."""
     is_embedding: bool = False
     """Whether the model makes vectors or scores of prompts, and no text."""
     memory_usage: dict[str, float] = {}

@@ -28,6 +28,8 @@ class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     logprobs: LogprobRequest | None = None
     extra_key: str = ""
     """Namespace of the prefix cache: only requests with the same key share pages."""
+    priority: int = 0
+    """Of those that wait, who is tried first; see `ByPriority`."""
     grammar_after: bytes = b""
     """int32: the tokens that end the thinking, after which the grammar begins. None: it begins at once."""
     thought_start: int | None = None

@@ -41,5 +41,17 @@ class LongestPrefixMatch:
         return sorted(waiting, key=self._prefix_length, reverse=True)
 
 
+class ByPriority:
+    """The largest priority first, or the smallest; of equals as another policy says. Nobody who runs makes room."""
+
+    def __init__(self, among_equals: SchedulePolicy, *, low_first: bool = False) -> None:
+        self._among_equals = among_equals
+        self._low_first = low_first
+
+    def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
+        ordered = self._among_equals.order(waiting)
+        return sorted(ordered, key=lambda req: req.priority if self._low_first else -req.priority)
+
+
 POLICIES: dict[str, Callable[[PrefixLength], SchedulePolicy]] = {"fcfs": lambda _: Fcfs(), "lpm": LongestPrefixMatch}
 """By their names on the command line."""

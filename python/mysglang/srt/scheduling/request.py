@@ -37,6 +37,8 @@ class Req:
     stream: bool
     extra_key: str
     stop_watch: StopWatch
+    priority: int = 0
+    """Among those that wait."""
     logprobs: LogprobBook | None = None
     grammar: Grammar | None = None
     """What restricts its tokens, from when its role says that it is ready. Has accepted every known output token."""

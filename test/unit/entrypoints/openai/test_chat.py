@@ -402,7 +402,7 @@ async def test_cache_namespaces_arrive(key: str) -> None:
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "may not hold"),
         ({"continue_final_message": True}, "messages", "final message of the assistant"),
         ({"rid": ""}, "rid", "1 to"),
-        ({"priority": 1}, "priority", "not supported"),
+        ({"priority": 1}, "priority", "start it with --enable-priority-scheduling"),
         ({"frobnicate": 1}, "frobnicate", "does not know"),
     ],
 )

@@ -97,6 +97,7 @@ class GenerationRequest(StrictModel):
     stream_options: StreamOptions = StreamOptions()
     extra_key: str | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    priority: int = 0
 
     user: str | None = None
     metadata: dict[str, Any] = {}
@@ -121,7 +122,6 @@ _UNSUPPORTED_EVERYWHERE = {
     **not_here("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_prefill_dp_rank"),
     **not_here("routed_experts_start_len", unless=(0,)),
     **not_here("prompt_cache_retention", "prompt_cache_options", "kv_hints"),
-    **not_here("priority", unless=(0,)),
 }
 
 

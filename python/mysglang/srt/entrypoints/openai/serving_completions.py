@@ -74,6 +74,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
             top_logprobs_num=body.logprobs or 0,
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
+            priority=body.priority,
         )
 
     async def _teller(self, body: CompletionRequest) -> _Teller:

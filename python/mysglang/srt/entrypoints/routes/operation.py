@@ -93,8 +93,8 @@ def operation_router(front: Front) -> APIRouter:
 
     @router.post("/pause_generation", openapi_extra=takes(PauseGenerationReqInput))
     async def pause_generation(request: Request) -> Response:
-        """Launch nothing until /continue_generation; requests that come meanwhile wait. What becomes of those that run is
-        the `mode`: they end with what they have, give their memory back and wait, or keep it and wait.
+        """Launch nothing until /continue_generation; requests that come meanwhile wait. What becomes of those that run
+        says the `mode`: they end with what they have, give their memory back and wait, or keep it and wait.
         """
         body = await _read(request, PauseGenerationReqInput)
         return await carry_out(request, lambda number: PauseGenerationReq(id=number, mode=body.mode))
