@@ -130,7 +130,6 @@ class ChatAnswers:
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
             priority=body.priority,
-            priority=body.priority,
             think_end=reasoning.end if reasoning is not None and thinks else None,
             think_start=think_start,
         )
