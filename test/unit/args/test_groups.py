@@ -9,7 +9,15 @@ from mysglang.srt.args.sglang_flags import SGLANG_OPTIONS, WHY_NOT
 from mysglang.srt.errors import ConfigError
 
 # Ours, for what SGLang leaves to environment variables or has no word for.
-OWN_OPTIONS = {"decode_wait_tokens", "disable_cascade_attention", "drain_timeout", "grammar_compile_timeout"}
+OWN_OPTIONS = {
+    "api_key_file",
+    "cors_allow_origins",
+    "decode_wait_tokens",
+    "disable_cascade_attention",
+    "drain_timeout",
+    "grammar_compile_timeout",
+    "served_model_aliases",
+}
 
 
 def all_names() -> list[str]:

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
