@@ -217,6 +217,7 @@ class ResponsesRequest(StrictModel):
     chat_template_kwargs: dict[str, Any] = {}
     extra_key: str | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    priority: int = 0
 
     # Bookkeeping of the client's: taken, and without effect here.
     metadata: dict[str, str] = {}
@@ -229,7 +230,6 @@ class ResponsesRequest(StrictModel):
         **not_here("top_logprobs", "max_tool_calls", "conversation", "prompt", "moderation", "image"),
         **not_here("context_management", "access_programs", "prompt_cache_retention", "prompt_cache_options"),
         **not_here("session_id", "request_id"),
-        **not_here("priority", unless=(0,)),
     }
 
     @model_validator(mode="after")

@@ -62,6 +62,7 @@ def chat_request(body: ResponsesRequest, items: Sequence[StoredItem]) -> ChatCom
     same = (
         *("stream", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "stop", "seed"),
         *("repetition_penalty", "parallel_tool_calls", "chat_template_kwargs", "extra_key", "cache_salt"),
+        "priority",
     )
     return ChatCompletionRequest.model_validate({**fields, **{name: getattr(body, name) for name in same}})
 
