@@ -1,0 +1,158 @@
+"""How a model pools, out of config.json and the files of sentence-transformers; and what is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+def write(folder: Path, name: str, value: object) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(value))
+
+
+def read(folder: Path, architecture: str, *, is_embedding: bool = False, **config: Any) -> ModelConfig:
+    write(folder, "config.json", {**SIZES, "architectures": [architecture], **config})
+    return ModelConfig.from_path(str(folder), is_embedding=is_embedding)
+
+
+def modules(folder: Path, *names: str, **pooling: Any) -> None:
+    listed = [{"type": f"sentence_transformers.models.{name}", "path": f"{i}_{name}"} for i, name in enumerate(names)]
+    write(folder, "modules.json", listed)
+    if pooling:
+        write(folder, f"{names.index('Pooling')}_Pooling/config.json", pooling)
+
+
+def test_a_model_that_generates_pools_only_if_asked(tmp_path: Path) -> None:
+    assert read(tmp_path, "LlamaForCausalLM").pooling is None
+    asked = read(tmp_path, "LlamaForCausalLM", is_embedding=True)
+    assert asked.architecture == "LlamaModel" and asked.pooling is not None
+    assert (asked.pooling.task, asked.pooling.mode, asked.pooling.normalize) == ("embed", "last", True)
+    assert not asked.needs_whole_prompts
+
+
+def test_or_if_sentence_transformers_says_so(tmp_path: Path) -> None:
+    modules(tmp_path, "Transformer", "Pooling", pooling_mode_mean_tokens=True)
+    config = read(tmp_path, "Qwen3ForCausalLM", head_dim=16)
+    assert config.architecture == "Qwen3Model" and config.pooling is not None
+    assert (config.pooling.mode, config.pooling.normalize, config.pooling.width) == ("mean", False, 32)
+    assert config.needs_whole_prompts
+
+
+@pytest.mark.parametrize(
+    ("pooling", "mode"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+    ],
+)
+def test_modes(pooling: dict[str, Any], mode: str, tmp_path: Path) -> None:
+    modules(tmp_path, "Transformer", "Pooling", "Normalize", **pooling)
+    config = read(tmp_path, "BertModel").pooling
+    assert config is not None and config.mode == mode and config.normalize
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True},
+        {"pooling_mode_weightedmean_tokens": True},
+        {"pooling_mode": "weightedmean"},
+        {"pooling_mode_mean_tokens": False},
+    ],
+)
+def test_other_modes_are_refused(pooling: dict[str, Any], tmp_path: Path) -> None:
+    modules(tmp_path, "Transformer", "Pooling", **pooling)
+    with pytest.raises(ConfigError, match="is not supported; one of cls, lasttoken, mean and max is"):
+        read(tmp_path, "BertModel")
+
+
+def test_other_modules_are_refused(tmp_path: Path) -> None:
+    modules(tmp_path, "Transformer", "Pooling", "Dense", pooling_mode_mean_tokens=True)
+    with pytest.raises(ConfigError, match="the module Dense is not supported"):
+        read(tmp_path, "BertModel")
+
+
+def test_lengths(tmp_path: Path) -> None:
+    """What the model was trained with, unless more is asked for; never more than it has positions."""
+    assert read(tmp_path, "BertModel").context_len == 64
+    assert read(tmp_path, "XLMRobertaModel", pad_token_id=1).context_len == 62
+    write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 24})
+    assert read(tmp_path, "BertModel").context_len == 24
+    assert ModelConfig.from_path(str(tmp_path), context_length=40).context_len == 40
+    write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 500})
+    assert read(tmp_path, "BertModel").context_len == 64
+    write(tmp_path, "sentence_bert_config.json", {"max_seq_length": "long"})
+    with pytest.raises(ConfigError, match="max_seq_length must be a positive number"):
+        read(tmp_path, "BertModel")
+
+
+@pytest.mark.parametrize(
+    ("config", "dimensions"),
+    [({}, None), ({"is_matryoshka": True}, ()), ({"matryoshka_dimensions": [16, 8]}, (8, 16))],
+)
+def test_dimensions(config: dict[str, Any], dimensions: tuple[int, ...] | None, tmp_path: Path) -> None:
+    pooling = read(tmp_path, "BertModel", **config).pooling
+    assert pooling is not None and pooling.dimensions == dimensions
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "labels"),
+    [
+        ("BertForSequenceClassification", {}, ("LABEL_0", "LABEL_1")),
+        ("BertForSequenceClassification", {"num_labels": 1}, ("LABEL_0",)),
+        ("LlamaForSequenceClassification", {"id2label": {"1": "bad", "0": "good"}}, ("good", "bad")),
+        ("Qwen2ForRewardModel", {}, ("LABEL_0",)),
+    ],
+)
+def test_labels(architecture: str, config: dict[str, Any], labels: tuple[str, ...], tmp_path: Path) -> None:
+    pooling = read(tmp_path, architecture, **config).pooling
+    assert pooling is not None and (pooling.task, pooling.labels, pooling.width) == ("classify", labels, len(labels))
+    assert pooling.pairs == architecture.startswith("Bert")
+
+
+@pytest.mark.parametrize(
+    ("config", "activation"),
+    [
+        ({"num_labels": 1}, "sigmoid"),
+        ({"num_labels": 3}, "identity"),
+        ({"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "identity"),
+        (
+            {"num_labels": 3, "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
+            "sigmoid",
+        ),
+    ],
+)
+def test_activations(config: dict[str, Any], activation: str, tmp_path: Path) -> None:
+    pooling = read(tmp_path, "BertForSequenceClassification", **config).pooling
+    assert pooling is not None and pooling.activation == activation
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label must name the labels 0, 1"),
+        ({"num_labels": 0}, "num_labels must be a positive number"),
+        ({"sbert_ce_default_activation_function": "x.Tanh"}, "activation x.Tanh is not supported"),
+    ],
+)
+def test_faults_of_a_classifier(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read(tmp_path, "BertForSequenceClassification", **config)
