@@ -337,6 +337,7 @@ async def test_tokens_are_counted() -> None:
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "t"}]}]},
             r"messages\.0: content\.0: a message of the user has no block of type 'thinking'",
         ),
+        ({"messages": [*USER, {"role": "assistant", "content": [{"type": "thinking", "thinking": ""}]}]}, "messages"),
         ({"thinking": {"type": "enabled"}}, "budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 50}}, "budget_tokens"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),

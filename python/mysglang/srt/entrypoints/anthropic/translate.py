@@ -16,6 +16,7 @@ from mysglang.srt.entrypoints.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.openai.chat_prompt import ThinkingWords
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.errors import InvalidRequest
@@ -64,7 +65,7 @@ def _request(body: CountTokensRequest, words: ThinkingWords, **more: object) -> 
         "response_format": format_,
         **more,
     }
-    return ChatCompletionRequest.model_validate(fields)
+    return validate(ChatCompletionRequest, fields)
 
 
 def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.ollama.protocol import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -48,7 +49,7 @@ def raw_request(body: OllamaGenerateRequest) -> CompletionRequest:
     fields = _sampling(body)
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs
-    return CompletionRequest.model_validate({"prompt": body.prompt, **fields})
+    return validate(CompletionRequest, {"prompt": body.prompt, **fields})
 
 
 def max_tokens(body: OllamaRequest) -> int | None:
@@ -79,7 +80,7 @@ def _chat(
         **_sampling(body),
         **more,
     }
-    return ChatCompletionRequest.model_validate(fields)
+    return validate(ChatCompletionRequest, fields)
 
 
 def _thinking(body: OllamaRequest, words: ThinkingWords) -> dict[str, object]:

@@ -351,6 +351,7 @@ async def test_an_answer_that_fails_is_not_complete(abort: Abort, status: int) -
         ({"input": [{"type": "item_reference", "id": "x"}]}, r"input\.0"),
         ({"input": [{"type": "function_call", "call_id": "c9", "name": "f", "arguments": "{}"}]}, "c9"),
         ({"input": [{"type": "reasoning", "encrypted_content": "?"}]}, "encrypted_content"),
+        ({"input": [{"type": "reasoning"}]}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10_000}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),

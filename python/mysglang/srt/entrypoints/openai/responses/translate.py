@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.responses.protocol import (
     ChosenFunction,
@@ -64,7 +65,7 @@ def chat_request(body: ResponsesRequest, items: Sequence[StoredItem]) -> ChatCom
         *("repetition_penalty", "parallel_tool_calls", "chat_template_kwargs", "extra_key", "cache_salt"),
         "priority",
     )
-    return ChatCompletionRequest.model_validate({**fields, **{name: getattr(body, name) for name in same}})
+    return validate(ChatCompletionRequest, {**fields, **{name: getattr(body, name) for name in same}})
 
 
 def encrypted(thought: str) -> str:
