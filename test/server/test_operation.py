@@ -1,0 +1,71 @@
+"""A server with several keys: pausing, profiling and keeping requests, on the embedded model."""
+
+import gzip
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from fixtures.server_process import ServerProcess
+
+ADMIN = {"Authorization": "Bearer master"}
+PROMPT = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client with one of two keys, of a server that runs in float32."""
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("# teams\none\ntwo\n")
+    options = ("--api-key-file", str(keys), "--admin-api-key", "master", "--enable-priority-scheduling")
+    names = ("--served-model-aliases", "small", "gpt-4o", "--dtype", "float32", "--log-level", "warning")
+    with (
+        ServerProcess(*options, *names) as server,
+        httpx.Client(base_url=server.url, headers={"x-api-key": "two"}, timeout=60) as client,
+    ):
+        yield client
+
+
+def test_names_keys_and_loads(http: httpx.Client) -> None:
+    assert [card["id"] for card in http.get("/v1/models").json()["data"]][1:] == ["small", "gpt-4o"]
+    chat = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "priority": 5}
+    assert http.post("/v1/chat/completions", json=chat).status_code == 200
+    assert http.post("/generate", json=PROMPT, headers={"x-api-key": "three"}).status_code == 401
+    assert http.post("/freeze_gc").status_code == 403
+    assert http.post("/freeze_gc", headers=ADMIN).status_code == 200
+    [load] = http.get("/v1/loads").json()["loads"]
+    assert (load["num_running_reqs"], load["num_waiting_reqs"]) == (0, 0)
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_a_pause_holds_requests_and_changes_no_answer(http: httpx.Client, mode: str) -> None:
+    expected = http.post("/generate", json=PROMPT).json()["output_ids"]
+    assert http.post("/pause_generation", json={"mode": mode}, headers=ADMIN).status_code == 200
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(http.post("/generate", json=PROMPT)))
+    asking.start()
+    asking.join(0.5)
+    assert not answers
+    assert http.get("/health").status_code == 200
+    assert http.post("/continue_generation", headers=ADMIN).status_code == 200
+    asking.join(30)
+    assert answers[0].json()["output_ids"] == expected
+
+
+def test_a_profile_and_the_requests_of_a_while(http: httpx.Client, tmp_path: Path) -> None:
+    http.post("/configure_logging", json={"dump_requests_folder": str(tmp_path / "kept")}, headers=ADMIN)
+    profile = {"output_dir": str(tmp_path), "profile_id": "p", "activities": ["CPU"]}
+    assert http.post("/start_profile", json=profile, headers=ADMIN).status_code == 200
+    answer = http.post("/generate", json=PROMPT).json()
+    stopped = http.post("/stop_profile", headers=ADMIN)
+    assert stopped.status_code == 200, stopped.text
+    http.post("/configure_logging", json={"dump_requests_folder": ""}, headers=ADMIN)
+    trace = orjson.loads(gzip.decompress((tmp_path / "p.trace.json.gz").read_bytes()))
+    assert any("aten::" in event.get("name", "") for event in trace["traceEvents"])
+    [file] = (tmp_path / "kept").iterdir()
+    record = orjson.loads(file.read_bytes())
+    again = http.post("/generate", json=record["request"]).json()
+    assert again["output_ids"] == answer["output_ids"] == record["answers"][0]["output_ids"]
