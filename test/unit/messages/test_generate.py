@@ -63,7 +63,7 @@ def test_a_max_new_tokens_of_the_clients_own_is_not_clipped() -> None:
         ("image_data", []),
         ("input_embeds", [[0.1]]),
         ("lora_path", "x"),
-        ("session_params", {}),
+        ("session_id", "s"),
         ("return_hidden_states", True),
         ("return_hidden_states", 0),
         ("return_routed_experts", True),

@@ -29,6 +29,7 @@ from mysglang.srt.entrypoints.routes import dialects, openai, pooling
 from mysglang.srt.entrypoints.routes.control import AbortRequest, control_router
 from mysglang.srt.entrypoints.routes.health import health_router
 from mysglang.srt.entrypoints.routes.info import info_router
+from mysglang.srt.entrypoints.routes.native import BODIES as NATIVE_BODIES
 from mysglang.srt.entrypoints.routes.native import native_router
 from mysglang.srt.entrypoints.routes.operation import BODIES as OPERATION_BODIES
 from mysglang.srt.entrypoints.routes.operation import operation_router
@@ -93,6 +94,7 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
             GenerateReqInput,
             AbortRequest,
             *OPERATION_BODIES,
+            *NATIVE_BODIES,
             ParseFunctionCallReq,
             SeparateReasoningReqInput,
         ],

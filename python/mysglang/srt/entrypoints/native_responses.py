@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Protocol
 
-from mysglang.srt.entrypoints.front import Manager
+from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
 from mysglang.srt.messages.generate import GenerateReqInput
 
 
-async def responses(manager: Manager, obj: GenerateReqInput, dicts: ResponseDicts) -> AsyncGenerator[Response, None]:
+class Generates(Protocol):
+    """The part of a manager that answers."""
+
+    def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]: ...
+
+
+async def responses(manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts) -> AsyncGenerator[Response, None]:
     """A response for each chunk. Closing it closes the request."""
     async with aclosing(manager.generate_request(obj)) as chunks:
         async for chunk in chunks:
             yield dicts.add(chunk)
 
 
-async def answer(manager: Manager, obj: GenerateReqInput, dicts: ResponseDicts) -> Answer:
+async def answer(manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts) -> Answer:
     """The last response, or those of all answers. Cancelling it closes the request."""
     async with aclosing(manager.generate_request(obj)) as chunks:
         async for chunk in chunks:

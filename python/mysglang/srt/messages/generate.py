@@ -20,7 +20,7 @@ from mysglang.srt.utils.json_types import json_type
 # Value that asks for nothing, by field.
 UNSUPPORTED: dict[str, object] = {
     **dict.fromkeys(("input_embeds", "image_data", "video_data", "audio_data", "modalities", "images_config")),
-    **dict.fromkeys(("video_config", "mm_processor_kwargs", "mm_content_hashes", "session_params", "session_id")),
+    **dict.fromkeys(("video_config", "mm_processor_kwargs", "mm_content_hashes", "session_id")),
     **dict.fromkeys(("lora_path", "custom_logit_processor", "max_thinking_tokens", "routing_key", "routed_dp_rank")),
     **dict.fromkeys(("data_parallel_rank", "disagg_prefill_dp_rank", "bootstrap_host", "bootstrap_port")),
     **dict.fromkeys(("bootstrap_room", "bootstrap_pair_key", "decode_tp_size", "conversation_id", "custom_labels")),
@@ -47,6 +47,21 @@ _PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$\.?(?P<field>.*)`", re.DO
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
+class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which earlier request of a session a prompt goes on from."""
+
+    id: str
+    """Of the session, as /open_session gave it."""
+    rid: str | None = None
+    """Of the request; None: the prompt begins anew."""
+    offset: int | None = None
+    """How many of the request's tokens stand before the prompt; None or 0 for all."""
+    replace: bool = False
+    """Forget what grew out of that request before, or the whole session if there is none."""
+    drop_previous_output: bool = False
+    """Go on from that request's prompt, without its answer."""
+
+
 class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt, or a batch of them. A field that may be a list then has one entry for each prompt.
 
@@ -71,6 +86,7 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     extra_key: str | None = None
     """Namespace of the prefix cache; `cache_salt` is the same by another name, and both together are one key."""
     cache_salt: str | None = None
+    session_params: SessionParams | None = None
     priority: int = 0
     """How urgent it is, among those that wait for a place; for a server that schedules by priority."""
     no_logs: bool = False

@@ -1,27 +1,53 @@
-"""/generate: SGLang's own route, its fields checked and its responses shaped below (messages, managers)."""
+"""/generate, SGLang's own route, its fields checked and its responses shaped below (messages, managers); sessions."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Request
+from pydantic import Field
 from starlette.responses import Response as HttpResponse
 
-from mysglang.srt.entrypoints.body import parse_json, read_body
+from mysglang.srt.entrypoints.body import parse_json, read_body, read_model
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.native_responses import answer, responses
 from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.entrypoints.sessions import Sessions
 from mysglang.srt.entrypoints.streaming import DONE, open_stream, while_connected
+from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.managers.response_dict import Response, ResponseDicts
 from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
+
+
+class OpenSessionReqInput(StrictModel):
+    """POST /open_session."""
+
+    capacity_of_str_len: int | None = None
+    """What bounds a session is the model's context."""
+    session_id: str | None = None
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds without a request after which it is forgotten; never if unset."""
+    unsupported = not_here("streaming", unless=OFF)
+    without_effect = frozenset({"capacity_of_str_len"})
+
+
+class CloseSessionReqInput(StrictModel):
+    """POST /close_session."""
+
+    session_id: str
+
+
+BODIES = (OpenSessionReqInput, CloseSessionReqInput)
 
 
 def native_router(front: Front, *, incremental: bool) -> APIRouter:
     """`incremental`: the frames of a stream carry what is new, not everything so far."""
     router = APIRouter(tags=["native"])
+    sessions = Sessions(front.tokenizer_manager)
 
     @router.put("/generate", openapi_extra=takes(GenerateReqInput))
     @router.post("/generate", openapi_extra=takes(GenerateReqInput))
@@ -30,8 +56,20 @@ def native_router(front: Front, *, incremental: bool) -> APIRouter:
         obj = parse_generate(parse_json(await read_body(request)))
         dicts = ResponseDicts(obj, front.tokenizer, incremental=incremental)
         if obj.stream:
-            return await open_stream(request, _frames(responses(front.tokenizer_manager, obj, dicts)))
-        return json_response(await while_connected(request.receive, answer(front.tokenizer_manager, obj, dicts)))
+            return await open_stream(request, _frames(responses(sessions, obj, dicts)))
+        return json_response(await while_connected(request.receive, answer(sessions, obj, dicts)))
+
+    @router.post("/open_session", openapi_extra=takes(OpenSessionReqInput))
+    async def open_session(request: Request) -> HttpResponse:
+        """A session, whose requests can go on from earlier ones by `session_params`. Answers its id, a JSON string."""
+        body = await read_model(request, OpenSessionReqInput)
+        return json_response(sessions.open(body.session_id, body.timeout))
+
+    @router.post("/close_session", openapi_extra=takes(CloseSessionReqInput))
+    async def close_session(request: Request) -> HttpResponse:
+        """Forget a session. 200 and empty also if there is none."""
+        sessions.close((await read_model(request, CloseSessionReqInput)).session_id)
+        return HttpResponse()
 
     return router
 

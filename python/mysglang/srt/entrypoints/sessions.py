@@ -1,0 +1,158 @@
+"""Sessions: requests that go on where an earlier one of the same session ended; a client sends only what is new.
+
+A session remembers the token ids of its finished requests by their names, as a tree: each grew out of another one, or
+begins anew. Nothing is held in the engine: what a session says again is found in the prefix cache while it is there,
+and computed again if not. Knows no route.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from mysglang.srt.entrypoints.front import Manager
+from mysglang.srt.errors import InvalidRequest, Overloaded
+from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.messages.codec import pack_ids, unpack_ids
+from mysglang.srt.messages.generate import GenerateReqInput, SessionParams
+from mysglang.srt.messages.outputs import Abort
+
+MAX_SESSIONS = 4096
+MAX_REQUESTS = 1024
+"""Remembered of one session; the oldest are forgotten."""
+MAX_ID_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A finished request: int32 bytes."""
+
+    prompt: bytes
+    output: bytes
+    parent: str | None
+
+
+@dataclass(slots=True)
+class _Session:
+    idle_s: float | None
+    """Seconds without a request after which it may be forgotten."""
+    used: float
+    turns: dict[str, _Turn] = field(default_factory=dict)
+
+    def forget_after(self, rid: str) -> None:
+        """Forget what grew out of the request `rid`."""
+        gone = [rid]
+        while gone:
+            parent = gone.pop()
+            children = [name for name, turn in self.turns.items() if turn.parent == parent]
+            for child in children:
+                del self.turns[child]
+            gone += children
+
+
+class Sessions:
+    """Generates like the manager, and knows what `session_params` refer to."""
+
+    def __init__(self, manager: Manager, clock: Callable[[], float] = time.monotonic) -> None:
+        self._manager = manager
+        self._clock = clock
+        self._sessions: dict[str, _Session] = {}
+
+    def open(self, session_id: str | None = None, idle_s: float | None = None) -> str:
+        """A new session and its id. Raises InvalidRequest for an id that is taken, Overloaded if there are too many."""
+        self._expire()
+        name = uuid.uuid4().hex if session_id is None else session_id
+        if not 0 < len(name) <= MAX_ID_LENGTH:
+            raise InvalidRequest(f"session_id must have 1 to {MAX_ID_LENGTH} characters.", param="session_id")
+        if name in self._sessions:
+            raise InvalidRequest(f"session_id {name!r} is open already.", param="session_id")
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise Overloaded(f"{MAX_SESSIONS} sessions are open; close some, or open them with a timeout.")
+        self._sessions[name] = _Session(idle_s, self._clock())
+        return name
+
+    def close(self, session_id: str) -> None:
+        """Forget a session; the unknown is no error. Its open requests go on."""
+        self._sessions.pop(session_id, None)
+
+    def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
+        """As the manager's; with `session_params` the prompt stands behind what they refer to."""
+        if obj.session_params is None:
+            return self._manager.generate_request(obj)
+        return self._go_on(obj, obj.session_params)
+
+    async def _go_on(self, obj: GenerateReqInput, params: SessionParams) -> AsyncGenerator[GenerationChunk, None]:
+        _check_single(obj)
+        session = self._find(params.id)
+        before = _before(session, params)
+        own = obj.input_ids or []
+        if obj.text is not None:
+            assert isinstance(obj.text, str)
+            own = [*await self._manager.input_tokenizer.encode(obj.text, add_special_tokens=not before)]
+        rid = obj.rid if isinstance(obj.rid, str) else uuid.uuid4().hex
+        whole = msgspec.structs.replace(obj, text=None, input_ids=[*before, *own], rid=rid, session_params=None)
+        output = b""
+        async with contextlib.aclosing(self._manager.generate_request(whole)) as chunks:
+            async for chunk in chunks:
+                output += chunk.token_ids.tobytes()
+                if chunk.finish_reason is not None and not isinstance(chunk.finish_reason, Abort):
+                    prompt = b"" if chunk.prompt_ids is None else pack_ids(chunk.prompt_ids)
+                    _remember(session, rid, _Turn(prompt, output, params.rid))
+                yield chunk
+
+    def _find(self, session_id: str) -> _Session:
+        self._expire()
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise InvalidRequest(f"session_params: no session {session_id!r} is open.", param="session_params")
+        session.used = self._clock()
+        return session
+
+    def _expire(self) -> None:
+        now = self._clock()
+        late = [
+            name
+            for name, session in self._sessions.items()
+            if session.idle_s is not None and now - session.used > session.idle_s
+        ]
+        for name in late:
+            del self._sessions[name]
+
+
+def _check_single(obj: GenerateReqInput) -> None:
+    several = isinstance(obj.text, list) or any(isinstance(entry, list) for entry in obj.input_ids or [])
+    if several or isinstance(obj.sampling_params, list) or obj.sampling_params.n != 1:
+        raise InvalidRequest("session_params: only for one prompt with one answer.", param="session_params")
+    if obj.text is not None and obj.input_ids is not None:
+        raise InvalidRequest("Exactly one of text and input_ids must be given.", param="text")
+
+
+def _before(session: _Session, params: SessionParams) -> list[int]:
+    """The ids that the new prompt stands behind."""
+    if params.rid is None:
+        if params.replace:
+            session.turns.clear()
+        return []
+    turn = session.turns.get(params.rid)
+    if turn is None:
+        message = f"session_params: the session has no finished request {params.rid!r}."
+        raise InvalidRequest(message, param="session_params")
+    if params.replace:
+        session.forget_after(params.rid)
+    ids = unpack_ids(turn.prompt if params.drop_previous_output else turn.prompt + turn.output)
+    if params.offset and not 0 < params.offset <= len(ids):
+        message = f"session_params: offset must be between 0 and {len(ids)}, got {params.offset}."
+        raise InvalidRequest(message, param="session_params")
+    before: list[int] = ids[: params.offset or None].tolist()
+    return before
+
+
+def _remember(session: _Session, rid: str, turn: _Turn) -> None:
+    session.turns[rid] = turn
+    while len(session.turns) > MAX_REQUESTS:
+        del session.turns[next(iter(session.turns))]

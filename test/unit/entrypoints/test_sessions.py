@@ -1,0 +1,113 @@
+"""Sessions over a scripted engine, which answers with the tokens 7, 8, 9 and 2: what stands before a new prompt."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from fixtures.scripted_engine import Served, serve, small
+from mysglang.srt.entrypoints import sessions as module
+from mysglang.srt.entrypoints.sessions import Sessions
+from mysglang.srt.errors import InvalidRequest, Overloaded
+from mysglang.srt.messages.codec import unpack_ids
+
+ANSWER = [7, 8, 9, 2]
+
+
+async def ask(served: Served, session: dict[str, Any], prompt: list[int], rid: str, **more: Any) -> httpx.Response:
+    return await served.post("/generate", {"input_ids": prompt, "rid": rid, "session_params": session, **more})
+
+
+def last_prompt(served: Served) -> list[int]:
+    return unpack_ids(served.engine.requests[-1].input_ids).tolist()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_stands_behind_what_it_refers_to(stream: bool) -> None:
+    async with serve() as served:
+        session = (await served.post("/open_session", {"capacity_of_str_len": 1000})).json()
+        assert isinstance(session, str)
+        first = await ask(served, {"id": session}, [3, 4], "a", stream=stream)
+        assert (first.status_code, last_prompt(served)) == (200, [3, 4])
+        await ask(served, {"id": session, "rid": "a"}, [5], "b", stream=stream)
+        assert last_prompt(served) == [3, 4, *ANSWER, 5]
+        await ask(served, {"id": session, "rid": "b"}, [6], "c")
+        assert last_prompt(served) == [3, 4, *ANSWER, 5, *ANSWER, 6]
+        await ask(served, {"id": session, "rid": "a", "offset": 3}, [6], "d")
+        assert last_prompt(served) == [3, 4, 7, 6]
+        await ask(served, {"id": session, "rid": "b", "drop_previous_output": True}, [6], "e")
+        assert last_prompt(served) == [3, 4, *ANSWER, 5, 6]
+        await ask(served, {"id": session, "rid": None}, [6], "f")
+        assert last_prompt(served) == [6]
+
+
+async def test_text_goes_on_without_a_second_beginning() -> None:
+    async with serve() as served:
+        session = (await served.post("/open_session", {})).json()
+        await served.post("/generate", {"text": "Hi", "rid": "a", "session_params": {"id": session}})
+        first = last_prompt(served)
+        await served.post("/generate", {"text": " you", "session_params": {"id": session, "rid": "a"}})
+        own = small("byte_level").encode(" you", add_special_tokens=False)
+        assert last_prompt(served) == [*first, *ANSWER, *own]
+
+
+async def test_replacing_forgets_what_grew_there() -> None:
+    async with serve() as served:
+        session = (await served.post("/open_session", {"session_id": "mine"})).json()
+        assert session == "mine"
+        await ask(served, {"id": session}, [3], "a")
+        await ask(served, {"id": session, "rid": "a"}, [4], "b")
+        await ask(served, {"id": session, "rid": "b"}, [4], "c")
+        await ask(served, {"id": session, "rid": "a", "replace": True}, [5], "d")
+        for gone in "bc":
+            refused = await ask(served, {"id": session, "rid": gone}, [6], "x")
+            assert (refused.status_code, refused.json()["param"]) == (400, "session_params")
+        assert (await ask(served, {"id": session, "rid": "d"}, [6], "e")).status_code == 200
+        await ask(served, {"id": session, "replace": True}, [6], "f")
+        assert (await ask(served, {"id": session, "rid": "a"}, [6], "g")).status_code == 400
+        assert (await served.post("/close_session", {"session_id": session})).status_code == 200
+        assert "no session 'mine' is open" in (await ask(served, {"id": session}, [6], "h")).json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"session_params": {"id": "s", "rid": "nobody"}, "text": "a"}, "no finished request 'nobody'"),
+        ({"session_params": {"id": "s"}, "text": ["a", "b"]}, "only for one prompt"),
+        ({"session_params": {"id": "s"}, "text": "a", "sampling_params": {"n": 2}}, "only for one prompt"),
+        ({"session_params": {}, "text": "a"}, "missing required field `id`"),
+        ({"session_params": {"id": "s", "if": 1}, "text": "a"}, "unknown field `if`"),
+    ],
+)
+async def test_refusals(body: dict[str, Any], words: str) -> None:
+    async with serve() as served:
+        await served.post("/open_session", {"session_id": "s"})
+        response = await served.post("/generate", body)
+        assert not served.engine.sent
+    assert (response.status_code, words in response.json()["message"]) == (400, True), response.text
+
+
+async def test_sessions_are_few_and_may_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SESSIONS", 2)
+    now = [0.0]
+    async with serve() as served:
+        found = Sessions(served.front.tokenizer_manager, lambda: now[0])
+        brief = found.open(idle_s=10)
+        found.open("long")
+        with pytest.raises(Overloaded):
+            found.open()
+        now[0] = 11
+        assert found.open() != brief
+        with pytest.raises(InvalidRequest, match="is open already"):
+            found.open("long")
+
+
+async def test_names_that_are_used_again_make_no_circle() -> None:
+    async with serve() as served:
+        session = (await served.post("/open_session", {})).json()
+        await ask(served, {"id": session}, [3], "a")
+        await ask(served, {"id": session, "rid": "a"}, [4], "b")
+        await ask(served, {"id": session, "rid": "b"}, [5], "a")
+        again = await ask(served, {"id": session, "rid": "a", "replace": True}, [6], "a")
+        assert again.status_code == 200
+        assert last_prompt(served) == [3, *ANSWER, 4, *ANSWER, 5, *ANSWER, 6]
