@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mysglang.srt.configs.architectures import ARCHITECTURES, Architecture
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 
@@ -43,6 +44,13 @@ def test_a_model_that_generates_pools_only_if_asked(tmp_path: Path) -> None:
     assert asked.architecture == "LlamaModel" and asked.pooling is not None
     assert (asked.pooling.task, asked.pooling.mode, asked.pooling.normalize) == ("embed", "last", True)
     assert not asked.needs_whole_prompts
+
+
+def test_what_cannot_is_not_asked_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "OtherForCausalLM", Architecture("llama"))
+    assert read(tmp_path, "OtherForCausalLM").pooling is None
+    with pytest.raises(ConfigError, match="OtherForCausalLM cannot make vectors here"):
+        read(tmp_path, "OtherForCausalLM", is_embedding=True)
 
 
 def test_or_if_sentence_transformers_says_so(tmp_path: Path) -> None:

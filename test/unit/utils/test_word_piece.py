@@ -1,4 +1,4 @@
-"""BERT's WordPiece: decoded as the tokenizers library does it, token by token; pairs say where the second text begins."""
+"""BERT's WordPiece: decoded as the tokenizers library does it; where the second text of a pair begins."""
 
 from pathlib import Path
 

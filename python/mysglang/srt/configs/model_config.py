@@ -96,6 +96,8 @@ class ModelConfig:
         name, architecture = _architecture(hf, embedding=is_embedding or is_sentence_encoder(folder))
         facts = _facts(hf, architecture)
         rope = rope_parameters(hf, facts.max_position_embeddings)
+        if is_embedding and architecture.task == "generate":
+            raise ConfigError(f"--is-embedding: {name} cannot make vectors here; leave it out")
         pooling = None if architecture.task == "generate" else pooling_config(folder, hf, architecture)
         encoder = None
         longest = longest_context(rope, facts.max_position_embeddings)
