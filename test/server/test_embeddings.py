@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import ollama
 import openai
 import pytest
 
@@ -65,6 +66,17 @@ def test_vectors_are_those_of_sentence_transformers(client: openai.OpenAI, expec
     # The client asks for base64 where nobody says otherwise.
     close([one.embedding for one in client.embeddings.create(model=NAME, input=TEXTS).data], expected)
     close(client.embeddings.create(model=NAME, input=TEXTS[0]).data[0].embedding, expected[0])
+
+
+def test_ollamas_client_gets_the_same(server: ServerProcess, expected: np.ndarray) -> None:
+    client = ollama.Client(server.url)
+    answer = client.embed(f"{NAME}:latest", TEXTS)
+    close(answer.embeddings, expected)
+    assert (answer.prompt_eval_count or 0) > 0
+    close(client.embed(NAME, TEXTS[0]).embeddings, expected[:1])
+    close(client.embeddings(NAME, TEXTS[3]).embedding, expected[3])
+    with pytest.raises(ollama.ResponseError, match="truncate"):
+        client.embed(NAME, TEXTS, truncate=True)
 
 
 def test_base64_is_little_endian_float32(server: ServerProcess, expected: np.ndarray) -> None:
@@ -149,6 +161,12 @@ def test_is_well_and_says_what_it_is(server: ServerProcess) -> None:
 def test_engine(expected: np.ndarray) -> None:
     with Engine(model_path=MODEL, dtype="float32") as engine:
         close([answer["embedding"] for answer in engine.encode(TEXTS)], expected)
+        (best,) = engine.rerank(TEXTS[4], TEXTS[:4] + TEXTS[5:], top_n=1)
+        assert best["document"] == TEXTS[5] and best["score"] == pytest.approx(
+            float(expected[4] @ expected[5]), abs=1e-4
+        )
+        with pytest.raises(InvalidRequest, match="documents"):
+            engine.rerank("a", [])
         with pytest.raises(InvalidRequest, match="generates no text"):
             engine.generate("a")
         with pytest.raises(InvalidRequest, match="not trained for shorter vectors"):
@@ -192,3 +210,13 @@ def test_a_decoder_embeds_if_asked() -> None:
         repeated = engine.encode("word " * 100)
         assert repeated["meta_info"]["cached_tokens"] > 0, "only the last token counts, so a prefix may be shared"
         assert repeated["embedding"] == pytest.approx(second["embedding"], abs=1e-4)
+
+
+def test_an_engine_that_generates_scores_answers() -> None:
+    with Engine(dtype="float32") as engine:
+        scores = engine.score([5, 6, 7], [[8], [9, 10]], [100, 200], apply_softmax=True)
+        np.testing.assert_allclose(np.sum(scores, axis=1), 1, rtol=1e-5)
+        turned = engine.score([8], [[5, 6, 7]], [100, 200], apply_softmax=True, item_first=True)
+        assert turned[0] == pytest.approx(scores[0], rel=1e-4)
+        with pytest.raises(InvalidRequest, match="label_token_ids must name at least one token"):
+            engine.score("a", "b")

@@ -218,6 +218,16 @@ async def test_the_model() -> None:
     assert version["version"]
 
 
+async def test_a_model_that_generates_makes_no_vectors() -> None:
+    async with serve(endless) as served:
+        for path, fields in (("/api/embed", {"input": ["a"]}), ("/api/embeddings", {"prompt": "a"})):
+            response = await served.post(path, {"model": "tiny:latest", **fields})
+            assert response.status_code == 400
+            assert "generates text" in response.json()["error"]
+        assert (await served.post("/api/embed", {"model": "x", "input": "a"})).status_code == 404
+        assert not served.engine.requests
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "name"),
     [

@@ -43,13 +43,8 @@ class ModelCard:
         return self._front.facts.context_len
 
     def check(self, model: str) -> None:
-        """Raises NotFound unless `model` means the served one, with or without a tag."""
-        try:
-            self._models.check(model)
-        except NotFound:
-            if not model.endswith(LATEST):
-                raise
-            self._models.check(model.removesuffix(LATEST))
+        """Raises NotFound unless `model` means the served one."""
+        check_name(self._models, model)
 
     def tag(self) -> dict[str, object]:
         """The row of /api/tags."""
@@ -95,3 +90,13 @@ class ModelCard:
             "thinking": self._formats.reasoning is not None,
         }
         return [name for name, there in known.items() if there]
+
+
+def check_name(models: OpenAIServingModels, model: str) -> None:
+    """Raises NotFound unless `model` means the served one, with or without a tag."""
+    try:
+        models.check(model)
+    except NotFound:
+        if not model.endswith(LATEST):
+            raise
+        models.check(model.removesuffix(LATEST))

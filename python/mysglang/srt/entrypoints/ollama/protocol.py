@@ -159,3 +159,22 @@ class OllamaShowRequest(StrictModel):
     model: str
     verbose: bool = False
     unsupported = {**not_here("system", "template", unless=("",)), **not_here("options", unless=({},))}
+
+
+class OllamaEmbedRequest(StrictModel):
+    """POST /api/embed."""
+
+    model: str
+    input: Texts
+    dimensions: int | None = None
+    keep_alive: KeepAlive | None = None
+    unsupported = {**not_here("truncate", unless=OFF), **not_here("options", unless=({},))}
+
+
+class OllamaEmbeddingsRequest(StrictModel):
+    """POST /api/embeddings, the older way: one prompt."""
+
+    model: str
+    prompt: str
+    keep_alive: KeepAlive | None = None
+    unsupported = not_here("options", unless=({},))

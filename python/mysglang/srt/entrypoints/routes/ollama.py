@@ -7,14 +7,22 @@ from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.ollama.embedding import OllamaServingEmbedding
 from mysglang.srt.entrypoints.ollama.errors import OllamaShape
 from mysglang.srt.entrypoints.ollama.model_card import ModelCard
-from mysglang.srt.entrypoints.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
+from mysglang.srt.entrypoints.ollama.protocol import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from mysglang.srt.entrypoints.ollama.serving import OllamaServing
 from mysglang.srt.entrypoints.openapi import takes
 from mysglang.srt.utils.version import __version__
 
 BODIES = (OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest)
+EMBEDDING_BODIES = (OllamaEmbedRequest, OllamaEmbeddingsRequest)
 SHAPES = {"/api": OllamaShape()}
 
 
@@ -47,5 +55,21 @@ def ollama_router(serving: OllamaServing, card: ModelCard) -> APIRouter:
     async def version() -> Response:
         """The version of this server, which is none of Ollama's."""
         return json_response({"version": __version__})
+
+    return router
+
+
+def ollama_embedding_router(serving: OllamaServingEmbedding) -> APIRouter:
+    router = APIRouter(tags=["ollama"])
+
+    @router.post("/api/embed", openapi_extra=takes(OllamaEmbedRequest))
+    async def embed(request: Request) -> Response:
+        """A vector for each text."""
+        return await serving.embed(request)
+
+    @router.post("/api/embeddings", openapi_extra=takes(OllamaEmbeddingsRequest))
+    async def embeddings(request: Request) -> Response:
+        """The vector of a prompt, in the older way."""
+        return await serving.embeddings(request)
 
     return router

@@ -11,6 +11,7 @@ from mysglang.srt.configs.pooling_config import PoolingConfig
 from mysglang.srt.entrypoints.body import parse_json, read_body
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.ollama.embedding import OllamaServingEmbedding
 from mysglang.srt.entrypoints.openai.pooling_protocol import (
     ClassifyRequest,
     CohereRerankRequest,
@@ -22,6 +23,7 @@ from mysglang.srt.entrypoints.openai.serving_embedding import OpenAIServingEmbed
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.serving_ranking import OpenAIServingRanking
 from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.entrypoints.routes import ollama
 from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.managers.pooled import embeddings
 from mysglang.srt.messages.embedding import EmbeddingReqInput, parse_embedding
@@ -33,6 +35,7 @@ BODIES = (
     RerankRequest,
     CohereRerankRequest,
     ScoringRequest,
+    *ollama.EMBEDDING_BODIES,
 )
 
 GENERATING = frozenset(
@@ -91,6 +94,7 @@ def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingCo
         """How likely each of some tokens follows a prompt; or a classifier's scores of it."""
         return await ranking.score(request)
 
+    router.include_router(ollama.ollama_embedding_router(OllamaServingEmbedding(front, models, pooling)))
     return router
 
 

@@ -1,0 +1,61 @@
+"""/api/embed and /api/embeddings: the vectors of /v1/embeddings as Ollama's clients read them."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mysglang.srt.configs.pooling_config import PoolingConfig
+from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.ollama.model_card import check_name
+from mysglang.srt.entrypoints.ollama.protocol import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from mysglang.srt.entrypoints.openai.field_names import own_words
+from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
+from mysglang.srt.entrypoints.streaming import while_connected
+from mysglang.srt.managers.pooled import Pooled, pooled, require
+from mysglang.srt.messages.embedding import NOTHING_NEW
+from mysglang.srt.messages.generate import GenerateReqInput
+
+
+class OllamaServingEmbedding:
+    """Both routes."""
+
+    def __init__(self, front: Front, models: OpenAIServingModels, pooling: PoolingConfig | None) -> None:
+        """`pooling`: None for a model that generates, which refuses."""
+        self._front = front
+        self._models = models
+        self._pooling = pooling
+
+    async def embed(self, request: Request) -> Response:
+        """The answer to `request`. Raises what `error_responses` knows."""
+        begun = time.monotonic_ns()
+        body = await read_model(request, OllamaEmbedRequest)
+        check_name(self._models, body.model)
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        answers = await while_connected(request.receive, self._vectors(texts, "input", body.dimensions))
+        return json_response(
+            {
+                "model": body.model,
+                "embeddings": [answer.vector.tolist() for answer in answers],
+                "total_duration": time.monotonic_ns() - begun,
+                "load_duration": 0,
+                "prompt_eval_count": sum(answer.chunk.prompt_tokens for answer in answers),
+            }
+        )
+
+    async def embeddings(self, request: Request) -> Response:
+        """Likewise."""
+        body = await read_model(request, OllamaEmbeddingsRequest)
+        check_name(self._models, body.model)
+        (answer,) = await while_connected(request.receive, self._vectors([body.prompt], "prompt", None))
+        return json_response({"embedding": answer.vector.tolist()})
+
+    async def _vectors(self, texts: list[str], field: str, dimensions: int | None) -> list[Pooled]:
+        config = require(self._pooling, "embed")
+        request = GenerateReqInput(text=texts, sampling_params=NOTHING_NEW, pool=True)
+        with own_words({"text": field}):
+            return await pooled(self._front.tokenizer_manager.generate_request, request, config, dimensions)
