@@ -16,6 +16,7 @@ OWN_OPTIONS = {
     "disable_cascade_attention",
     "drain_timeout",
     "grammar_compile_timeout",
+    "write_timeout",
     "served_model_aliases",
 }
 

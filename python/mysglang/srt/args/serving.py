@@ -53,6 +53,11 @@ class ServingArgs:
         False, help="Frames of a native stream carry only what is new, not all so far."
     )
     skip_server_warmup: bool = arg(False, help="Be ready without a first request to oneself.")
+    write_timeout: float = arg(
+        30.0,
+        at_least=0.1,
+        help="Seconds after which a client that takes nothing of what waits for it is cut off, and its request ended.",
+    )
     drain_timeout: float = arg(
         10.0,
         at_least=0,

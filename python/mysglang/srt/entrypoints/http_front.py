@@ -12,6 +12,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,7 +24,7 @@ from mysglang.srt.entrypoints.auth import is_loopback
 from mysglang.srt.entrypoints.error_responses import SHUTTING_DOWN, ErrorFacts, error_response
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_app import build_app
-from mysglang.srt.entrypoints.http_protocol import OneAtATime
+from mysglang.srt.entrypoints.http_protocol import Connections, OneAtATime
 from mysglang.srt.errors import WorkerDied
 from mysglang.srt.server_args import ServerArgs
 
@@ -96,7 +97,8 @@ class HttpFront:
             uvicorn.Config(
                 self.gate,
                 loop="none",
-                http=OneAtATime,
+                # uvicorn only calls it, as it would a class.
+                http=partial(OneAtATime, common=Connections(args.write_timeout)),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -1,24 +1,110 @@
-"""One connection of the HTTP front door: uvicorn's protocol, less pipelining.
+"""One connection of the HTTP front door: uvicorn's protocol, less pipelining and less patience.
 
 uvicorn stops reading a connection on which a second request waits for the answer to the first, and tells only the
 last one that the client has left: the first would then generate for nobody, to its end. So what comes before an answer
 is complete is not taken, and the connection is closed behind that answer; HTTP has clients send such a request again.
+
+uvicorn stops writing while more than 64 KiB wait for a client, and then waits for ever. Here a client that goes on
+taking nothing is cut off, which ends its request like any other departure. Knows no route.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import socket
+import struct
+from dataclasses import dataclass
 from typing import Any
 
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+logger = logging.getLogger(__name__)
+
+LEAST_BYTES = 16 << 10
+"""Who takes as much within the time that it has, or all that waits for it, reads slowly and is let be."""
+
+_STATE, _CONNECTIONS = "state", "mysglang.connections"
+
+
+@dataclass(slots=True)
+class Connections:
+    """What the connections of one front door have in common."""
+
+    write_timeout_s: float
+    cut: int = 0
+    """Clients that were cut off since they did not read."""
+
+
+def connections_of(scope: Scope) -> Connections:
+    """Those that a request came with."""
+    found: Connections | None = scope.get(_STATE, {}).get(_CONNECTIONS)
+    return found or Connections(0.0)
 
 
 class OneAtATime(HttpToolsProtocol):
     """Keeps reading while it answers, so that it hears at once when the client leaves."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, common: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.app_state = {**self.app_state, _CONNECTIONS: common}
+        self._common = common
         self._too_early = False
         """A request came while the one before it was being answered: it and all that follows are dropped."""
+        self._watch: asyncio.TimerHandle | None = None
+        self._waiting_bytes = 0
+        """What waited for the client when it was last looked at."""
+
+    # What the client has to read
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._look_no_more()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # Nobody writes any more, so nobody would be paused, and closing would wait for the client.
+        if self.transport.get_write_buffer_size():
+            self._look_later()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._look_no_more()
+        super().connection_lost(exc)
+
+    def _look_later(self) -> None:
+        self._look_no_more()
+        self._waiting_bytes = self.transport.get_write_buffer_size()
+        self._watch = self.loop.call_later(self._common.write_timeout_s, self._look)
+
+    def _look_no_more(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def _look(self) -> None:
+        """Cut the client off if it took next to nothing since it was last looked at."""
+        waiting = self.transport.get_write_buffer_size()
+        if not waiting:
+            self._watch = None
+        elif waiting <= self._waiting_bytes - LEAST_BYTES:
+            self._look_later()
+        else:
+            self._common.cut += 1
+            logger.warning(
+                "The client at %s took next to nothing for %g s (--write-timeout) and is cut off; %d bytes were left.",
+                *(self.client, self._common.write_timeout_s, waiting),
+            )
+            # Else the system would go on holding its share until the client reads it.
+            connection = self.transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+
+    # One request at a time
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:

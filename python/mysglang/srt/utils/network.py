@@ -15,6 +15,9 @@ from mysglang.srt.errors import ConfigError
 
 BACKLOG = 2048
 
+UNSENT_BYTES = 128 << 10
+"""How much the system may hold for a client beyond what is on its way; left alone, it is megabytes."""
+
 # sun_path holds 108 bytes on Linux and 104 on macOS, its closing zero included.
 _MAX_SOCKET_PATH = 103
 _LONGEST_SOCKET_NAME = 24
@@ -31,6 +34,8 @@ def bind_http_socket(host: str, port: int) -> socket.socket:
     try:
         # Lets a restart reuse a port whose old connections are still closing; a listener still holds its own alone.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it. So what a client does not read waits with us, where it is bounded and noticed.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:

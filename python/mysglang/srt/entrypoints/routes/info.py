@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.http_protocol import connections_of
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.errors import InvalidRequest
@@ -47,7 +48,10 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
                 "frontend": "python",
                 "scheduler_info": msgspec.structs.asdict(front.facts),
                 "internal_states": [_without_id(state)],
-                "frontend_state": {"open_requests": front.tokenizer_manager.open_requests},
+                "frontend_state": {
+                    "open_requests": front.tokenizer_manager.open_requests,
+                    "slow_clients_cut": connections_of(request.scope).cut,
+                },
             }
         )
 
