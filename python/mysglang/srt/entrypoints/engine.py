@@ -22,10 +22,13 @@ import uvloop
 
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import public_options
+from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.entrypoints.native_responses import answer, responses
+from mysglang.srt.entrypoints.openai.pooling_protocol import RerankRequest, ScoringRequest
 from mysglang.srt.entrypoints.runtime import ReadyFront, Runtime
 from mysglang.srt.managers.pooled import embeddings
+from mysglang.srt.managers.ranking import rerank, score
 from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
 from mysglang.srt.messages.control import FlushCacheReqOutput
 from mysglang.srt.messages.embedding import parse_embedding
@@ -136,6 +139,23 @@ class Engine:
         """The same for a caller with an event loop of its own."""
         return await self._call(self._encode(prompt, input_ids, dimensions))
 
+    def rerank(self, query: str, documents: list[str], *, top_n: int | None = None) -> list[dict[str, Any]]:
+        """The documents, the most relevant first: {score, document, index, meta_info}. Raises likewise."""
+        return self._await(self._rerank({"query": query, "documents": documents, "top_n": top_n}))
+
+    def score(
+        self,
+        query: str | list[int],
+        items: str | list[str] | list[list[int]],
+        label_token_ids: list[int] | None = None,
+        *,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+    ) -> list[list[float]]:
+        """For each item how likely each label is as the token after query and item; see /v1/score. Raises likewise."""
+        body = {"query": query, "items": items, "label_token_ids": label_token_ids}
+        return self._await(self._score({**body, "apply_softmax": apply_softmax, "item_first": item_first}))
+
     def flush_cache(self) -> FlushCacheReqOutput:
         """Empty the prefix cache, if nothing runs."""
         return self._await(self._front.tokenizer_manager.flush_cache())
@@ -187,6 +207,19 @@ class Engine:
     async def _encode(self, prompt: Prompt | None, input_ids: InputIds | None, dimensions: int | None) -> Any:
         obj = parse_embedding({"text": prompt, "input_ids": input_ids, "dimensions": dimensions})
         return await embeddings(self._front.tokenizer_manager.generate_request, obj, self._runtime.model_config.pooling)
+
+    async def _rerank(self, data: dict[str, object]) -> list[dict[str, Any]]:
+        body = validate(RerankRequest, data)
+        manager, pooling = self._front.tokenizer_manager, self._runtime.model_config.pooling
+        ranked = await rerank(manager, pooling, body.query, body.documents)
+        return [one.response(body.documents, with_text=True) for one in ranked[: body.top_n]]
+
+    async def _score(self, data: dict[str, object]) -> list[list[float]]:
+        body = validate(ScoringRequest, data)
+        manager, pooling = self._front.tokenizer_manager, self._runtime.model_config.pooling
+        softmax = body.apply_softmax
+        found = await score(manager, pooling, body.prompts(), body.label_token_ids, apply_softmax=softmax)
+        return found.rows
 
     def _iterate(self, request: GenerateReqInput) -> Iterator[Response]:
         coming = self._responses(request)
