@@ -84,7 +84,7 @@ def test_asking_for_nothing_is_no_fault() -> None:
     assert parse_generate(sent) == parse_generate({"text": "a"})
 
 
-@pytest.mark.parametrize("name", ["stop_regex", "custom_params", "watermark"])
+@pytest.mark.parametrize("name", ["custom_params", "watermark"])
 def test_parameters_that_this_version_lacks_are_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidRequest, match=name) as caught:
         parse_generate({"text": "a", "sampling_params": {name: "x"}})

@@ -263,3 +263,16 @@ class TestStoppableText:
         shown = "".join(text.feed([token])[0] for token in ids)
         assert shown == "please "
         assert text.finish() == "sto\ufffd"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+def test_patterns_end_a_text_beside_strings(size: int) -> None:
+    def cut(text: str) -> tuple[str, str | None]:
+        matcher = StopStringMatcher(["stop"], [r"\d+ km", "ends?\\."])
+        shown = "".join(matcher.push(text[at : at + size]) for at in range(0, len(text), size))
+        return shown + ("" if matcher.matched else matcher.flush()), matcher.matched
+
+    assert cut("It is 12 k, no: 340 km away.") == ("It is 12 k, no: ", r"\d+ km")
+    assert cut("It stops here. It ends.") == ("It ", "stop")
+    assert cut("It end. It ends.") == ("It ", "ends?\\.")
+    assert cut("It is 12 k") == ("It is 12 k", None)

@@ -55,11 +55,12 @@ class DecodeStatus:
 
     __slots__ = ("_text", "_trims")
 
-    def __init__(self, tokenizer: Tokenizer, flags: int, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, flags: int, stops: Sequence[str], regexes: Sequence[str] = ()) -> None:
         self._trims = not flags & NO_STOP_TRIM
-        # What is not trimmed need not be held back.
-        shown_stops = stops if self._trims else ()
-        self._text = tokenizer.output_text(shown_stops, skip_special_tokens=bool(flags & SKIP_SPECIAL_TOKENS))
+        if not self._trims:
+            # What is not trimmed need not be held back.
+            stops = regexes = ()
+        self._text = tokenizer.output_text(stops, regexes, skip_special_tokens=bool(flags & SKIP_SPECIAL_TOKENS))
 
     def advance(self, ids: list[int], finish_reason: FinishReason | None) -> str:
         match finish_reason:
@@ -118,7 +119,7 @@ class DetokenizerManager:
             finish_reason = message.finished.get(row)
             status = self.decode_status.get(rid)
             if status is None:
-                status = self._new_status(message.decode_flags[row], message.stops.get(row, ()))
+                status = self._new_status(message, row)
                 if finish_reason is None:
                     self._keep(rid, status)
             elif finish_reason is not None:
@@ -136,8 +137,11 @@ class DetokenizerManager:
             vectors=message.vectors,
         )
 
-    def _new_status(self, flags: int, stops: Sequence[str]) -> Status:
-        return NoText() if self._tokenizer is None else DecodeStatus(self._tokenizer, flags, stops)
+    def _new_status(self, message: BatchTokenIDOutput, row: int) -> Status:
+        if self._tokenizer is None:
+            return NoText()
+        stops, regexes = message.stops.get(row, ()), message.stop_regexes.get(row, ())
+        return DecodeStatus(self._tokenizer, message.decode_flags[row], stops, regexes)
 
     def _keep(self, rid: str, status: Status) -> None:
         self.decode_status[rid] = status

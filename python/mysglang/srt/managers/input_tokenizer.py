@@ -233,6 +233,8 @@ class InputTokenizer:
 
     def _with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
         """A stop string that is a special token stops by its id: skipped in the text, it would not be found there."""
+        if params.stop_regex:
+            self._need_tokenizer("stop_regex")
         if not params.stop:
             return params
         tokenizer = self._need_tokenizer("stop")

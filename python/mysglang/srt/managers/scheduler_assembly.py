@@ -107,7 +107,7 @@ class ReqMaker:
             priority=message.priority,
             stop_watch=StopWatch(
                 token_ids=params.stop_token_ids,
-                text=self._make_stop_text(params) if params.stop else None,
+                text=self._make_stop_text(params) if params.stop or params.stop_regex else None,
                 min_new=params.min_new_tokens,
             ),
             logprobs=LogprobBook(message.logprobs) if message.logprobs is not None else None,

@@ -152,7 +152,7 @@ def _stop_text_maker(tokenizer: Tokenizer | None) -> MakeStopText:
         return _no_tokenizer
 
     def make(params: SamplingParams) -> StopText:
-        return tokenizer.output_text(params.stop, skip_special_tokens=params.skip_special_tokens)
+        return tokenizer.output_text(params.stop, params.stop_regex, skip_special_tokens=params.skip_special_tokens)
 
     return make
 

@@ -37,7 +37,7 @@ UNSUPPORTED: dict[str, object] = {
 }
 
 UNSUPPORTED_SAMPLING: dict[str, object] = {
-    **dict.fromkeys(("stop_regex", "custom_params", "watermark")),
+    **dict.fromkeys(("custom_params", "watermark")),
     "beam_width": 1,
 }
 
@@ -128,8 +128,9 @@ def parse_sampling_params(data: object, path: str = "sampling_params") -> Sampli
     if not isinstance(data, Mapping):
         raise InvalidRequest(f"{path} must be an object, got {json_type(data)}.", param=path)
     fields = settled_fields(data, SamplingParams.__struct_fields__, UNSUPPORTED_SAMPLING, path)
-    if isinstance(fields.get("stop"), str):
-        fields["stop"] = [fields["stop"]]
+    for name in ("stop", "stop_regex"):
+        if isinstance(fields.get(name), str):
+            fields[name] = [fields[name]]
     if data.get("max_new_tokens", 0) is None:
         # The one field whose default is not what null means: fill the context.
         fields["max_new_tokens"] = None

@@ -84,6 +84,8 @@ class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """float32: what a model that does not generate made of a row's prompt. It comes with the end of the request."""
     stops: dict[int, list[str]] = {}
     """Stop strings of a row, sent with its first tokens: text that may become one of them is held back."""
+    stop_regexes: dict[int, list[str]] = {}
+    """The same for its stop patterns."""
 
 
 class BatchStrOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -12,6 +12,7 @@ import msgspec
 
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.sampling.grammar_spec import KINDS, GrammarKind, GrammarSpec, check_grammars, grammar_spec
+from mysglang.srt.utils.stop_regex import compile_regex
 
 TOP_K_ALL = 1 << 30
 """top_k that keeps the whole vocabulary."""
@@ -40,6 +41,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_new_tokens: int | None = 128
     min_new_tokens: int = 0
     stop: list[str] = []
+    stop_regex: list[str] = []
+    """Patterns that end the answer like stop strings; see utils/stop_regex.py for what they may be."""
     stop_token_ids: list[int] = []
     temperature: float = 1.0
     top_p: float = 1.0
@@ -88,6 +91,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if wrong := [i for i in ids if not 0 <= i < vocab_size]:
                 message = f"{name}: token id {wrong[0]} is outside the vocabulary (0 to {vocab_size - 1})."
                 raise InvalidRequest(message, param=name)
+        for pattern in self.stop_regex:
+            compile_regex(pattern)
         check_grammars(self._grammars())
 
     def _grammars(self) -> dict[GrammarKind, str | None]:
@@ -123,6 +128,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 all(0 < len(s) <= MAX_STOP_LENGTH for s in self.stop),
                 f"made of strings of 1 to {MAX_STOP_LENGTH} characters",
             ),
+            ("stop_regex", len(self.stop_regex) <= MAX_STOP_STRINGS, f"a list of at most {MAX_STOP_STRINGS} patterns"),
             (
                 "stop_token_ids",
                 len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,

@@ -10,6 +10,7 @@ from mysglang.srt.forward.worker_batch import Ints, Slots
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToDetokenizer, pack_ids
 from mysglang.srt.messages.outputs import BatchTokenIDOutput, Counters, FinishReason, RowLogprobs
+from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 
@@ -32,6 +33,7 @@ class OutputStreamer:
         known = table.known[due]
         counts = known - table.sent[due]
         tails = [req.ids[req.sent :] for req in ended]
+        new = self._new(due, ended)
         finished: dict[int, FinishReason] = {}
         for row, req in enumerate(ended, start=len(due)):
             assert req.finish is not None
@@ -47,7 +49,8 @@ class OutputStreamer:
             vectors={
                 row: req.vector.tobytes() for row, req in enumerate(ended, start=len(due)) if req.vector is not None
             },
-            stops=self._stops(due, ended),
+            stops={row: params.stop for row, params in new.items() if params.stop},
+            stop_regexes={row: params.stop_regex for row, params in new.items() if params.stop_regex},
         )
         table.sent[due] = known
         table.due[due] = known + table.interval[due]
@@ -84,13 +87,13 @@ class OutputStreamer:
         books.update((row, req.logprobs) for row, req in enumerate(ended, start=len(due)))
         return {row: book.take() for row, book in books.items() if book is not None}
 
-    def _stops(self, due: Slots, ended: Sequence[Req]) -> dict[int, list[str]]:
-        """Stop strings of the requests that are told of for the first time."""
+    def _new(self, due: Slots, ended: Sequence[Req]) -> dict[int, SamplingParams]:
+        """The parameters of the requests that are told of for the first time."""
         rows = self._table.unheard.rows(due).tolist()
         new = {row: self._table.req(int(due[row])) for row in rows}
         new.update((row, req) for row, req in enumerate(ended, start=len(due)) if not req.heard_of)
         self._table.unheard.clear(due)
-        return {row: req.sampling.stop for row, req in new.items() if req.sampling.stop}
+        return {row: req.sampling for row, req in new.items()}
 
 
 def _column(running: Ints, ended: list[int]) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from codecs import utf_8_decode
 from collections.abc import Sequence
 
+from mysglang.srt.utils.stop_regex import RegexWatch
 from mysglang.srt.utils.token_bytes import ContinuedText, StartingText, TokenBytes
 
 
@@ -45,10 +46,11 @@ class IncrementalDecoder:
 class _Watch:
     """Looks for one stop string (Knuth, Morris and Pratt): `matched` leading characters of it end the text so far."""
 
-    __slots__ = ("_borders", "matched", "stop")
+    __slots__ = ("_borders", "length", "matched", "stop")
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
+        self.length = len(stop)
         self.matched = 0
         # _borders[k]: the longest proper prefix of stop[:k] that also ends it. Grown as far as the text ever matched.
         self._borders = [0, 0]
@@ -91,11 +93,11 @@ class StopStringMatcher:
 
     __slots__ = ("_held", "_watches", "matched")
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._watches = [_Watch(stop) for stop in stops]
+    def __init__(self, stops: Sequence[str], regexes: Sequence[str] = ()) -> None:
+        self._watches: list[_Watch | RegexWatch] = [*map(_Watch, stops), *map(RegexWatch, regexes)]
         self._held = ""
         self.matched: str | None = None
-        """The stop string that was met; from then on nothing is shown."""
+        """The stop string or pattern that was met; from then on nothing is shown."""
 
     def push(self, text: str) -> str:
         """Add `text`; return what may be shown now."""
@@ -103,10 +105,10 @@ class StopStringMatcher:
             return ""
         if not self._watches:
             return text
-        ends = [(end, -len(watch.stop), watch.stop) for watch in self._watches if (end := watch.advance(text)) >= 0]
+        ends = [(end, -watch.length, watch.stop) for watch in self._watches if (end := watch.advance(text)) >= 0]
         if ends:
-            end, _, self.matched = min(ends)
-            start = len(self._held) + end - len(self.matched)
+            end, minus_length, self.matched = min(ends)
+            start = len(self._held) + end + minus_length
             shown, self._held = (self._held + text)[:start], ""
             return shown
         known = self._held + text
@@ -125,9 +127,9 @@ class StoppableText:
 
     __slots__ = ("_decoder", "_matcher")
 
-    def __init__(self, decoder: IncrementalDecoder, stops: Sequence[str] = ()) -> None:
+    def __init__(self, decoder: IncrementalDecoder, stops: Sequence[str] = (), regexes: Sequence[str] = ()) -> None:
         self._decoder = decoder
-        self._matcher = StopStringMatcher(stops)
+        self._matcher = StopStringMatcher(stops, regexes)
 
     def feed(self, ids: Sequence[int]) -> tuple[str, str | None]:
         """Add tokens, each once and in order; return the text that is safe to show and the stop string met, if any."""

@@ -137,9 +137,11 @@ class Tokenizer:
         """A decoder for one growing text; see IncrementalDecoder for `at_start`."""
         return IncrementalDecoder(self._bytes, skip_special_tokens=skip_special_tokens, at_start=at_start)
 
-    def output_text(self, stops: Sequence[str] = (), *, skip_special_tokens: bool = True) -> StoppableText:
+    def output_text(
+        self, stops: Sequence[str] = (), regexes: Sequence[str] = (), *, skip_special_tokens: bool = True
+    ) -> StoppableText:
         """The text of one request's output. Scheduler and detokenizer both build it here, so they cannot disagree."""
-        return StoppableText(self.incremental_decoder(skip_special_tokens=skip_special_tokens), stops)
+        return StoppableText(self.incremental_decoder(skip_special_tokens=skip_special_tokens), stops, regexes)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to a text; may be a part of a character."""

@@ -120,7 +120,7 @@ def test_what_asks_for_nothing_may_be_sent(harmless: dict[str, Any]) -> None:
     assert validate(model, base | harmless)
 
 
-@pytest.mark.parametrize("field", ["structural_tag", "stop_regex", "lora_path", "session_id", "suffix"])
+@pytest.mark.parametrize("field", ["structural_tag", "lora_path", "session_id", "suffix"])
 def test_sglangs_own_fields_are_refused_too(field: str) -> None:
     model, base, _ = ROUTES["text"]
     with pytest.raises(InvalidRequest, match=f"^{field}: not supported"):

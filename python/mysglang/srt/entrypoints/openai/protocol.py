@@ -83,6 +83,7 @@ class GenerationRequest(StrictModel):
     min_tokens: int = 0
     n: int = 1
     stop: Texts = []
+    stop_regex: Texts = []
     stop_token_ids: list[int] = []
     no_stop_trim: bool = False
     ignore_eos: bool = False
@@ -116,7 +117,7 @@ _UNSUPPORTED_EVERYWHERE = {
     **not_here("store", "return_hidden_states", "return_routed_experts", unless=OFF),
     **not_here("return_cached_tokens_details", "return_spec_tokens_details", unless=OFF),
     **not_here("service_tier", unless=("auto", "default")),
-    **not_here("structural_tag", "stop_regex", "lora_path", "beam_width"),
+    **not_here("structural_tag", "lora_path", "beam_width"),
     **not_here("session_id", "session_params", "custom_params", "custom_logit_processor", "custom_labels"),
     **not_here("watermark", "images_config", "mm_processor_kwargs", "routed_dp_rank", "data_parallel_rank"),
     **not_here("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_prefill_dp_rank"),

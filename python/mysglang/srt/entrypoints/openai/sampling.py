@@ -48,6 +48,7 @@ def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new
         max_new_tokens=max_new_tokens,
         min_new_tokens=body.min_tokens,
         stop=[body.stop] if isinstance(body.stop, str) else body.stop,
+        stop_regex=[body.stop_regex] if isinstance(body.stop_regex, str) else body.stop_regex,
         stop_token_ids=body.stop_token_ids,
         temperature=defaults.temperature if body.temperature is None else body.temperature,
         top_p=defaults.top_p if body.top_p is None else body.top_p,

@@ -1,0 +1,31 @@
+"""Answers that a pattern ends, whole and streamed, natively and by OpenAI's route."""
+
+import httpx
+import orjson
+
+from fixtures.server_process import ServerProcess
+
+PROMPT = "Count from 1 to 9:"
+
+
+def test_a_pattern_ends_the_answer(tiny_server: ServerProcess) -> None:
+    with httpx.Client(base_url=tiny_server.url, timeout=60) as http:
+        params = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+        free = http.post("/generate", json={"text": PROMPT, "sampling_params": params}).json()["text"]
+        # Whatever the model says, some letter of it and what follows is the pattern.
+        letter = free[len(free) // 2]
+        pattern = ("\\" + letter if not letter.isalnum() else letter) + "."
+        expected = free[: min(at for at in range(len(free)) if free[at] == letter and free[at + 1] != "\n")]
+        body = {"text": PROMPT, "sampling_params": {**params, "stop_regex": pattern}}
+        whole = http.post("/generate", json=body).json()
+        assert whole["text"] == expected
+        assert whole["meta_info"]["finish_reason"] == {"type": "stop", "matched": pattern}
+        lines = http.post("/generate", json={**body, "stream": True}).text.split("\n\n")
+        texts = [orjson.loads(line.removeprefix("data: "))["text"] for line in lines if "{" in line]
+        assert texts[-1] == expected
+        assert all(expected.startswith(text) for text in texts)
+        completion = {"prompt": PROMPT, "temperature": 0, "max_tokens": 40, "ignore_eos": True, "stop_regex": [pattern]}
+        choice = http.post("/v1/completions", json=completion).json()["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == (expected, "stop")
+        refused = http.post("/v1/completions", json={**completion, "stop_regex": "(?=a)"})
+        assert (refused.status_code, refused.json()["param"]) == (400, "stop_regex")
