@@ -23,6 +23,7 @@ from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.admission import AdmissionRule
 from mysglang.srt.scheduling.coordinator import SoloCoordinator
 from mysglang.srt.scheduling.decode_planner import DecodePlanner
+from mysglang.srt.scheduling.distrust import Distrust
 from mysglang.srt.scheduling.finish import StopText, StopWatch
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
 from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
@@ -159,7 +160,6 @@ def assemble(
     residency = Residency(table, kv, sampling)
     ratio = NewTokenRatio(options.conservativeness)
     stats = SchedulerStats(kv, decode_log_interval=options.decode_log_interval)
-    results = ResultProcessor(table, residency, options.eos_token_ids)
 
     def prefix_length(req: Req) -> int:
         return kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit).num_tokens
@@ -170,6 +170,7 @@ def assemble(
     waiting = WaitingQueue(policy)
     groups = NoPrefixGroups() if options.cascade is None else PrefixGroups(kv, options.cascade)
     retraction = Retraction(table, residency, waiting)
+    results = ResultProcessor(table, residency, Distrust(table, kv, residency, retraction), options.eos_token_ids)
     prefill = PrefillPlanner(table, kv, residency, waiting, ratio, limits=options.limits, rules=options.rules)
     decode = DecodePlanner(table, kv, ratio, retraction, tokens_per_step=worker.tokens_per_step, end=results.end)
     order = step_order(options.order, prefill, decode, decode_wait_tokens=options.decode_wait_tokens)

@@ -41,6 +41,12 @@ class ChunkCache(PrefixCache):
     def dec_lock_ref(self, node: TreeNode) -> None:
         pass
 
+    def confirm(self, node: TreeNode) -> None:
+        pass
+
+    def condemn(self, node: TreeNode) -> None:
+        pass
+
     def path_pages(self, node: TreeNode) -> Ints:
         return NO_PAGES
 

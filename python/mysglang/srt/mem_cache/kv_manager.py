@@ -157,6 +157,31 @@ class KvManager:
         self.allocator.free(pages[end:])
         self.rows.free(slot)
 
+    def discard(self, slot: int) -> None:
+        """Close the row and cache nothing more of it than it shared already."""
+        node = self._nodes.pop(slot)
+        self.placement += 1
+        private = self.rows.pages(slot)[node.end :]
+        self.allocator.free(private)
+        self.cache.dec_lock_ref(node)
+        self.rows.free(slot)
+
+    # What may be trusted
+
+    def confirm(self, slot: int) -> None:
+        """A step that read all that this row shares had a finite result."""
+        self.cache.confirm(self._nodes[slot])
+
+    def condemn(self, slot: int) -> tuple[bool, list[int]]:
+        """A step of this row had a result that is not finite: what it read and nobody confirmed is matched no more.
+
+        Returns whether there was any such thing in the cache, and the other open rows that read some of it.
+        """
+        mine = self._nodes[slot]
+        self.cache.condemn(mine)
+        others = [other for other, node in self._nodes.items() if node.condemned and other != slot]
+        return mine.condemned, others
+
     # What planning asks
 
     @property

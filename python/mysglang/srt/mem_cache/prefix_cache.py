@@ -76,6 +76,16 @@ class PrefixCache(ABC):
         """The row that stood on `node` leaves."""
 
     @abstractmethod
+    def confirm(self, node: TreeNode) -> None:
+        """Who reads the path to `node` had a finite result: its keys and values are sound."""
+
+    @abstractmethod
+    def condemn(self, node: TreeNode) -> None:
+        """Who reads the path to `node` had a result that is not finite: nobody finds what is unconfirmed of it, and all
+        that was computed from that, any more. Rows that stand there go on reading it, and their pages stay theirs.
+        """
+
+    @abstractmethod
     def path_pages(self, node: TreeNode) -> Ints:
         """The `node.end` pages above the end of a locked node, first page of the prompt first."""
 

@@ -52,6 +52,12 @@ class RadixCache(PrefixCache):
     def dec_lock_ref(self, node: TreeNode) -> None:
         self.tree.dec_lock_ref(node)
 
+    def confirm(self, node: TreeNode) -> None:
+        self.tree.confirm(node)
+
+    def condemn(self, node: TreeNode) -> None:
+        self.tree.condemn(node)
+
     def path_pages(self, node: TreeNode) -> Ints:
         return self.tree.path_pages(node)
 

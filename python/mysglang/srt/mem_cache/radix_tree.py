@@ -33,6 +33,8 @@ class RadixTree:
         """Nodes with pages that more than one lock is on: what rows share."""
         self.num_nodes = 0
         """Nodes that hold pages."""
+        self._detached: dict[int, TreeNode] = {}
+        """By serial: the topmost nodes of what was condemned. No parent has them among its children any more."""
         self._policy = policy
         self._roots: dict[str, NamespaceRoot] = {}
         self._clock = 0
@@ -77,7 +79,7 @@ class RadixTree:
             return None
         while node.parent is not None and end <= node.parent.end:
             node = node.parent
-        return node if end <= node.end else None
+        return node if end <= node.end and not node.condemned else None
 
     def unlocked_pages(self, node: TreeNode, end: int) -> int:
         """Pages of the path to page `end` - 1 (which `node` holds) that nobody locks."""
@@ -111,10 +113,10 @@ class RadixTree:
     def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode | None:
         """Hang pages below a node that the caller has locked, as a new leaf that the caller locks too.
 
-        None if the tree already knows the first page of `ids` here: nothing changes then.
+        None if the tree already knows the first page of `ids` here, or if nobody would find it: nothing changes then.
         """
         assert node.lock_ref > 0
-        if self._page_key(ids, 0) in node.children:
+        if node.condemned or self._page_key(ids, 0) in node.children:
             return None
         leaf = self._add_leaf(node, ids, pages)
         leaf.lock_ref = 1
@@ -125,8 +127,10 @@ class RadixTree:
     def insert(self, node: TreeNode, ids: Ints, pages: Ints) -> int:
         """Put pages below `node`, unlocked. Returns how many of the first pages the tree had already.
 
-        Those it had it keeps; the caller's copies of them stay with the caller.
+        Those it had it keeps; the caller's copies of them stay with the caller, and so does all below the condemned.
         """
+        if node.condemned:
+            return len(pages)
         now = self._tick()
         size = len(pages) * self.page_size
         position = 0
@@ -176,6 +180,33 @@ class RadixTree:
                     self.locked_nodes -= 1
                 self._settle(step)
             step = step.parent
+
+    # Trusting
+
+    def confirm(self, node: TreeNode) -> None:
+        """What stands on the path to `node` was read, and the result was finite."""
+        step: TreeNode | None = node
+        while step is not None and not step.confirmed:
+            step.confirmed = True
+            step = step.parent
+
+    def condemn(self, node: TreeNode) -> None:
+        """Take out what is unconfirmed of the path to `node`, with all below it: found by nobody any more, evicted as
+        anything else, once nobody stands there.
+        """
+        top: TreeNode | None = None
+        while node.parent is not None and not node.confirmed:
+            top, node = node, node.parent
+        if top is None or top.condemned:
+            return
+        del node.children[self._page_key(top.key, 0)]
+        self._detached[top.serial] = top
+        stack = [top]
+        while stack:
+            step = stack.pop()
+            step.condemned = True
+            stack.extend(step.children.values())
+        self._settle(node)
 
     # Shrinking
 
@@ -244,6 +275,7 @@ class RadixTree:
         upper = TreeNode(parent, node.key[:cut].copy(), node.value[:num_pages].copy(), self._next_serial())
         upper.lock_ref = node.lock_ref
         upper.last_access = node.last_access
+        upper.confirmed = node.confirmed
         parent.children[self._page_key(node.key, 0)] = upper
         upper.children[self._page_key(node.key, cut)] = node
         node.parent = upper
@@ -268,9 +300,11 @@ class RadixTree:
         assert parent is not None
         leaf.queued = False
         leaf.end = REMOVED
-        del parent.children[self._page_key(leaf.key, 0)]
         self.num_nodes -= 1
-        self._settle(parent)
+        # The parent of a detached node has forgotten it, and may be gone itself.
+        if self._detached.pop(leaf.serial, None) is None:
+            del parent.children[self._page_key(leaf.key, 0)]
+            self._settle(parent)
 
     def _settle(self, node: TreeNode) -> None:
         """A node has lost its last lock or child, or is new: queue it if it can be evicted now."""
@@ -285,8 +319,8 @@ class RadixTree:
     # Checking
 
     def nodes(self) -> Iterator[TreeNode]:
-        """Every node, namespace roots included, parents before children."""
-        stack: list[TreeNode] = list(self._roots.values())
+        """Every node, namespace roots and the condemned included, parents before children."""
+        stack: list[TreeNode] = [*self._roots.values(), *self._detached.values()]
         while stack:
             node = stack.pop()
             yield node
@@ -328,9 +362,14 @@ class RadixTree:
             assert node.children or node.lock_ref, "an empty namespace was kept"
             return
         assert len(node.value) > 0 and len(node.key) == len(node.value) * self.page_size, "a node of no whole pages"
+        assert node.lock_ref or node.children or node.queued, "an evictable leaf is not queued"
+        if node.serial in self._detached:
+            assert node.condemned and parent.children.get(self._page_key(node.key, 0)) is not node
+            return
+        assert node.condemned == parent.condemned, "what is below the condemned is, and nothing else"
+        assert parent.confirmed or not node.confirmed or parent.parent is None, "confirmed without its path"
         assert node.end == parent.end + len(node.value), "end of a node is off"
         assert parent.children.get(self._page_key(node.key, 0)) is node, "a node is not where its first page says"
-        assert node.lock_ref or node.children or node.queued, "an evictable leaf is not queued"
         assert node.lock_ref or node.last_access <= parent.last_access, "a child was used after its parent"
 
 

@@ -16,7 +16,19 @@ class TreeNode:
     A node keeps its identity when it is split: it becomes the lower part, so what was locked stays locked.
     """
 
-    __slots__ = ("children", "end", "key", "last_access", "lock_ref", "parent", "queued", "serial", "value")
+    __slots__ = (
+        "children",
+        "condemned",
+        "confirmed",
+        "end",
+        "key",
+        "last_access",
+        "lock_ref",
+        "parent",
+        "queued",
+        "serial",
+        "value",
+    )
 
     def __init__(self, parent: TreeNode | None, key: Ints, value: Ints, serial: int) -> None:
         self.parent = parent
@@ -33,6 +45,10 @@ class TreeNode:
         self.last_access = 0
         self.queued = False
         """Whether an entry for this node is in the eviction queue."""
+        self.confirmed = False
+        """Whether somebody who read all of it, and of the path above, had a finite result. Holds for the path too."""
+        self.condemned = False
+        """Whether nobody finds it any more, since it may hold numbers that are not finite. Holds for all below too."""
 
 
 class NamespaceRoot(TreeNode):

@@ -58,6 +58,8 @@ class Req:
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when it first ran."""
     retractions: int = 0
+    doubted: bool = False
+    """Whether it was computed once more since what it found in the cache may not have been sound."""
     started: bool = False
     """Whether it ever ran."""
     heard_of: bool = False

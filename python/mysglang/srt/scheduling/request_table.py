@@ -40,6 +40,10 @@ class RequestTable:
         """Counts the ends of the slot's requests: a late result is applied only to the life that it was made for."""
         self.known: Ints = np.zeros(num_slots, dtype=np.int32)
         self.planned: Ints = np.zeros(num_slots, dtype=np.int32)
+        self.opened_len: Ints = np.zeros(num_slots, dtype=np.int32)
+        """Tokens that were known when the slot was opened: who knows more has had a finite result since."""
+        self.opened_cached: Ints = np.zeros(num_slots, dtype=np.int32)
+        """Tokens that were found in the cache then."""
         self.prompt_len: Ints = np.zeros(num_slots, dtype=np.int32)
         self.final_len: Ints = np.zeros(num_slots, dtype=np.int32)
         self.min_len: Ints = np.zeros(num_slots, dtype=np.int32)
@@ -72,6 +76,8 @@ class RequestTable:
         self.tokens[slot, : len(req.ids)] = req.ids
         self.known[slot] = len(req.ids)
         self.planned[slot] = cached
+        self.opened_len[slot] = len(req.ids)
+        self.opened_cached[slot] = cached
         self.prompt_len[slot] = req.prompt_len
         self.final_len[slot] = req.final_len
         self.min_len[slot] = req.prompt_len + params.min_new_tokens

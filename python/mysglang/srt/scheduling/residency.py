@@ -36,7 +36,17 @@ class Residency:
         """
         lane.leave(np.asarray([slot], dtype=np.int64))
         ids_with_kv = self._table.ids_with_kv(slot)
+        if self._table.known[slot] > self._table.opened_len[slot]:
+            self._kv.confirm(slot)
         req = self._table.close(slot)
         self._kv.release(slot, ids_with_kv)
+        self._sampling.close(slot)
+        return req
+
+    def drop(self, slot: int, lane: Lane) -> Req:
+        """The same for a row whose keys and values are not to be trusted: nothing more of it is cached."""
+        lane.leave(np.asarray([slot], dtype=np.int64))
+        req = self._table.close(slot)
+        self._kv.discard(slot)
         self._sampling.close(slot)
         return req

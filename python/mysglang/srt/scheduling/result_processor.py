@@ -12,13 +12,12 @@ from mysglang.srt.forward.outputs import StepOutput
 from mysglang.srt.forward.worker_batch import Bools, Floats, Ints, LogprobColumns, Slots
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.distrust import NOT_FINITE, Distrust
 from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.logprobs import by_row
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Residency
-
-NOT_FINITE = Abort("The model's output is not a finite number.", status=500, kind="InternalServerError")
 
 GRAMMAR_FAILED = Abort(
     "No token that the model has continues the answer as its grammar demands.", status=500, kind="InternalServerError"
@@ -28,9 +27,12 @@ GRAMMAR_FAILED = Abort(
 class ResultProcessor:
     """Applies results to the request table and ends requests."""
 
-    def __init__(self, table: RequestTable, residency: Residency, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, table: RequestTable, residency: Residency, distrust: Distrust, eos_token_ids: tuple[int, ...]
+    ) -> None:
         self._table = table
         self._residency = residency
+        self._distrust = distrust
         self._eos = eos_token_ids
 
     def apply(self, batch: ScheduleBatch, output: StepOutput, asked: LogprobColumns | None, lane: Lane) -> list[Req]:
@@ -41,7 +43,7 @@ class ResultProcessor:
         if output.vectors is not None:
             return self._take_vectors(batch, output.vectors, alive, lane)
         if everyone_has_one(output.counts, len(output.tokens)) and np.count_nonzero(alive) == len(alive):
-            return [self.end(slot, reason, lane) for slot, reason in self._accept(batch.slots, output.tokens)]
+            return self._end_all(self._accept(batch.slots, output.tokens), lane)
         ended: list[Req] = []
         firsts = np.cumsum(output.counts) - output.counts
         # One turn without speculation; as many as the longest accepted run with speculation.
@@ -49,7 +51,7 @@ class ResultProcessor:
             rows = np.flatnonzero((output.counts > depth) & alive)
             if len(rows):
                 finished = self._accept(batch.slots[rows], output.tokens[firsts[rows] + depth])
-                ended.extend(self.end(slot, reason, lane) for slot, reason in finished)
+                ended.extend(self._end_all(finished, lane))
                 alive = self._table.life[batch.slots] == batch.lives
         return ended
 
@@ -59,19 +61,30 @@ class ResultProcessor:
         req.finish = reason
         return req
 
+    def _end_all(self, finished: list[tuple[int, FinishReason]], lane: Lane) -> list[Req]:
+        """End these. Whose result is not finite comes last: by then all finite results of the step are known."""
+        broken = [slot for slot, reason in finished if reason is NOT_FINITE]
+        ended = [self.end(slot, reason, lane) for slot, reason in finished if reason is not NOT_FINITE]
+        return ended + self._distrust.end(broken, lane) if broken else ended
+
     def _accept(self, slots: Slots, tokens: Ints) -> list[tuple[int, FinishReason]]:
-        """One more token for each of `slots`; returns those that end by it, and why."""
+        """One more token for each of `slots`; returns those that end by it, and why. Token -1: it was no number."""
+        if np.minimum.reduce(tokens, initial=0) < 0:
+            finite = tokens >= 0
+            return [(slot, NOT_FINITE) for slot in slots[~finite].tolist()] + self._accept(
+                slots[finite], tokens[finite]
+            )
         table = self._table
         known = table.known[slots]
         after = known + 1
         left = table.final_len[slots] - after
-        fewest, lowest = np.minimum.reduce(left, initial=1), np.minimum.reduce(tokens, initial=0)
+        fewest = np.minimum.reduce(left, initial=1)
         if fewest < 0:
             # max_new_tokens 0: the prompt was only to be computed, and what was sampled is dropped.
             open_ended = left >= 0
             done = [(slot, Length(0)) for slot in slots[~open_ended].tolist()]
             return [*done, *self._accept(slots[open_ended], tokens[open_ended])]
-        table.put_tokens(slots, known, np.maximum(tokens, 0) if lowest < 0 else tokens)
+        table.put_tokens(slots, known, tokens)
         table.known[slots] = after
         reasons: dict[int, FinishReason] = {}
         for index in (left == 0).nonzero()[0].tolist() if fewest == 0 else ():
@@ -81,26 +94,26 @@ class ResultProcessor:
         for index in table.watched.rows(slots).tolist():
             slot, token = int(slots[index]), int(tokens[index])
             generated = int(after[index] - table.prompt_len[slot])
-            if token >= 0 and (stop := table.req(slot).stop_watch.check(token, generated)) is not None:
+            if (stop := table.req(slot).stop_watch.check(token, generated)) is not None:
                 reasons[index] = stop
         for index in table.constrained.rows(slots).tolist():
             slot, token = int(slots[index]), int(tokens[index])
-            if token >= 0 and (end := self._follow(slot, token)) is not None:
+            if (end := self._follow(slot, token)) is not None:
                 reasons[index] = end
-        for index in (tokens < 0).nonzero()[0].tolist() if lowest < 0 else ():
-            reasons[index] = NOT_FINITE
         return [(int(slots[index]), reason) for index, reason in reasons.items()]
 
     def _take_vectors(self, batch: ScheduleBatch, vectors: Floats, alive: Bools, lane: Lane) -> list[Req]:
         """Give the rows that yield their vectors, by which they end. vectors: [rows that yield, width]."""
-        ended = []
+        ended: list[Req] = []
+        broken: list[int] = []
         for row, vector in zip(batch.yields.nonzero()[0].tolist(), vectors, strict=True):
-            if alive[row]:
-                finite = bool(np.isfinite(vector).all())
-                req = self.end(int(batch.slots[row]), Length(0) if finite else NOT_FINITE, lane)
-                req.vector = vector if finite else None
+            if alive[row] and not np.isfinite(vector).all():
+                broken.append(int(batch.slots[row]))
+            elif alive[row]:
+                req = self.end(int(batch.slots[row]), Length(0), lane)
+                req.vector = vector
                 ended.append(req)
-        return ended
+        return ended + self._distrust.end(broken, lane) if broken else ended
 
     def _follow(self, slot: int, token: int) -> FinishReason | None:
         """Tell the grammar of `slot` its token; why the request ends by that, if it does."""

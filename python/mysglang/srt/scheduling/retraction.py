@@ -50,11 +50,15 @@ class Retraction:
     def retract(self, lane: Lane, slot: int, why: str = "KV cache is full") -> Req:
         """Put the request in `slot` back in the queue, in front."""
         req = self._residency.leave(slot, lane)
+        self.put_back(req)
+        logger.info("%s: request %s retracted after %d tokens", why, req.rid, len(req.output_ids))
+        return req
+
+    def put_back(self, req: Req) -> None:
+        """A request that was made to leave its slot waits again, in front."""
         req.retractions += 1
         self.count += 1
         self._waiting.add_retracted(req)
-        logger.info("%s: request %s retracted after %d tokens", why, req.rid, len(req.output_ids))
-        return req
 
     def _youngest(self, slots: Slots) -> int:
         table = self._table
