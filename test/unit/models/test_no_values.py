@@ -13,6 +13,7 @@ from mysglang.srt.distributed.groups import SoloGroup
 from mysglang.srt.distributed.pipeline import WholeModel
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rotation
 from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.registry import model_class
 
 META = torch.device("meta")
@@ -57,7 +58,9 @@ def test_runs_without_values(family: str, group: SoloGroup, tmp_path: Path) -> N
     make_checkpoint(family, tmp_path)
     config = ModelConfig.from_path(str(tmp_path))
     with META:
-        model = model_class(config.architecture)(config, LayerContext(dtype=torch.bfloat16, tp=group), WholeModel())
+        model = model_class(config.architecture, CausalLM)(
+            config, LayerContext(dtype=torch.bfloat16, tp=group), WholeModel()
+        )
     host = worker_batch([Row(0, [1, 2, 3]), Row(1, [4])], PageRows(page_size=4))
     logits = model.compute_logits(model(forward_batch(host, NoAttention(), device=META)))
     assert logits.device == META and logits.shape == (4, VOCAB_SIZE) and logits.dtype == torch.bfloat16
