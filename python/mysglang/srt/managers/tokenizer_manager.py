@@ -33,7 +33,6 @@ from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, BatchStrOutput, Counters, FinishReason
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 
-
 NO_TEXT = (
     "The served model makes vectors or scores of prompts and generates no text; ask /v1/embeddings or /v1/classify."
 )
