@@ -14,6 +14,7 @@ OWN_OPTIONS = {
     "cors_allow_origins",
     "decode_wait_tokens",
     "disable_cascade_attention",
+    "disable_persistent_decode",
     "drain_timeout",
     "grammar_compile_timeout",
     "write_timeout",
