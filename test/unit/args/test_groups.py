@@ -12,13 +12,15 @@ from mysglang.srt.errors import ConfigError
 OWN_OPTIONS = {
     "api_key_file",
     "cors_allow_origins",
+    "served_model_aliases",
     "decode_wait_tokens",
     "disable_cascade_attention",
     "disable_persistent_decode",
     "drain_timeout",
+    "file_storage_gb",
     "grammar_compile_timeout",
+    "max_batch_lines",
     "write_timeout",
-    "served_model_aliases",
 }
 
 

@@ -21,6 +21,7 @@ from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.args.schedule import ScheduleArgs
 from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.args.sglang_flags import SGLANG_OPTIONS, WHY_NOT
+from mysglang.srt.args.storage import StorageArgs
 from mysglang.srt.errors import ConfigError
 
 
@@ -35,6 +36,7 @@ class ArgGroups:
     grammar: GrammarArgs = field(default_factory=GrammarArgs)
     memory: MemoryArgs = field(default_factory=MemoryArgs)
     serving: ServingArgs = field(default_factory=ServingArgs)
+    storage: StorageArgs = field(default_factory=StorageArgs)
     observability: ObservabilityArgs = field(default_factory=ObservabilityArgs)
 
     def flat(self) -> dict[str, Any]:

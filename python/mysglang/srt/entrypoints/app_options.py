@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from mysglang.srt.args.storage import StorageArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.pooling_config import PoolingConfig
 from mysglang.srt.entrypoints.auth import is_loopback
+from mysglang.srt.entrypoints.openai.files_desk import DeskOptions
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_base import ServingOptions
 from mysglang.srt.managers.response_dict import WEIGHT_VERSION
@@ -46,6 +49,8 @@ class AppOptions:
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
     pooling: PoolingConfig | None = None
     """Of a model that makes vectors or scores; None for one that generates."""
+    desk: DeskOptions | None = None
+    """Where files are kept; None for nowhere."""
     model_info: Mapping[str, Any] = field(default_factory=dict)
     server_info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -74,9 +79,20 @@ class AppOptions:
             incremental_streaming_output=serving.incremental_streaming_output,
             heartbeat_limit_s=min(HEARTBEAT_LIMIT_S, args.observability.watchdog_timeout),
             pooling=model.pooling,
+            desk=_desk(args.storage),
             model_info=_model_info(args, model, name),
             server_info=public_options(args),
         )
+
+
+def _desk(storage: StorageArgs) -> DeskOptions | None:
+    if not storage.file_storage_path:
+        return None
+    return DeskOptions(
+        folder=Path(storage.file_storage_path),
+        max_total_bytes=int(storage.file_storage_gb * 1e9),
+        max_in_flight=storage.max_batch_lines,
+    )
 
 
 def _model_info(args: ServerArgs, model: ModelConfig, name: str) -> dict[str, Any]:

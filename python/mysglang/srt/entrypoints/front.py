@@ -11,7 +11,13 @@ from typing import Protocol
 
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.text_pool import TextPool
-from mysglang.srt.messages.control import Command, ControlReqOutput, FlushCacheReqOutput, GetInternalStateReqOutput
+from mysglang.srt.messages.control import (
+    Command,
+    ControlReqOutput,
+    FlushCacheReqOutput,
+    GetInternalStateReqOutput,
+    HeartBeat,
+)
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.parser.template_manager import TemplateManager
@@ -29,7 +35,12 @@ class RequestLogSettings:
 
 
 class Signs(Protocol):
-    """When the engine was last heard of."""
+    """When the engine was last heard of, and what it said."""
+
+    @property
+    def heartbeat(self) -> HeartBeat | None:
+        """The scheduler's last."""
+        ...
 
     def quietest(self) -> tuple[str, float]:
         """Which process was not heard of for longest, and when it last was: `time.monotonic()` seconds, 0 for never."""

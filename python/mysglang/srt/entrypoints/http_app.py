@@ -21,11 +21,14 @@ from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.header_limit import HeaderLimit
 from mysglang.srt.entrypoints.ollama.model_card import ModelCard
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
+from mysglang.srt.entrypoints.openai.batches_endpoints import batch_endpoints
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
+from mysglang.srt.entrypoints.openai.files_desk import desk_for
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openapi import describe_bodies
 from mysglang.srt.entrypoints.request_id import RequestId
 from mysglang.srt.entrypoints.routes import dialects, openai, pooling
+from mysglang.srt.entrypoints.routes import files as file_routes
 from mysglang.srt.entrypoints.routes.control import AbortRequest, control_router
 from mysglang.srt.entrypoints.routes.health import health_router
 from mysglang.srt.entrypoints.routes.info import info_router
@@ -39,7 +42,7 @@ from mysglang.srt.managers.tokenizer_manager import NO_TEXT
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.utils.version import __version__
 
-INVITED: Mapping[str, Any] = {"allow_methods": ("GET", "POST", "PUT"), "allow_headers": ("*",)}
+INVITED: Mapping[str, Any] = {"allow_methods": ("GET", "POST", "PUT", "DELETE"), "allow_headers": ("*",)}
 """What the pages of invited sites may do. They bring keys, never cookies."""
 
 
@@ -63,11 +66,13 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
     health = health_router(front.tokenizer_manager, options.heartbeat_limit_s, is_embedding=is_embedding)
     control = control_router(front.tokenizer_manager)
     operation = operation_router(front)
+    desk = desk_for(options.desk, front, batch_endpoints(front, models, options.serving, answers, options.pooling))
     app = FastAPI(
         title="mysglang",
         version=__version__,
         description="LLM inference: the OpenAI-compatible API, and the native one of SGLang.",
         redoc_url=None,
+        lifespan=lambda _app: desk.open(),
         # /health/ is not /health: one spelling for each path, so that access rules have nothing to miss.
         redirect_slashes=False,
         middleware=_middleware(options, Access(open=_paths(health), admin=_paths(control), locked=_paths(operation))),
@@ -81,6 +86,7 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
     app.include_router(pooling.pooling_router(front, models, options.pooling))
     app.include_router(native_router(front, incremental=options.incremental_streaming_output))
     app.include_router(openai.openai_router(front, models, options.serving, answers))
+    app.include_router(file_routes.files_router(desk))
     card = ModelCard(front, models, formats, options.model_path, options.model_info)
     app.include_router(dialects.dialects_router(answers, models, options.serving, card))
     app.include_router(parsing_router(formats, front.text_pool))
@@ -90,6 +96,7 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
         [
             *openai.BODIES,
             *dialects.BODIES,
+            *file_routes.BODIES,
             *pooling.BODIES,
             GenerateReqInput,
             AbortRequest,

@@ -92,6 +92,8 @@ class HttpFront:
 
     def __init__(self, listener: socket.socket, args: ServingArgs, log_level: str | None) -> None:
         self.gate = Gate()
+        self._lives = contextlib.AsyncExitStack()
+        """What the application does beside answering."""
         self._port: int = listener.getsockname()[1]
         self._server = _Server(
             uvicorn.Config(
@@ -122,11 +124,14 @@ class HttpFront:
     def port(self) -> int:
         return self._port
 
-    def open(self, front: Front, args: ServerArgs, model_config: ModelConfig) -> None:
-        """Put the application behind the gate, and open it."""
+    async def open(self, front: Front, args: ServerArgs, model_config: ModelConfig) -> None:
+        """Put the application behind the gate, and open it. Raises ConfigError if it cannot begin its work."""
         if not is_loopback(args.serving.host) and not args.serving.has_keys:
             logger.warning("Whoever reaches %s may use this server: it has no --api-key.", args.serving.host)
-        self.gate.open(build_app(front, AppOptions.from_args(args, model_config)))
+        app = build_app(front, AppOptions.from_args(args, model_config))
+        # Not uvicorn's business: it began before there was an application.
+        await self._lives.enter_async_context(app.router.lifespan_context(app))
+        self.gate.open(app)
 
     async def ended(self) -> WorkerDied:
         """Returns once uvicorn has ended, which it has no reason to do by itself."""
@@ -135,6 +140,7 @@ class HttpFront:
 
     async def stop(self) -> None:
         """Close the socket and the connections."""
+        await self._lives.aclose()
         self._server.should_exit = True
         await asyncio.gather(self._serving, return_exceptions=True)
 

@@ -100,7 +100,7 @@ async def _live(runtime: Runtime, door: HttpFront) -> Death:
     """Become ready, and serve until a process of ours has died. Raises what keeps it from becoming ready."""
     args = runtime.server_args
     front = await runtime.wait_ready()
-    door.open(front, args, runtime.model_config)
+    await door.open(front, args, runtime.model_config)
     freeze_heap()
     since_start = time.time() - psutil.Process().create_time()
     logger.info("The server is fired up and ready to roll! It took %.1f s.", since_start)

@@ -16,10 +16,13 @@ REF = "#/components/schemas/{model}"
 Described = type[BaseModel] | type[msgspec.Struct]
 
 
-def takes(model: Described) -> dict[str, Any]:
+JSON, FORM = "application/json", "multipart/form-data"
+
+
+def takes(model: Described, media_type: str = JSON) -> dict[str, Any]:
     """`openapi_extra` of a route whose body is a `model`."""
     schema = {"$ref": REF.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
 
 
 def describe_bodies(app: FastAPI, models: Sequence[Described]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.body import read_model, validate
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.field_names import own_words
@@ -26,6 +26,7 @@ from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.usage import UsageMeter
 from mysglang.srt.entrypoints.streaming import open_stream, while_connected
+from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import WEIGHT_VERSION
 from mysglang.srt.messages.generate import GenerateReqInput
@@ -76,6 +77,14 @@ class OpenAIServingBase(ABC, Generic[Body]):
             return await open_stream(request, self._stream(body, envelope))
         answer = await while_connected(request.receive, self._complete(body, envelope))
         return json_response(answer)
+
+    async def answer(self, data: dict[str, object]) -> dict[str, object]:
+        """The whole answer to a body that came by another way than a request. Raises likewise."""
+        body: Body = validate(self.body_model, data)
+        self._models.check(body.model)
+        if body.stream:
+            raise InvalidRequest("stream: an answer that is kept is not streamed.", param="stream")
+        return await self._complete(body, Envelope(self._rid(body), int(time.time()), self._models.name))
 
     @abstractmethod
     async def _complete(self, body: Body, envelope: Envelope) -> dict[str, object]:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mysglang.srt.configs.pooling_config import PoolingConfig
-from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.body import read_model, validate
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.field_names import own_words
@@ -36,6 +36,12 @@ class OpenAIServingEmbedding:
         body = await read_model(request, EmbeddingRequest)
         self._models.check(body.model)
         return json_response(await while_connected(request.receive, self._answer(body)))
+
+    async def answer(self, data: dict[str, object]) -> dict[str, object]:
+        """The same for a body that came by another way than a request."""
+        body = validate(EmbeddingRequest, data)
+        self._models.check(body.model)
+        return await self._answer(body)
 
     async def _answer(self, body: EmbeddingRequest) -> dict[str, object]:
         config = require(self._pooling, "embed")

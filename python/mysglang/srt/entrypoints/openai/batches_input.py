@@ -1,0 +1,147 @@
+"""The input of a batch: one JSON object on each line, all checked before any is asked.
+
+    {"custom_id": "mine-1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
+
+Only the places of the lines are kept, so that a long file costs little memory. What a body says is the endpoint's
+business, when it is asked. Everything here blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from mysglang.srt.entrypoints.body import MAX_BODY_BYTES, MAX_DEPTH, too_deep
+from mysglang.srt.entrypoints.openai.batches_record import BatchFault
+from mysglang.srt.utils.json_types import json_type
+
+MAX_LINES = 50_000
+"""OpenAI's bound."""
+
+MAX_FAULTS = 50
+"""Faults told at once."""
+
+MAX_CUSTOM_ID = 512
+"""Characters; as many lines name themselves as are kept in memory."""
+
+_FIELDS = ("custom_id", "method", "url", "body")
+
+
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    """A request in the file."""
+
+    number: int
+    """From 1, as an editor counts."""
+    offset: int
+    length: int
+    custom_id: str
+
+
+class InputRefused(Exception):
+    """The file is no input of a batch."""
+
+    def __init__(self, faults: list[BatchFault]) -> None:
+        super().__init__(f"{len(faults)} faults")
+        self.faults = faults
+
+
+def read_input(path: Path, endpoint: str) -> list[InputLine]:
+    """All requests in the file, each for `endpoint`. Lines of nothing but white space are passed over.
+
+    Raises InputRefused with the first MAX_FAULTS faults.
+    """
+    lines: list[InputLine] = []
+    faults: list[BatchFault] = []
+    seen: dict[str, int] = {}
+    for number, offset, raw in _lines(path):
+        if len(lines) == MAX_LINES:
+            faults.append(BatchFault(code="too_many_requests", message=f"A batch may have {MAX_LINES} requests."))
+            break
+        try:
+            custom_id = _checked(raw, endpoint, number)
+            if custom_id in seen:
+                message = f"The custom_id {custom_id!r} is that of line {seen[custom_id]} already."
+                raise _fault("duplicate_custom_id", message, number, "custom_id")
+        except InputRefused as refused:
+            faults += refused.faults
+            if len(faults) >= MAX_FAULTS:
+                break
+            continue
+        seen[custom_id] = number
+        lines.append(InputLine(number, offset, len(raw), custom_id))
+    if not lines and not faults:
+        faults.append(BatchFault(code="empty_file", message="The file has no requests."))
+    if faults:
+        raise InputRefused(faults)
+    return lines
+
+
+def read_body(path: Path, line: InputLine) -> dict[str, object]:
+    """What a line that `read_input` has found asks of the endpoint."""
+    with path.open("rb") as file:
+        file.seek(line.offset)
+        body: dict[str, object] = orjson.loads(file.read(line.length))["body"]
+        return body
+
+
+def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Number, offset and bytes of each line. Of one that is too long only the beginning is read into memory."""
+    offset = 0
+    with path.open("rb") as file:
+        for number in range(1, 1 << 62):
+            raw = file.readline(MAX_BODY_BYTES + 1)
+            if not raw:
+                return
+            length = len(raw)
+            while not raw.endswith(b"\n") and (rest := file.readline(MAX_BODY_BYTES)):
+                length += len(rest)
+                if rest.endswith(b"\n"):
+                    break
+            if raw.strip():
+                yield number, offset, raw
+            offset += length
+
+
+def _checked(raw: bytes, endpoint: str, number: int) -> str:
+    """The custom_id of a line that is right."""
+    if len(raw) > MAX_BODY_BYTES:
+        raise _fault("line_too_long", f"A line may have {MAX_BODY_BYTES} bytes.", number)
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        # Without the place in the text, which may tell of "line 1" in every line.
+        raise _fault("invalid_json_line", f"This line is not valid JSON: {error.msg}.", number) from None
+    if not isinstance(data, dict):
+        raise _fault("invalid_json_line", f"This line must be a JSON object, got {json_type(data)}.", number)
+    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and too_deep(data):
+        raise _fault("invalid_json_line", f"This line is nested deeper than {MAX_DEPTH} levels.", number)
+    for field in _FIELDS:
+        if data.get(field) is None:
+            raise _fault("missing_required_parameter", f"The field {field!r} is required.", number, field)
+    for field in data:
+        if field not in _FIELDS:
+            raise _fault("unknown_parameter", f"{field}: this server does not know the field.", number, field)
+    return _checked_values(data, endpoint, number)
+
+
+def _checked_values(data: dict[str, object], endpoint: str, number: int) -> str:
+    custom_id = data["custom_id"]
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
+        message = f"custom_id must be a string of 1 to {MAX_CUSTOM_ID} characters."
+        raise _fault("invalid_custom_id", message, number, "custom_id")
+    if data["method"] != "POST":
+        raise _fault("invalid_method", "method must be 'POST'.", number, "method")
+    if data["url"] != endpoint:
+        raise _fault("mismatched_url", f"url must be {endpoint!r}, the endpoint of this batch.", number, "url")
+    if not isinstance(data["body"], dict):
+        message = f"body must be an object, got {json_type(data['body'])}."
+        raise _fault("invalid_body", message, number, "body")
+    return custom_id
+
+
+def _fault(code: str, message: str, line: int, param: str | None = None) -> InputRefused:
+    return InputRefused([BatchFault(code=code, message=message, param=param, line=line)])

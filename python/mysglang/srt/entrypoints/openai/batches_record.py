@@ -1,0 +1,193 @@
+"""A batch: what is known of it, and each step of its life as a function from what was known to what is.
+
+    validating → in_progress → finalizing → completed
+        │             ├──────→ finalizing → expired
+        │             └──────→ cancelling → cancelled
+        └→ failed
+
+Knows neither disk nor engine. Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import Field
+
+from mysglang.srt.entrypoints.openai.files_record import DAY_S, MAX_LIFE_S, MIN_LIFE_S, MONTH_S
+from mysglang.srt.entrypoints.strict_model import StrictModel
+
+Ending = Literal["completed", "cancelled", "expired"]
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+
+OVER = frozenset({"failed", "completed", "expired", "cancelled"})
+"""States that a batch does not leave."""
+
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+
+
+class OutputExpiresAfter(StrictModel):
+    """How long the files with the answers are kept."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=MIN_LIFE_S, le=MAX_LIFE_S)]
+
+
+class CreateBatchRequest(StrictModel):
+    """POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = {}
+    output_expires_after: OutputExpiresAfter | None = None
+
+
+class BatchFault(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a file is no input of a batch, in OpenAI's shape."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+    """From 1; None where no single line is to blame."""
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """Lines that are done with, and what they used, in tokens."""
+
+    completed: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of a batch."""
+
+    id: str
+    endpoint: str
+    model: str
+    input_file_id: str
+    status: Status = "validating"
+    created_at: int
+    expires_at: int
+    output_life_s: int = MONTH_S
+    metadata: dict[str, str] = {}
+    errors: list[BatchFault] = []
+    total: int = 0
+    """Lines of the input."""
+    ending: Ending | None = None
+    """How it ends, once no line is asked any more."""
+    tally: Tally | None = None
+    """Set with `ending`; until then the journal knows."""
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.status in OVER
+
+    def wire(self) -> dict[str, object]:
+        """As OpenAI's clients see it."""
+        tally = self.tally or Tally()
+        there = self.over
+        times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "model": self.model,
+            "errors": {"object": "list", "data": msgspec.to_builtins(self.errors)} if self.errors else None,
+            "input_file_id": self.input_file_id,
+            "completion_window": "24h",
+            "status": self.status,
+            # Named only once the files are there.
+            "output_file_id": self.output_file_id if there else None,
+            "error_file_id": self.error_file_id if there else None,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            **{f"{time}_at": getattr(self, f"{time}_at") for time in times},
+            "request_counts": {"total": self.total, "completed": tally.completed, "failed": tally.failed},
+            "usage": _usage(tally),
+            "metadata": self.metadata or None,
+        }
+
+
+def new_record(body: CreateBatchRequest, model: str, now: int) -> BatchRecord:
+    expiry = body.output_expires_after
+    return BatchRecord(
+        id=f"batch_{uuid.uuid4().hex}",
+        endpoint=body.endpoint,
+        model=model,
+        input_file_id=body.input_file_id,
+        created_at=now,
+        expires_at=now + DAY_S,
+        output_life_s=MONTH_S if expiry is None else expiry.seconds,
+        metadata=body.metadata,
+    )
+
+
+def begun(record: BatchRecord, total: int, now: int) -> BatchRecord:
+    """Its input is valid. What was cancelled meanwhile stays so."""
+    record = msgspec.structs.replace(record, total=total)
+    if record.status != "validating":
+        return record
+    return msgspec.structs.replace(record, status="in_progress", in_progress_at=now)
+
+
+def failed(record: BatchRecord, faults: Sequence[BatchFault], now: int) -> BatchRecord:
+    """Its input is not valid; nothing was asked."""
+    return msgspec.structs.replace(record, status="failed", failed_at=now, errors=list(faults), tally=Tally())
+
+
+def cancelling(record: BatchRecord, now: int) -> BatchRecord:
+    """Somebody wants it to end, which changes something only while it is asked."""
+    if record.status not in ("validating", "in_progress"):
+        return record
+    return msgspec.structs.replace(record, status="cancelling", cancelling_at=now)
+
+
+def counted(record: BatchRecord, tally: Tally) -> BatchRecord:
+    """As it is shown at this moment."""
+    return msgspec.structs.replace(record, tally=tally)
+
+
+def ending(
+    record: BatchRecord, how: Ending, tally: Tally, output: str | None, errors: str | None, now: int
+) -> BatchRecord:
+    """No line is asked any more; answers and errors become files of these names, where there are any."""
+    record = msgspec.structs.replace(record, ending=how, tally=tally, output_file_id=output, error_file_id=errors)
+    if how == "cancelled":
+        return record
+    return msgspec.structs.replace(record, status="finalizing", finalizing_at=now)
+
+
+def ended(record: BatchRecord, now: int) -> BatchRecord:
+    """Its files are there."""
+    assert record.ending is not None, "a batch ends before it has ended"
+    moment = {f"{record.ending}_at": now}
+    return msgspec.structs.replace(record, status=record.ending, **moment)
+
+
+def _usage(tally: Tally) -> dict[str, object]:
+    return {
+        "input_tokens": tally.input_tokens,
+        "input_tokens_details": {"cached_tokens": tally.cached_tokens},
+        "output_tokens": tally.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": tally.reasoning_tokens},
+        "total_tokens": tally.input_tokens + tally.output_tokens,
+    }

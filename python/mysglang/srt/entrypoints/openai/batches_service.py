@@ -1,0 +1,119 @@
+"""Batches: what the routes ask for, and the runs behind it. Those that a restart broke off go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mysglang.srt.entrypoints.openai import batches_record as steps
+from mysglang.srt.entrypoints.openai.batches_record import BatchRecord, CreateBatchRequest, new_record
+from mysglang.srt.entrypoints.openai.batches_room import Room
+from mysglang.srt.entrypoints.openai.batches_run import Answer, BatchRun
+from mysglang.srt.entrypoints.openai.batches_store import BatchStore
+from mysglang.srt.entrypoints.openai.files_record import BATCH_INPUT, now, page
+from mysglang.srt.entrypoints.openai.files_store import FileStore
+from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
+
+logger = logging.getLogger(__name__)
+
+MAX_OPEN = 100
+"""Batches that are not over: each keeps the places of its lines in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEndpoints:
+    """What batches may ask, and of which model."""
+
+    model: str
+    answers: Mapping[str, Answer]
+    """By path."""
+
+
+class Batches:
+    """Lives in one event loop, between `start` and `stop`."""
+
+    def __init__(self, store: BatchStore, files: FileStore, room: Room, endpoints: BatchEndpoints) -> None:
+        self._store = store
+        self._files = files
+        self._room = room
+        self._endpoints = endpoints
+        self._runs: dict[str, BatchRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Go on with what was broken off, the oldest first."""
+        for record in reversed(self._store.all()):
+            if record.over:
+                continue
+            if record.model != self._endpoints.model or record.endpoint not in self._endpoints.answers:
+                logger.warning("%s waits for a server of %s at %s.", record.id, record.model, record.endpoint)
+            else:
+                self._launch(record)
+
+    async def stop(self) -> None:
+        """Break off what runs."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def create(self, body: CreateBatchRequest) -> dict[str, object]:
+        """Raises NotFound for a file that is not there, InvalidRequest for one that is no input, Overloaded."""
+        if body.endpoint not in self._endpoints.answers:
+            known = ", ".join(self._endpoints.answers)
+            raise InvalidRequest(f"endpoint: must be one of {known}, got {body.endpoint!r}.", param="endpoint")
+        file = self._files.get(body.input_file_id)
+        if file.purpose != BATCH_INPUT:
+            message = f"input_file_id: the purpose of the file must be {BATCH_INPUT!r}, not {file.purpose!r}."
+            raise InvalidRequest(message, param="input_file_id")
+        if len(self._runs) >= MAX_OPEN:
+            raise Overloaded(f"{MAX_OPEN} batches are open already.")
+        record = new_record(body, self._endpoints.model, now())
+        with self._files.held(file.id):
+            await self._store.add(record)
+            self._launch(record)
+        return record.wire()
+
+    def get(self, batch_id: str) -> dict[str, object]:
+        """Raises NotFound."""
+        return self._shown(self._store.get(batch_id)).wire()
+
+    def list(self, *, after: str | None, limit: int) -> dict[str, object]:
+        """The newest first. Raises InvalidRequest."""
+        return page([self._shown(record) for record in self._store.all()], after=after, limit=limit)
+
+    async def cancel(self, batch_id: str) -> dict[str, object]:
+        """Raises NotFound, and InvalidRequest for a batch that is over."""
+        record = self._store.get(batch_id)
+        if record.over:
+            raise InvalidRequest(f"{batch_id} is {record.status} and cannot be cancelled.", param="batch_id")
+        record = await self._store.change(batch_id, lambda known: steps.cancelling(known, now()))
+        if batch_id in self._runs and record.status == "cancelling":
+            self._runs[batch_id].cancel()
+        return self._shown(record).wire()
+
+    def _shown(self, record: BatchRecord) -> BatchRecord:
+        """With the counts of this moment."""
+        run = self._runs.get(record.id)
+        return record if run is None or run.tally is None else steps.counted(record, run.tally)
+
+    def _launch(self, record: BatchRecord) -> None:
+        answer = self._endpoints.answers[record.endpoint]
+        run = BatchRun(record.id, self._store, self._files, self._room, answer)
+        self._runs[record.id] = run
+        task = asyncio.create_task(run.live(), name=record.id)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._runs.pop(task.get_name(), None)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if isinstance(error, BaseExceptionGroup) and error.split(ServerEnded)[1] is None:
+            logger.warning("%s goes on after the next start.", task.get_name())
+        else:
+            logger.error("%s broke off, and is tried again after the next start", task.get_name(), exc_info=error)

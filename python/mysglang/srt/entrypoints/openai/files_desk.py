@@ -1,0 +1,123 @@
+"""The desk at which files and batches are asked for: open on a folder that is this server's alone, or closed.
+
+FOLDER/lock       held by the server that works here
+FOLDER/files/     FileStore
+FOLDER/batches/   BatchStore
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.openai.batches_room import Room
+from mysglang.srt.entrypoints.openai.batches_service import BatchEndpoints, Batches
+from mysglang.srt.entrypoints.openai.batches_store import BatchStore
+from mysglang.srt.entrypoints.openai.files_store import FileStore
+from mysglang.srt.errors import ConfigError, NotFound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeskOptions:
+    """Where files are kept, and how much of them."""
+
+    folder: Path
+    max_total_bytes: int
+    max_in_flight: int
+    """Lines of batches that are answered at once."""
+
+
+class Desk(Protocol):
+    """Both raise NotFound, with what to do about it, where nothing is kept."""
+
+    @property
+    def files(self) -> FileStore: ...
+
+    @property
+    def batches(self) -> Batches: ...
+
+    def open(self) -> AbstractAsyncContextManager[None]:
+        """While inside, files and batches can be asked for, and batches are worked on. Raises ConfigError."""
+        ...
+
+
+def desk_for(options: DeskOptions | None, front: Front, endpoints: BatchEndpoints) -> Desk:
+    return ClosedDesk() if options is None else OpenDesk(options, front, endpoints)
+
+
+class ClosedDesk:
+    """Of a server that keeps nothing."""
+
+    @property
+    def files(self) -> FileStore:
+        raise NotFound("This server keeps no files; it does if started with --file-storage-path DIRECTORY.")
+
+    @property
+    def batches(self) -> Batches:
+        raise NotFound("This server runs no batches; it does if started with --file-storage-path DIRECTORY.")
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        yield
+
+
+class OpenDesk:
+    """Touches the disk only from `open` on."""
+
+    def __init__(self, options: DeskOptions, front: Front, endpoints: BatchEndpoints) -> None:
+        self._folder = options.folder
+        self._files = FileStore(options.folder / "files", options.max_total_bytes)
+        self._store = BatchStore(options.folder / "batches")
+        room = Room(front.tokenizer_manager, options.max_in_flight, front.facts.max_running_requests)
+        self._batches = Batches(self._store, self._files, room, endpoints)
+
+    @property
+    def files(self) -> FileStore:
+        return self._files
+
+    @property
+    def batches(self) -> Batches:
+        return self._batches
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        with _alone_in(self._folder):
+            await asyncio.to_thread(self._load)
+            self._batches.start()
+            try:
+                yield
+            finally:
+                await self._batches.stop()
+
+    def _load(self) -> None:
+        try:
+            self._store.load()
+            self._files.load(coming=self._store.coming_files())
+        except OSError as error:
+            raise _unusable(self._folder, str(error)) from None
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two servers would ask every line twice. Raises ConfigError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (folder / "lock").open("ab")
+    except OSError as error:
+        raise _unusable(folder, str(error)) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise _unusable(folder, "another server keeps its files there") from None
+        yield
+
+
+def _unusable(folder: Path, why: str) -> ConfigError:
+    return ConfigError(f"--file-storage-path {folder}: {why}.")

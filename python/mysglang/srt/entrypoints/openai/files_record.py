@@ -1,0 +1,90 @@
+"""A stored file as OpenAI's clients see it, and the pages in which lists are handed out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeVar
+
+import msgspec
+
+from mysglang.srt.errors import InvalidRequest
+
+UploadPurpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
+BATCH_INPUT = "batch"
+BATCH_OUTPUT = "batch_output"
+
+DAY_S = 24 * 60 * 60
+MONTH_S = 30 * DAY_S
+MIN_LIFE_S = 60 * 60
+MAX_LIFE_S = MONTH_S
+"""OpenAI's bounds of what a client may ask for."""
+
+MAX_NAME = 255
+"""Characters of a file's name, which is told back and never used."""
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of a file beside its bytes. Times are Unix seconds."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | None = None
+
+    def wire(self) -> dict[str, object]:
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+class Recorded(Protocol):
+    """What can stand in a list."""
+
+    @property
+    def id(self) -> str: ...
+
+    def wire(self) -> dict[str, object]: ...
+
+
+Item = TypeVar("Item", bound=Recorded)
+
+
+def page(items: Sequence[Item], *, after: str | None, limit: int) -> dict[str, object]:
+    """At most `limit` of `items`, those behind the one named `after`. Raises InvalidRequest if there is none."""
+    start = 0
+    if after is not None:
+        places = [place for place, item in enumerate(items) if item.id == after]
+        if not places:
+            raise InvalidRequest(f"after: there is no {after!r} in this list.", param="after")
+        start = places[0] + 1
+    shown = items[start : start + limit]
+    return {
+        "object": "list",
+        "data": [item.wire() for item in shown],
+        "first_id": shown[0].id if shown else None,
+        "last_id": shown[-1].id if shown else None,
+        "has_more": start + len(shown) < len(items),
+    }
+
+
+def checked_name(name: str) -> str:
+    """The name that a client gives its file. Raises InvalidRequest."""
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise InvalidRequest(f"file: the name must have 1 to {MAX_NAME} printable characters.", param="file")
+    return name
+
+
+def now() -> int:
+    """Unix seconds, as all times of files and batches are told."""
+    return int(time.time())

@@ -1,0 +1,285 @@
+"""/v1/batches through OpenAI's client: every line is accounted for once, whatever ends the batch or the server."""
+
+import asyncio
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Batch
+
+from fixtures.batch_desk import desk_in, line
+from fixtures.scripted_engine import Step, Stop, endless, hello, silent
+from mysglang.srt.entrypoints.openai import batches_service
+from mysglang.srt.errors import ConfigError, Overloaded, WorkerDied
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+
+
+def counts(batch: Batch) -> tuple[int, int, int]:
+    found = batch.request_counts
+    assert found is not None
+    return found.total, found.completed, found.failed
+
+
+async def test_every_line_is_answered(tmp_path: Path) -> None:
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.begin(*(line(f"n{i}") for i in range(20)), "", metadata={"who": "me"})
+        assert (batch.object, batch.status, batch.endpoint) == ("batch", "validating", "/v1/chat/completions")
+        assert batch.expires_at == batch.created_at + 24 * 3600
+        assert batch.metadata == {"who": "me"}
+        batch = await desk.end_of(batch)
+        assert (batch.status, batch.error_file_id, counts(batch)) == ("completed", None, (20, 20, 0))
+        assert batch.in_progress_at and batch.finalizing_at and batch.completed_at
+        entries = await desk.entries(batch.output_file_id)
+        assert set(entries) == {f"n{i}" for i in range(20)}
+        for entry in entries.values():
+            assert entry["error"] is None
+            assert entry["response"]["status_code"] == 200
+            assert entry["response"]["body"]["choices"][0]["message"]["content"] == "Hello world"
+        assert batch.usage is not None
+        assert batch.usage.output_tokens == 20 * 4
+        output = await desk.api.files.retrieve(batch.output_file_id or "")
+        assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+        assert [known.id async for known in await desk.api.batches.list(limit=1)] == [batch.id]
+        with pytest.raises(openai.BadRequestError, match="cannot be cancelled"):
+            await desk.api.batches.cancel(batch.id)
+    assert not list((tmp_path / "batches").glob("*.jsonl"))
+
+
+async def test_completions(tmp_path: Path) -> None:
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": ["x", "y"]}}
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.end_of(await desk.begin(request, endpoint="/v1/completions"))
+        entries = await desk.entries(batch.output_file_id)
+    assert [choice["text"] for choice in entries["a"]["response"]["body"]["choices"]] == ["Hello world"] * 2
+
+
+async def test_a_wrong_line_is_told_with_its_number(tmp_path: Path) -> None:
+    wrong = [line("b", stream=True), line("c", colour=1), line("d", model="other")]
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.end_of(await desk.begin(line("a"), *wrong))
+        assert (batch.status, counts(batch)) == ("completed", (4, 1, 3))
+        errors = await desk.entries(batch.error_file_id)
+        assert set(await desk.entries(batch.output_file_id)) == {"a"}
+    told = {name: (entry["line"], entry["response"]["status_code"]) for name, entry in errors.items()}
+    assert told == {"b": (2, 400), "c": (3, 400), "d": (4, 404)}
+    error = errors["c"]["response"]["body"]["error"]
+    assert error["param"] == "colour"
+    assert error["request_id"] == errors["c"]["id"]
+
+
+async def test_an_input_that_is_none_fails(tmp_path: Path) -> None:
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.end_of(await desk.begin(line("a"), "{", line("a")))
+        assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
+        assert batch.failed_at
+        assert batch.errors is not None and batch.errors.data is not None
+        assert [(error.line, error.code) for error in batch.errors.data] == [
+            (2, "invalid_json_line"),
+            (3, "duplicate_custom_id"),
+        ]
+        assert not desk.served.engine.requests
+
+
+async def test_bodies_that_are_refused(tmp_path: Path) -> None:
+    async with desk_in(tmp_path) as desk:
+        file_id = await desk.upload(line("a"))
+        picture = await desk.upload(line("a"), purpose="vision")
+        right: dict[str, Any] = {
+            "input_file_id": file_id,
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        }
+        wrong: list[tuple[dict[str, Any], int, str]] = [
+            ({"input_file_id": "file-x"}, 404, "file-x"),
+            ({"input_file_id": picture}, 400, "purpose"),
+            ({"endpoint": "/v1/images"}, 400, "/v1/chat/completions"),
+            ({"completion_window": "1h"}, 400, "completion_window"),
+            ({"metadata": {"k" * 65: "v"}}, 400, "metadata"),
+            ({"metadata": {str(i): "v" for i in range(17)}}, 400, "metadata"),
+            ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "output_expires_after"),
+            ({"priority": 1}, 400, "priority"),
+        ]
+        for change, status, word in wrong:
+            answer = await desk.served.post("/v1/batches", {**right, **change})
+            assert (answer.status_code, word in answer.json()["message"]) == (status, True), change
+        assert not [batch async for batch in await desk.api.batches.list()]
+
+
+async def test_cancelled_in_the_midst(tmp_path: Path) -> None:
+    asked = 0
+
+    def two_then_none(request: TokenizedGenerateReqInput) -> Iterable[Step]:
+        nonlocal asked
+        asked += 1
+        return hello(request) if asked <= 2 else endless(request)
+
+    async with desk_in(tmp_path, two_then_none, max_in_flight=3) as desk:
+        batch = await desk.begin(*(line(f"n{i}") for i in range(10)))
+        while asked < 5:
+            await asyncio.sleep(0.01)
+        assert (await desk.api.batches.retrieve(batch.id)).status == "in_progress"
+        with pytest.raises(openai.BadRequestError, match="not complete"):
+            await desk.api.files.delete(batch.input_file_id)
+        assert (await desk.api.batches.cancel(batch.id)).status == "cancelling"
+        batch = await desk.end_of(batch)
+        assert (batch.status, counts(batch)) == ("cancelled", (10, 2, 8))
+        assert batch.cancelling_at and batch.cancelled_at
+        assert len(await desk.entries(batch.output_file_id)) == 2
+        errors = await desk.entries(batch.error_file_id)
+        assert {entry["error"]["code"] for entry in errors.values()} == {"batch_cancelled"}
+        assert desk.served.front.tokenizer_manager.open_requests == 0
+        await desk.api.files.delete(batch.input_file_id)
+
+
+async def test_a_restart_asks_only_what_was_not_answered(tmp_path: Path) -> None:
+    asked = 0
+
+    def three_then_none(request: TokenizedGenerateReqInput) -> Iterable[Step]:
+        nonlocal asked
+        asked += 1
+        return hello(request) if asked <= 3 else endless(request)
+
+    async with desk_in(tmp_path, three_then_none, max_in_flight=2) as desk:
+        batch = await desk.begin(*(line(f"n{i}") for i in range(8)))
+        while asked < 5:
+            await asyncio.sleep(0.01)
+    (journal,) = (tmp_path / "batches").glob("*.output.jsonl")
+    with journal.open("ab") as file:
+        file.write(b'{"id":"half written')
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.end_of(batch)
+        assert (batch.status, counts(batch)) == ("completed", (8, 8, 0))
+        assert len(desk.served.engine.requests) == 5
+        assert set(await desk.entries(batch.output_file_id)) == {f"n{i}" for i in range(8)}
+        assert batch.usage is not None and batch.usage.output_tokens == 8 * 4
+
+
+async def test_a_crash_while_files_are_handed_out(tmp_path: Path) -> None:
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.end_of(await desk.begin(line("a"), line("b", n=-1)))
+    record = tmp_path / "batches" / f"{batch.id}.json"
+    known = json.loads(record.read_bytes())
+    output, errors = (tmp_path / "files" / f"{file_id}.bin" for file_id in (batch.output_file_id, batch.error_file_id))
+    # As if it had come between the bytes and the record of the first file.
+    record.write_text(json.dumps({**known, "status": "finalizing", "completed_at": None}))
+    output.with_suffix(".json").unlink()
+    errors.with_suffix(".json").unlink()
+    errors.rename(tmp_path / "batches" / f"{batch.id}.error.jsonl")
+    async with desk_in(tmp_path) as desk:
+        again = await desk.end_of(batch)
+        assert again.model_copy(update={"completed_at": 0}) == batch.model_copy(update={"completed_at": 0})
+        assert set(await desk.entries(again.output_file_id)) == {"a"}
+        assert set(await desk.entries(again.error_file_id)) == {"b"}
+        assert not desk.served.engine.requests
+
+
+async def test_the_end_of_the_window(tmp_path: Path) -> None:
+    async with desk_in(tmp_path, silent) as desk:
+        batch = await desk.begin(line("a"), line("b"))
+        while not desk.served.engine.requests:
+            await asyncio.sleep(0.01)
+    record = tmp_path / "batches" / f"{batch.id}.json"
+    record.write_text(json.dumps({**json.loads(record.read_bytes()), "expires_at": 1}))
+    async with desk_in(tmp_path, silent) as desk:
+        batch = await desk.end_of(batch)
+        assert (batch.status, counts(batch), batch.output_file_id) == ("expired", (2, 0, 2), None)
+        errors = await desk.entries(batch.error_file_id)
+    assert {entry["error"]["code"] for entry in errors.values()} == {"batch_expired"}
+
+
+async def test_the_engine_dies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with desk_in(tmp_path, silent) as desk:
+        batch = await desk.begin(line("a"), line("b"))
+        while len(desk.served.engine.requests) < 2:
+            await asyncio.sleep(0.01)
+        desk.served.front.tokenizer_manager.fail_all(WorkerDied("gone"))
+        async with asyncio.timeout(5):
+            while "after the next start" not in caplog.text:
+                await asyncio.sleep(0.01)
+        assert (await desk.api.batches.retrieve(batch.id)).status == "in_progress"
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.end_of(batch)
+    assert (batch.status, counts(batch)) == ("completed", (2, 2, 0))
+
+
+async def test_a_full_queue_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with desk_in(tmp_path) as desk:
+        manager, refusals = desk.served.front.tokenizer_manager, iter([True, True, False])
+        generate = manager.generate_request
+
+        def at_times_full(obj: Any) -> Any:
+            if next(refusals):
+                raise Overloaded("The request queue is full.")
+            return generate(obj)
+
+        monkeypatch.setattr(manager, "generate_request", at_times_full)
+        batch = await desk.end_of(await desk.begin(line("a")))
+    assert counts(batch) == (1, 1, 0)
+
+
+async def test_a_bug_of_ours_is_one_lines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(obj: Any) -> Any:
+        if "worse" in obj.text:
+            raise ZeroDivisionError("inside")
+        return generate(obj)
+
+    async with desk_in(tmp_path) as desk:
+        manager = desk.served.front.tokenizer_manager
+        generate = manager.generate_request
+        monkeypatch.setattr(manager, "generate_request", broken)
+        batch = await desk.end_of(await desk.begin(line("a"), line("b", "worse")))
+        errors = await desk.entries(batch.error_file_id)
+    assert counts(batch) == (2, 1, 1)
+    assert errors["b"]["response"]["status_code"] == 500
+    assert "inside" not in json.dumps(errors["b"])
+
+
+async def test_another_model_waits(tmp_path: Path) -> None:
+    async with desk_in(tmp_path, silent) as desk:
+        batch = await desk.begin(line("a"))
+        while not desk.served.engine.requests:
+            await asyncio.sleep(0.01)
+    record = tmp_path / "batches" / f"{batch.id}.json"
+    record.write_text(json.dumps({**json.loads(record.read_bytes()), "model": "other"}))
+    async with desk_in(tmp_path) as desk:
+        assert (await desk.api.batches.retrieve(batch.id)).status == "in_progress"
+        assert (await desk.api.batches.cancel(batch.id)).status == "cancelling"
+        assert not desk.served.engine.requests
+
+
+async def test_open_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_service, "MAX_OPEN", 1)
+    async with desk_in(tmp_path, silent) as desk:
+        await desk.begin(line("a"))
+        with pytest.raises(openai.RateLimitError):
+            await desk.begin(line("a"))
+
+
+async def test_a_folder_has_one_server(tmp_path: Path) -> None:
+    async with desk_in(tmp_path):
+        with pytest.raises(ConfigError, match="another server"):
+            async with desk_in(tmp_path):
+                pass
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file-storage-path"):
+        async with desk_in(tmp_path / "file"):
+            pass
+
+
+async def test_batches_take_turns(tmp_path: Path) -> None:
+    """A short batch does not wait for the end of a long one that came before."""
+    order: list[str] = []
+
+    def noted(request: TokenizedGenerateReqInput) -> Iterable[Step]:
+        order.append(request.rid)
+        return [Step("Hi", [2], Stop(2))]
+
+    async with desk_in(tmp_path, noted, max_in_flight=1) as desk:
+        long = await desk.begin(*(line(f"n{i}") for i in range(60)))
+        short = await desk.begin(line("a"))
+        await desk.end_of(short)
+        assert (await desk.api.batches.retrieve(long.id)).status == "in_progress"
+        assert counts(await desk.end_of(long)) == (60, 60, 0)

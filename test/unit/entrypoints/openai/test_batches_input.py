@@ -1,0 +1,88 @@
+"""The input of a batch: every kind of fault has its code and its line, and what is right is found again in the file."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.batch_desk import CHAT, jsonl, line
+from mysglang.srt.entrypoints.openai import batches_input
+from mysglang.srt.entrypoints.openai.batches_input import InputRefused, read_body, read_input
+
+
+def written(folder: Path, *lines: object) -> Path:
+    path = folder / "in.jsonl"
+    path.write_bytes(jsonl(lines))
+    return path
+
+
+def test_lines_are_found_again(tmp_path: Path) -> None:
+    path = written(tmp_path, "", line("a", "é"), "  ", line("b", "x" * 5000), line("c"))
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    lines = read_input(path, CHAT)
+    assert [(item.number, item.custom_id) for item in lines] == [(2, "a"), (4, "b"), (5, "c")]
+    assert [read_body(path, item) for item in lines] == [
+        line("a", "é")["body"],
+        line("b", "x" * 5000)["body"],
+        line("c")["body"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "param"),
+    [
+        ("{", "invalid_json_line", None),
+        ("[1]", "invalid_json_line", None),
+        ('{"a": NaN}', "invalid_json_line", None),
+        ("[" * 80 + "]" * 80, "invalid_json_line", None),
+        ('{"a": ' + "[" * 80 + "]" * 80 + "}", "invalid_json_line", None),
+        ({**line("a"), "custom_id": None}, "missing_required_parameter", "custom_id"),
+        ({"custom_id": "a", "method": "POST", "url": CHAT}, "missing_required_parameter", "body"),
+        ({**line("a"), "custom_id": 1}, "invalid_custom_id", "custom_id"),
+        ({**line("a"), "custom_id": ""}, "invalid_custom_id", "custom_id"),
+        ({**line("a"), "method": "GET"}, "invalid_method", "method"),
+        ({**line("a"), "url": "/v1/completions"}, "mismatched_url", "url"),
+        ({**line("a"), "body": "x"}, "invalid_body", "body"),
+        ({**line("a"), "more": 1}, "unknown_parameter", "more"),
+        (line("first"), "duplicate_custom_id", "custom_id"),
+    ],
+)
+def test_faults(tmp_path: Path, wrong: Any, code: str, param: str | None) -> None:
+    with pytest.raises(InputRefused) as refused:
+        read_input(written(tmp_path, line("first"), wrong, line("last")), CHAT)
+    (fault,) = refused.value.faults
+    assert (fault.code, fault.param, fault.line) == (code, param, 2)
+    assert fault.message.endswith(".")
+
+
+def test_nothing_is_no_input(tmp_path: Path) -> None:
+    with pytest.raises(InputRefused) as refused:
+        read_input(written(tmp_path, "", ""), CHAT)
+    assert [(fault.code, fault.line) for fault in refused.value.faults] == [("empty_file", None)]
+
+
+def test_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_input, "MAX_LINES", 3)
+    lines = [line(f"n{i}") for i in range(4)]
+    assert len(read_input(written(tmp_path, *lines[:3]), CHAT)) == 3
+    with pytest.raises(InputRefused) as refused:
+        read_input(written(tmp_path, *lines), CHAT)
+    assert [fault.code for fault in refused.value.faults] == ["too_many_requests"]
+
+
+def test_faults_are_bounded(tmp_path: Path) -> None:
+    with pytest.raises(InputRefused) as refused:
+        read_input(written(tmp_path, *["{"] * 200), CHAT)
+    assert [fault.line for fault in refused.value.faults] == [*range(1, batches_input.MAX_FAULTS + 1)]
+
+
+def test_a_long_line_does_not_hide_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_input, "MAX_BODY_BYTES", 400)
+    path = written(tmp_path, line("a"), line("b", "x" * 2000), line("c", "y" * 1000), "{")
+    with pytest.raises(InputRefused) as refused:
+        read_input(path, CHAT)
+    assert [(fault.line, fault.code) for fault in refused.value.faults] == [
+        (2, "line_too_long"),
+        (3, "line_too_long"),
+        (4, "invalid_json_line"),
+    ]
