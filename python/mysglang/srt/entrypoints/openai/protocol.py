@@ -118,6 +118,7 @@ _UNSUPPORTED_EVERYWHERE = {
     **not_here("return_cached_tokens_details", "return_spec_tokens_details", unless=OFF),
     **not_here("service_tier", unless=("auto", "default")),
     **not_here("structural_tag", "lora_path", "beam_width"),
+    **not_here("bad_words", "allowed_token_ids", unless=([],)),
     **not_here("session_id", "session_params", "custom_params", "custom_logit_processor", "custom_labels"),
     **not_here("watermark", "images_config", "mm_processor_kwargs", "routed_dp_rank", "data_parallel_rank"),
     **not_here("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_prefill_dp_rank"),
