@@ -195,3 +195,16 @@ class TestDecoders:
     def test_rewards(self, family: str, tmp_path: Path) -> None:
         saved: Saved = save_reward_model(tmp_path, family)
         close(run(decoder(tmp_path), PROMPTS), [saved.reference(ids, None) for ids in PROMPTS])
+
+
+@pytest.mark.parametrize("labels", [None, 3])
+def test_in_bfloat16(labels: int | None, tmp_path: Path) -> None:
+    """The checkpoint's float32 becomes bfloat16 where nobody says otherwise; vectors are float32 all the same."""
+    save_encoder(tmp_path / "encoder", "bert", labels=labels)
+    save_decoder(tmp_path / "decoder", "qwen3", labels=labels)
+    for worker, folder in ((EncoderWorker, tmp_path / "encoder"), (PoolingWorker, tmp_path / "decoder")):
+        exact = run(worker(CPU, config_of(folder), LoadConfig()), PROMPTS)
+        config = ModelConfig.from_path(str(folder))
+        found = run(worker(CPU, config, LoadConfig()), PROMPTS)
+        assert config.dtype == "bfloat16" and found.dtype == np.float32
+        assert np.linalg.norm(found - exact) < 0.05 * np.linalg.norm(exact)
