@@ -82,6 +82,18 @@ def test_promise_35_neighbours_on_a_sound_prefix_go_on(overlap: bool, page_size:
     assert scheduler.answers["later"].ids == expected([*COMMON, lasts[4]])
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_what_somebody_left_who_had_an_answer_stays(page_size: int) -> None:
+    scheduler = LateScheduler(Setup(page_size=page_size))
+    scheduler.worker.breaks = {BAD: ALWAYS}
+    last = next(last for last in range(40, 60) if BAD not in expected([*COMMON, last]))
+    for rid, prompt in (("sound", [*COMMON, last]), ("bad", PROMPT), ("later", [*COMMON, last])):
+        scheduler.send(rid, prompt, 6, ignore_eos=True)
+        scheduler.run()
+    assert scheduler.answers["bad"].finish == NOT_FINITE
+    assert scheduler.answers["later"].cached_tokens == len(COMMON)
+
+
 def test_a_request_that_was_aborted_before_its_first_token_leaves_nothing_broken_for_ever() -> None:
     """Its pages are in the cache and nobody has seen a result: who finds them is computed once more."""
     scheduler = LateScheduler(Setup(chunk=16))

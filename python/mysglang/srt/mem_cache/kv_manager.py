@@ -172,15 +172,14 @@ class KvManager:
         """A step that read all that this row shares had a finite result."""
         self.cache.confirm(self._nodes[slot])
 
-    def condemn(self, slot: int) -> tuple[bool, list[int]]:
+    def condemn(self, slot: int) -> bool:
         """A step of this row had a result that is not finite: what it read and nobody confirmed is matched no more.
 
-        Returns whether there was any such thing in the cache, and the other open rows that read some of it.
+        Returns whether there was any such thing in the cache.
         """
-        mine = self._nodes[slot]
-        self.cache.condemn(mine)
-        others = [other for other, node in self._nodes.items() if node.condemned and other != slot]
-        return mine.condemned, others
+        node = self._nodes[slot]
+        self.cache.condemn(node)
+        return node.condemned
 
     # What planning asks
 

@@ -1,8 +1,8 @@
 """Distrust: what is done about a result that is not finite, beside telling the client.
 
 Keys and values of prompts are in the prefix cache before they are computed, so others may have read them by now, and
-would go on finding them. What a finite result vouches for is kept; what nothing vouches for goes out of the cache, and
-whoever else reads it is computed again from its own tokens. So is, once, a request that only found such pages.
+would go on finding them. What a finite result vouches for is kept; what nothing vouches for goes out of the cache. Who
+shares it is judged by results of its own, and a request that only found such pages is computed once more without them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,7 @@ class Distrust:
         # The prompts of those that have had a finite result, also of who is broken now, were sound.
         for slot in lane.slots[table.known[lane.slots] > table.opened_len[lane.slots]].tolist():
             self._kv.confirm(slot)
-        readers: set[int] = set()
-        misled: set[int] = set()
-        for slot in broken:
-            condemned, others = self._kv.condemn(slot)
-            readers.update(others)
-            if condemned and table.opened_cached[slot] > 0:
-                misled.add(slot)
+        misled = [slot for slot in broken if self._kv.condemn(slot) and table.opened_cached[slot] > 0]
         ended = []
         for slot in broken:
             req = self._residency.drop(slot, lane)
@@ -57,7 +51,5 @@ class Distrust:
             else:
                 req.finish = NOT_FINITE
                 ended.append(req)
-        for slot in sorted(readers.difference(broken)):
-            self._retraction.put_back(self._residency.drop(slot, lane))
         logger.error("%d requests had results that are not finite numbers; %d ended by it", len(broken), len(ended))
         return ended
