@@ -11,10 +11,9 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
 
-from mysglang.srt.entrypoints.error_responses import ErrorFacts, describe
+from mysglang.srt.entrypoints.error_responses import describe
 from mysglang.srt.entrypoints.openai import batches_record as steps
 from mysglang.srt.entrypoints.openai.batches_input import InputLine, InputRefused, read_body, read_input
 from mysglang.srt.entrypoints.openai.batches_record import BatchFault, BatchRecord, Ending, Tally
@@ -32,11 +31,9 @@ Answer = Callable[[dict[str, object]], Awaitable[dict[str, object]]]
 RETRY_S = 0.5
 """Until a line that found the queue full is asked again."""
 
-_WHY_NOT: dict[Ending, ErrorFacts] = {
-    "cancelled": ErrorFacts(0, "The batch was cancelled before this request was answered.", code="batch_cancelled"),
-    "expired": ErrorFacts(
-        0, "The completion window of the batch ended before this request was answered.", code="batch_expired"
-    ),
+_WHY_NOT: dict[Ending, str] = {
+    "cancelled": "The batch was cancelled before this request was answered.",
+    "expired": "The completion window of the batch ended before this request was answered.",
 }
 
 
@@ -155,14 +152,11 @@ class BatchRun:
 
     async def _hand_out(self, record: BatchRecord) -> None:
         """Make the journal files of the client. Begun again after a crash, it does what is left of it."""
-        journal = await asyncio.to_thread(self._batches.journal, self._id)
-        for path, file_id, kind in (
-            (journal.output, record.output_file_id, "output"),
-            (journal.errors, record.error_file_id, "error"),
-        ):
+        output, errors = self._batches.journal_paths(self._id)
+        for path, file_id, kind in ((output, record.output_file_id, "output"), (errors, record.error_file_id, "error")):
             if file_id is not None:
-                keep = partial(self._files.adopt, purpose=BATCH_OUTPUT, life_s=record.output_life_s)
-                await keep(path, file_id, name=f"{record.id}_{kind}.jsonl")
+                name = f"{record.id}_{kind}.jsonl"
+                await self._files.adopt(path, file_id, name=name, purpose=BATCH_OUTPUT, life_s=record.output_life_s)
         await self._batches.change(self._id, lambda known: steps.ended(known, now()))
 
 
@@ -170,9 +164,8 @@ def _close(journal: Journal, how: Ending, lines: Sequence[InputLine]) -> None:
     """Say of each line that was not answered why; then all of it is on the disk."""
     for line in lines:
         if line.custom_id not in journal.answered:
-            facts = _WHY_NOT[how]
             entry = _entry(f"batch_req_{uuid.uuid4().hex}", line)
-            error = {"code": facts.code, "message": facts.message}
+            error = {"code": f"batch_{how}", "message": _WHY_NOT[how]}
             journal.add({**entry, "response": None, "error": error, "line": line.number}, good=False)
     journal.sync()
 

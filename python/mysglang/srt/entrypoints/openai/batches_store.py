@@ -75,7 +75,11 @@ class BatchStore:
 
     def journal(self, batch_id: str) -> Journal:
         """Blocks: reads what was answered before."""
-        return Journal(*(self._folder / f"{batch_id}.{kind}.jsonl" for kind in ("output", "error")))
+        return Journal(*self.journal_paths(batch_id))
+
+    def journal_paths(self, batch_id: str) -> tuple[Path, Path]:
+        """Of answers, and of errors."""
+        return self._folder / f"{batch_id}.output.jsonl", self._folder / f"{batch_id}.error.jsonl"
 
     async def _write(self, record: BatchRecord) -> None:
         path = self._folder / f"{record.id}.json"
@@ -143,11 +147,8 @@ class Journal:
         """Blocks until all of it is on the disk."""
         for path in (self.output, self.errors):
             if path.exists():
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
 
     def _read_back(self, path: Path, *, good: bool) -> None:
         whole = 0
