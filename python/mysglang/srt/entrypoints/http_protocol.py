@@ -65,16 +65,21 @@ class OneAtATime(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._look_no_more()
+        if self.cycle is not None and self.cycle.response_complete:
+            self._look_after_the_rest()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # Nobody writes any more, so nobody would be paused, and closing would wait for the client.
-        if self.transport.get_write_buffer_size():
-            self._look_later()
+        self._look_after_the_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._look_no_more()
         super().connection_lost(exc)
+
+    def _look_after_the_rest(self) -> None:
+        """Nobody writes any more, so nobody would be paused, and closing would wait for the client."""
+        if self.transport.get_write_buffer_size():
+            self._look_later()
 
     def _look_later(self) -> None:
         self._look_no_more()
@@ -111,6 +116,9 @@ class OneAtATime(HttpToolsProtocol):
             self._too_early = True
             self.cycle.keep_alive = False
         if not self._too_early:
+            if not self.flow.write_paused:
+                # What is left of the answer before says nothing about the next one.
+                self._look_no_more()
             super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
