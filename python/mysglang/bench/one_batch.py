@@ -19,7 +19,7 @@ import numpy as np
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import Worker
-from mysglang.srt.forward.worker_batch import ON_DEVICE, Ints, ModelWorkerBatch, SamplingColumns
+from mysglang.srt.forward.worker_batch import ON_DEVICE, Ints, Longs, ModelWorkerBatch, SamplingColumns
 from mysglang.srt.mem_cache.factory import prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager
 
@@ -144,7 +144,7 @@ class Rows:
         self._kv = KvManager(
             capacity.num_pages, capacity.page_size, capacity.num_slots, capacity.max_context, prefix_cache("chunk")
         )
-        self._slots: Ints = np.array([self._open() for _ in ids], dtype=np.int32)
+        self._slots: Longs = np.array([self._open() for _ in ids], dtype=np.int64)
         self._lens: Ints = np.zeros(len(ids), dtype=np.int32)
         self._sampling = greedy(len(ids))
 
