@@ -3,6 +3,7 @@
 Timeouts, markers and asyncio mode stand in pyproject.toml; shared fakes and builders in `fixtures/`.
 """
 
+import logging
 import os
 import warnings
 
@@ -18,3 +19,5 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Runs inside pytest's own record of warnings, which forgets this filter after each test."""
     warnings.filterwarnings("error", module=r"mysglang(\.|$)")
+    # An engine in the same process sets its own level for all, which would hide from the next tests what they wait for.
+    logging.getLogger().setLevel(logging.WARNING)

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mysglang.srt.parser.text_reader import EndOfText, Steps, T, TextReader
@@ -41,6 +41,7 @@ def first(markers: tuple[str, ...], text: str) -> re.Match[str] | None:
 
 @settings(max_examples=300)
 @given(text=texts, sizes=cuts, markers=st.lists(st.sampled_from(MARKERS), min_size=1, max_size=3, unique=True))
+@example(text="ab", sizes=[1], markers=["abc", "b"])  # one marker is cut off by the end, another stands within it
 def test_until_is_a_search(text: str, sizes: list[int], markers: list[str]) -> None:
     reader, given_away = TextReader(), list[str]()
     marker = read(reader, reader.until(tuple(markers), given_away.append), text, sizes)

@@ -111,14 +111,12 @@ class TextReader:
         pattern = _one_of(markers)
         while True:
             found = pattern.search(self._text, self._at)
-            begun = self._begun(markers)
+            begun = len(self._text) if self._ended else self._begun(markers)
             safe = begun if found is None else min(begun, found.start())
             if safe > self._at:
                 into(self._read(safe))
-            if found is not None and (found.start() < begun or self._ended):
+            if found is not None and found.start() < begun:
                 return self._read_marker(found)
-            if self._ended and self._at < len(self._text):
-                into(self._read(len(self._text)))
             yield from self._more()
 
     def before(self, markers: tuple[str, ...], limit: int) -> Steps[tuple[str, str] | None]:
