@@ -146,7 +146,7 @@ class Rows:
         )
         self._slots: Longs = np.array([self._open() for _ in ids], dtype=np.int64)
         self._lens: Ints = np.zeros(len(ids), dtype=np.int32)
-        self._sampling = greedy(len(ids))
+        self._sampling = SamplingColumns.greedy(len(ids))
 
     def prefill(self, chunk: int) -> Iterator[ModelWorkerBatch]:
         """Steps that compute all prompts, row after row."""
@@ -163,7 +163,9 @@ class Rows:
                 for at, (start, count) in enumerate(zip(starts, lens, strict=True))
             ]
             yields = starts + lens == whole
-            yield self._step(rows, np.concatenate(ids), lens, yields, ForwardMode.EXTEND, greedy(len(lens)))
+            yield self._step(
+                rows, np.concatenate(ids), lens, yields, ForwardMode.EXTEND, SamplingColumns.greedy(len(lens))
+            )
             first += int(yields.sum())
 
     def decode(self) -> ModelWorkerBatch:
@@ -201,19 +203,3 @@ class Rows:
 
     def _open(self) -> int:
         return self._kv.open(self._kv.match(NO_IDS, extra_key="", limit=0))
-
-
-def greedy(num_rows: int) -> SamplingColumns:
-    """Rows that all take the most likely token."""
-    ones = np.ones(num_rows, dtype=np.float32)
-    return SamplingColumns(
-        temperature=ones,
-        top_p=ones,
-        top_k=np.ones(num_rows, dtype=np.int32),
-        min_p=np.zeros(num_rows, dtype=np.float32),
-        seeds=np.zeros(num_rows, dtype=np.int64),
-        all_greedy=True,
-        any_top_p=False,
-        any_top_k=False,
-        any_min_p=False,
-    )

@@ -4,9 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from fixtures.forward_batches import PageRows, Row, greedy_columns, worker_batch
+from fixtures.forward_batches import PageRows, Row, worker_batch
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import LogitEdits, LogprobColumns, PenaltyReset, PenaltyRows, TableWrites
+from mysglang.srt.forward.worker_batch import (
+    LogitEdits,
+    LogprobColumns,
+    PenaltyReset,
+    PenaltyRows,
+    SamplingColumns,
+    TableWrites,
+)
 from mysglang.srt.model_executor import step_columns as columns
 
 
@@ -74,7 +81,7 @@ def test_only_rows_with_logits_are_sampled() -> None:
     logits_row = columns.logits_rows_of(batch.yields)
     assert logits_row.tolist() == [0, -1, 1]
     sampling = replace(
-        greedy_columns(3),
+        SamplingColumns.greedy(3),
         all_greedy=False,
         any_top_p=True,
         top_k=ints(1, 5, 9),

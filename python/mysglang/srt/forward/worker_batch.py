@@ -109,6 +109,22 @@ class SamplingColumns:
     penalties: PenaltyRows | None = None
     bias: LogitEdits | None = None
 
+    @staticmethod
+    def greedy(num_rows: int) -> SamplingColumns:
+        """Of rows that all take the most likely token."""
+        ones = np.ones(num_rows, dtype=np.float32)
+        return SamplingColumns(
+            temperature=ones,
+            top_p=ones,
+            top_k=np.ones(num_rows, dtype=np.int32),
+            min_p=np.zeros(num_rows, dtype=np.float32),
+            seeds=np.zeros(num_rows, dtype=np.int64),
+            all_greedy=True,
+            any_top_p=False,
+            any_top_k=False,
+            any_min_p=False,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
