@@ -7,7 +7,7 @@ SHELL := /bin/bash
 VENV := .venv
 STAMP := $(VENV)/.ready-$(or $(PLATFORM),auto)
 
-.PHONY: help setup serve test test-gpu check format api-docs clean distclean
+.PHONY: help setup serve test promises soak test-gpu fuzz check format api-docs clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -25,8 +25,17 @@ serve: setup  ## serve the embedded model (or ARGS="--model-path ...") on 127.0.
 test: setup  ## everything CI runs: style, types, layers, unit and server tests
 	@scripts/test
 
+promises: setup  ## the tests of the forty promises in docs/reliability.md
+	@$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile -m promise $(ARGS)
+
+soak: setup  ## a storm of requests and faults for SOAK_MINUTES (30), and what it left behind
+	@PYTHONPATH=python:sgl-kernel/python:test $(VENV)/bin/python -m chaos.soak
+
 test-gpu: setup  ## the tests that need a CUDA device
 	@$(VENV)/bin/python -m pytest test/gpu sgl-kernel/tests $(ARGS)
+
+fuzz: setup  ## requests that nobody thought of, to every route; hours
+	@$(VENV)/bin/python -m pytest -q test/server/test_api_fuzz.py test/server/test_stream_equals_whole.py --hypothesis-profile=fuzz $(ARGS)
 
 check: setup  ## style, types and import layers only
 	@scripts/check

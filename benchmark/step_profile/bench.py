@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,20 @@ class Activity:
     duration: float
 
 
-def busy_time(activities: Iterable[Activity]) -> float:
-    """Microseconds in which at least one of them ran: kernels that overlap count once."""
-    busy, end = 0.0, float("-inf")
+def added_times(activities: Iterable[Activity]) -> Iterator[tuple[Activity, float]]:
+    """Each with the microseconds that it ran on after all before it: what the step would be shorter without it, if its
+    neighbours stayed as they are. A kernel that starts early and waits has a long duration and adds little.
+    """
+    end = float("-inf")
     for one in sorted(activities, key=lambda one: one.start):
         stop = one.start + one.duration
-        busy += max(0.0, stop - max(end, one.start))
+        yield one, max(0.0, stop - max(end, one.start))
         end = max(end, stop)
-    return busy
+
+
+def busy_time(activities: Iterable[Activity]) -> float:
+    """Microseconds in which at least one of them ran: kernels that overlap count once."""
+    return sum(added for _, added in added_times(activities))
 
 
 def short_name(name: str) -> str:
@@ -75,20 +81,23 @@ def recorded(run: Callable[[], None]) -> list[Activity]:
 
 
 def by_kernel(activities: Iterable[Activity], steps: int) -> list[dict[str, Any]]:
-    """Longest in total first; counts and microseconds of one step."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for one in activities:
-        groups[one.name].append(one.duration)
-    rows = [
-        {
-            "kernel": short_name(name),
-            "count": round(len(durations) / steps, 2),
-            "total_us": round(sum(durations) / steps, 2),
-            "median_us": round(statistics.median(durations), 2),
-        }
-        for name, durations in groups.items()
-    ]
-    return sorted(rows, key=lambda row: -float(row["total_us"]))
+    """What adds most first; counts and microseconds of one step."""
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for one, added in added_times(activities):
+        groups[one.name].append((one.duration, added))
+    rows = []
+    for name, times in groups.items():
+        durations, shares = zip(*times, strict=True)
+        rows.append(
+            {
+                "kernel": short_name(name),
+                "count": round(len(times) / steps, 2),
+                "median_us": round(statistics.median(durations), 2),
+                "median_added_us": round(statistics.median(shares), 2),
+                "added_us": round(sum(shares) / steps, 2),
+            }
+        )
+    return sorted(rows, key=lambda row: -float(row["added_us"]))
 
 
 def profile_decode(bench: OneBatch, worker: Worker, args: argparse.Namespace) -> dict[str, Any]:
@@ -145,11 +154,12 @@ def table(found: dict[str, Any], top: int) -> str:
         f"latency {found['latency_ms']:.3f} ms, device busy {found['busy_ms']:.3f} ms, idle {found['idle_share']:.1%}, "
         f"{found['kernels']:g} kernels; launched by the host in {found['host_launch_ms']:.3f} ms",
         "",
-        "| kernel | times | us each | us in all |",
-        "|---|---:|---:|---:|",
+        "| kernel | times | us each | us added by each | us added in all |",
+        "|---|---:|---:|---:|---:|",
     ]
     for row in found["by_kernel"][:top]:
-        lines.append(f"| {row['kernel']} | {row['count']:g} | {row['median_us']:.2f} | {row['total_us']:.1f} |")
+        each = f"{row['median_us']:.2f} | {row['median_added_us']:.2f}"
+        lines.append(f"| {row['kernel']} | {row['count']:g} | {each} | {row['added_us']:.1f} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Matrix products of up to 256 rows against float32 ones, in every form, tile and split."""
+"""Matrix products against float32 ones: of up to 256 rows in every form, tile and split, gated ones of more."""
 
 import itertools
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mysgl_kernel import gemm
-from mysgl_kernel.gemm_plan import FORMS, TILES, Form, Plan, takes_tile
+from mysgl_kernel.gemm_plan import FORMS, LATE_FORM, LATE_TILES, MANY_TILE, TILES, Form, Plan, has_late_gate, takes_tile
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper device"
@@ -72,6 +72,24 @@ def test_several_tiles_for_each_block(form: Form) -> None:
     for tile in (96, 112):
         check(form.rows, 28672, 512, Plan(form, tile, 1, 20))
         check(form.rows, 28672, 512, Plan(form, tile, 1, 20), gate="silu", bias=True)
+
+
+@pytest.mark.parametrize("gate", gemm.GATES)
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(257, 1040, 520), (1000, 2048, 1000), (4100, 12288, 1160)])
+def test_gates_of_many_rows(rows: int, outputs: int, inputs: int, gate: str) -> None:
+    """The gate of a tile is worked out beside the products of the next; the last one has none."""
+    torch.manual_seed(0)
+    for row_group, clusters in ((1, 66), (3, 5), (16, 66)):
+        plan = Plan(LATE_FORM, MANY_TILE, 1, clusters, row_group=row_group)
+        check(rows, outputs, inputs, plan, gate=gate, bias=row_group == 3)
+
+
+@pytest.mark.parametrize("tile", LATE_TILES)
+def test_late_gates(tile: int) -> None:
+    for rows, outputs in ((256, 28672), (130, 8208)):
+        plan = Plan(LATE_FORM, tile, 1, 20)
+        assert has_late_gate(plan, rows, outputs, 600)
+        check(rows, outputs, 600, plan, gate="silu", bias=rows == 130)
 
 
 @pytest.mark.parametrize("gate", gemm.GATES)

@@ -102,6 +102,7 @@ def alone() -> dict[Case, str]:
     return {case: answer for case, answer in zip(cases, answers, strict=True) if answer is not None}
 
 
+@pytest.mark.promise(14)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS)
 def test_together_as_alone(way: str, alone: dict[Case, str]) -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,11 +18,13 @@ import pytest
 from fixtures.oracle import assert_quiet, held
 from fixtures.server_process import ServerProcess
 
+SCHEDULER = "mysglang::scheduler_TP0"
 ENDLESS = {"max_new_tokens": 1500, "ignore_eos": True}
 ASKED: dict[str, dict[str, Any]] = {
     "/generate": {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 4}},
     "/v1/completions": {"prompt": "The capital of France is", "max_tokens": 4},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Where is Paris?"}], "max_tokens": 4},
+    "/v1/responses": {"input": "Where is London?", "max_output_tokens": 4, "store": False},
 }
 
 
@@ -78,6 +81,7 @@ class TestSize:
         assert response.status_code == 400
         assert "depth" in response.json()["message"]
 
+    @pytest.mark.promise(33)
     def test_a_megabyte_of_prompt_does_not_hold_up_a_probe(self, http: httpx.Client) -> None:
         answers: list[httpx.Response] = []
         prompt = "The quick brown fox jumps. " * 40_000
@@ -101,7 +105,18 @@ class TestSize:
         assert slowest < 0.5
 
 
+@contextmanager
+def suspended(process: psutil.Process) -> Iterator[None]:
+    """It does nothing while inside; what it is sent waits."""
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
 class TestLeaving:
+    @pytest.mark.promise(12)
     @pytest.mark.parametrize("stream", [False, True])
     async def test_who_hangs_up_is_dropped_at_once(self, tiny_server: ServerProcess, stream: bool) -> None:
         body = json.dumps({"text": "Once", "sampling_params": ENDLESS, "stream": stream})
@@ -133,6 +148,7 @@ class TestLeaving:
             answer = b"".join(iter(lambda: connection.recv(4096), b""))
         assert answer.count(b"HTTP/1.1 200") == 1 and b"connection: close" in answer
 
+    @pytest.mark.promise(15)
     async def test_abort_by_name(self, tiny_server: ServerProcess) -> None:
         async with httpx.AsyncClient(base_url=tiny_server.url, timeout=30) as client:
             body = {"messages": ASKED["/v1/chat/completions"]["messages"], "ignore_eos": True, "rid": "mine"}
@@ -141,10 +157,12 @@ class TestLeaving:
             streamed = asyncio.create_task(client.post("/generate", json=body))
             while (await asyncio.to_thread(held, tiny_server.url))["running requests"] < 2:
                 await asyncio.sleep(0.01)
-            taken = await client.post("/generate", json={"text": "a", "rid": "mine"})
-            assert (taken.status_code, taken.json()["param"]) == (400, "rid")
-            for rid in ("min", "mine", "mine", "nobody"):
-                assert (await client.post("/abort_request", json={"rid": rid})).status_code == 200
+            # Stopped meanwhile: on a busy machine both might otherwise come to their ends before we do.
+            with suspended(tiny_server.child(SCHEDULER)):
+                taken = await client.post("/generate", json={"text": "a", "rid": "mine"})
+                assert (taken.status_code, taken.json()["param"]) == (400, "rid")
+                for rid in ("min", "mine", "mine", "nobody"):
+                    assert (await client.post("/abort_request", json={"rid": rid})).status_code == 200
             choice = (await whole).json()["choices"][0]
             assert choice["finish_reason"] == "abort"
             assert not streamed.done()
@@ -155,13 +173,15 @@ class TestLeaving:
 
 
 class TestCache:
+    @pytest.mark.promise(40)
     @pytest.mark.parametrize("path", ASKED)
     def test_what_is_cached_for_one_is_not_for_another(self, http: httpx.Client, path: str) -> None:
         def cached(**fields: str) -> int:
             answer = http.post(path, json=ASKED[path] | fields).raise_for_status().json()
             if path == "/generate":
                 return int(answer["meta_info"]["cached_tokens"])
-            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            details = "input_tokens_details" if path == "/v1/responses" else "prompt_tokens_details"
+            return int(answer["usage"][details]["cached_tokens"])
 
         assert http.post("/flush_cache", params={"timeout": 5}).status_code == 200
         assert [cached(cache_salt="a"), cached(cache_salt="b"), cached(), cached(extra_key="a")] == [0] * 4
@@ -189,6 +209,7 @@ class TestInfo:
         assert info["scheduler_info"]["max_total_num_tokens"] == info["internal_states"][0]["max_total_num_tokens"]
         assert info["dtype"] == "float32"
 
+    @pytest.mark.promise(38)
     def test_only_its_own_name(self, http: httpx.Client) -> None:
         assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
         assert http.post("/flush_cache", headers={"origin": "https://evil.example"}).status_code == 403

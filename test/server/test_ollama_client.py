@@ -109,6 +109,9 @@ def test_the_model(client: ollama.Client) -> None:
     (model,) = client.list().models
     assert model.model == "mysglang-tiny"
     assert (model.size or 0) > 10_000_000
+    (running,) = client.ps().models
+    assert running.model == model.model
+    assert (running.size or 0) > 10_000_000
     shown = client.show(f"{model.model}:latest")
     assert set(shown.capabilities or []) == {"completion", "tools", "thinking"}
     assert (shown.modelinfo or {})["llama.context_length"] == 2048

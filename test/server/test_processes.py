@@ -16,6 +16,7 @@ import pytest
 
 from fixtures.private_folder import is_private
 from fixtures.server_process import ServerProcess, all_gone
+from fixtures.toy_server import PROGRAM, Faults
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.utils.exit_codes import ExitCode
 
@@ -75,6 +76,7 @@ def assert_nothing_left(server: ServerProcess, children: list[psutil.Process]) -
 
 
 class TestServing:
+    @pytest.mark.promise(37)
     def test_processes_are_named_light_and_private(self, server: ServerProcess) -> None:
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert set(server.children()) == {SCHEDULER, DETOKENIZER}
@@ -91,6 +93,7 @@ class TestServing:
         assert answer["choices"][0]["message"]["content"]
         assert url in command
 
+    @pytest.mark.promise(37)
     def test_sockets_are_private_while_there_are_any(self) -> None:
         with ServerProcess(*QUIET, program=FAULTY, FAULT="slow") as server:
             server.child(DETOKENIZER)
@@ -108,6 +111,7 @@ class TestStop:
         assert_nothing_left(server, children)
         assert server.stderr == ""
 
+    @pytest.mark.promise(10)
     async def test_open_requests_may_end_and_nobody_new_comes_in(self, server: ServerProcess) -> None:
         url = server.url
         body = {**LONG, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
@@ -123,6 +127,7 @@ class TestStop:
         assert all(stream.complete for stream in streams)
         assert server.wait(5) == ExitCode.DONE
 
+    @pytest.mark.promise(10)
     async def test_a_supervisor_that_signals_every_process_does_not_spoil_it(self, server: ServerProcess) -> None:
         """As systemd does, and a terminal's Ctrl-C."""
         body = {**LONG, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
@@ -133,6 +138,7 @@ class TestStop:
         assert all(stream.complete for stream in streams)
         assert server.wait(5) == ExitCode.DONE
 
+    @pytest.mark.promise(11)
     async def test_promise_11_what_takes_too_long_is_cut_off_and_told(self) -> None:
         with ServerProcess(*QUIET, "--drain-timeout", "0.2") as server:
             url = server.url
@@ -152,6 +158,7 @@ class TestStop:
             assert server.wait(5) == ExitCode.CUT_OFF
             assert_nothing_left(server, children)
 
+    @pytest.mark.promise(11)
     async def test_a_second_signal_ends_at_once(self, server: ServerProcess) -> None:
         streams = await open_streams(server.url, 2)
         children = list(server.children().values())
@@ -173,6 +180,8 @@ class TestStop:
 
 
 class TestDeath:
+    @pytest.mark.promise(1)
+    @pytest.mark.promise(2)
     @pytest.mark.parametrize("title", [SCHEDULER, DETOKENIZER])
     async def test_a_killed_child_ends_the_server_and_every_stream_hears_of_it(
         self, server: ServerProcess, title: str
@@ -199,18 +208,21 @@ class TestDeath:
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "engine_dead"
 
+    @pytest.mark.promise(3)
     @pytest.mark.parametrize(
         ("fault", "says"),
-        [("exit 0 later", "exited with code 0"), ("bug later", "ZeroDivisionError: division by zero")],
+        [("exit 0", "exited with code 0"), ("raise", "ZeroDivisionError: division by zero")],
     )
     async def test_a_scheduler_that_leaves_by_itself_is_as_dead(self, fault: str, says: str) -> None:
-        with ServerProcess(*QUIET, program=FAULTY, FAULT=fault) as server:
+        faults = Faults(fault=fault, after=400, step_ms=10)
+        with ServerProcess(*QUIET, "--max-total-tokens", "8192", program=PROGRAM, **faults.env) as server:
             streams = await open_streams(server.url, 2)
             await ended(streams, within=20)
             assert all(stream.error is not None for stream in streams)
             assert server.wait(5) == ExitCode.WORKER_DIED
             assert says in server.last_line
 
+    @pytest.mark.promise(7)
     @pytest.mark.parametrize(("victim", "name"), [(SCHEDULER, "scheduler"), (DETOKENIZER, "detokenizer")])
     async def test_a_frozen_process_is_given_up(self, victim: str, name: str) -> None:
         with ServerProcess(*QUIET, "--watchdog-timeout", "2") as server:
@@ -226,6 +238,7 @@ class TestDeath:
             others = {"scheduler": "detokenizer_manager.py", "detokenizer": "scheduler.py"}
             assert others[name] in server.stderr, "the stacks of the other processes"
 
+    @pytest.mark.promise(4)
     async def test_nothing_outlives_a_killed_parent(self, server: ServerProcess) -> None:
         url = server.url
         streams = await open_streams(url, 4)
@@ -248,6 +261,7 @@ class TestStart:
             assert "Traceback" not in server.stderr
             assert server.sockets() == []
 
+    @pytest.mark.promise(6)
     def test_bad_options_are_all_named(self) -> None:
         with ServerProcess("--page-size", "3", "--tp-size", "8", "--model-path", "/nowhere") as server:
             assert server.wait(3) == ExitCode.BAD_OPTIONS
@@ -255,10 +269,11 @@ class TestStart:
         assert len(lines) == 3
         assert all(line.startswith("mysglang: error: --") for line in lines)
 
+    @pytest.mark.promise(6)
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            (("--enable-metrics",), "--enable-metrics is an option of SGLang that this version"),
+            (("--enable-trace",), "--enable-trace is an option of SGLang that this version"),
             (("--prot", "80"), "did you mean --port?"),
             (("--model-path", "/nowhere"), "--model-path /nowhere: there is no such directory"),
         ],
@@ -266,35 +281,42 @@ class TestStart:
     def test_bad_option(self, options: tuple[str, ...], says: str) -> None:
         self.fails(*options, code=ExitCode.BAD_OPTIONS, within=3, says=says)
 
+    @pytest.mark.promise(6)
     def test_busy_port(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
             says = f"--port {port}: the port is in use by process {os.getpid()}"
             self.fails("--port", str(port), code=ExitCode.START_FAILED, within=3, says=says)
 
+    @pytest.mark.promise(5)
     def test_unknown_architecture(self, tmp_path: Path) -> None:
         model = broken_copy(tmp_path, "config.json", b'{"architectures": ["MambaForCausalLM"]}')
         self.fails(
             "--model-path", model, code=ExitCode.START_FAILED, within=5, says="MambaForCausalLM is not supported"
         )
 
+    @pytest.mark.promise(5)
     def test_config_that_is_no_json(self, tmp_path: Path) -> None:
         model = broken_copy(tmp_path, "config.json", b"{")
         self.fails("--model-path", model, code=ExitCode.START_FAILED, within=5, says="config.json is not valid JSON")
 
+    @pytest.mark.promise(5)
     def test_truncated_weights(self, tmp_path: Path) -> None:
         whole = (EMBEDDED_MODEL / "model.safetensors").read_bytes()
         model = broken_copy(tmp_path, "model.safetensors", whole[: len(whole) // 2])
         self.fails("--model-path", model, code=ExitCode.START_FAILED, within=10, says="model.safetensors")
 
+    @pytest.mark.promise(5)
     def test_missing_weights(self, tmp_path: Path) -> None:
         model = broken_copy(tmp_path, "model.safetensors", None)
         self.fails("--model-path", model, code=ExitCode.START_FAILED, within=10, says=model)
 
+    @pytest.mark.promise(5)
     def test_broken_tokenizer(self, tmp_path: Path) -> None:
         model = broken_copy(tmp_path, "tokenizer.json", b"{}")
         self.fails("--model-path", model, code=ExitCode.START_FAILED, within=5, says="tokenizer.json")
 
+    @pytest.mark.promise(5)
     @pytest.mark.parametrize(
         ("fault", "says"),
         [

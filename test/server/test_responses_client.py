@@ -152,6 +152,31 @@ def test_in_the_background(client: openai.OpenAI) -> None:
     assert stopped.status in ("cancelled", "completed")
 
 
+def test_a_stream_in_the_background_goes_on_without_its_client(client: openai.OpenAI) -> None:
+    with client.responses.create(model=MODEL, input=FRANCE, background=True, stream=True) as stream:
+        first = next(iter(stream))
+    assert first.type == "response.created"
+    rest = list(client.responses.retrieve(first.response.id, stream=True, starting_after=first.sequence_number))
+    assert rest[0].sequence_number == first.sequence_number + 1
+    assert rest[-1].type == "response.completed"
+    assert "Paris" in rest[-1].response.output_text
+
+
+def test_log_probabilities_stand_beside_the_text(client: openai.OpenAI) -> None:
+    wish: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "temperature": 0}
+    whole = ask(client, FRANCE, **wish)
+    [part] = whole.output[-1].content  # type: ignore[union-attr, misc]
+    found = part.logprobs or []  # type: ignore[union-attr]
+    assert "".join(entry.token for entry in found) == whole.output_text
+    assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in found)
+    pieces = []
+    with client.responses.stream(model=MODEL, input=FRANCE, **wish) as stream:
+        for event in stream:
+            if event.type == "response.output_text.delta":
+                pieces += [entry.token for entry in event.logprobs]
+    assert pieces == [entry.token for entry in found]
+
+
 def test_errors_are_its_own_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         ask(client, FRANCE, temperature=-1)

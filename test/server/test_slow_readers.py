@@ -55,6 +55,7 @@ def wait_for_cuts(url: str, count: int, within: float) -> float:
     return time.monotonic() - begun
 
 
+@pytest.mark.promise(16)
 def test_promise_16_who_does_not_read_is_cut_off_and_its_request_ended(server: ServerProcess) -> None:
     url = server.url
     before = frontend_state(url)["slow_clients_cut"]
@@ -70,6 +71,7 @@ def test_promise_16_who_does_not_read_is_cut_off_and_its_request_ended(server: S
                 pass
 
 
+@pytest.mark.promise(16)
 def test_promise_16_a_whole_answer_is_no_different(server: ServerProcess) -> None:
     """One large body, which is written at once, and after which nothing comes."""
     url = server.url
@@ -97,6 +99,7 @@ async def read_all(client: httpx.AsyncClient) -> list[float]:
     return gaps
 
 
+@pytest.mark.promise(16)
 async def test_promise_16_others_are_not_disturbed_and_memory_is_bounded(server: ServerProcess) -> None:
     url = server.url
     before = frontend_state(url)["slow_clients_cut"]

@@ -229,6 +229,7 @@ def compilers(server: ServerProcess) -> list[psutil.Process]:
     return [process for process in found if "mysglang::grammar_compiler" in " ".join(process.cmdline())]
 
 
+@pytest.mark.promise(2)
 def test_the_compiler_may_be_killed(server: ServerProcess, client: openai.OpenAI) -> None:
     """What was compiled stays good, and what is new gets another process."""
     known = person(client, 1).choices[0].message.content
@@ -244,6 +245,7 @@ def test_the_compiler_may_be_killed(server: ServerProcess, client: openai.OpenAI
     assert other.pid != killed.pid
 
 
+@pytest.mark.promise(34)
 def test_bombs_are_refused_while_others_go_on(server: ServerProcess, client: openai.OpenAI) -> None:
     nested = {"type": "string"}
     for _ in range(400):

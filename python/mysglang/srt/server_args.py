@@ -42,8 +42,11 @@ class PortArgs:
     """The sockets between the processes of one server. The reader named by each binds it."""
 
     scheduler_input_ipc_name: str
-    detokenizer_ipc_name: str
-    tokenizer_ipc_name: str
+    detokenizer_ipc_names: tuple[str, ...]
+    tokenizer_ipc_names: tuple[str, ...]
+    """Of the fronts; the first is the main process's."""
+    board: str
+    """File of the numbers that fronts share."""
 
 
 def prepare_server_args(argv: Sequence[str]) -> ServerArgs:

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -29,15 +30,66 @@ __device__ __forceinline__ void wait_for_primary() {
 #endif
 }
 
-__device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
+// Barriers in shared memory, on which threads arrive and which copies tell how much of them is there.
+
+__device__ __forceinline__ void make_barrier(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-__device__ __forceinline__ void close_stage() { asm volatile("cp.async.commit_group;"); }
+// To the copy engine too.
+__device__ __forceinline__ void publish_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void arrive_expecting(uint32_t barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Until the phase of this parity is over; that of parity 1 is, before the first.
+__device__ __forceinline__ void await(uint32_t barrier, int parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+        "@!over bra again;\n"
+        "}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// Lines of 128 bytes from this one on, by the copy engine, which keeps no other access of the multiprocessor waiting.
+__device__ __forceinline__ void copy_lines(uint32_t to, const CUtensorMap* map, int line, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {0, %2}], [%3];" ::"r"(to),
+        "l"(map), "r"(line), "r"(barrier)
+        : "memory");
+}
+
+// What this thread wrote to shared memory comes before what the copy engine will.
+__device__ __forceinline__ void yield_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void copy_word(uint32_t to, const int* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int PENDING>
-__device__ __forceinline__ void await_stage() {
+__device__ __forceinline__ void await_groups() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ int load_word(uint32_t from) {
+    int word;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    return word;
+}
+
+__device__ __forceinline__ void clear_16(uint32_t at) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
 }
 
 __device__ __forceinline__ void load_matrices(uint32_t (&a)[4], uint32_t at) {

@@ -28,7 +28,7 @@ struct Joined {
     }
 
     __device__ __forceinline__ void add(const Joined& other) {
-        if (other.top == -INFINITY) return;
+        if (other.sum == 0.f) return;  // nothing was added there; a NaN was, where only the top is -inf
         float higher = fmaxf(top, other.top);
         float shrink = power_of_2(top - higher), weight = power_of_2(other.top - higher);
         sum = sum * shrink + other.sum * weight;

@@ -1,4 +1,4 @@
-// What a launch is given, and how a block's warps walk over its part of the plan.
+// What a launch is given, and how a block's warps share an item of the plan.
 
 #pragma once
 
@@ -8,21 +8,17 @@ namespace {
 
 constexpr int DIM = HEAD_DIM;
 constexpr int KEYS = 16;  // of one warp in one stage: the depth of one matrix instruction
-constexpr int WARPS = DIM <= 128 ? 8 : 4;
-constexpr int THREADS = WARPS * 32;
-#if defined(__CUDA_ARCH_LIST__) && __CUDA_ARCH_LIST__ < 900
-constexpr int STAGES = DIM == 64 ? 4 : 2;  // sm_80 has 163 KB of shared memory for a block
-#else
+constexpr int WARPS = DIM <= 128 ? 8 : 4;  // that compute
+constexpr int COPIERS = 4;                 // warps that copy
+constexpr int THREADS = (WARPS + COPIERS) * 32;
 constexpr int STAGES = DIM == 64 ? 6 : 3;
-#endif
 constexpr int ROW_BYTES = DIM * 2;
-constexpr int CHUNKS = DIM / 8;            // of 16 bytes in a row
-constexpr int TILE_BYTES = KEYS * ROW_BYTES;
-constexpr int STAGE_BYTES = 2 * TILE_BYTES;  // of one warp: keys, then values
+constexpr int LINE_BYTES = 128;  // of all banks of shared memory, and what the copy engine swizzles
+constexpr int HALF_BYTES = WARPS * KEYS * ROW_BYTES * 9 / 8;  // of a stage: keys, then values; see Teams::place
+constexpr int STAGE_BYTES = 2 * HALF_BYTES;
 constexpr int STEPS = DIM / 16;
 constexpr int BATCHED = DIM <= 128 ? 4 : 1;  // times 16 keys that a warp of a big team works on at once
 constexpr int ITEMS_HELD = 128;
-constexpr unsigned NO_ROW = 0xffffffffu;
 constexpr float LOG2E = 1.4426950408889634f;
 
 struct alignas(16) Item {
@@ -41,8 +37,6 @@ struct alignas(16) Item {
 
 struct Params {
     const Value* q;
-    const Value* keys;
-    const Value* values;
     const int* table;
     const int* indptr;     // [blocks + 1] into items
     const Item* items;
@@ -57,80 +51,41 @@ struct Params {
     int early;             // whether all keys but the rows' newest were there before the kernel ahead of this one began
 };
 
-// What one team does of a list of items: how many warps it has, which head and which share of each item's keys.
-struct Team {
-    int index, size, member, head, share, shares;
+// How the warps of a block share an item: teams of so many warps, each on one KV head and one share of the keys.
+struct Teams {
+    int warps, heads, shares;    // all powers of two
+    int width_bits, share_bits;  // of the keys of a team in one stage, and of the shares
+    int row_bits;                // of the bytes of a token, all heads
 
-    __device__ Team(int warps, int kv_heads) {
-        int warp = this_warp(), teams = WARPS / warps;
-        int heads = min(teams, kv_heads & -kv_heads);
-        index = warp / warps;
-        size = warps;
-        member = warp % warps;
-        head = index % heads;
-        share = index / heads;
-        shares = teams / heads;
+    __device__ __forceinline__ Teams(int team, int kv_heads) {
+        warps = max(team, 1);
+        const int team_bits = __ffs(WARPS / warps) - 1, head_bits = min(team_bits, __ffs(kv_heads) - 1);
+        heads = 1 << head_bits;
+        share_bits = team_bits - head_bits;
+        shares = 1 << share_bits;
+        width_bits = __ffs(warps * KEYS) - 1;
+        row_bits = __ffs(heads * ROW_BYTES) - 1;
     }
 
-    __device__ __forceinline__ void keys_of(const Item& item, int& begin, int& end) const {
-        int keys = item.end - item.begin;
-        begin = item.begin + keys * share / shares;
-        end = item.begin + keys * (share + 1) / shares;
+    __device__ __forceinline__ int begin_of(const Item& item, int share) const {
+        int units = (item.end - item.begin + KEYS - 1) / KEYS;
+        return min(item.begin + (units * share >> share_bits) * KEYS, item.end);
     }
+
+    // The last share is the longest.
+    __device__ __forceinline__ int stages_of(const Item& item) const {
+        int keys = item.end - begin_of(item, shares - 1);
+        return (keys + (1 << width_bits) - 1) >> width_bits;
+    }
+
+    // Where a token lies in its half of a stage. A line is left free after every eight, or after each token if it has
+    // more, so that eight tokens' chunks, which the copy engine permutes by the line's address, lie in different banks.
+    __device__ __forceinline__ int place(int row) const {
+        return (row << row_bits) + ((row << row_bits) >> max(10, row_bits)) * LINE_BYTES;
+    }
+
+    // Tokens of one stage.
+    __device__ __forceinline__ int rows() const { return shares << width_bits; }
 };
-
-// Where the team's next stage is read from.
-struct Walk {
-    const Item *item, *last;
-    int at, end;
-
-    // To the first item from here on in which the team has keys.
-    __device__ __forceinline__ void settle(const Team& team) {
-        for (; item < last; ++item) {
-            team.keys_of(*item, at, end);
-            if (at < end) return;
-        }
-    }
-
-    __device__ __forceinline__ void step(const Team& team) {
-        if (item >= last) return;
-        at += KEYS * team.size;
-        if (at < end) return;
-        ++item;
-        settle(team);
-    }
-
-    // Whether the next stage holds a key that the kernel before this one writes.
-    __device__ __forceinline__ bool newest(const Team& team) const {
-        return item < last && item->newest && at + KEYS * team.size >= end;
-    }
-};
-
-// Of the key that lane l has in the walk's next stage, the l % 16th of this warp's: position, or -1 if there is none.
-__device__ __forceinline__ int key_of(const Walk& walk, const Team& team) {
-    int at = walk.at + team.member * KEYS + threadIdx.x % KEYS;
-    return walk.item < walk.last && at < walk.end ? at : -1;
-}
-
-__device__ __forceinline__ const int* entry_of(const Params& p, const Walk& walk, int key) {
-    const int* row = p.table + walk.item->slot * p.table_stride;
-    return row + (p.page_size == 1 ? key : unsigned(key) / unsigned(p.page_size));
-}
-
-// Row of the pool, (KV slot, head), that a key on this page lies in.
-__device__ __forceinline__ unsigned row_of(const Params& p, const Walk& walk, const Team& team, int key, int page) {
-    if (key < 0) return NO_ROW;
-    unsigned slot = p.page_size == 1 ? page : unsigned(page) * p.page_size + unsigned(key) % unsigned(p.page_size);
-    return slot * p.kv_heads + walk.item->head + team.head;
-}
-
-// Have the page table's entries of the walk's next stage copied, for when that stage is fetched.
-__device__ __forceinline__ void look_up(const Params& p, Walk& walk, const Team& team, uint32_t entries) {
-    int key = key_of(walk, team);
-    if (key >= 0 && threadIdx.x % 32 < KEYS)
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(entries + threadIdx.x % KEYS * 4),
-                     "l"(entry_of(p, walk, key)));
-    walk.step(team);
-}
 
 }  // namespace

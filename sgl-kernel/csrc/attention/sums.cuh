@@ -6,9 +6,11 @@
 
 namespace {
 
-// A chunk of row r lies at chunk ^ (r % 8), so that the eight rows of a matrix lie in different banks.
-__device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
-    return row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
+// A chunk of 16 bytes where the copy engine puts it: within its line at chunk ^ (the line's number % 8). So a chunk that
+// lies an even number further in the same line is found by one more ^.
+__device__ __forceinline__ uint32_t chunk_of(uint32_t row, int chunk) {
+    uint32_t line = row + chunk / 8 * LINE_BYTES;
+    return line + ((chunk % 8 * 16) ^ (line >> 3 & 0x70));
 }
 
 // Sums over keys of one warp's queries: columns of tile t in this lane are queries 8 t + 2 (lane % 4) and the next.
@@ -54,21 +56,22 @@ struct Sums {
         }
     }
 
-    // BATCH times 16 keys, of which the first `count` >= 1 are there; those of the next warp lie `distance` further.
+    // BATCH times 16 keys from `first` on, of which the first `count` >= 1 are there.
     template <int BATCH>
     __device__ __forceinline__ void add(
-        const Params& p, uint32_t keys, int distance, int count, const uint32_t (&queries)[TILES][STEPS][2]) {
-        int lane = threadIdx.x % 32;
+        const Params& p, const Teams& teams, uint32_t keys, int first, int count,
+        const uint32_t (&queries)[TILES][STEPS][2]) {
+        const int lane = threadIdx.x % 32;
         float scores[BATCH][TILES][4] = {};
         {
             float odd[TILES][4] = {};  // a second chain of dependent instructions where there would be one
-            int row = lane % 16;
 #pragma unroll
             for (int s = 0; s < STEPS; ++s)
 #pragma unroll
                 for (int b = 0; b < BATCH; ++b) {
                     uint32_t a[4];
-                    load_matrices(a, keys + b * distance + swizzled(row, 2 * s + lane / 16));
+                    const uint32_t row = keys + teams.place(first + b * KEYS + lane % 16);
+                    load_matrices(a, chunk_of(row, s / 4 * 8 + lane / 16) ^ (s % 4 * 32));
 #pragma unroll
                     for (int t = 0; t < TILES; ++t)
                         multiply(s % 2 && BATCH * TILES == 1 ? odd[t] : scores[b][t], a, queries[t][s]);
@@ -124,28 +127,40 @@ struct Sums {
 #pragma unroll
                     for (int i = 0; i < 4; ++i) out[s][t][i] *= shrink[t][i % 2];
         }
-        uint32_t values = keys + TILE_BYTES;
-        int row = lane % 8 + lane / 16 * 8;
+        const uint32_t values = keys + HALF_BYTES;
+        if (count < BATCH * KEYS) blank(teams, values, first + count, first + BATCH * KEYS);
+        const int row = first + lane % 8 + lane / 16 * 8;
 #pragma unroll
         for (int b = 0; b < BATCH; ++b)
 #pragma unroll
             for (int s = 0; s < STEPS; ++s) {
                 uint32_t a[4];
-                load_matrices_turned(a, values + b * distance + swizzled(row, 2 * s + lane / 8 % 2));
+                const uint32_t at = values + teams.place(row + b * KEYS);
+                load_matrices_turned(a, chunk_of(at, s / 4 * 8 + lane / 8 % 2) ^ (s % 4 * 32));
 #pragma unroll
                 for (int t = 0; t < TILES; ++t) multiply(out[s][t], a, weights[b][t]);
             }
     }
 
-    // Divide by the weights; gives the log-sum-exp of each query, -inf of those that saw no key.
+    // Values that are not there must be numbers, as their weight is zero.
+    __device__ __forceinline__ static void blank(const Teams& teams, uint32_t values, int row, int end) {
+        constexpr int CHUNKS = ROW_BYTES / 16;
+        for (int i = row * CHUNKS + threadIdx.x % 32; i < end * CHUNKS; i += 32)
+            clear_16(values + teams.place(i / CHUNKS) + i % CHUNKS * 16);
+        yield_to_copies();
+        __syncwarp();
+    }
+
+    // Divide by the weights; gives the log-sum-exp of each query: -inf of those that saw no key, NaN of those that saw
+    // one which is not finite.
     __device__ __forceinline__ void finish(float (&lse)[TILES][2]) {
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 float sum = over_keys(weight[t][j], [](float a, float b) { return a + b; });
-                float share = sum > 0.f ? 1.f / sum : 0.f;
-                lse[t][j] = sum > 0.f ? highest[t][j] + log2f(sum) : -INFINITY;
+                float share = sum == 0.f ? 0.f : 1.f / sum;
+                lse[t][j] = sum == 0.f ? -INFINITY : highest[t][j] + log2f(sum);
 #pragma unroll
                 for (int s = 0; s < STEPS; ++s) {
                     out[s][t][j] *= share;
@@ -201,20 +216,21 @@ __device__ __forceinline__ void store_output(
 
 template <int TILES>
 __device__ __forceinline__ void store_partial(
-    const Params& p, const Item& item, const Team& team, int first, Sums<TILES>& sums, float (&lse)[TILES][2]) {
-    const int lane = threadIdx.x % 32, kv_head = item.head + team.head, heads = p.kv_heads * p.group;
+    const Params& p, const Item& item, int kv_head, int share, int shares, int first, Sums<TILES>& sums,
+    float (&lse)[TILES][2]) {
+    const int lane = threadIdx.x % 32, heads = p.kv_heads * p.group;
 #pragma unroll
     for (int t = 0; t < TILES; ++t)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             int query = first + 8 * t + lane % 4 * 2 + j;
             if (query >= item.queries) continue;
-            int member = query / p.group, part = item.part + team.share;
+            int member = query / p.group, part = item.part + share;
             if (item.rows > 1) part += p.members[item.source + member].y;
             size_t at = size_t(part) * heads + kv_head * p.group + query - member * p.group;
             if (lane < 4) {
                 p.partial_lse[at] = lse[t][j];
-                for (int i = 1; i <= item.empty; ++i) p.partial_lse[at + size_t(i) * team.shares * heads] = -INFINITY;
+                for (int i = 1; i <= item.empty; ++i) p.partial_lse[at + size_t(i) * shares * heads] = -INFINITY;
             }
             float* to = p.partial + at * DIM + lane / 4;
 #pragma unroll

@@ -11,7 +11,7 @@ namespace decoder {
 
 template <int DIM, int ROWS>
 struct Attention {
-    static constexpr int PITCH = SharedLayout<DIM, ROWS>::HEAD_PITCH;
+    static constexpr int PITCH = head_pitch(DIM);
     static constexpr int KEYS = Form<ROWS>::KEYS;
     static constexpr int HALF = DIM / 2;
     static constexpr float LOG2_E = 1.4426950408889634f;
@@ -72,6 +72,11 @@ struct Attention {
         int lane = threadIdx.x % 32;
         bool has = lane < HALF / 2;
         const Packet* from = qkv + (static_cast<long long>(span.row) * (s.q_heads + 2 * s.kv_heads) + head) * HALF + lane;
+        Packet first = 0, second = 0;
+        if (has) {
+            first = peek(from);
+            second = peek(from + HALF / 2);
+        }
         float2 cosine = {}, sine = {};
         uint32_t gain_low = 0, gain_high = 0;
         if (has && turns) {
@@ -85,7 +90,6 @@ struct Attention {
         }
         uint32_t low = 0, high = 0;
         if (has) {
-            Packet first = peek(from), second = peek(from + HALF / 2);
             low = await(from, first, round);
             high = await(from + HALF / 2, second, round);
         }
@@ -212,7 +216,7 @@ struct Attention {
         }
     }
 
-    __device__ Packet* part(int unit) const { return parts + static_cast<long long>(unit) * group * (DIM + 2); }
+    __device__ Packet* part(int unit) const { return parts + unit * part_packets(group, DIM); }
 
     __device__ Packet* result(int pair) const {
         return attended + (static_cast<long long>(span.row) * s.q_heads + span.head * group) * HALF + pair;

@@ -2,8 +2,9 @@
 //
 // A packet is eight bytes, written and read as one: a payload (two bf16 values, or one float) and the number of the
 // round. Whoever wants it reads until the round is the one it waits for; so there is neither a barrier nor a second
-// trip to memory, and no fence: a packet says for itself that it is whole. A buffer is written once in each round, by
-// writers that have seen packets which its readers of the last round sent after reading it.
+// trip to memory, and no fence (which waits for thousands of ticks while weights stream in): a packet says for itself
+// that it is whole. A buffer is written once in each round, by writers that have seen packets which its readers of the
+// last round sent after reading it.
 #pragma once
 
 #include "machine.cuh"
@@ -64,6 +65,32 @@ __device__ __forceinline__ uint2 await_pair(const Packet* from, uint4 seen, uint
         seen = peek_pair(from);
     }
     return make_uint2(seen.x, seen.z);
+}
+
+// Up to MOST pairs, at from, from + apart, …: all are on their way before the first is waited for.
+template <int MOST>
+__device__ __forceinline__ void await_pairs(uint2 (&found)[MOST], const Packet* from, int apart, int count,
+                                            uint32_t round) {
+    uint4 seen[MOST];
+#pragma unroll
+    for (int i = 0; i < MOST; ++i) {
+        seen[i] = make_uint4(0, round, 0, round);
+        if (i < count) seen[i] = peek_pair(from + i * apart);
+    }
+    Patience patience;
+    while (true) {
+        bool complete = true;
+#pragma unroll
+        for (int i = 0; i < MOST; ++i) complete &= seen[i].y == round && seen[i].w == round;
+        if (complete) break;
+        patience.tried();
+#pragma unroll
+        for (int i = 0; i < MOST; ++i) {
+            if (seen[i].y != round || seen[i].w != round) seen[i] = peek_pair(from + i * apart);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < MOST; ++i) found[i] = make_uint2(seen[i].x, seen[i].z);
 }
 
 // A count of senders that are through. It carries no data and orders nothing: who waits for it before it reads packets

@@ -21,7 +21,7 @@ __device__ void fetch_weight(Ring<ROWS>& ring, const bf16* weight, int inputs, S
 #pragma unroll 1
         for (int k = 0; k < inputs; k += Form<ROWS>::COLUMNS) {
             int bytes = 2 * min(Form<ROWS>::COLUMNS, inputs - k);
-            barrier_wait(ring.empty(), ring.parity ^ 1);
+            ring.await_turn();
             if (lane == 0) barrier_expect(ring.full(), count * bytes);
             __syncwarp();
             if (has) copy_bulk(ring.data() + r * Form<ROWS>::TILE_PITCH, row + k, bytes, ring.full(), policy);
@@ -34,7 +34,7 @@ __device__ void fetch_weight(Ring<ROWS>& ring, const bf16* weight, int inputs, S
 // The keys of a span and their values, a stage at a time. They lie apart, in pieces that are too small for bulk copies.
 template <int DIM, int ROWS>
 __device__ void fetch_keys(Ring<ROWS>& ring, const Step& s, const Layer& layer, const Span& span) {
-    constexpr int PITCH = SharedLayout<DIM, ROWS>::HEAD_PITCH;
+    constexpr int PITCH = head_pitch(DIM);
     constexpr int KEYS = Form<ROWS>::KEYS;
     constexpr int CHUNKS = DIM / 8;  // of 16 bytes, in one key
     constexpr int AT_ONCE = 32 * FETCHERS / CHUNKS;
@@ -52,7 +52,7 @@ __device__ void fetch_keys(Ring<ROWS>& ring, const Step& s, const Layer& layer, 
     if (span.from < span.to) find_slots(span.from);
 #pragma unroll 1
     for (int first = span.from; first < span.to; first += KEYS) {
-        barrier_wait(ring.empty(), ring.parity ^ 1);
+        ring.await_turn();
 #pragma unroll
         for (int i = 0; i < TURNS; ++i) {
             int key = i * AT_ONCE + index / CHUNKS;

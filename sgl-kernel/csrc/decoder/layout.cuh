@@ -8,21 +8,29 @@ namespace decoder {
 constexpr int WARPS = 8;  // that multiply
 constexpr int THREADS = 32 * WARPS;
 constexpr int FETCHERS = 4;    // warps that fetch: one cannot start copies as fast as memory answers them
+constexpr int FETCHER_REGISTERS = 56, MULTIPLIER_REGISTERS = 224;  // of each thread, once they have shared them out
 constexpr int TILE_ROWS = 16;  // rows of a weight in one tile
 constexpr int MAX_STAGES = 16;
 constexpr int ATTENDING = WARPS;  // warps that attend
 constexpr int MAX_GROUP = 8;      // query heads of one key-value head
 constexpr int MAX_SPLITS = 32;    // of one row's keys: a lane for each when they are merged
 constexpr int SPLIT_KEYS = 64;    // fewer are not worth a split of their own
+constexpr int COUNTED_VALUES = 4096;  // of all rows: before so many are asked for, senders are counted
+static_assert(THREADS * MULTIPLIER_REGISTERS + 32 * FETCHERS * FETCHER_REGISTERS <=
+                  (THREADS + 32 * FETCHERS) * (65536 / (THREADS + 32 * FETCHERS) / 8 * 8),
+              "a block has these registers from the start: it would wait for more for ever");
 constexpr int MARKS = 19;         // points of time in each layer that a trace notes
 
-// Stages of the ring. More rows have longer vectors beside it, so they get shorter stages.
+// The ring's stages, and what goes with the number of rows. More rows have longer vectors beside the ring.
 template <int ROWS>
 struct Form {
-    static constexpr int COLUMNS = ROWS <= 2 ? 1024 : 512;  // of a weight's row in one tile
+    static constexpr int COLUMNS = 512;             // of a weight's row in one tile
     static constexpr int TILE_PITCH = 2 * COLUMNS;  // bulk copies to addresses that are no multiple of 128 are slower
-    static constexpr int KEYS = COLUMNS / 16;  // keys and values in one stage
+    static constexpr int KEYS = COLUMNS / 16;       // keys and values in one stage
     static constexpr int STAGE_BYTES = 2 * KEYS * (2 * 128 + 16);  // heads have up to 128 dimensions
+    // Stages on their way: with more, what multiprocessors tell one another waits behind them.
+    static constexpr int IN_FLIGHT = ROWS <= 2 ? 4 : MAX_STAGES;
+    static constexpr int BLOCKS = ROWS <= 2 ? 4 : 1;  // of 16 rows of a weight, whose sums are added up together
     static_assert(STAGE_BYTES >= TILE_ROWS * TILE_PITCH, "a stage holds a tile");
 };
 
@@ -39,6 +47,16 @@ struct Layer {
 // Outputs of one product: everybody gets `each` units, and `more` multiprocessors from `turn` on get one more.
 struct Deal {
     int unit, each, more, turn;
+};
+
+// Global memory of the kernel: where packets lie, in bytes from the workspace's beginning.
+struct Buffers {
+    long long counter, arrived, qkv, parts, attended, o, activated, down, best, end;
+};
+
+// Shared memory, in bytes from its beginning.
+struct Places {
+    int barriers, layers, sums, partials, residual, gain, vectors, ring, end;
 };
 
 struct Step {
@@ -60,77 +78,20 @@ struct Step {
     // Filled in when the kernel is planned.
     int grid, stages, rotation;
     Deal deals[5];  // by Kind
+    Buffers buffers;
+    Places places;
 };
 
 __host__ __device__ constexpr int largest(int a, int b) { return a > b ? a : b; }
 
-// ---- global memory: where packets lie, for steps of up to ROWS rows
+// One split's unfinished attention: values of a group of heads, then the highest score and the sum of each.
+__host__ __device__ constexpr int part_packets(int group, int dim) { return group * (dim + 2); }
 
-template <int DIM, int ROWS>
-struct Buffers {
-    long long counter, arrived, qkv, parts, attended, o, activated, down, best, bytes;  // offsets in bytes
+// Bytes between keys, values or queries in shared memory: no two neighbours in one bank.
+__host__ __device__ constexpr int head_pitch(int dim) { return 2 * dim + 16; }
 
-    __host__ __device__ explicit Buffers(const Step& s) {
-        long long at = 0;
-        auto take = [&at](long long packets) {
-            long long here = at;
-            at += (packets * 8 + 127) / 128 * 128;
-            return here;
-        };
-        counter = take(16);
-        arrived = take(5 * 16);  // by Kind, in lines of their own
-        qkv = take(static_cast<long long>(ROWS) * (s.q_heads + 2 * s.kv_heads) * DIM / 2);
-        parts = take(static_cast<long long>(s.grid) * part_packets(s));
-        attended = take(static_cast<long long>(ROWS) * s.q_heads * DIM / 2);
-        o = take(static_cast<long long>(ROWS) * s.hidden / 2);
-        activated = take(static_cast<long long>(ROWS) * s.inner / 2);
-        down = take(static_cast<long long>(ROWS) * s.hidden / 2);
-        best = take(static_cast<long long>(ROWS) * s.grid * 2);
-        bytes = at;
-    }
-
-    // One split's unfinished attention: values of a group of heads, then the highest score and the sum of each.
-    __host__ __device__ static int part_packets(const Step& s) { return s.q_heads / s.kv_heads * (DIM + 2); }
-};
-
-// ---- shared memory
-
-// In bytes; 64 more than a multiple of 128, so that reads of 64 bytes of neighbouring vectors lie in different banks.
-__host__ __device__ constexpr int vector_pitch(int values) {
-    return 2 * values + (2 * values % 128 ? 0 : 64);
-}
-
-template <int DIM, int ROWS>
-struct SharedLayout {
-    int barriers, sums, partials, residual, gain, vectors, ring, bytes;  // offsets in bytes
-
-    static constexpr int HEAD_PITCH = 2 * DIM + 16;  // bytes of a key, value or query: no two rows in one bank
-
-    __host__ __device__ explicit SharedLayout(const Step& s) {
-        int at = 0;
-        auto take = [&at](int bytes) {
-            int here = at;
-            at += (bytes + 127) / 128 * 128;
-            return here;
-        };
-        int longest = largest(largest(s.hidden, s.inner), s.q_heads * DIM);
-        barriers = take(2 * MAX_STAGES * 8);
-        sums = take(ROWS * WARPS * 4);
-        partials = take(2 * WARPS * TILE_ROWS * ROWS * 4);
-        residual = take(ROWS * s.hidden * 2);
-        gain = take(s.hidden * 2);
-        vectors = take(largest(ROWS * vector_pitch(longest), attention_bytes(s)));
-        ring = at;
-        bytes = at + s.stages * Form<ROWS>::STAGE_BYTES;
-    }
-
-    // Queries of a group and the new key and value; then each attending warp's maxima and sums, and its values.
-    __host__ __device__ static int attention_bytes(const Step& s) {
-        return (MAX_GROUP + 2) * HEAD_PITCH + 2 * ATTENDING * MAX_GROUP * 4 +
-               ATTENDING * (s.q_heads / s.kv_heads) * DIM * 4;
-    }
-    static_assert(2 * Form<ROWS>::KEYS * HEAD_PITCH <= Form<ROWS>::STAGE_BYTES, "a stage holds its keys and values");
-};
+// Bytes between vectors: 64 more than a multiple of 128, so that reads of 64 bytes of neighbours lie in different banks.
+__host__ __device__ constexpr int vector_pitch(int values) { return 2 * values + (2 * values % 128 ? 0 : 64); }
 
 // ---- who does what
 
@@ -204,6 +165,14 @@ struct Ring {
     __device__ uint32_t full() const { return barriers + 8 * stage; }
     __device__ uint32_t empty() const { return barriers + 8 * (MAX_STAGES + stage); }
     __device__ uint32_t data() const { return stages_at + stage * Form<ROWS>::STAGE_BYTES; }
+    // For those who fetch: until the next stage is free, and fewer than IN_FLIGHT are on their way.
+    __device__ void await_turn() const {
+        barrier_wait(empty(), parity ^ 1);
+        if (Form<ROWS>::IN_FLIGHT >= MAX_STAGES) return;
+        int before = stage - min(Form<ROWS>::IN_FLIGHT, stages - 1);
+        uint32_t its_parity = before < 0 ? parity ^ 1 : parity;
+        barrier_wait(barriers + 8 * (before < 0 ? before + stages : before), its_parity);
+    }
     __device__ void advance() {
         if (++stage == stages) {
             stage = 0;

@@ -33,12 +33,22 @@ struct Choice {
             id = its_id;
         }
     }
+
+    // What any lane of the warp has seen, in all lanes.
+    __device__ void join_lanes() {
+        for (int distance = 16; distance > 0; distance /= 2) {
+            float value = __shfl_xor_sync(~0u, highest, distance);
+            see(value, __shfl_xor_sync(~0u, id, distance));
+        }
+        broken = __any_sync(~0u, broken);
+    }
 };
 
 struct Workplace {
     uint32_t vectors;
-    float* partials;  // [2][WARPS][TILE_ROWS][ROWS]
+    float* partials;  // [2][BLOCKS][WARPS][TILE_ROWS][ROWS]
     int parity = 0;
+    int turn = 0;  // the warp that finishes next
 };
 
 template <int ROWS>
@@ -53,14 +63,13 @@ __device__ __forceinline__ float bias_at(const bf16* bias, int n) {
     return bias != nullptr ? __bfloat162float(bias[n]) : 0.0f;
 }
 
-// One block's sums, [WARPS][TILE_ROWS * ROWS], to where they belong: thread i has output n + i / ROWS of the share, for
-// row i % ROWS.
+// One block's sums, [WARPS][TILE_ROWS * ROWS], to where they belong: the i-th thread has output `own` of the share, for
+// row i % ROWS, if it has any.
 template <int ROWS>
-__device__ __forceinline__ void finish(const Step& s, const Product& p, int n, const float* sums, float2 bias,
-                                       Choice& choice) {
-    int i = threadIdx.x, own = n + i / ROWS, row = i % ROWS;
-    if (i >= largest(32, TILE_ROWS * ROWS)) return;
-    bool has = i < p.block() * ROWS && own < p.share.count && row < s.rows;
+__device__ __forceinline__ void finish(const Step& s, const Product& p, bool has, int own, int i, const float* sums,
+                                       float2 bias, Choice& choice) {
+    int row = i % ROWS;
+    has &= i < p.block() * ROWS && row < s.rows;
     float value = 0;
     if (has) value = total<ROWS>(sums, i) + bias.x;
     if (p.kind == Kind::LOGITS) {
@@ -77,77 +86,90 @@ __device__ __forceinline__ void finish(const Step& s, const Product& p, int n, c
         value = __fdividef(gate, 1.0f + __expf(-gate)) * up;
     }
     float next = __shfl_down_sync(~0u, value, ROWS);
-    if (has && own % 2 == 0) {
-        send(p.to + (static_cast<long long>(row) * p.outputs + p.share.first + own) / 2, pack(value, next), p.round);
-    }
+    if (!has || own % 2) return;
+    send(p.to + (static_cast<long long>(row) * p.outputs + p.share.first + own) / 2, pack(value, next), p.round);
 }
 
 template <int ROWS>
 __device__ void multiply(Ring<ROWS>& ring, Workplace& at, const Step& s, const Product& p, Choice& choice) {
     constexpr int SLICE = TILE_ROWS * ROWS, COLUMNS = Form<ROWS>::COLUMNS, TILE_PITCH = Form<ROWS>::TILE_PITCH;
-    constexpr int PARTS = COLUMNS / (64 * WARPS);
+    constexpr int PARTS = COLUMNS / (64 * WARPS), BLOCKS = Form<ROWS>::BLOCKS;
+    constexpr int FINISHERS = largest(32, BLOCKS * SLICE);
+    static_assert(FINISHERS % 32 == 0 && FINISHERS <= THREADS, "whole warps finish: they exchange values");
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     uint32_t vector = at.vectors + g * vector_pitch(p.inputs) + 16 * t;
+    // Neighbouring rows lie in the same banks, so of 128 bytes odd rows are read from the second half on.
+    uint32_t swap = 64 * (g % 2);
 #pragma unroll 1
-    for (int n = 0; n < p.share.count; n += p.block()) {
+    for (int n = 0; n < p.share.count; n += BLOCKS * p.block()) {
+        // Warps take turns in finishing, a thread for each sum.
+        int finisher = (static_cast<int>(threadIdx.x) - at.turn * 32 + THREADS) % THREADS;
+        int own_block = n + finisher / SLICE * p.block(), own = own_block + finisher % SLICE / ROWS;
+        bool finishes = finisher < BLOCKS * SLICE && own < p.share.count;
+        at.turn = (at.turn + FINISHERS / 32) % WARPS;
         float2 bias = {};
-        int own = n + static_cast<int>(threadIdx.x) / ROWS;
-        if (p.bias != nullptr && own < p.share.count) {
+        if (p.bias != nullptr && finishes) {
             bias.x = bias_at(p.bias, p.share.first + own);
             if (p.kind == Kind::GATE_UP) bias.y = bias_at(p.bias, p.outputs + p.share.first + own);
         }
-        float even[4] = {}, odd[4] = {};
-#pragma unroll 1
-        for (int k = 0; k < p.inputs; k += COLUMNS) {
-            int columns = min(COLUMNS, p.inputs - k);
-            barrier_wait(ring.full(), ring.parity);
-            // Neighbouring rows lie in the same banks, so of 128 bytes odd rows are read from the second half on.
-            uint32_t tile = ring.data() + g * TILE_PITCH + 16 * t, swap = 64 * (g % 2);
-            uint4 upper[PARTS][2], lower[PARTS][2], x[PARTS][2];
-#pragma unroll
-            for (int i = 0; i < PARTS; ++i) {
-                int part = 128 * (i * WARPS + warp);  // in bytes
-                bool inside = part < 2 * columns;
-                if (!inside) part = 0;
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    uint32_t at = tile + part + (swap ^ (64 * half));
-                    upper[i][half] = load_shared(at);
-                    lower[i][half] = load_shared(at + 8 * TILE_PITCH);
-                    x[i][half] = load_shared_if(inside && g < s.rows, vector + 2 * k + part + 64 * half);
-                }
-            }
-            // A lane's eight neighbouring inputs serve two products of 16: which four of them meet in which does not
-            // matter, as long as weights and vectors agree.
-#pragma unroll
-            for (int i = 0; i < PARTS; ++i) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    uint4 u = select(swap != 0, upper[i][half ^ 1], upper[i][half]);
-                    uint4 l = select(swap != 0, lower[i][half ^ 1], lower[i][half]), v = x[i][half];
-                    multiply_add(even, u.x, l.x, u.y, l.y, v.x, v.y);
-                    multiply_add(odd, u.z, l.z, u.w, l.w, v.z, v.w);
-                }
-            }
-            __syncwarp();
-            if (lane == 0) barrier_arrive(ring.empty());
-            ring.advance();
-        }
-        float* sums = at.partials + at.parity * WARPS * SLICE;
+        float* sums = at.partials + at.parity * BLOCKS * WARPS * SLICE;
         at.parity ^= 1;
-        if (2 * t < ROWS) {
-            float* own_sums = sums + warp * SLICE + g * ROWS + 2 * t;
-            own_sums[0] = even[0] + odd[0];
-            own_sums[8 * ROWS] = even[2] + odd[2];
-            if (2 * t + 1 < ROWS) {
-                own_sums[1] = even[1] + odd[1];
-                own_sums[8 * ROWS + 1] = even[3] + odd[3];
+        float* own_sums = sums + warp * SLICE + g * ROWS + 2 * t;
+        int blocks = min(BLOCKS, (p.share.count - n + p.block() - 1) / p.block());
+#pragma unroll 1
+        for (int block = 0; block < blocks; ++block, own_sums += WARPS * SLICE) {
+            float even[2][4] = {}, odd[2][4] = {};
+#pragma unroll 1
+            for (int k = 0; k < p.inputs; k += COLUMNS) {
+                int columns = min(COLUMNS, p.inputs - k);
+                barrier_wait(ring.full(), ring.parity);
+                uint32_t tile = ring.data() + g * TILE_PITCH + 16 * t;
+                uint4 upper[PARTS][2], lower[PARTS][2], x[PARTS][2];
+#pragma unroll
+                for (int i = 0; i < PARTS; ++i) {
+                    int part = 128 * (i * WARPS + warp);  // in bytes
+                    bool inside = part < 2 * columns;
+                    if (!inside) part = 0;
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        uint32_t at = tile + part + (swap ^ (64 * half));
+                        upper[i][half] = load_shared(at);
+                        lower[i][half] = load_shared(at + 8 * TILE_PITCH);
+                        x[i][half] = load_shared_if(inside && g < s.rows, vector + 2 * k + part + 64 * half);
+                    }
+                }
+                // A lane's eight neighbouring inputs serve two products of 16: which four of them meet in which does not
+                // matter, as long as weights and vectors agree.
+#pragma unroll
+                for (int i = 0; i < PARTS; ++i) {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        uint4 u = select(swap != 0, upper[i][half ^ 1], upper[i][half]);
+                        uint4 l = select(swap != 0, lower[i][half ^ 1], lower[i][half]), v = x[i][half];
+                        multiply_add(even[half], u.x, l.x, u.y, l.y, v.x, v.y);
+                        multiply_add(odd[half], u.z, l.z, u.w, l.w, v.z, v.w);
+                    }
+                }
+                __syncwarp();
+                if (lane == 0) barrier_arrive(ring.empty());
+                ring.advance();
+            }
+            if (2 * t < ROWS) {
+                auto sum = [&](int i) { return (even[0][i] + odd[0][i]) + (even[1][i] + odd[1][i]); };
+                own_sums[0] = sum(0);
+                own_sums[8 * ROWS] = sum(2);
+                if (2 * t + 1 < ROWS) {
+                    own_sums[1] = sum(1);
+                    own_sums[8 * ROWS + 1] = sum(3);
+                }
             }
         }
         join();
-        finish<ROWS>(s, p, n, sums, bias, choice);
+        if (finisher < FINISHERS) {
+            finish<ROWS>(s, p, finishes, own, finisher % SLICE, sums + finisher / SLICE * WARPS * SLICE, bias, choice);
+        }
+        if (p.arrived != nullptr && finisher == 0 && n + BLOCKS * p.block() >= p.share.count) announce(p.arrived);
     }
-    if (threadIdx.x == 0 && p.arrived != nullptr) announce(p.arrived);
 }
 
 }  // namespace decoder

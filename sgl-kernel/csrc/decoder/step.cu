@@ -10,6 +10,7 @@
 #include "attend.cuh"
 #include "fetch.cuh"
 #include "multiply.cuh"
+#include "plan.cuh"
 
 #ifndef MYSGL_HEAD_DIM
 #define MYSGL_HEAD_DIM 128
@@ -22,24 +23,23 @@ constexpr int HEAD_DIM = MYSGL_HEAD_DIM;
 // The highest logit of each row: of this block's by its threads, of all by block 0.
 template <int ROWS>
 __device__ void choose_tokens(const Step& s, const Choice& choice, float* scratch, Packet* best, uint32_t round) {
-    constexpr int SEEN = TILE_ROWS * ROWS;
     int i = threadIdx.x, lane = i % 32, row = i / 32;
-    int* ids = reinterpret_cast<int*>(scratch + SEEN);
-    int* broken = ids + SEEN;
-    if (i < SEEN) {
-        scratch[i] = choice.highest;
-        ids[i] = choice.id;
-        broken[i] = choice.broken;
-    }
+    int* ids = reinterpret_cast<int*>(scratch + THREADS);
+    int* broken = ids + THREADS;
+    scratch[i] = choice.highest;
+    ids[i] = choice.id;
+    broken[i] = choice.broken;
     join();
-    if (i < s.rows) {
-        Choice found;
-        for (int n = i; n < SEEN; n += ROWS) {
-            found.broken |= broken[n];
-            found.see(scratch[n], ids[n]);
+    // A warp for each row. Thread n has seen logits of row n % ROWS.
+    if (row < s.rows) {
+        Choice own;
+        for (int n = row + lane * ROWS; n < THREADS; n += 32 * ROWS) {
+            own.broken |= broken[n];
+            own.see(scratch[n], ids[n]);
         }
-        Packet* to = best + (static_cast<long long>(i) * s.grid + blockIdx.x) * 2;
-        send(to, __float_as_uint(found.highest), found.broken ? ~0u : found.id, round);
+        own.join_lanes();
+        Packet* to = best + (static_cast<long long>(row) * s.grid + blockIdx.x) * 2;
+        if (lane == 0) send(to, __float_as_uint(own.highest), own.broken ? ~0u : own.id, round);
     }
     if (blockIdx.x != 0 || row >= s.rows) return;
     Choice found;
@@ -49,59 +49,67 @@ __device__ void choose_tokens(const Step& s, const Choice& choice, float* scratc
         found.broken |= static_cast<int>(its.y) < 0;
         found.see(__uint_as_float(its.x), static_cast<int>(its.y));
     }
-    for (int distance = 16; distance > 0; distance /= 2) {
-        float value = __shfl_xor_sync(~0u, found.highest, distance);
-        found.see(value, __shfl_xor_sync(~0u, found.id, distance));
-    }
-    bool broken_row = __any_sync(~0u, found.broken);
-    if (lane == 0) s.tokens[row] = broken_row ? -1 : found.id;
+    found.join_lanes();
+    if (lane == 0) s.tokens[row] = found.broken ? -1 : found.id;
 }
 
 template <int ROWS>
 __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* shared, uint32_t steps) {
-    SharedLayout<HEAD_DIM, ROWS> places(s);
-    Buffers<HEAD_DIM, ROWS> buffers(s);
+    const Places& places = s.places;
+    const Buffers& buffers = s.buffers;
     auto packets = [&](long long offset) { return reinterpret_cast<Packet*>(s.workspace + offset); };
-    auto arrived = [&](Kind kind) {
-        return reinterpret_cast<uint32_t*>(s.workspace + buffers.arrived + 128 * static_cast<int>(kind));
+    auto arrived = [&](Kind kind, int values) {
+        long long at = buffers.arrived + 128 * static_cast<int>(kind);
+        return s.rows * values < COUNTED_VALUES ? nullptr : reinterpret_cast<uint32_t*>(s.workspace + at);
     };
     uint32_t base = shared_address(shared);
     Workplace at{base + places.vectors, reinterpret_cast<float*>(shared + places.partials)};
     Choice choice;
     int most = splits_of(s), units = s.rows * s.kv_heads * most, rotation = 0;
+    if (threadIdx.x < sizeof(Layer) / 8) {
+        copy_8_bytes(base + places.layers + 8 * threadIdx.x, reinterpret_cast<const char*>(s.layer) + 8 * threadIdx.x);
+        copies_done();
+    }
+    join();
 #pragma unroll 1
     for (int number = 0; number <= 4 * s.layers; ++number) {
         int index = number / 4;
-        const Layer& layer = s.layer[min(index, s.layers - 1)];
+        // Copied into shared memory a layer ahead.
+        const Layer& layer = reinterpret_cast<const Layer*>(shared + places.layers)[index % 2];
+        if (number % 4 == 0 && index + 1 < s.layers && threadIdx.x < sizeof(Layer) / 8) {
+            uint32_t to = base + places.layers + (index + 1) % 2 * sizeof(Layer) + 8 * threadIdx.x;
+            copy_8_bytes(to, reinterpret_cast<const char*>(s.layer + index + 1) + 8 * threadIdx.x);
+        }
         uint32_t round = steps * s.layers + index + 1;
         Kind kind = index == s.layers ? Kind::LOGITS : static_cast<Kind>(number % 4);
         // What the product takes: the residual stream, normed after adding what came in, or what came in.
         const bf16* gain = nullptr;
         Incoming incoming{nullptr, nullptr, round};
-        Product p{kind, s.hidden, s.hidden, share(s, kind, rotation), nullptr, nullptr, arrived(kind), round};
+        Product p{kind, s.hidden, s.hidden, share(s, kind, rotation), nullptr, nullptr, nullptr, round};
         if (kind == Kind::QKV) {
             gain = layer.input_norm;
-            if (index > 0) incoming = {packets(buffers.down), arrived(Kind::DOWN), round - 1};
+            if (index > 0) incoming = {packets(buffers.down), arrived(Kind::DOWN, s.hidden), round - 1};
             p.outputs = (s.q_heads + 2 * s.kv_heads) * HEAD_DIM, p.bias = layer.qkv_bias;
-            p.to = packets(buffers.qkv), p.arrived = nullptr;
+            p.to = packets(buffers.qkv);
         } else if (kind == Kind::O) {
-            incoming = {packets(buffers.attended), arrived(Kind::QKV), round};
-            p.inputs = s.q_heads * HEAD_DIM, p.bias = layer.o_bias, p.to = packets(buffers.o);
+            incoming = {packets(buffers.attended), arrived(Kind::QKV, s.q_heads * HEAD_DIM), round};
+            p.inputs = s.q_heads * HEAD_DIM, p.bias = layer.o_bias;
+            p.to = packets(buffers.o), p.arrived = arrived(Kind::O, s.hidden);
         } else if (kind == Kind::GATE_UP) {
-            gain = layer.post_norm, incoming = {packets(buffers.o), arrived(Kind::O), round};
+            gain = layer.post_norm, incoming = {packets(buffers.o), arrived(Kind::O, s.hidden), round};
             p.outputs = s.inner, p.bias = layer.gate_up_bias;
-            p.to = packets(buffers.activated);
+            p.to = packets(buffers.activated), p.arrived = arrived(Kind::GATE_UP, s.inner);
         } else if (kind == Kind::DOWN) {
-            incoming = {packets(buffers.activated), arrived(Kind::GATE_UP), round};
-            p.inputs = s.inner, p.bias = layer.down_bias, p.to = packets(buffers.down);
+            incoming = {packets(buffers.activated), arrived(Kind::GATE_UP, s.inner), round};
+            p.inputs = s.inner, p.bias = layer.down_bias;
+            p.to = packets(buffers.down), p.arrived = arrived(Kind::DOWN, s.hidden);
         } else {
-            gain = s.final_norm, incoming = {packets(buffers.down), arrived(Kind::DOWN), round - 1};
-            p.outputs = s.vocab, p.arrived = nullptr;
+            gain = s.final_norm, incoming = {packets(buffers.down), arrived(Kind::DOWN, s.hidden), round - 1};
+            p.outputs = s.vocab;
         }
         // 0 to 3 around the first product, 4 to 8 in attention, then 9 to 11, 12 to 15 and 16 to 18.
-        const int marks[] = {0, 9, 12, 16};
         Trace trace{s, index};
-        int first_mark = marks[number % 4];
+        int first_mark = kind == Kind::O ? 9 : kind == Kind::GATE_UP ? 12 : kind == Kind::DOWN ? 16 : 0;
         if (gain != nullptr) {
             add_and_norm<ROWS>(s, base + places.sums, base + places.residual, base + places.gain, at.vectors, gain,
                                incoming, trace, first_mark);
@@ -120,20 +128,21 @@ __device__ void compute_step(Ring<ROWS>& ring, const Step& s, unsigned char* sha
                                                 round, shared + places.vectors);
             attention.run(ring, most, trace);
         }
-        if (threadIdx.x == 0) announce(arrived(Kind::QKV));
+        uint32_t* attended = arrived(Kind::QKV, s.q_heads * HEAD_DIM);
+        if (threadIdx.x == 0 && attended != nullptr) announce(attended);
         trace.mark(8);
     }
-    float* scratch = at.partials + at.parity * WARPS * TILE_ROWS * ROWS;
+    // All warps are through with the vectors.
+    float* scratch = reinterpret_cast<float*>(shared + places.vectors);
     choose_tokens<ROWS>(s, choice, scratch, packets(buffers.best), steps + 1);
 }
 
 template <int ROWS>
 __global__ void __launch_bounds__(THREADS + 32 * FETCHERS, 1) step_kernel(const __grid_constant__ Step s) {
     extern __shared__ __align__(128) unsigned char shared[];
-    SharedLayout<HEAD_DIM, ROWS> places(s);
-    Ring<ROWS> ring{shared_address(shared + places.barriers), shared_address(shared + places.ring), s.stages};
+    Ring<ROWS> ring{shared_address(shared + s.places.barriers), shared_address(shared + s.places.ring), s.stages};
     // Counts steps. Whoever is first to finish has heard from every block, so all have read it when it changes.
-    uint32_t* counter = reinterpret_cast<uint32_t*>(s.workspace + Buffers<HEAD_DIM, ROWS>(s).counter);
+    uint32_t* counter = reinterpret_cast<uint32_t*>(s.workspace + s.buffers.counter);
     uint32_t steps = *reinterpret_cast<volatile uint32_t*>(counter);
     if (threadIdx.x == 0) {
         for (int i = 0; i < s.stages; ++i) {
@@ -145,37 +154,18 @@ __global__ void __launch_bounds__(THREADS + 32 * FETCHERS, 1) step_kernel(const 
     }
     __syncthreads();
     if (threadIdx.x >= THREADS) {
+        give_registers<FETCHER_REGISTERS>();
         fetch_step<HEAD_DIM, ROWS>(ring, s);
     } else {
+        take_registers<MULTIPLIER_REGISTERS>();
         compute_step<ROWS>(ring, s, shared, steps);
         if (blockIdx.x == 0 && threadIdx.x == 0) *counter = steps + 1;
     }
 }
 
-// Fill in what follows from the shape and the device. False if it does not fit.
-template <int ROWS>
-bool plan(Step& s, int multiprocessors, int shared_limit) {
-    // Every block must have a share of each product: its packets tell the others that it is through with the last.
-    int pairs = s.hidden < s.inner ? s.hidden / 2 : s.inner / 2;
-    int outputs[] = {(s.q_heads + 2 * s.kv_heads) * HEAD_DIM, s.hidden, s.inner, s.hidden, s.vocab};
-    s.grid = multiprocessors < pairs ? multiprocessors : pairs;
-    s.rotation = 0;
-    for (int i = 0; i < 5; ++i) {
-        int unit = i < 4 ? 2 : 1;  // a packet holds two values
-        int units = outputs[i] / unit;
-        if (units < s.grid) return false;
-        s.deals[i] = {unit, units / s.grid, units % s.grid, s.rotation};
-        if (i < 4) s.rotation = (s.rotation + units) % s.grid;
-    }
-    s.stages = 0;
-    int rest = (shared_limit - SharedLayout<HEAD_DIM, ROWS>(s).bytes) / Form<ROWS>::STAGE_BYTES;
-    s.stages = rest < MAX_STAGES ? rest : MAX_STAGES;
-    return rest >= 3;
-}
-
 template <int ROWS>
 cudaError_t launch(const Step& s, cudaStream_t stream) {
-    int bytes = SharedLayout<HEAD_DIM, ROWS>(s).bytes;
+    int bytes = s.places.end;
     cudaError_t error = cudaFuncSetAttribute(step_kernel<ROWS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute together;
@@ -214,10 +204,9 @@ extern "C" cudaError_t mysgl_decoder_plan(Step* s, long long* workspace_bytes) {
         error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     }
     if (error != cudaSuccess) return error;
-#define PLAN(ROWS) plan<ROWS>(*s, multiprocessors, limit)
+#define PLAN(ROWS) plan<decoder::HEAD_DIM, ROWS>(*s, multiprocessors, limit)
     if (s->rows < 1 || s->rows > 8 || !FOR_ROWS(s->rows, PLAN)) return cudaErrorInvalidValue;
-#define BYTES(ROWS) Buffers<decoder::HEAD_DIM, ROWS>(*s).bytes
-    *workspace_bytes = FOR_ROWS(s->rows, BYTES);
+    *workspace_bytes = s->buffers.end;
     return cudaSuccess;
 }
 

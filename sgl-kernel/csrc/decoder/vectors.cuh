@@ -8,13 +8,15 @@ namespace decoder {
 
 __device__ __forceinline__ void join() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 
-// Packets for everybody, [rows, values / 2], and how many multiprocessors have sent theirs, over all rounds.
+// Packets for everybody, [rows, values / 2], and how many multiprocessors have sent theirs, over all rounds, or null.
 struct Incoming {
     const Packet* packets;
     const uint32_t* arrived;
     uint32_t round;
 
+    // Asking for many packets again and again would keep the memory from those who still send.
     __device__ void await_most(const Step& s) const {
+        if (arrived == nullptr) return;
         if (threadIdx.x == 0) await_count(arrived, round * s.grid);
         join();
     }
@@ -28,16 +30,17 @@ __device__ void receive(const Step& s, uint32_t vectors, const Incoming& incomin
     int fours = values / 4, pitch = vector_pitch(values);
     incoming.await_most(s);
     trace.mark(first_mark);
+#pragma unroll 1
     for (int row = 0; row < s.rows; ++row) {
         const Packet* from = incoming.packets + static_cast<long long>(row) * values / 2;
+#pragma unroll 1
         for (int i = threadIdx.x; i < fours; i += AT_ONCE * THREADS) {
-            uint4 seen[AT_ONCE];
-#pragma unroll
-            for (int u = 0; u < AT_ONCE; ++u) seen[u] = peek_pair(from + 2 * min(i + u * THREADS, fours - 1));
+            uint2 found[AT_ONCE];
+            int count = (fours - i + THREADS - 1) / THREADS;
+            await_pairs(found, from + 2 * i, 2 * THREADS, count, incoming.round);
 #pragma unroll
             for (int u = 0; u < AT_ONCE; ++u) {
-                int at = i + u * THREADS;
-                if (at < fours) store_shared_8(vectors + row * pitch + 8 * at, await_pair(from + 2 * at, seen[u], incoming.round));
+                if (u < count) store_shared_8(vectors + row * pitch + 8 * (i + u * THREADS), found[u]);
             }
         }
     }
@@ -58,6 +61,7 @@ __device__ void embed(const Step& s, uint32_t residual, float (&squares)[ROWS]) 
     for (int row = 0; row < ROWS; ++row) {
         if (row >= s.rows) continue;
         const uint2* from = reinterpret_cast<const uint2*>(s.embedding + s.ids[row] * s.hidden);
+#pragma unroll 1
         for (int i = threadIdx.x; i < fours; i += THREADS) {
             uint2 v = from[i];
             squares[row] += square_sum(v);
@@ -70,29 +74,24 @@ __device__ void embed(const Step& s, uint32_t residual, float (&squares)[ROWS]) 
 template <int ROWS>
 __device__ void add(const Step& s, uint32_t residual, const Incoming& incoming, float (&squares)[ROWS],
                     const Trace& trace, int first_mark) {
-    constexpr int AT_ONCE = ROWS >= 4 ? 1 : 4 / ROWS;
+    constexpr int AT_ONCE = 4;
     int fours = s.hidden / 4;
     incoming.await_most(s);
     trace.mark(first_mark);
-    for (int i = threadIdx.x; i < fours; i += AT_ONCE * THREADS) {
-        uint4 seen[AT_ONCE][ROWS];
 #pragma unroll
-        for (int u = 0; u < AT_ONCE; ++u) {
+    for (int row = 0; row < ROWS; ++row) {
+        if (row >= s.rows) continue;
+        const Packet* from = incoming.packets + row * s.hidden / 2;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < fours; i += AT_ONCE * THREADS) {
+            uint2 found[AT_ONCE];
+            int count = (fours - i + THREADS - 1) / THREADS;
+            await_pairs(found, from + 2 * i, 2 * THREADS, count, incoming.round);
 #pragma unroll
-            for (int row = 0; row < ROWS; ++row) {
-                int at = min(row, s.rows - 1) * s.hidden / 2 + 2 * min(i + u * THREADS, fours - 1);
-                seen[u][row] = peek_pair(incoming.packets + at);
-            }
-        }
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; ++u) {
-#pragma unroll
-            for (int row = 0; row < ROWS; ++row) {
-                int at = i + u * THREADS;
-                if (at >= fours || row >= s.rows) continue;
-                const Packet* from = incoming.packets + row * s.hidden / 2 + 2 * at;
-                uint2 v = await_pair(from, seen[u][row], incoming.round);
-                uint32_t place = residual + row * s.hidden * 2 + 8 * at;
+            for (int u = 0; u < AT_ONCE; ++u) {
+                if (u >= count) continue;
+                uint2 v = found[u];
+                uint32_t place = residual + row * s.hidden * 2 + 8 * (i + u * THREADS);
                 uint2 r = load_shared_8(place);
                 v.x = pack(low_of(v.x) + low_of(r.x), high_of(v.x) + high_of(r.x));
                 v.y = pack(low_of(v.y) + low_of(r.y), high_of(v.y) + high_of(r.y));
@@ -109,6 +108,7 @@ __device__ void add_and_norm(const Step& s, uint32_t shared_sums, uint32_t resid
                              const bf16* gain, const Incoming& incoming, const Trace& trace, int first_mark) {
     int fours = s.hidden / 4, pitch = vector_pitch(s.hidden);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
     for (int i = threadIdx.x; i < fours; i += THREADS) copy_8_bytes(gain_at + 8 * i, gain + 4 * i);
     float squares[ROWS] = {};
     if (incoming.packets == nullptr) {
@@ -131,6 +131,7 @@ __device__ void add_and_norm(const Step& s, uint32_t shared_sums, uint32_t resid
         for (int distance = WARPS / 2; distance > 0; distance >>= 1) sum += __shfl_xor_sync(~0u, sum, distance);
         if (row >= s.rows) continue;
         float scale = rsqrtf(__fdividef(sum, s.hidden) + s.eps);
+#pragma unroll 1
         for (int i = threadIdx.x; i < fours; i += THREADS) {
             uint2 r = load_shared_8(residual + row * s.hidden * 2 + 8 * i), g = load_shared_8(gain_at + 8 * i);
             uint2 x;

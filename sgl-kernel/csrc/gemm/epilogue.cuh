@@ -21,15 +21,26 @@ struct Target {
 
 __device__ __forceinline__ float rounded(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
 
-// gate(g) * up of values that are rounded first, as if the product had been written and read again.
+// gate(g) * up.
+__device__ __forceinline__ float gate_rounded(const Gate& of, float g, float up) {
+  return __fdividef(g, 1.0f + __expf(-g * (of.a + of.b * g * g))) * up;
+}
+
+// The same of values that are rounded first, as if the product had been written and read again.
 __device__ __forceinline__ float gate(const Gate& of, float g, float up) {
-  g = rounded(g);
-  return __fdividef(g, 1.0f + __expf(-g * (of.a + of.b * g * g))) * rounded(up);
+  return gate_rounded(of, rounded(g), rounded(up));
 }
 
 __device__ __forceinline__ uint32_t packed(float low, float high) {
   __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<uint32_t*>(&pair);
+}
+
+// gate_rounded of two pairs.
+__device__ __forceinline__ uint32_t gate_pairs(const Gate& of, uint32_t gates, uint32_t ups) {
+  const float2 g = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&gates));
+  const float2 up = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&ups));
+  return packed(gate_rounded(of, g.x, up.x), gate_rounded(of, g.y, up.y));
 }
 
 __device__ __forceinline__ void swap_lanes(uint32_t& low, uint32_t& high, int lane_bit, bool upper) {
@@ -73,25 +84,30 @@ __device__ __forceinline__ void store_blocks(const Target& to, const float (&d)[
   }
 }
 
-// A whole tile of TILE weight rows straight from the registers of its warpgroup.
+// To the sums of a tile of TILE weight rows whose first column is `column`.
+template <int TILE>
+__device__ __forceinline__ void add_bias(const Target& to, float (&d)[TILE / 2], int column) {
+  if (to.bias == nullptr) return;
+#pragma unroll
+  for (int j = 0; j < TILE / 8; ++j) {
+    const int second = to.gated && j >= TILE / 16;
+    const int inside = column + 8 * (j - second * (TILE / 16)) + threadIdx.x % 4 * 2;
+    if (inside < to.width) {
+      const float2 added = __bfloat1622float2(
+          *reinterpret_cast<const __nv_bfloat162*>(to.bias + second * to.width + inside));
+      d[4 * j] += added.x, d[4 * j + 1] += added.y;
+      d[4 * j + 2] += added.x, d[4 * j + 3] += added.y;
+    }
+  }
+}
+
+// A whole tile straight from the registers of its warpgroup.
 template <int TILE>
 __device__ __forceinline__ void store_sums(const Target& to, float (&d)[TILE / 2], int tile, int first_row) {
   const int thread = threadIdx.x % 128, lane = thread % 32;
   const int row = first_row + thread / 32 * 16 + lane / 4;
   const int column = tile * (to.gated ? TILE / 2 : TILE);
-  if (to.bias != nullptr) {
-#pragma unroll
-    for (int j = 0; j < TILE / 8; ++j) {
-      const int second = to.gated && j >= TILE / 16;
-      const int inside = column + 8 * (j - second * (TILE / 16)) + lane % 4 * 2;
-      if (inside < to.width) {
-        const float2 added = __bfloat1622float2(
-            *reinterpret_cast<const __nv_bfloat162*>(to.bias + second * to.width + inside));
-        d[4 * j] += added.x, d[4 * j + 1] += added.y;
-        d[4 * j + 2] += added.x, d[4 * j + 3] += added.y;
-      }
-    }
-  }
+  add_bias<TILE>(to, d, column);
   if (to.gated) {
 #pragma unroll
     for (int i = 0; i < TILE / 4; ++i) d[i] = gate(to.gate, d[i], d[i + TILE / 4]);
@@ -100,6 +116,51 @@ __device__ __forceinline__ void store_sums(const Target& to, float (&d)[TILE / 2
     store_blocks<TILE / 8>(to, d, row, column, lane);
   }
 }
+
+// A gated tile whose sums are there, rounded. It goes to memory piece by piece while the next one is multiplied.
+template <int TILE>
+struct Finished {
+  static constexpr int BLOCKS = TILE / 16;            // of eight columns
+  static constexpr int PIECES = (BLOCKS + 3) / 4 * 2;  // four of them in every eighth row
+
+  uint32_t pairs[TILE / 4];
+  __nv_bfloat16* at = nullptr;  // the thread's first row, the tile's first column; null: nothing is finished
+  int rows, columns;            // that there are from there on
+
+  __device__ __forceinline__ void take(const Target& to, float (&d)[TILE / 2], int tile, int first_row) {
+    const int thread = threadIdx.x % 128;
+    const int row = first_row + thread / 32 * 16 + thread % 32 / 4, column = tile * (TILE / 2);
+    add_bias<TILE>(to, d, column);
+#pragma unroll
+    for (int i = 0; i < TILE / 4; ++i) pairs[i] = packed(d[2 * i], d[2 * i + 1]);
+    at = to.out + int64_t(row) * to.width + column;
+    rows = to.rows - row, columns = to.width - column;
+  }
+
+  template <int PIECE>
+  __device__ __forceinline__ void store(const Target& to) const {
+    constexpr int first = PIECE / 2 * 4, half = PIECE % 2;
+    const int quarter = threadIdx.x % 4, column = 8 * (first + quarter);
+    uint32_t gated[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int i = 2 * (first + j) + half;
+      gated[j] = first + j < BLOCKS ? gate_pairs(to.gate, pairs[i], pairs[i + TILE / 8]) : 0;
+    }
+    const uint4 values = block_of_lane(gated[0], gated[1], gated[2], gated[3], quarter);
+    if (first + quarter < BLOCKS && 8 * half < rows && column < columns) {
+      *reinterpret_cast<uint4*>(at + int64_t(8 * half) * to.width + column) = values;
+    }
+  }
+
+  template <int PIECE = 0>
+  __device__ __forceinline__ void store_all(const Target& to) const {
+    if constexpr (PIECE < PIECES) {
+      store<PIECE>(to);
+      store_all<PIECE + 1>(to);
+    }
+  }
+};
 
 constexpr int MAX_SPLIT = 8;  // the largest cluster that every device takes
 

@@ -72,6 +72,12 @@ __device__ __forceinline__ uint64_t evict_last() {
   return policy;
 }
 
+__device__ __forceinline__ uint64_t evict_normal() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -16,8 +16,8 @@ from mysgl_kernel.library import Launch, Library, current_stream
 
 HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
-ARCHS = ("80", "90a", "100", "103")
-"""Those whose blocks may have 130 KB of shared memory and more."""
+ARCHS = ("90a", "100", "103")
+"""Those with a copy engine that follows tensor maps, and 227 KB of shared memory for a block."""
 LEAN_JOIN_UNITS = 2048
 """From so many query heads of all rows on, one warp joins the partial results of each; below, eight do."""
 
@@ -26,6 +26,7 @@ _LIBRARIES = {
         "attention/decode.cu",
         flags=(f"-DHEAD_DIM={dim}", *(("-DHALF",) if dtype is torch.float16 else ())),
         archs=ARCHS,
+        traits={"head_dim": dim, "dtype": dtype},
     )
     for dim in HEAD_DIMS
     for dtype in DTYPES
@@ -73,6 +74,7 @@ def planned_decode(
     heads = q.shape[1] // dim
     assert q.dtype == keys.dtype == values.dtype and q.stride(1) == 1 and q.shape[1] == heads * dim
     assert keys.is_contiguous() and values.is_contiguous() and keys.shape == values.shape and heads % kv_heads == 0
+    assert keys.data_ptr() % 16 == values.data_ptr() % 16 == 0
     assert q.data_ptr() % 4 == 0 and q.stride(0) % 2 == 0 and table.stride(1) == 1
     assert items.data_ptr() % 16 == members.data_ptr() % 8 == joins.data_ptr() % 8 == 0
     assert partial.shape[1:] == (heads, dim) and partial_lse.shape == partial.shape[:2] and len(joins) >= rows
@@ -82,6 +84,7 @@ def planned_decode(
         q.stride(0),
         keys.data_ptr(),
         values.data_ptr(),
+        len(keys),
         table.data_ptr(),
         table.stride(0),
         indptr.data_ptr(),
@@ -109,7 +112,8 @@ def planned_decode(
 @cache
 def _launch(head_dim: int, dtype: torch.dtype) -> Launch:
     pointers, ints = [c_void_p], [c_int]
-    types = [c_void_p, c_long, *3 * pointers, c_long, *7 * pointers, *5 * ints, c_float, c_float, *3 * ints, c_void_p]
+    pools = [*2 * pointers, c_long, *pointers, c_long]
+    types = [c_void_p, c_long, *pools, *7 * pointers, *5 * ints, c_float, c_float, *3 * ints, c_void_p]
     return _LIBRARIES[head_dim, dtype].function("mysgl_decode_attention", *types)
 
 

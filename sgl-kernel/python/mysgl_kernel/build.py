@@ -14,14 +14,14 @@ import pkgutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import mysgl_kernel
 from mysgl_kernel import sources
 from mysgl_kernel.environ import cache_directory
-from mysgl_kernel.library import Library, present_arch
+from mysgl_kernel.library import NO_TRAITS, Library, present_arch
 from mysgl_kernel.toolchain import KernelBuildError, Nvcc, find_nvcc
 
 logger = logging.getLogger(__name__)
@@ -54,8 +54,8 @@ def build_all(
             yield running[done], error, time.perf_counter() - started
 
 
-def start_building() -> None:
-    """Compile into the cache, in the background, what this device can run and is not there yet.
+def start_building(model: Mapping[str, object] = NO_TRAITS) -> None:
+    """Compile into the cache, in the background, what this device can run for such a model and is not there yet.
 
     Whoever needs one of them meanwhile compiles it, or waits for it, as always: nobody waits behind the others. One
     that does not compile is reported by whoever needs it.
@@ -64,7 +64,9 @@ def start_building() -> None:
     if arch is None or compiler is None:
         return
     missing = [
-        library for library in declared_libraries() if library.supports(arch) and not library.built(arch, compiler)
+        library
+        for library in declared_libraries()
+        if library.supports(arch) and library.serves(model) and not library.built(arch, compiler)
     ]
     if missing:
         patient = compiler.in_background()

@@ -23,7 +23,12 @@ MARKS = 19
 """Points of time in each layer that a trace notes."""
 
 _LIBRARIES = {
-    head_dim: Library("decoder/step.cu", flags=(f"-DMYSGL_HEAD_DIM={head_dim}",), archs=("90a",))
+    head_dim: Library(
+        "decoder/step.cu",
+        flags=(f"-DMYSGL_HEAD_DIM={head_dim}",),
+        archs=("90a",),
+        traits={"head_dim": head_dim, "dtype": torch.bfloat16},
+    )
     for head_dim in (64, 128)
 }
 
@@ -108,6 +113,8 @@ class _Step(Structure):
         *((name, c_float) for name in ("eps", "qk_eps", "scale")),
         *((name, c_int) for name in ("grid", "stages", "rotation")),
         ("deals", c_int * 20),
+        ("buffers", c_longlong * 9),
+        ("places", c_int * 9),
     ]
 
 

@@ -1,4 +1,4 @@
-"""How a matrix product of up to 256 rows is cut over a Hopper device, and whether that beats cuBLAS.
+"""How a matrix product is cut over a Hopper device, and whether that beats cuBLAS: of up to 256 rows, gated of more.
 
 A model of what bounds a product, with constants fitted to 2,500 timings on one H200: twenty weights of five models, 1
 to 256 rows. The cut that it calls best is on average 2 % slower than the best that was measured. Pure arithmetic on
@@ -13,6 +13,8 @@ from functools import cache
 
 TILES = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 """Weight rows of one tile: those that are compiled."""
+WIDE_TILE = 144
+"""The smallest of those that make a library of their own."""
 DEPTH = 64
 """Inputs in one stage of the pipeline."""
 MAX_CLUSTER = 8
@@ -24,6 +26,13 @@ MAX_STAGES = 16
 MIN_REPEATED_TILE = 96
 MANY_ROWS, MAX_REPEATS = 128, 4
 """Beyond so many rows multiplying bounds a product, and cuBLAS is as even over more tiles than these for each block."""
+LEAST_MANY = 1024
+"""Rows beyond MAX_ROWS for which the gate is worth a kernel of ours: below, the last wave is too empty."""
+MANY_TILE = 256
+LATE_TILES, LATE_INPUTS = (176, 192, 224, 256), 512
+"""Those that are built with late gates: few, for they take long to compile. So many inputs leave time for the gate."""
+ROW_GROUP = 16
+"""Blocks of 256 rows that go through a weight together: about as many as fit into the cache beside its tiles."""
 MIN_BLOCKS = 90
 """A cut that keeps fewer processors busy is not considered."""
 
@@ -47,6 +56,8 @@ class Form:
 
 FORMS = (Form(1, False), Form(2, False), Form(3, False), Form(1, True), Form(2, True))
 MAX_ROWS = max(form.rows for form in FORMS)
+LATE_FORM = Form(2, True)
+"""Of products whose gate is worked out beside the next tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,8 @@ class Plan:
     split: int
     clusters: int
     shared_bytes: int = SHARED_BYTES[0]
+    row_group: int = 1
+    """With more rows than the form takes: how many times as many go through the weight together."""
 
     @property
     def cluster(self) -> int:
@@ -81,13 +94,32 @@ def takes_tile(form: Form, tile: int) -> bool:
 def best_plan(device: Device, rows: int, outputs: int, inputs: int, gated: bool) -> Plan | None:
     """None where cuBLAS, followed by the gate, is quicker, or where the copy engine does not take the shape."""
     width = outputs // 2 if gated else outputs
-    if not 0 < rows <= MAX_ROWS or inputs % 8 or width % 8:
+    if rows < 1 or inputs % 8 or width % 8:
         return None
+    if rows > MAX_ROWS:
+        return plan_of_many(device, rows, outputs, inputs) if gated else None
     plans = candidates(device, rows, outputs, inputs)
     best = min(plans, key=lambda plan: microseconds(plan, rows, outputs, inputs), default=None)
     if best is None or microseconds(best, rows, outputs, inputs) > cublas(rows, outputs, inputs, gated):
         return None
     return best
+
+
+def plan_of_many(device: Device, rows: int, outputs: int, inputs: int) -> Plan | None:
+    """The gated product of more than MAX_ROWS rows."""
+    if rows < LEAST_MANY or inputs < LATE_INPUTS:
+        return None
+    plan = Plan(LATE_FORM, MANY_TILE, 1, device.clusters[LATE_FORM.blocks - 1], row_group=ROW_GROUP)
+    waves = -(-(-(-outputs // MANY_TILE) * -(-rows // LATE_FORM.rows)) // plan.clusters)
+    ours = 2 + waves * (0.5 + 0.8 * -(-inputs // DEPTH))
+    return plan if ours < cublas_of_many(rows, outputs, inputs) else None
+
+
+def has_late_gate(plan: Plan, rows: int, outputs: int, inputs: int) -> bool:
+    """Whether a gated product has its gate worked out beside the next tile: where blocks have several in turn."""
+    repeated = rows > plan.form.rows or -(-outputs // plan.tile) > plan.clusters
+    possible = plan.form == LATE_FORM and plan.split == 1 and plan.tile in LATE_TILES and inputs >= LATE_INPUTS
+    return repeated and possible
 
 
 def candidates(device: Device, rows: int, outputs: int, inputs: int) -> Iterator[Plan]:
@@ -170,6 +202,18 @@ def cublas(rows: int, outputs: int, inputs: int, gated: bool) -> float:
     Within 7 % on average over those weights; few inputs make it quick to start.
     """
     read, multiply = outputs * inputs * 2 / 4.6e6, rows * outputs * inputs * 2 / 8e8
-    gate = 1.4 + rows * outputs * 3 / 4.3e6 if gated else 0.0
+    gate = gate_microseconds(rows, outputs) if gated else 0.0
     streams = float((read**2.23 + (0.865 * multiply) ** 2.23) ** (1 / 2.23))
     return 1.84 + 1.32 * min(inputs, 3072) / 1024 + 1.118 * streams + gate
+
+
+def cublas_of_many(rows: int, outputs: int, inputs: int) -> float:
+    """The same for many rows, gated: at the clocks that are left to the tensor cores after some time."""
+    return (
+        1.84 + 1.32 * min(inputs, 3072) / 1024 + rows * outputs * inputs * 2 / 6.7e8 + gate_microseconds(rows, outputs)
+    )
+
+
+def gate_microseconds(rows: int, outputs: int) -> float:
+    """Of the gate's own kernel, which reads the product and writes half as much."""
+    return 1.4 + rows * outputs * 3 / 4.3e6

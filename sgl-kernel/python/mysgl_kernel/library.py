@@ -12,7 +12,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
@@ -30,6 +30,8 @@ OLDEST = 80
 """The oldest compute capability, times ten, that any source is written for."""
 
 Launch = Callable[..., None]
+
+NO_TRAITS: Mapping[str, object] = {}
 
 
 @cache
@@ -53,12 +55,21 @@ class Library:
     declared: list[Library] = []
     """Every library that a module of this package declares: what is built ahead of time."""
 
-    def __init__(self, source: str, *, flags: tuple[str, ...] = (), archs: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        flags: tuple[str, ...] = (),
+        archs: tuple[str, ...] = (),
+        traits: Mapping[str, object] = NO_TRAITS,
+    ) -> None:
         """`source` is relative to csrc. `flags` go to nvcc beside the common ones. `archs` are the only
-        architectures that the source is written for; any from sm_80 on if empty."""
+        architectures that the source is written for; any from sm_80 on if empty. `traits`: of the models that have a
+        use for it (head_dim, dtype)."""
         self.source = source
         self.flags = flags
         self.archs = archs
+        self.traits = traits
         Library.declared.append(self)
 
     def __repr__(self) -> str:
@@ -87,6 +98,10 @@ class Library:
     def supports(self, arch: str) -> bool:
         """Whether the source is written for this architecture."""
         return arch in self.archs if self.archs else int(arch.rstrip("af")) >= OLDEST
+
+    def serves(self, model: Mapping[str, object]) -> bool:
+        """Whether a model with these traits may have a use for it. What is not told is not known."""
+        return all(model.get(name, value) == value for name, value in self.traits.items())
 
     def built(self, arch: str, compiler: Nvcc | None) -> Path | None:
         """The library as a file, if it is there already. Without a compiler, whichever compiler made it."""

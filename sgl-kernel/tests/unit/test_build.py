@@ -6,13 +6,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from workshop import Workshop
 
 from mysgl_kernel import build, sources
 from mysgl_kernel.environ import cache_directory
 from mysgl_kernel.library import Library
 from mysgl_kernel.toolchain import find_nvcc
-
-from .conftest import Workshop
 
 
 @pytest.fixture
@@ -58,6 +57,16 @@ def test_a_server_has_what_is_missing_compiled_meanwhile(workshop: Workshop, two
     assert workshop.compiled == 2
     build.start_building()
     assert not [thread for thread in threading.enumerate() if thread.name == "kernel build"]
+
+
+def test_only_what_serves_the_model_is_compiled_meanwhile(workshop: Workshop, two: list[Library]) -> None:
+    two[0].traits, two[1].traits = {"head_dim": 64}, {"dtype": "bfloat16"}
+    build.start_building({"head_dim": 128, "dtype": "bfloat16"})
+    for thread in threading.enumerate():
+        if thread.name == "kernel build":
+            thread.join(30)
+    assert [path.name.split(".")[0] for path in workshop.cache.glob("*.so")] == ["area-more"]
+    assert two[0].serves({}) and not two[0].serves({"head_dim": 128})
 
 
 def test_a_background_failure_is_told_by_who_needs_it(workshop: Workshop, two: list[Library]) -> None:

@@ -15,6 +15,7 @@ from mysgl_kernel.gemm_plan import (
     Form,
     best_plan,
     candidates,
+    has_late_gate,
     microseconds,
     takes_tile,
 )
@@ -49,9 +50,28 @@ def test_wide_weights_are_cut_here(rows: int) -> None:
     assert plan is not None and -(-28672 // plan.tile) * plan.split * plan.form.blocks > 100
 
 
+@pytest.mark.parametrize("rows", [1024, 2048, 8192, 8200, 100_000])
+def test_gates_of_many_rows_are_worked_out_here(rows: int) -> None:
+    plan = best_plan(H200, rows, 28672, 4096, True)
+    assert plan is not None and plan.split == 1 and plan.clusters == 66 and plan.row_group > 1
+    assert has_late_gate(plan, rows, 28672, 4096)
+    assert best_plan(H200, rows, 28672, 4096, False) is None
+    assert best_plan(H200, rows, 28672, 256, True) is None
+
+
+def test_gates_are_late_where_blocks_have_several_tiles() -> None:
+    plan = best_plan(H200, 256, 28672, 4096, True)
+    assert plan is not None and has_late_gate(plan, 256, 28672, 4096)
+    assert not has_late_gate(plan, 256, plan.tile * plan.clusters, 4096)
+    assert not has_late_gate(plan, 256, 28672, 256)
+    few = best_plan(H200, 64, 28672, 4096, True)
+    assert few is not None and not has_late_gate(few, 64, 28672, 4096)
+
+
 def test_what_does_not_fit_is_left_to_others() -> None:
     assert best_plan(H200, 0, 4096, 4096, False) is None
     assert best_plan(H200, MAX_ROWS + 1, 4096, 4096, False) is None
+    assert best_plan(H200, MAX_ROWS + 1, 28672, 4096, True) is None
     assert best_plan(H200, 64, 4095, 4096, False) is None
     assert best_plan(H200, 64, 4096 + 8, 4096, True) is None  # half of it is no multiple of 8
     assert best_plan(H200, 64, 4096, 4097, False) is None

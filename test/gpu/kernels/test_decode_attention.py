@@ -117,3 +117,20 @@ def test_one_long_row_among_short_ones() -> None:
     case.keys, case.values = (torch.randn(shape, device="cuda").to(torch.bfloat16) for _ in "kv")
     case.q = torch.randn(31, case.spec.num_heads * 128, device="cuda").to(torch.bfloat16)
     assert_close(case.run(None), case.expected(), TOLERANCE[torch.bfloat16])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_broken_key_breaks_who_reads_it(seed: int) -> None:
+    """Who reads a NaN must show it, in one piece or in many, and nobody else."""
+    case = Case(200 + seed, 128, torch.bfloat16)
+    whole = case.run(case.shared)
+    locations = [
+        case.rows.locations(row, int(length), case.page_size)[-(case.spec.window or int(length)) :]
+        for row, length in enumerate(case.seq_lens)
+    ]
+    broken = case.rng.choice(locations[int(case.rng.integers(len(locations)))])
+    reads = torch.tensor([bool((at == broken).any()) for at in locations], device="cuda")
+    case.keys[int(broken)] = float("nan")
+    found = case.run(case.shared)
+    assert found[reads].isnan().all()
+    assert torch.equal(found[~reads], whole[~reads])

@@ -49,7 +49,7 @@ def step(driver: Driver, ids: list[int]) -> tuple[list[int], Tensor]:
     driver.lengths = [length + 1 for length in driver.lengths]
     batch = worker_batch(rows, driver.pages, mode=ForwardMode.DECODE, sampling=columns(driver.choices))
     tokens = driver.worker.forward_batch_generation(batch).complete().tokens.tolist()
-    return tokens, captured_for(driver.worker, len(ids)).logits[: len(ids)].float().cpu()
+    return tokens, captured_for(driver.worker, len(ids)).left.logits[: len(ids)].float().cpu()
 
 
 def captured_for(worker: TpModelWorker, rows: int) -> Captured:

@@ -2,6 +2,7 @@
 
 import importlib.util
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import (
+    ON_DEVICE,
+    HiddenColumns,
     LogitEdits,
     LogprobColumns,
     ModelWorkerBatch,
@@ -21,6 +24,9 @@ from mysglang.srt.forward.worker_batch import (
     PenaltyRows,
     TableWrites,
 )
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.model_executor import kv_setup, model_runner
+from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.tp_worker import TpModelWorker
@@ -33,6 +39,9 @@ CUDA = RunnerConfig(device="cuda", max_total_tokens=2000, max_running_requests=1
 BACKENDS = ["triton", "torch_native", "sgl_kernel"]
 BACKENDS += ["flashinfer"] * (importlib.util.find_spec("flashinfer") is not None)
 GRAPHS = [name for name in BACKENDS if name != "torch_native"]
+
+NEAR = 0.1
+"""Distance of distributions that differ by the rounding of bfloat16 alone; without a prompt's first token it is 0.3."""
 
 
 def chosen(backend: str) -> dict[str, str]:
@@ -50,6 +59,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def make_worker(folder: str, dtype: str = "float32", **changes: object) -> TpModelWorker:
     config = ModelConfig.from_path(folder, dtype=dtype)
     return TpModelWorker(replace(CUDA, **changes), config, LoadConfig())
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest between two distributions of the same place: the sum of the differences of all probabilities."""
+    return float(np.abs(one - other).sum(axis=-1).max())
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +86,15 @@ def test_float32_tokens_are_those_of_the_cpu(
 @pytest.mark.parametrize("choices", [[GREEDY] * 5, CHOICES], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("backend", GRAPHS)
 def test_replayed_steps_are_eager_steps(folder: str, backend: str, choices: list[Choice]) -> None:
-    """Captured at just the batch's size, so that every kernel is the same."""
+    """Captured at just the batch's size. A prompt that is replayed attends with other kernels in its last layer."""
     options = {"dtype": "bfloat16", **chosen(backend)}
-    replayed = Driver.start(make_worker(folder, cuda_graph_bs=(5,), **options), choices).generate(PROMPTS, 24)
-    eager = Driver.start(make_worker(folder, disable_cuda_graph=True, **options), choices).generate(PROMPTS, 24)
-    same = np.array(replayed) == np.array(eager)
-    # Splits of keys may differ, and a random bf16 model has near ties; what follows one differs.
-    assert same[:, :4].all() and same.mean() > 0.7
+    worker, other = (
+        make_worker(folder, cuda_graph_bs=(5,), disable_cuda_graph=eager, **options) for eager in (False, True)
+    )
+    answers = Driver.start(worker, choices).generate(PROMPTS, 24)
+    again, replayed = Driver.start(worker, choices).teach(PROMPTS, answers)
+    assert again == answers  # tokens that only the device knew are those that the host feeds
+    assert distance(replayed, Driver.start(other, choices).teach(PROMPTS, answers)[1]) < NEAR
 
 
 @pytest.mark.skipif("flashinfer" not in BACKENDS, reason="FlashInfer is not installed")
@@ -95,33 +111,20 @@ def test_replayed_prompts_are_eager_prompts(
     graphs, none = (worker._runner._prompts for worker in workers)
     assert isinstance(graphs, PromptGraphRunner) and not isinstance(none, PromptGraphRunner)
     prompts = [np.random.default_rng(9).integers(3, VOCAB_SIZE, 150).tolist(), *PROMPTS]
-    choices = [GREEDY, *CHOICES]
-    replayed, eager = (np.array(Driver.start(worker, choices).generate(prompts, 8, chunk)) for worker in workers)
-    # A random bf16 model has near ties, and what follows one differs.
-    assert (replayed == eager)[:, :2].mean() > 0.9 and (replayed == eager).mean() > 0.7
+    drivers = [Driver.start(worker, [GREEDY, *CHOICES]) for worker in (workers[0], *workers)]
+    answers = drivers[0].generate(prompts, 8, chunk)
+    replayed, eager = (driver.teach(prompts, answers, chunk)[1] for driver in drivers[1:])
+    assert distance(replayed, eager) < NEAR
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bfloat16_logprobs_are_near_those_of_float32(folder: str, backend: str) -> None:
-    found = {}
-    for dtype, options in {"float32": {"device": "cpu"}, "bfloat16": chosen(backend)}.items():
-        worker = make_worker(folder, dtype, **options)
-        driver = Driver.start(worker, [GREEDY] * 5)
-        batch = worker_batch([Row(slot, prompt) for slot, prompt in enumerate(PROMPTS)], driver.pages)
-        none = np.zeros(0, dtype=np.int32)
-        wanted = LogprobColumns(
-            rows=np.ones(5, dtype=np.bool_),
-            top_num=np.zeros(5, dtype=np.int32),
-            token_ids=[np.arange(VOCAB_SIZE, dtype=np.int32)] * 5,
-            prompt_positions=none,
-            prompt_targets=none,
-            prompt_counts=np.zeros(5, dtype=np.int32),
-        )
-        output = worker.forward_batch_generation(replace(batch, logprobs=wanted)).complete().output_logprobs
-        assert output is not None
-        found[dtype] = np.exp(output.token_ids_vals.reshape(5, -1))
-    distance = np.abs(found["float32"] - found["bfloat16"]).sum(axis=1)
-    assert distance.max() < 0.1, distance
+    places = [[0]] * len(PROMPTS)
+    exact, found = (
+        Driver.start(make_worker(folder, dtype, **options), [GREEDY] * 5).teach(PROMPTS, places)[1]
+        for dtype, options in (("float32", {"device": "cpu"}), ("bfloat16", chosen(backend)))
+    )
+    assert distance(exact, found) < NEAR
 
 
 @pytest.mark.parametrize("backend", GRAPHS)
@@ -177,16 +180,21 @@ def test_more_table_writes_than_a_captured_step_takes(folder: str, on_cpu: list[
     assert [*zip(first, output.tokens.tolist(), strict=True)] == [tuple(row[:2]) for row in on_cpu]
 
 
-def test_a_broken_row_is_alone_in_a_replay(folder: str) -> None:
+def test_a_broken_row_is_alone_in_a_replay(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NaN in one row's cached keys."""
-    worker = make_worker(folder, "bfloat16")
-    driver = Driver.start(worker, [GREEDY] * 5)
+    pools: list[KvPool] = []
+
+    def make_pool(*args: Any) -> tuple[KvPool, DeviceTables]:
+        pool, tables = kv_setup.make_pool(*args)
+        pools.append(pool)
+        return pool, tables
+
+    monkeypatch.setattr(model_runner, "make_pool", make_pool)
+    driver, good = (Driver.start(make_worker(folder, "bfloat16"), [GREEDY] * 5) for _ in range(2))
     driver.prefill(PROMPTS)
-    good = Driver.start(make_worker(folder, "bfloat16"), [GREEDY] * 5)
     good.prefill(PROMPTS)
-    backend = worker._runner._eager._backend
     location = int(driver.pages.locations(2, 3, 1)[0])
-    backend.kv_pool.slots(0)[0][location] = float("nan")
+    pools[0].slots(0)[0][location] = float("nan")
     broken, whole = np.array(driver.decode(3)), np.array(good.decode(3))
     assert (broken[2] == -1).all()
     assert np.array_equal(np.delete(broken, 2, 0), np.delete(whole, 2, 0))
@@ -233,3 +241,36 @@ def test_nothing_on_the_way_synchronises(folder: str, backend: str) -> None:
         output = result.complete()
         assert output.output_logprobs is not None
         assert np.isfinite(output.output_logprobs.chosen).all()
+
+
+def hidden_of(worker: TpModelWorker, steps: int) -> list[np.ndarray]:
+    """The hidden states of all prompts' tokens, and of those of some decode steps; of all rows but one."""
+    driver = Driver.start(worker, [GREEDY] * len(PROMPTS))
+    batch = worker_batch([Row(slot, prompt) for slot, prompt in enumerate(PROMPTS)], driver.pages)
+    results = [worker.forward_batch_generation(with_hidden(batch))]
+    driver.lengths = [len(prompt) for prompt in PROMPTS]
+    for _ in range(steps):
+        rows = [Row(slot, [ON_DEVICE], length) for slot, length in enumerate(driver.lengths)]
+        driver.lengths = [length + 1 for length in driver.lengths]
+        step = worker_batch(rows, driver.pages, mode=ForwardMode.DECODE)
+        results.append(worker.forward_batch_generation(with_hidden(step)))
+    outputs = [result.complete().hidden for result in results]
+    assert all(output is not None for output in outputs)
+    return [output for output in outputs if output is not None]
+
+
+def with_hidden(batch: ModelWorkerBatch) -> ModelWorkerBatch:
+    """Asks for the hidden states of all tokens but those of row 1."""
+    counts = np.where(np.arange(batch.num_rows) == 1, 0, batch.extend_lens).astype(np.int32)
+    rows = np.repeat(np.arange(batch.num_rows), batch.extend_lens)
+    return replace(batch, hidden=HiddenColumns(np.flatnonzero(rows != 1).astype(np.int32), counts))
+
+
+@pytest.mark.parametrize("disable_cuda_graph", [False, True])
+def test_hidden_states_are_those_of_the_cpu(folder: str, disable_cuda_graph: bool) -> None:
+    """Those of replayed steps too, which are copied before the next replay."""
+    options = {"enable_return_hidden_states": True, "disable_cuda_graph": disable_cuda_graph}
+    found = hidden_of(make_worker(folder, **options), 4)
+    expected = hidden_of(make_worker(folder, device="cpu"), 4)
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape and np.abs(one - other).max() < 1e-2 * np.abs(other).max()

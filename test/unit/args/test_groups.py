@@ -19,8 +19,12 @@ OWN_OPTIONS = {
     "drain_timeout",
     "file_storage_gb",
     "grammar_compile_timeout",
+    "logit_processor",  # SGLang takes code from requests instead
     "max_batch_lines",
+    "req_running_timeout",  # SGLang reads these two from its environment
+    "req_waiting_timeout",
     "write_timeout",
+    "fair_share_by",
 }
 
 
@@ -49,7 +53,7 @@ def test_flat_and_back() -> None:
 
 def test_all_strangers_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        from_flat(ArgGroups, {"enable_metrics": True, "pagesize": 4, "page_size": 4})
+        from_flat(ArgGroups, {"enable_trace": True, "pagesize": 4, "page_size": 4})
     assert len(caught.value.problems) == 2
 
 

@@ -44,6 +44,8 @@ def test_a_repository_may_be_fetched_later() -> None:
         (CPU, {"reasoning_parser": "<a>..."}, "or two tags as <start>...<end>"),
         (CPU, {"tool_call_parser": "qwen9"}, "--tool-call-parser must be one of auto, none"),
         (CPU, {"chunked_prefill_size": 0}, "--chunked-prefill-size 0"),
+        (CPU, {"radix_eviction_policy": "priority"}, "--radix-eviction-policy priority: only with"),
+        (CPU, {"radix_eviction_policy": "lfu", "disable_radix_cache": True}, "nothing is kept that could be evicted"),
         (CPU, {"chunked_prefill_size": 8, "page_size": 16}, "--chunked-prefill-size must be at least --page-size (16)"),
         (CPU, {"schedule_conservativeness": 0.0}, "--schedule-conservativeness must be greater than 0"),
         (CPU, {"page_size": 3}, "--page-size 3: give a power of two"),

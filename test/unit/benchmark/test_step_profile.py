@@ -45,6 +45,6 @@ def test_figures_are_of_one_step() -> None:
     assert (found["latency_ms"], found["host_launch_ms"], found["busy_ms"]) == (0.1, 0.02, 0.05)
     assert found["idle_share"] == pytest.approx(0.5) and found["kernels"] == 2
     assert by_kernel(steps, 2) == [
-        {"kernel": "b", "count": 1, "total_us": 35, "median_us": 35},
-        {"kernel": "a", "count": 1, "total_us": 15, "median_us": 15},
+        {"kernel": "b", "count": 1, "median_us": 35, "median_added_us": 35, "added_us": 35},
+        {"kernel": "a", "count": 1, "median_us": 15, "median_added_us": 15, "added_us": 15},
     ]

@@ -110,6 +110,32 @@ def test_whatever_is_drawn_is_valid(backend: GrammarBackend, schema: dict[str, A
     assert_is(json.loads(walk(backend, matcher, random.Random(seed))), schema)
 
 
+STRINGS: list[dict[str, Any]] = [
+    {"type": "string", "maxLength": 6},
+    {"type": ["string", "null"], "minLength": 3, "maxLength": 5},
+    {"type": "string", "pattern": "^.{1,5}$"},
+    {"type": "string", "pattern": "^[^a]{4}$"},
+]
+
+
+def test_a_constant_beside_a_bounded_string() -> None:
+    schema = {"type": "object", "properties": {"éa": {"enum": ["京b🗼c"]}, "s": {"type": "string", "maxLength": 3}}}
+    schema |= {"required": ["éa", "s"], "additionalProperties": False}
+    backend = backend_named("xgrammar")
+    grammar = compiled(backend, "json_schema", json.dumps(schema))
+    value = json.loads(walk(backend, grammar.matcher(), random.Random(1), free=8))
+    assert value["éa"] == "京b🗼c" and len(value["s"]) <= 3
+
+
+@pytest.mark.parametrize("schema", STRINGS, ids=str)
+def test_a_bounded_string_is_json(schema: dict[str, Any]) -> None:
+    backend = backend_named("xgrammar")
+    grammar = compiled(backend, "json_schema", json.dumps(schema))
+    for seed in range(60):
+        value = json.loads(walk(backend, grammar.matcher(), random.Random(seed), free=8))
+        assert value is None or len(value) <= schema.get("maxLength", 5)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_schema(backend: GrammarBackend, seed: int) -> None:
     grammar = compiled(backend, "json_schema", json.dumps(PERSON))

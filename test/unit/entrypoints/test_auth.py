@@ -10,7 +10,7 @@ from fixtures.scripted_engine import Served, serve
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import is_loopback
 
-OPEN = {"/health", "/health_generate", "/ready"}
+OPEN = {"/ping", "/health", "/health_generate", "/ready"}
 ADMIN = {"/flush_cache", "/abort_request"}
 
 
@@ -31,6 +31,7 @@ def spellings(path: str) -> list[str]:
     return [way for way in ways if way not in OPEN]
 
 
+@pytest.mark.promise(38)
 async def test_only_named_paths_are_open() -> None:
     async with serve(options=AppOptions(api_keys=("k",))) as served:
         opened = set()

@@ -64,6 +64,7 @@ async def test_undeclared_excess_is_refused_when_it_shows() -> None:
     assert len(taken) == 2
 
 
+@pytest.mark.promise(13)
 async def test_a_client_that_leaves_in_its_body() -> None:
     read, _ = request([b"{"], cut=True)
     with pytest.raises(ClientDisconnected):
@@ -169,6 +170,7 @@ def test_what_asks_for_nothing_may_be_sent(value: object) -> None:
     assert validate(Sample, {"maybe": value}) == Sample()
 
 
+@pytest.mark.promise(31)
 @pytest.mark.parametrize("value", [True, 1, 0.0, {"type": "json_object"}, "", []])
 def test_what_is_not_served_is_refused_by_name(value: object) -> None:
     with pytest.raises(InvalidRequest, match="maybe: not supported by this server, except False or 0") as error:

@@ -50,6 +50,7 @@ def test_the_death_of_the_engine_has_a_word_of_its_own() -> None:
     assert "scheduler_TP0 was killed by signal 9" in facts.message
 
 
+@pytest.mark.promise(11)
 def test_promise_11_a_shutdown_is_told_apart_from_a_death() -> None:
     facts = describe(ShuttingDown("time is up"))
     assert (facts.status, facts.type, facts.code) == (503, "ShuttingDownError", "shutting_down")

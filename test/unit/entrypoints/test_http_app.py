@@ -74,6 +74,7 @@ async def test_who_leaves_is_aborted_at_once(path: str, stream: bool, script: Sc
     assert b"[DONE]" not in b"".join(message.get("body", b"") for message in connection.sent)
 
 
+@pytest.mark.promise(13)
 async def test_who_leaves_while_tokenizing_never_reaches_the_engine() -> None:
     async with serve(silent) as served:
         tokenizing, go_on = asyncio.Event(), asyncio.Event()
@@ -152,6 +153,7 @@ def mutated(chance: random.Random, path: str) -> dict[str, Any]:
     return body
 
 
+@pytest.mark.promise(32)
 @pytest.mark.parametrize("seed", range(4))
 async def test_no_body_brings_it_down(seed: int) -> None:
     """Whatever is sent, the answer is a good one or names what is wrong; and the next request is served."""

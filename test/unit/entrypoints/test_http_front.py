@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from mysglang.srt.entrypoints.http_front import Gate
+from mysglang.srt.errors import WorkerDied
+from mysglang.srt.managers.board import Board, Column
 
 Message = MutableMapping[str, Any]
 
@@ -53,31 +55,27 @@ async def test_open_then_closed_with_a_reason() -> None:
     app.released.set()
     gate.open(app)
     assert await ask(gate) == (200, b"here", {})
-    gate.close("Enough.")
+    gate.close(WorkerDied("Enough."))
     status, body, _ = await ask(gate)
-    assert status == 503 and b"Enough." in body
+    assert status == 503 and b"Enough." in body and b"engine_dead" in body
 
 
-async def test_who_is_inside_is_not_disturbed_and_is_waited_for() -> None:
-    gate, app = Gate(), SlowApp()
+async def test_who_is_inside_is_not_disturbed_and_is_counted() -> None:
+    board, app = Board.alone(), SlowApp()
+    gate = Gate(board)
     gate.open(app)
     inside = [asyncio.create_task(ask(gate)) for _ in range(2)]
     await asyncio.sleep(0)
-    assert gate.open_requests == 2
-    gate.close("Enough.")
-    assert not await gate.emptied(timeout=0.01)
+    assert board.total(Column.OPEN_REQUESTS) == 2
+    gate.close(WorkerDied("Enough."))
     app.released.set()
-    assert await gate.emptied(timeout=5)
     assert [(await task)[0] for task in inside] == [200, 200]
-    assert gate.open_requests == 0
-
-
-async def test_an_empty_gate_is_empty_at_once() -> None:
-    assert await Gate().emptied(timeout=0)
+    assert board.total(Column.OPEN_REQUESTS) == 0
 
 
 async def test_a_request_that_fails_or_is_cancelled_has_left() -> None:
-    gate = Gate()
+    board = Board.alone()
+    gate = Gate(board)
 
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError("broken")
@@ -90,4 +88,4 @@ async def test_a_request_that_fails_or_is_cancelled_has_left() -> None:
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert await gate.emptied(timeout=0)
+    assert board.total(Column.OPEN_REQUESTS) == 0

@@ -97,6 +97,19 @@ async def test_a_failure_is_told_and_passed_on(caplog: pytest.LogCaptureFixture)
     assert caplog.messages[-1].startswith("Fail: rid=r2, Overloaded")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([[0.5, 1], [2, 3], [4, 5]], "1 x input_embeds of 3"),
+        ([[[0.5, 1]], [[2, 3], [4, 5]]], "2 x input_embeds of 1, 2"),
+    ],
+)
+async def test_vectors_are_counted(caplog: pytest.LogCaptureFixture, prompt: Any, said: str) -> None:
+    async for _ in logged(TwoChunks()).generate_request(GenerateReqInput(input_embeds=prompt)):
+        pass
+    assert f"{said} tokens" in caplog.messages[0]
+
+
 async def test_a_name_that_would_write_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     request = GenerateReqInput(text="x", rid="a\n[2026-01-01] ERROR: gone" + "!" * 1000)
     with pytest.raises(Overloaded):

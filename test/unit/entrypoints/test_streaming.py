@@ -7,12 +7,11 @@ from typing import Any
 
 import orjson
 import pytest
-from starlette.requests import Request
 from starlette.types import Message
 
 from fixtures.scripted_engine import events
 from mysglang.srt.entrypoints.body import ClientDisconnected
-from mysglang.srt.entrypoints.streaming import DONE, open_stream, while_connected, with_pings
+from mysglang.srt.entrypoints.streaming import DONE, EventStream, while_connected, with_pings
 from mysglang.srt.errors import Aborted, InvalidRequest, WorkerDied
 
 
@@ -63,7 +62,7 @@ class Frames:
 
 
 async def respond(wire: Wire, frames: Frames) -> None:
-    response = await open_stream(Request(wire.scope, wire.receive), frames.run())
+    response = EventStream(frames.run())
     await response(wire.scope, wire.receive, wire.send)
 
 
@@ -216,8 +215,7 @@ class TestPings:
 
     async def test_who_leaves_in_a_silence_ends_it(self) -> None:
         frames, wire = Frames(b"a", None), Wire()
-        request = Request(wire.scope, wire.receive)
-        stream = await open_stream(request, with_pings(frames.run(), b"p", 10))
+        stream = EventStream(with_pings(frames.run(), b"p", 10))
         sending = asyncio.create_task(stream(wire.scope, wire.receive, wire.send))
         await frames.waiting.wait()
         wire.left.set()

@@ -12,6 +12,7 @@ import pytest
 from fixtures import small_tokenizer
 from fixtures.grammar_walk import TOKENIZER as TINY_TOKENIZER
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
+from mysglang.srt.managers.caller import CALLER, Caller
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.text_pool import LONG_TEXT, TextPool
 from mysglang.srt.managers.unfold import unfold
@@ -99,6 +100,45 @@ async def test_a_rendered_chat_has_its_frame_already(front: Front, tokenizer: To
     assert unpack_ids(request.input_ids).tolist().count(tokenizer.bos_token_id or 0) == 1
     [request] = await front(text="<s>The fox")
     assert unpack_ids(request.input_ids).tolist().count(tokenizer.bos_token_id or 0) == 2
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "byte_level"])
+async def test_bad_words_are_forbidden_at_the_beginning_and_behind_a_space(
+    tmp_path: Path, pool: TextPool, kind: str
+) -> None:
+    """As the tokenizer writes them, the same sequence once; the words themselves need not travel."""
+    tokenizer = Tokenizer.load(small_tokenizer.write(tmp_path, kind))
+    params = SamplingParams(bad_words=["fox", " fox", "lazy dog."])
+    [request] = await Front(tokenizer, pool)(text="a", sampling_params=params)
+    words = ("fox", " fox", "lazy dog.", " lazy dog.")
+    written = [tuple(tokenizer.encode(word, add_special_tokens=False)) for word in words]
+    assert [tuple(unpack_ids(word)) for word in request.bad_words] == list(dict.fromkeys(written))
+    assert request.sampling_params.bad_words == []
+
+
+async def test_bad_words_of_tokens_that_the_model_lacks_need_not_be_forbidden(
+    tokenizer: Tokenizer, pool: TextPool
+) -> None:
+    small = Front(tokenizer, pool, replace(LIMITS, vocab_size=300))
+    [request] = await small(input_ids=[5], sampling_params=SamplingParams(bad_words=["quick"]))
+    assert all(max(unpack_ids(word)) < 300 for word in request.bad_words)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("bad_words", words) for words in ([""], [" "], ["a" * 257], ["a"] * 1025)),
+        *(("allowed_token_ids", ids) for ids in ([], [600], [-1])),
+    ],
+)
+async def test_rules_that_are_none(front: Front, field: str, value: Any) -> None:
+    error = await front.refusal(text="a", sampling_params=SamplingParams(**{field: value}))
+    assert error.param == field
+
+
+async def test_bad_words_need_a_tokenizer(pool: TextPool) -> None:
+    error = await Front(None, pool).refusal(input_ids=[5], sampling_params=SamplingParams(bad_words=["a"]))
+    assert error.param == "bad_words"
 
 
 @pytest.mark.parametrize(("skip", "expected"), [(True, [9, 1]), (False, [9])])
@@ -305,3 +345,18 @@ async def test_priorities_where_they_count(tokenizer: Tokenizer, pool: TextPool)
     [request] = await urgent(input_ids=[5], priority=-3)
     assert request.priority == -3
     assert (await urgent.refusal(input_ids=[5], priority=1 << 40)).param == "priority"
+
+
+async def test_the_caller_goes_with_the_request(tokenizer: Tokenizer, pool: TextPool) -> None:
+    front = Front(tokenizer, pool)
+    token = CALLER.set(Caller(api_key="digest", routing_key="header"))
+    try:
+        [request] = await front(input_ids=[5])
+        assert (request.api_key, request.routing_key) == ("digest", "header")
+        [request] = await front(input_ids=[5], routing_key="body")
+        assert request.routing_key == "body"
+        assert (await front.refusal(input_ids=[5], routing_key="k" * 2000)).param == "routing_key"
+    finally:
+        CALLER.reset(token)
+    [request] = await front(input_ids=[5])
+    assert (request.api_key, request.routing_key) == ("", "")

@@ -23,7 +23,10 @@ def test_cpu_threads(num_cores: int, tp_size: int, threads: int) -> None:
 def test_launch_survives_the_way_to_the_child(tmp_path: Path) -> None:
     args = ServerArgs.from_kwargs(Hardware(), model_path=str(tmp_path), page_size=16)
     ports = PortArgs(
-        scheduler_input_ipc_name="ipc:///a", detokenizer_ipc_name="ipc:///b", tokenizer_ipc_name="ipc:///c"
+        scheduler_input_ipc_name="ipc:///a",
+        detokenizer_ipc_names=("ipc:///b",),
+        tokenizer_ipc_names=("ipc:///c",),
+        board="/d",
     )
     for launch in (
         SchedulerLaunch(server_args=args, port_args=ports, tp_rank=1),

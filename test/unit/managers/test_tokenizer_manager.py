@@ -12,6 +12,7 @@ from fixtures import small_tokenizer
 from fixtures.fake_engine import FakeEngine, Row
 from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, WorkerDied
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
+from mysglang.srt.managers.queue_shares import EqualShares
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -345,6 +346,7 @@ class TestErrors:
         assert bench.engine.aborts() == [requests[1].rid]
         assert bench.quiet()
 
+    @pytest.mark.promise(17)
     async def test_a_full_queue(self, make: Callable[..., Bench]) -> None:
         bench = make(max_queued_requests=1)
         room = LIMITS.max_running_requests + 1
@@ -360,6 +362,21 @@ class TestErrors:
         # More than ever fits is no matter of waiting.
         with pytest.raises(InvalidRequest, match=f"the {room} requests"):
             await bench.collect(sampling_params=SamplingParams(n=room + 1))
+
+    async def test_one_client_cannot_fill_the_queue_of_all(self, make: Callable[..., Bench]) -> None:
+        """It has as many places as are left for the others, so these always find some."""
+        running = LIMITS.max_running_requests
+        bench = make(max_queued_requests=2 * running, shares=EqualShares("routing_key", running))
+        half = 3 * running // 2
+        greedy, many = await bench.started(half, routing_key="a", sampling_params=SamplingParams(n=half))
+        with pytest.raises(Overloaded, match="for other clients"):
+            await bench.collect(routing_key="a")
+        modest, [one] = await bench.started(routing_key="b")
+        bench.engine.say(*(Row(request.rid, "", [], Length(0)) for request in [*many, one]))
+        await asyncio.gather(greedy, modest)
+        again, [late] = await bench.started(routing_key="a")
+        bench.engine.say(Row(late.rid, "", [], Length(0)))
+        await again
 
 
 class TestDeath:
@@ -411,6 +428,7 @@ async def test_replies_and_heartbeats_find_their_way(bench: Bench) -> None:
     assert bench.manager.signs.quietest() == ("scheduler", bench.manager.signs.last_heartbeat)
 
 
+@pytest.mark.promise(14)
 async def test_a_storm_of_readers_that_leave(bench: Bench) -> None:
     """Readers come and go at every moment; the engine answers all it hears of; in the end nothing is left anywhere."""
     random = np.random.default_rng(0)

@@ -291,6 +291,7 @@ class ManagerMachine(CountingMachine):
             assert np.array_equal(table[slot, : len(row)], row)
 
 
+@pytest.mark.promise(23)
 @pytest.mark.parametrize(("page_size", "cache"), [(1, "radix"), (2, "radix"), (16, "radix"), (2, "chunk")])
 def test_random_traffic(page_size: int, cache: PrefixCacheName) -> None:
     class Machine(ManagerMachine):

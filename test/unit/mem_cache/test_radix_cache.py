@@ -216,6 +216,7 @@ class CacheMachine(CountingMachine):
             assert self.cache.path_pages(row.node).tolist() == pages
 
 
+@pytest.mark.promise(23)
 @pytest.mark.parametrize("page_size", [1, 2, 16])
 def test_random_traffic(page_size: int) -> None:
     class Machine(CacheMachine):

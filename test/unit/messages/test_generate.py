@@ -61,13 +61,12 @@ def test_a_max_new_tokens_of_the_clients_own_is_not_clipped() -> None:
     [
         ("image_data", "http://x"),
         ("image_data", []),
-        ("input_embeds", [[0.1]]),
         ("lora_path", "x"),
         ("session_id", "s"),
-        ("return_hidden_states", True),
-        ("return_hidden_states", 0),
+        ("return_sampling_mask", True),
+        ("return_sampling_mask", 0),
         ("return_routed_experts", True),
-        ("custom_logit_processor", "x"),
+        ("kv_hints", {"a": 1}),
         ("routed_experts_start_len", False),
         ("log_metrics", False),
         ("kv_hints", {}),
@@ -80,7 +79,7 @@ def test_what_this_version_lacks_is_refused_by_name(name: str, value: object) ->
 
 
 def test_asking_for_nothing_is_no_fault() -> None:
-    sent = {"text": "a", "lora_path": None, "return_hidden_states": False, "log_metrics": True, "background": False}
+    sent = {"text": "a", "lora_path": None, "return_entropy": False, "log_metrics": True, "background": False}
     assert parse_generate(sent) == parse_generate({"text": "a"})
 
 

@@ -52,8 +52,9 @@ def test_layer_by_layer_plans_computes_and_chooses() -> None:
     logits: Any = SimpleNamespace(next_token_logits=lambda hidden, rows: torch.tensor([[0.0, 2.0, 1.0]]))
     backend: Any = SimpleNamespace(begin_step=lambda batch: calls.append("begin"))
     batch: Any = "batch"
-    found, tokens = LayerByLayer(model, logits, backend).for_size(7).run(batch)
-    assert (calls, tokens.tolist(), found.shape) == (["begin", "forward"], [1], (1, 3))
+    left = LayerByLayer(model, logits, backend).for_size(7).run(batch)
+    assert (calls, left.tokens.tolist(), left.logits.shape) == (["begin", "forward"], [1], (1, 3))
+    assert left.hidden == "batch", "what the model gave"
 
 
 def test_takes_a_plain_model(described: DenseDecoder) -> None:

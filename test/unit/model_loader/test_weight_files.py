@@ -52,6 +52,7 @@ class TestFinding:
         with pytest.raises(ConfigError, match=r"no safetensors files; .*--load-format dummy"):
             open_weight_files(tmp_path)
 
+    @pytest.mark.promise(39)
     @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
     def test_formats_that_run_code_are_refused(self, tmp_path: Path, name: str) -> None:
         (tmp_path / name).touch()
@@ -93,6 +94,7 @@ class TestFaults:
         with pytest.raises(ConfigError, match="damaged or incomplete"):
             open_weight_files(tmp_path)
 
+    @pytest.mark.promise(39)
     @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(at=st.integers(0, 150), byte=st.integers(0, 255))
     def test_any_damage_to_the_header_is_found_or_harmless(self, tmp_path: Path, at: int, byte: int) -> None:

@@ -178,6 +178,7 @@ class TestRefusals:
         error = self.refused(STYLES["mistral"], [PLAIN[0], PLAIN[0]])
         assert "Roles must alternate" in error.message
 
+    @pytest.mark.promise(36)
     @pytest.mark.parametrize(
         "template",
         [
@@ -198,14 +199,17 @@ class TestRefusals:
         assert self.refused(template).param == "messages"
         assert time.monotonic() - start < 1
 
+    @pytest.mark.promise(36)
     def test_too_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(chat_template, "MAX_RENDERED", 1000)
         assert "too much" in self.refused("{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}").message
 
+    @pytest.mark.promise(36)
     def test_too_slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(chat_template, "MAX_RENDER_S", -1.0)
         assert "too much" in self.refused("a{{ messages[0].role }}b").message
 
+    @pytest.mark.promise(36)
     @pytest.mark.parametrize("name", sorted(RESERVED_KWARGS))
     def test_reserved_kwargs(self, name: str) -> None:
         error = self.refused("x", template_kwargs={"fine": 1, name: 1})
@@ -234,13 +238,11 @@ class TestRefusals:
 
     def test_no_template(self) -> None:
         found = TemplateManager({}, SPECIAL)
-        assert not found.has_template
         with pytest.raises(InvalidRequest, match="--chat-template"):
             found.render(PLAIN)
 
     def test_a_broken_template_of_the_model(self) -> None:
         found = manager("{% for %}")
-        assert not found.has_template
         with pytest.raises(InvalidRequest, match="cannot be read"):
             found.render(PLAIN)
 

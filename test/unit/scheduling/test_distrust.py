@@ -28,6 +28,7 @@ def expected(prompt: list[int], max_new: int = 6) -> list[int]:
     return solo(prompt, max_new, VOCAB, ignore_eos=True)
 
 
+@pytest.mark.promise(35)
 @pytest.mark.parametrize("setup", WAYS, ids=str)
 def test_promise_35_broken_keys_are_not_found_by_later_requests(setup: Setup) -> None:
     """Once only something goes wrong, as when a bit flips: the one request fails, and the same asked again does not."""
@@ -44,6 +45,7 @@ def test_promise_35_broken_keys_are_not_found_by_later_requests(setup: Setup) ->
         assert scheduler.answers["and again"].cached_tokens > len(COMMON)
 
 
+@pytest.mark.promise(35)
 @pytest.mark.parametrize("setup", WAYS, ids=str)
 def test_promise_35_who_shares_broken_keys_is_computed_again(setup: Setup) -> None:
     """All come at once, so all but the first find its pages before anything is known of them."""
@@ -59,6 +61,7 @@ def test_promise_35_who_shares_broken_keys_is_computed_again(setup: Setup) -> No
             assert scheduler.answers[f"r{i}"].ids == expected([*PROMPT, 50 + i])
 
 
+@pytest.mark.promise(35)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_promise_35_neighbours_on_a_sound_prefix_go_on(overlap: bool, page_size: int) -> None:
@@ -125,6 +128,7 @@ def test_a_result_that_is_no_number_in_the_midst_of_an_answer() -> None:
     assert scheduler.answers["longer"].cached_tokens == len(prompt)
 
 
+@pytest.mark.promise(35)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_promise_35_under_pressure(seed: int, page_size: int) -> None:

@@ -95,6 +95,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone() -> None:
     assert scheduler.answers["good"].ids == solo_with_grammar([1, 2], 8, VOCAB, 4)
 
 
+@pytest.mark.promise(35)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_grammar_that_fails_in_the_midst_ends_its_request_alone(overlap: bool) -> None:
     scheduler = LateScheduler(Setup(overlap=overlap))
@@ -109,6 +110,7 @@ def test_a_grammar_that_fails_in_the_midst_ends_its_request_alone(overlap: bool)
     assert scheduler.answers["free"].ids == solo([5], 20, VOCAB)
 
 
+@pytest.mark.promise(13)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_abort_in_every_state(overlap: bool) -> None:
     """While its grammar is on its way, queued, running, in flight; neighbours go on as if nothing were."""

@@ -41,6 +41,7 @@ def prompts(rng: random.Random, count: int) -> list[list[int]]:
     return made
 
 
+@pytest.mark.promise(25)
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
 def test_answers_equal_solo_ones(setup: Setup) -> None:
     scheduler = LateScheduler(setup)
@@ -60,6 +61,7 @@ def test_answers_equal_solo_ones(setup: Setup) -> None:
         assert answer.completion_tokens == len(expected[rid])
 
 
+@pytest.mark.promise(21)
 @pytest.mark.parametrize(
     "setup",
     [
@@ -103,6 +105,7 @@ def test_retraction_happens_under_pressure() -> None:
         assert answer.completion_tokens == 80, rid
 
 
+@pytest.mark.promise(13)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_abort_in_every_state(overlap: bool, page_size: int) -> None:
@@ -128,6 +131,7 @@ def test_abort_in_every_state(overlap: bool, page_size: int) -> None:
                 assert answer.ids == reference
 
 
+@pytest.mark.promise(15)
 def test_abort_all() -> None:
     scheduler = LateScheduler(Setup(num_slots=2))
     for i in range(6):
@@ -139,6 +143,7 @@ def test_abort_all() -> None:
     scheduler.run()
 
 
+@pytest.mark.promise(14)
 @pytest.mark.parametrize("seed", range(9))
 def test_storm(seed: int) -> None:
     """Random arrivals, aborts, shared prefixes, flushes and little memory; every completed answer is the solo one."""
@@ -197,6 +202,7 @@ def test_requests_of_one_step_share_their_prefix() -> None:
     assert [scheduler.answers[f"r{i}"].cached_tokens for i in range(4)] == [0, 28, 28, 28]
 
 
+@pytest.mark.promise(40)
 def test_namespaces_share_nothing() -> None:
     scheduler = LateScheduler(Setup())
     scheduler.send("a", PROMPT, 3, extra_key="salt")
@@ -205,7 +211,9 @@ def test_namespaces_share_nothing() -> None:
     scheduler.run()
     scheduler.send("c", PROMPT, 3, extra_key="salt")
     scheduler.run()
-    assert [scheduler.answers[rid].cached_tokens for rid in "abc"] == [0, 0, 28]
+    scheduler.send("d", PROMPT, 3, extra_key="pepper")
+    scheduler.run()
+    assert [scheduler.answers[rid].cached_tokens for rid in "abcd"] == [0, 0, 28, 0]
 
 
 def test_chunks_respect_the_budget_and_the_page() -> None:
@@ -227,6 +235,7 @@ def test_whole_prompts_without_chunking() -> None:
     assert prefills == [[200], [2]]
 
 
+@pytest.mark.promise(20)
 def test_limits_are_exact() -> None:
     """Up to the memory a request completes, alone; beyond it is refused at once, and the next one is served."""
     for page in (1, 16):
@@ -422,6 +431,7 @@ def test_decoding_rows_are_told_what_they_share() -> None:
         assert (scheduler.worker.groups_seen > 0) is some
 
 
+@pytest.mark.promise(19)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_mixed_steps_bound_both_waits(page_size: int) -> None:
     """While prompts are computed every running row has its token in every step, and prompts have their share."""

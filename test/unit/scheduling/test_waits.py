@@ -43,6 +43,7 @@ def under_steady_arrivals(order: OrderName, *, overlap: bool = True) -> LateSche
     return scheduler
 
 
+@pytest.mark.promise(19)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_promise_19_a_running_request_waits_for_so_many_prompt_tokens_at_most(overlap: bool) -> None:
     waits = prompt_tokens_between_steps(under_steady_arrivals("bounded", overlap=overlap), 0)
@@ -54,6 +55,7 @@ def test_prompts_that_always_go_first_know_no_such_bound() -> None:
     assert max(prompt_tokens_between_steps(under_steady_arrivals("prefill_first"), 0)) > 10 * LIMIT
 
 
+@pytest.mark.promise(19)
 def test_promise_19_a_prompt_waits_for_one_step_of_the_running_at_most() -> None:
     """Two dozen decode on and on, and long prompts come: these wait for one step of the others at a time."""
     scheduler = LateScheduler(SETUP)

@@ -37,6 +37,7 @@ def pieces(data: st.DataObject, whole: Sequence[int]) -> Iterator[Sequence[int]]
 
 
 class TestIncrementalDecoder:
+    @pytest.mark.promise(27)
     @pytest.mark.parametrize("kind", KINDS)
     @settings(deadline=None)
     @given(data=st.data(), skip=st.booleans())
@@ -100,6 +101,7 @@ class TestIncrementalDecoder:
         continuing = tokenizer.incremental_decoder()
         assert [continuing.feed([token]) for token in ids] == [" ", " ", "T"]
 
+    @pytest.mark.promise(27)
     @pytest.mark.parametrize("kind", KINDS)
     def test_work_is_linear(self, tokenizers: dict[str, Tokenizer], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Counted in bytes looked at, for the stream that makes others quadratic: U+FFFD without end."""
@@ -171,6 +173,7 @@ class TestStopStringMatcher:
         ("no match at al", ["all", "l l"]),
     )
 
+    @pytest.mark.promise(28)
     @pytest.mark.parametrize(("text", "stops"), CASES)
     def test_every_split(self, text: str, stops: list[str]) -> None:
         gaps = range(1, len(text))
@@ -181,6 +184,7 @@ class TestStopStringMatcher:
                 check_split([text[i:j] for i, j in itertools.pairwise([0, *cuts, len(text)])], stops)
         check_split(list(text), stops)
 
+    @pytest.mark.promise(28)
     @settings(deadline=None)
     @given(
         split=st.lists(st.text(alphabet="ab\n🎉", max_size=4), max_size=12),
@@ -199,6 +203,7 @@ class TestStopStringMatcher:
         assert matcher.push("more") == ""
         assert matcher.flush() == ""
 
+    @pytest.mark.promise(28)
     def test_work_is_linear(self) -> None:
         """Counted in characters of the stop string compared, on a text made to repeat half of it for ever."""
         compared = 0
@@ -220,6 +225,7 @@ class TestStopStringMatcher:
 
 
 class TestStoppableText:
+    @pytest.mark.promise(28)
     @pytest.mark.parametrize("kind", KINDS)
     @settings(deadline=None)
     @given(data=st.data())
@@ -248,6 +254,7 @@ class TestStoppableText:
         decoder.feed(ids)
         return decoder
 
+    @pytest.mark.promise(28)
     def test_a_stop_string_split_over_tokens_and_inside_a_token(self, tokenizers: dict[str, Tokenizer]) -> None:
         tokenizer = tokenizers["byte_level"]
         text = tokenizer.output_text(["🎉 done"])

@@ -9,6 +9,7 @@ import pytest
 
 from fixtures import small_tokenizer
 from fixtures.small_tokenizer import BOS, EOS, MARKER, TURN
+from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.tokenizer import Tokenizer
 
@@ -188,3 +189,12 @@ class TestRefusals:
         small_tokenizer.write(tmp_path, "byte_level", added_tokens_decoder={"x": 1})
         with pytest.raises(ConfigError, match="added_tokens_decoder"):
             Tokenizer.load(tmp_path)
+
+
+def test_ids_of_a_long_text_are_made_in_pieces_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.load(EMBEDDED_MODEL)
+    text = "A long text, word for word. " * 50
+    whole = tokenizer.encode(text)
+    for piece in (1, 7, len(whole) - 1, len(whole)):
+        monkeypatch.setattr("mysglang.srt.utils.tokenizer.IDS_PIECE", piece)
+        assert tokenizer.encode(text) == whole

@@ -26,12 +26,25 @@ class KernelArgs:
         None, help="Those of decode steps, instead of --attention-backend."
     )
     sampling_backend: SamplingBackend | None = arg(None, help="Sampling kernels; the device's best if unset or auto.")
+    enable_deterministic_inference: bool = arg(
+        False,
+        help="Give a request the same tokens and log-probabilities, bit for bit, whatever else is computed with it, "
+        "found in the cache or cut into chunks; slower.",
+    )
+    logit_processor: tuple[str, ...] = arg(
+        (),
+        help="Code of your own that may change the logits of requests which name it: module:Class, callable as "
+        "(logits, custom_param_list). The name is that of the class.",
+    )
     disable_cascade_attention: bool = arg(
         False, help="Let every decoding row read its whole prefix, also what others of the step read too."
     )
     disable_cuda_graph: bool = arg(False, aliases=("disable_decode_cuda_graph",), help="Run decode steps uncaptured.")
     disable_persistent_decode: bool = arg(
         False, help="Run captured decode steps of a few rows layer by layer, not in one kernel."
+    )
+    enable_return_hidden_states: bool = arg(
+        False, help="Let requests ask for hidden states; captured decode steps of a few rows run layer by layer then."
     )
     cuda_graph_max_bs: int | None = arg(
         None, at_least=1, aliases=("cuda_graph_max_bs_decode",), help="Largest captured batch; by GPU memory if unset."

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mysglang.srt.args.field import arg
+
+EvictionName = Literal["lru", "lfu", "fifo", "filo", "slru", "priority"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,4 +24,7 @@ class MemoryArgs:
         None, at_least=1, help="Tokens in the KV cache; what fits into the memory if unset."
     )
     page_size: int = arg(1, at_least=1, at_most=1024, help="Tokens of a page of the KV cache.")
+    radix_eviction_policy: EvictionName = arg(
+        "lru", help="Which cached prefix goes first when memory is wanted; docs/scheduling.md tells them apart."
+    )
     disable_radix_cache: bool = arg(False, help="Do not share the KV cache of equal prefixes.")

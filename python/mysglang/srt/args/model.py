@@ -24,6 +24,7 @@ class ModelArgs:
     tokenizer_path: str | None = arg(None, help="Directory or repository of the tokenizer; the model's if unset.")
     skip_tokenizer_init: bool = arg(False, help="Load no tokenizer: token ids in, token ids out.")
     load_format: LoadFormat = arg("auto", help="Where weights come from; dummy makes random ones (for speed tests).")
+    weight_version: str = arg("default", help="Name of the weights, told with every answer.")
     dtype: DType = arg("auto", help="Data type of weights and activations; auto takes the checkpoint's.")
     context_length: int | None = arg(None, at_least=2, help="Longest request in tokens, output included; the model's.")
     is_embedding: bool = arg(

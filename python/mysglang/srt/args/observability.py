@@ -17,7 +17,11 @@ class ObservabilityArgs:
     log_level: LogLevel = arg("info", help="Level of the log on stderr.")
     log_level_http: LogLevel | None = arg(None, help="Level of the HTTP access log; warning if unset.")
     log_requests: bool = arg(False, help="Log each request when it comes and when it ends.")
+    enable_metrics: bool = arg(False, help="Count requests and tokens, and tell Prometheus at /metrics.")
     decode_log_interval: int = arg(40, at_least=1, help="Decode steps between two lines about throughput.")
+    kv_events_config: str | None = arg(
+        None, help="JSON: where to publish which prefixes are cached, for routers; docs/kv_events.md tells the fields."
+    )
     watchdog_timeout: float = arg(
         300.0, at_least=1, help="Seconds without a sign of life from a process until the server ends itself."
     )

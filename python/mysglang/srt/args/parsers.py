@@ -32,6 +32,8 @@ ToolCallParser = Literal[
     "step3p5",
 ]
 
+CompletionTemplateName = Literal["auto", "none", "deepseek_coder", "star_coder", "qwen_coder"]
+
 REASONING_PARSERS = (
     "auto",
     "none",

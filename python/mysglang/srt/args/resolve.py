@@ -66,13 +66,19 @@ def resolve_schedule(args: ScheduleArgs, parallel: ParallelArgs, hardware: Hardw
 
 
 def resolve_kernels(args: KernelArgs) -> KernelArgs:
-    """Only the device's platform knows its best; to it, None is what users may call auto."""
+    """Only the device's platform knows its best; to it, None is what users may call auto.
+
+    Deterministic inference leaves out whatever computes some steps in another way than others.
+    """
     return replace(
         args,
         attention_backend=_open(args.attention_backend),
         prefill_attention_backend=_open(args.prefill_attention_backend),
         decode_attention_backend=_open(args.decode_attention_backend),
         sampling_backend=_open(args.sampling_backend),
+        disable_cascade_attention=args.disable_cascade_attention or args.enable_deterministic_inference,
+        disable_persistent_decode=args.disable_persistent_decode or args.enable_deterministic_inference,
+        disable_prefill_cuda_graph=args.disable_prefill_cuda_graph or args.enable_deterministic_inference,
     )
 
 

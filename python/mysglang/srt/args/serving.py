@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from mysglang.srt.args.field import arg
-from mysglang.srt.args.parsers import REASONING_PARSERS, ToolCallParser
+from mysglang.srt.args.parsers import REASONING_PARSERS, CompletionTemplateName, ToolCallParser
 
 DefaultsSource = Literal["model", "openai"]
 
@@ -36,6 +36,9 @@ class ServingArgs:
     served_model_name: str | None = arg(None, help="The model's name in the API; its path if unset.")
     served_model_aliases: tuple[str, ...] = arg((), help="Other names by which requests may ask for the model.")
     chat_template: str | None = arg(None, help="File of a Jinja chat template, instead of the tokenizer's.")
+    completion_template: CompletionTemplateName = arg(
+        "auto", help="How the model is asked for what comes before a `suffix`; auto: by the marks its tokenizer has."
+    )
     tool_call_parser: ToolCallParser = arg(
         "auto", help="How the model writes tool calls; auto: as its chat template shows them."
     )
@@ -52,6 +55,10 @@ class ServingArgs:
     incremental_streaming_output: bool = arg(
         False, help="Frames of a native stream carry only what is new, not all so far."
     )
+    tokenizer_worker_num: int = arg(
+        1, at_least=1, at_most=64, help="Processes that meet the clients; more for more requests than one can take in."
+    )
+    detokenizer_worker_num: int = arg(1, at_least=1, at_most=64, help="Processes that turn tokens into text.")
     skip_server_warmup: bool = arg(False, help="Be ready without a first request to oneself.")
     write_timeout: float = arg(
         30.0,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 WHY_NOT = {
     "trust_remote_code": "a checkpoint is data here, and no code that it brings is ever run",
-    "enable_custom_logit_processor": "requests are data here, and no code that they bring is ever run",
+    "enable_custom_logit_processor": "a request brings no code, but names a processor; yours by --logit-processor",
     "config": "options are given on the command line",
     "enable_response_store": "responses are stored, within bounds, unless a request says store=false",
 }

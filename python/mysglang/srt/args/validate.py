@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mysglang.srt.args.field import flag_of
 from mysglang.srt.args.groups import ArgGroups
+from mysglang.srt.args.kv_events import complaint_about
 from mysglang.srt.args.parsers import REASONING_PARSERS
 from mysglang.srt.args.schedule import CHUNKING_OFF
 from mysglang.srt.args.serving import read_keys
@@ -98,8 +99,24 @@ RULES = (
         ),
     ),
     Rule(
-        lambda a, _: a.schedule.schedule_low_priority_values_first and not a.schedule.enable_priority_scheduling,
+        lambda a, _: a.schedule.schedule_low_priority_values_first and not a.schedule.has_priorities,
         lambda _: "--schedule-low-priority-values-first: only with --enable-priority-scheduling.",
+    ),
+    Rule(
+        lambda a, _: complaint_about(a.observability.kv_events_config) is not None,
+        lambda a: f"--kv-events-config: {complaint_about(a.observability.kv_events_config)}.",
+    ),
+    Rule(
+        lambda a, _: a.observability.kv_events_config is not None and a.memory.disable_radix_cache,
+        lambda _: "--kv-events-config: with --disable-radix-cache there is nothing to tell.",
+    ),
+    Rule(
+        lambda a, _: a.memory.radix_eviction_policy == "priority" and not a.schedule.has_priorities,
+        lambda _: "--radix-eviction-policy priority: only with --enable-priority-scheduling.",
+    ),
+    Rule(
+        lambda a, _: a.memory.radix_eviction_policy != "lru" and a.memory.disable_radix_cache,
+        lambda _: "--radix-eviction-policy: with --disable-radix-cache nothing is kept that could be evicted.",
     ),
     Rule(
         lambda a, _: a.schedule.chunked_prefill_size == 0,

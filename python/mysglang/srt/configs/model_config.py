@@ -6,7 +6,7 @@ executor for shapes. Both spellings of transformers 4 and 5 are understood.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -67,6 +67,8 @@ class ModelConfig:
     """How a vector is made of a prompt; None for a model that generates."""
     encoder: EncoderConfig | None = None
     """What is particular to an encoder; None for a decoder."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """What was laid over config.json."""
 
     @property
     def needs_whole_prompts(self) -> bool:
@@ -128,6 +130,7 @@ class ModelConfig:
             eos_token_ids=_eos_token_ids(facts.vocab_size, hf, generation_config),
             pooling=pooling,
             encoder=encoder,
+            overrides=overrides or {},
         )
 
 

@@ -10,11 +10,14 @@ from functools import cached_property
 import xgrammar as xgr
 
 from mysglang.srt.constrained.backend import MANY, CompiledGrammar, GrammarError, JsonStyle, Matcher, fill_threads
+from mysglang.srt.constrained.json_strings import json_safe
 from mysglang.srt.constrained.structural_tag import with_format
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarSpec
 from mysglang.srt.utils.hardware import usable_cores
+
+NEVER_UTF8 = bytes([0xC0, 0xC1, *range(0xF5, 0x100)])
 
 # "[12:00:00] /project/cpp/file.cc:12: What is wrong" -> "What is wrong"
 _WHERE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
@@ -61,7 +64,9 @@ class XGrammarBackend:
         self._style = style
         self._has_eos = bool(vocabulary.eos_ids)
         self._info = xgr.TokenizerInfo(
-            vocabulary.pieces, vocab_size=vocabulary.size, stop_token_ids=list(vocabulary.eos_ids)
+            [_valid(piece) for piece in vocabulary.pieces],
+            vocab_size=vocabulary.size,
+            stop_token_ids=list(vocabulary.eos_ids),
         )
 
     @cached_property
@@ -101,15 +106,25 @@ class XGrammarBackend:
             case "json_schema" if spec.text == ANY_JSON:
                 return compiler.compile_builtin_json_grammar()
             case "json_schema":
-                return compiler.compile_json_schema(
+                grammar = xgr.Grammar.from_json_schema(
                     spec.text, any_whitespace=style.any_whitespace, max_whitespace_cnt=style.max_whitespace
                 )
+                text = str(grammar)
+                safe = json_safe(text)
+                return compiler.compile_grammar(grammar if safe == text else safe)
             case "regex":
                 return compiler.compile_regex(spec.text)
             case "ebnf":
                 return compiler.compile_grammar(spec.text)
             case "structural_tag":
                 return compiler.compile_structural_tag(json.dumps(with_format(spec.text)))
+
+
+def _valid(piece: bytes) -> bytes:
+    """`piece`; of one with a byte that no UTF-8 has nothing, which is never allowed: xgrammar takes such a byte for the
+    beginning of a character.
+    """
+    return b"" if piece.translate(None, NEVER_UTF8) != piece else piece
 
 
 def _words(error: RuntimeError) -> str:

@@ -14,7 +14,7 @@ from mysglang.srt.entrypoints.auth import is_loopback
 from mysglang.srt.entrypoints.openai.files_desk import DeskOptions
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_base import ServingOptions
-from mysglang.srt.managers.response_dict import WEIGHT_VERSION
+from mysglang.srt.entrypoints.vertex import VertexRoutes
 from mysglang.srt.server_args import ServerArgs
 
 HEARTBEAT_LIMIT_S = 20.0
@@ -47,10 +47,13 @@ class AppOptions:
     """Whether requests must name this machine in their Host header."""
     incremental_streaming_output: bool = False
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
+    enable_metrics: bool = False
+    """Whether there is /metrics."""
     pooling: PoolingConfig | None = None
     """Of a model that makes vectors or scores; None for one that generates."""
     desk: DeskOptions | None = None
     """Where files are kept; None for nowhere."""
+    vertex: VertexRoutes = field(default_factory=VertexRoutes)
     model_info: Mapping[str, Any] = field(default_factory=dict)
     server_info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -67,6 +70,7 @@ class AppOptions:
             serving=ServingOptions(
                 defaults=SamplingDefaults.choose(serving.sampling_defaults, model.generation_config),
                 report_cached_tokens=serving.enable_cache_report,
+                completion_template=serving.completion_template,
             ),
             tool_call_parser=serving.tool_call_parser,
             reasoning_parser=serving.reasoning_parser,
@@ -78,8 +82,10 @@ class AppOptions:
             loopback_only=is_loopback(serving.host) and not serving.has_keys,
             incremental_streaming_output=serving.incremental_streaming_output,
             heartbeat_limit_s=min(HEARTBEAT_LIMIT_S, args.observability.watchdog_timeout),
+            enable_metrics=args.observability.enable_metrics,
             pooling=model.pooling,
             desk=_desk(args.storage),
+            vertex=VertexRoutes.of_environment(),
             model_info=_model_info(args, model, name),
             server_info=public_options(args),
         )
@@ -102,7 +108,7 @@ def _model_info(args: ServerArgs, model: ModelConfig, name: str) -> dict[str, An
         "served_model_name": name,
         "is_generation": model.pooling is None,
         "preferred_sampling_params": None,
-        "weight_version": WEIGHT_VERSION,
+        "weight_version": args.model.weight_version,
         "load_format": args.model.load_format,
         "reasoning_parser": args.serving.reasoning_parser,
         "tool_call_parser": args.serving.tool_call_parser,

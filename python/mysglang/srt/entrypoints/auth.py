@@ -10,6 +10,7 @@ import hashlib
 import hmac
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -21,6 +22,17 @@ from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
 NEEDS_ADMIN_KEY = ErrorFacts(403, "Forbidden: only with an admin key; start the server with --admin-api-key.")
 
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
+
+
+OWNER = "mysglang.owner"
+OWNER_DIGITS = 32
+"""Enough of a key's digest to tell keys apart, and too little to find a key by."""
+
+
+def owner_of(scope: Scope) -> str:
+    """Who asks: the name of the key that was sent; empty where none is needed, and all are one."""
+    owner: str = scope.get(OWNER, "")
+    return owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,7 @@ class ApiKeyAuth:
         # Headers come decoded as latin-1; the key may be any UTF-8.
         given = _digest(_key_in(Headers(scope=scope)).encode("latin-1"))
         if _among(given, needed):
+            scope[OWNER] = given.hex()[:OWNER_DIGITS]
             return NEEDS_ADMIN_KEY if locked else None
         if _among(given, self._api_keys) or _among(given, self._admin_keys):
             return ErrorFacts(403, "Forbidden: this key may not do that.")
@@ -119,13 +132,18 @@ def _foreign_name(headers: Headers, invited: frozenset[str]) -> str:
     if "origin" in headers and not invited & {headers["origin"], "*"}:
         names.append(headers["origin"])
     for name in names:
-        try:
-            host = urlsplit(name).hostname
-        except ValueError:
-            host = None
-        if not is_loopback(host or ""):
+        if _is_foreign(name):
             return name.removeprefix("//") or "(nothing)"
     return ""
+
+
+@lru_cache(1024)
+def _is_foreign(name: str) -> bool:
+    try:
+        host = urlsplit(name).hostname
+    except ValueError:
+        host = None
+    return not is_loopback(host or "")
 
 
 def route_path(scope: Scope) -> str:

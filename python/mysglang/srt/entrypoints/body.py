@@ -42,6 +42,13 @@ async def read_model(request: Request, model: type[Model]) -> Model:
     return validate(model, parse_json(await read_body(request)))
 
 
+async def read_optional(request: Request, model: type[Model]) -> Model:
+    """The same of a body that may be left out, since every field has a default."""
+    if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+        return model()
+    return await read_model(request, model)
+
+
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     """The whole body, if it calls itself JSON and is no longer than `limit` bytes.
 

@@ -13,7 +13,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
@@ -23,16 +23,21 @@ import uvloop
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import public_options
 from mysglang.srt.entrypoints.body import validate
+from mysglang.srt.entrypoints.engine_weights import EngineWeights
 from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.entrypoints.native_responses import answer, responses
 from mysglang.srt.entrypoints.openai.pooling_protocol import RerankRequest, ScoringRequest
-from mysglang.srt.entrypoints.runtime import ReadyFront, Runtime
+from mysglang.srt.entrypoints.ready_front import ReadyFront
+from mysglang.srt.entrypoints.runtime import Runtime
+from mysglang.srt.entrypoints.weight_commands import DEFAULT_GROUP
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.managers.pooled import embeddings
 from mysglang.srt.managers.ranking import rerank, score
 from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
 from mysglang.srt.messages.control import FlushCacheReqOutput
 from mysglang.srt.messages.embedding import parse_embedding
 from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
+from mysglang.srt.messages.weights import MEMORY_TAGS, MemoryTag
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.logging import configure_logging
 from mysglang.srt.utils.version import __version__
@@ -56,6 +61,10 @@ class Engine:
         if server_args is None:
             defaults = {"log_level": "error", "max_queued_requests": UNQUEUED}
             server_args = ServerArgs.from_kwargs(**{**defaults, **options})
+        if server_args.serving.tokenizer_worker_num != 1:
+            raise ConfigError(
+                "--tokenizer-worker-num: only for the HTTP server; an Engine is asked in its own process."
+            )
         configure_logging(server_args.observability.log_level)
         self.server_args, model_config = find_model(server_args)
         self._closed = False
@@ -159,6 +168,47 @@ class Engine:
     def flush_cache(self) -> FlushCacheReqOutput:
         """Empty the prefix cache, if nothing runs."""
         return self._await(self._front.tokenizer_manager.flush_cache())
+
+    @property
+    def weights(self) -> EngineWeights:
+        """The verbs that change and read the weights; the usual ones are here under SGLang's names, too."""
+        return EngineWeights(self._front.tokenizer_manager, self._await)
+
+    def update_weights_from_disk(self, model_path: str, **update: Any) -> tuple[bool, str]:
+        """Serve another checkpoint of the same model; see `EngineWeights.from_disk`."""
+        return self.weights.from_disk(model_path, **update)
+
+    def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]], **update: Any) -> tuple[bool, str]:
+        """Take some of the model's tensors; see `EngineWeights.from_tensor`."""
+        return self.weights.from_tensor(named_tensors, **update)
+
+    def update_weights_from_distributed(
+        self, names: list[str], dtypes: list[str], shapes: list[list[int]], **update: Any
+    ) -> tuple[bool, str]:
+        """Take tensors that a trainer broadcasts; see `EngineWeights.from_distributed`."""
+        return self.weights.from_distributed(names, dtypes, shapes, **update)
+
+    def init_weights_update_group(
+        self, master_address: str, master_port: int, rank_offset: int, world_size: int, **group: Any
+    ) -> tuple[bool, str]:
+        """Join a trainer's group; see `EngineWeights.init_group`."""
+        return self.weights.init_group(master_address, master_port, rank_offset, world_size, **group)
+
+    def destroy_weights_update_group(self, group_name: str = DEFAULT_GROUP) -> tuple[bool, str]:
+        """Leave it."""
+        return self.weights.destroy_group(group_name)
+
+    def release_memory_occupation(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> tuple[bool, str]:
+        """Give memory back to the machine; see POST /release_memory_occupation."""
+        return self.weights.release_memory(tags)
+
+    def resume_memory_occupation(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> tuple[bool, str]:
+        """Take it again."""
+        return self.weights.resume_memory(tags)
+
+    def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
+        """The first rows of a tensor; see `EngineWeights.by_name`."""
+        return self.weights.by_name(name, truncate_size)
 
     def get_server_info(self) -> dict[str, Any]:
         """The options, what the scheduler found out about itself, and what it holds now."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Protocol
 
+import msgspec
 import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -46,6 +47,9 @@ _TABLE: tuple[tuple[type[Exception], int, str | None], ...] = (
     (ClientDisconnected, CLIENT_CLOSED_REQUEST, None),
 )
 
+KINDS: tuple[type[Exception], ...] = (*(kind for kind, _, _ in _TABLE), Aborted, HTTPException)
+"""What is raised on purpose."""
+
 # As OpenAI's clients name their exceptions.
 _TYPES = {
     400: "BadRequestError",
@@ -60,6 +64,20 @@ _TYPES = {
 _TYPES_BY_CODE = {SHUTTING_DOWN: "ShuttingDownError"}
 
 _RETRYABLE = frozenset({429, 503})
+
+STATUSES: Mapping[int, str] = {
+    400: "what was asked is not valid, or not served; `param` names the field.",
+    401: "a key is missing or unknown.",
+    403: "the key may not do that, or the request came under a name that is not this machine's.",
+    404: "there is no such thing here.",
+    413: "the body is too large.",
+    429: "too many requests wait; try again later.",
+    431: "the headers are too large.",
+    CLIENT_CLOSED_REQUEST: "somebody ended the request before its answer was complete.",
+    500: "an error of the server.",
+    503: "the engine does not answer, or the server is shutting down.",
+}
+"""Every status of an error, and what it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +108,30 @@ class ErrorFacts:
         }
 
 
+class ErrorFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`ErrorFacts.fields`, described."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int | str
+    retryable: bool
+    request_id: str
+
+
+class OpenAIError(ErrorFields, kw_only=True, tag_field="object", tag="error"):
+    """What went wrong, flat, and once more under `error`."""
+
+    error: ErrorFields
+
+
 class ErrorShape(Protocol):
     """How a dialect says it."""
+
+    @property
+    def told(self) -> type[msgspec.Struct]:
+        """What `body` looks like."""
+        ...
 
     def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
         """The JSON of a whole answer."""
@@ -105,6 +145,8 @@ class ErrorShape(Protocol):
 class OpenAIShape:
     """What everybody gets whose path has no other."""
 
+    told = OpenAIError
+
     def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
         fields = facts.fields(request_id)
         return {"object": "error", **fields, "error": fields}
@@ -114,7 +156,7 @@ class OpenAIShape:
 
 
 _SHAPE = "mysglang.error_shape"
-_OPENAI_SHAPE = OpenAIShape()
+OPENAI_SHAPE = OpenAIShape()
 
 
 def speak(scope: Scope, shape: ErrorShape) -> None:
@@ -123,7 +165,7 @@ def speak(scope: Scope, shape: ErrorShape) -> None:
 
 
 def _shape_of(scope: Scope) -> ErrorShape:
-    shape: ErrorShape = scope.get(_SHAPE, _OPENAI_SHAPE)
+    shape: ErrorShape = scope.get(_SHAPE, OPENAI_SHAPE)
     return shape
 
 
@@ -171,14 +213,15 @@ def error_frame(facts: ErrorFacts, scope: Scope) -> bytes:
 def install(app: FastAPI) -> None:
     """Answer whatever a route of `app` raises by the table."""
 
-    async def respond(request: Request, error: Exception) -> Response:
-        facts = describe(error)
-        if not isinstance(error, HTTPException):
-            return error_response(facts, request.scope)
-        # The router knows only "Not Found" and "Method Not Allowed".
-        facts = replace(facts, message=f"{facts.message}: {request.method} {request.url.path}")
-        return error_response(facts, request.scope, error.headers)
-
-    kinds = [kind for kind, _, _ in _TABLE] + [Aborted, HTTPException, Exception]
-    for kind in kinds:
+    for kind in (*KINDS, Exception):
         app.add_exception_handler(kind, respond)
+
+
+async def respond(request: Request, error: Exception) -> Response:
+    """The answer to `request`, whose route raised `error`."""
+    facts = describe(error)
+    if not isinstance(error, HTTPException):
+        return error_response(facts, request.scope)
+    # The router knows only "Not Found" and "Method Not Allowed".
+    facts = replace(facts, message=f"{facts.message}: {request.method} {request.url.path}")
+    return error_response(facts, request.scope, error.headers)

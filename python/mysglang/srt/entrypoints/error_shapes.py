@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.auth import route_path
-from mysglang.srt.entrypoints.error_responses import ErrorShape, speak
+from mysglang.srt.entrypoints.error_responses import OPENAI_SHAPE, ErrorShape, speak
 
 
 class ErrorShapes:
@@ -21,8 +21,11 @@ class ErrorShapes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            path = route_path(scope)
-            for prefix, shape in self._shapes.items():
-                if path == prefix or path.startswith(prefix + "/"):
-                    speak(scope, shape)
+            speak(scope, shape_of(route_path(scope), self._shapes))
         await self._app(scope, receive, send)
+
+
+def shape_of(path: str, shapes: Mapping[str, ErrorShape]) -> ErrorShape:
+    """What `path` speaks."""
+    found = (shape for prefix, shape in shapes.items() if path == prefix or path.startswith(prefix + "/"))
+    return next(found, OPENAI_SHAPE)

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mysglang.srt.managers.front_held import FrontHeld
+from mysglang.srt.managers.request_metrics import RequestMetrics
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.messages.control import (
@@ -18,6 +20,7 @@ from mysglang.srt.messages.control import (
     GetInternalStateReqOutput,
     HeartBeat,
 )
+from mysglang.srt.messages.fronts import FrontOrder
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.parser.template_manager import TemplateManager
@@ -73,13 +76,21 @@ class Manager(Protocol):
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]: ...
 
+    def tell_fronts(self, order: FrontOrder) -> None:
+        """Have the other fronts of this server do the same."""
+        ...
+
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int: ...
+
+    def held(self) -> FrontHeld:
+        """What it holds for requests now."""
+        ...
 
     async def flush_cache(self) -> FlushCacheReqOutput: ...
 
     async def get_internal_state(self) -> GetInternalStateReqOutput: ...
 
-    async def command(self, make: Callable[[int], Command]) -> ControlReqOutput: ...
+    async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput: ...
 
 
 class Front(Protocol):
@@ -106,3 +117,8 @@ class Front(Protocol):
 
     @property
     def request_log(self) -> RequestLogSettings: ...
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """What is counted of requests."""
+        ...

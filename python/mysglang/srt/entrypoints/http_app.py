@@ -16,7 +16,8 @@ from starlette.middleware.cors import CORSMiddleware
 from mysglang.srt.entrypoints import error_responses
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import Access, ApiKeyAuth, LoopbackGuard
-from mysglang.srt.entrypoints.error_shapes import ErrorShapes
+from mysglang.srt.entrypoints.callers import Callers
+from mysglang.srt.entrypoints.error_shapes import ErrorShapes, shape_of
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.header_limit import HeaderLimit
 from mysglang.srt.entrypoints.ollama.model_card import ModelCard
@@ -24,10 +25,12 @@ from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.batches_endpoints import batch_endpoints
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
 from mysglang.srt.entrypoints.openai.files_desk import desk_for
+from mysglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.entrypoints.openapi import describe_bodies
+from mysglang.srt.entrypoints.openapi import describe
+from mysglang.srt.entrypoints.relay import Owner, RelayedPaths
 from mysglang.srt.entrypoints.request_id import RequestId
-from mysglang.srt.entrypoints.routes import dialects, openai, pooling
+from mysglang.srt.entrypoints.routes import dialects, hosting, openai, pooling
 from mysglang.srt.entrypoints.routes import files as file_routes
 from mysglang.srt.entrypoints.routes.control import AbortRequest, control_router
 from mysglang.srt.entrypoints.routes.health import health_router
@@ -37,6 +40,7 @@ from mysglang.srt.entrypoints.routes.native import native_router
 from mysglang.srt.entrypoints.routes.operation import BODIES as OPERATION_BODIES
 from mysglang.srt.entrypoints.routes.operation import operation_router
 from mysglang.srt.entrypoints.routes.parsing import ParseFunctionCallReq, SeparateReasoningReqInput, parsing_router
+from mysglang.srt.entrypoints.straight_routes import StraightRoutes
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.tokenizer_manager import NO_TEXT
 from mysglang.srt.messages.generate import GenerateReqInput
@@ -46,8 +50,14 @@ INVITED: Mapping[str, Any] = {"allow_methods": ("GET", "POST", "PUT", "DELETE"),
 """What the pages of invited sites may do. They bring keys, never cookies."""
 
 
-def build_app(front: Front, options: AppOptions) -> FastAPI:
-    """The application that answers for `front`."""
+KEPT_BY_THE_OWNER = ("/v1/files", "/v1/batches", "/v1/responses", "/open_session", "/close_session")
+"""Paths of what lives longer than a request."""
+
+
+def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> FastAPI:
+    """The application that answers for `front`. `owner`: the front that keeps what lives between requests, if that is
+    another one.
+    """
     models = OpenAIServingModels(
         options.served_model_name,
         options.model_path,
@@ -63,11 +73,21 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
     )
     answers = ChatAnswers(front, formats, options.serving.defaults)
     is_embedding = options.pooling is not None
-    health = health_router(front.tokenizer_manager, options.heartbeat_limit_s, is_embedding=is_embedding)
+    vertex = options.vertex
+    health = health_router(
+        front.tokenizer_manager,
+        options.heartbeat_limit_s,
+        is_embedding=is_embedding,
+        probes=("/ping", vertex.health),
+    )
     control = control_router(front.tokenizer_manager)
     operation = operation_router(front)
-    desk = desk_for(options.desk, front, batch_endpoints(front, models, options.serving, answers, options.pooling))
-    app = FastAPI(
+    # Files are the owner's.
+    own_desk = options.desk if owner is None else None
+    desk = desk_for(own_desk, front, batch_endpoints(front, models, options.serving, answers, options.pooling))
+    metrics = _metrics_router(front, options)
+    access = Access(open=_paths(health) | _paths(metrics), admin=_paths(control), locked=_paths(operation))
+    app: FastAPI = FastAPI(
         title="mysglang",
         version=__version__,
         description="LLM inference: the OpenAI-compatible API, and the native one of SGLang.",
@@ -75,29 +95,38 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
         lifespan=lambda _app: desk.open(),
         # /health/ is not /health: one spelling for each path, so that access rules have nothing to miss.
         redirect_slashes=False,
-        middleware=_middleware(options, Access(open=_paths(health), admin=_paths(control), locked=_paths(operation))),
+        middleware=[
+            *_middleware(options, access),
+            *([] if owner is None else [Middleware(RelayedPaths, owner=owner, paths=KEPT_BY_THE_OWNER)]),
+            Middleware(StraightRoutes, routes=lambda: app.routes),
+        ],
     )
     app.include_router(health)
+    app.include_router(metrics)
     app.include_router(control)
     app.include_router(operation)
     app.include_router(info_router(front, {**options.model_info, **formats.names}, options.server_info))
     if is_embedding:
         app.include_router(pooling.refusing_router(pooling.GENERATING, InvalidRequest(NO_TEXT)))
     app.include_router(pooling.pooling_router(front, models, options.pooling))
-    app.include_router(native_router(front, incremental=options.incremental_streaming_output))
+    app.include_router(native_router(front, incremental=options.incremental_streaming_output, owner=owner))
     app.include_router(openai.openai_router(front, models, options.serving, answers))
     app.include_router(file_routes.files_router(desk))
-    card = ModelCard(front, models, formats, options.model_path, options.model_info)
+    on_gpu = options.server_info.get("device") == "cuda"
+    card = ModelCard(front, models, formats, options.model_path, options.model_info, on_gpu=on_gpu)
     app.include_router(dialects.dialects_router(answers, models, options.serving, card))
     app.include_router(parsing_router(formats, front.text_pool))
+    chat = OpenAIServingChat(front, models, options.serving, answers)
+    app.include_router(hosting.hosting_router(front, chat.handle, vertex.predict))
     error_responses.install(app)
-    describe_bodies(
+    describe(
         app,
         [
             *openai.BODIES,
             *dialects.BODIES,
             *file_routes.BODIES,
             *pooling.BODIES,
+            *hosting.BODIES,
             GenerateReqInput,
             AbortRequest,
             *OPERATION_BODIES,
@@ -105,12 +134,24 @@ def build_app(front: Front, options: AppOptions) -> FastAPI:
             ParseFunctionCallReq,
             SeparateReasoningReqInput,
         ],
+        access=access,
+        shapes=lambda path: shape_of(path, dialects.SHAPES),
+        has_keys=bool(options.api_keys),
     )
     return app
 
 
+def _metrics_router(front: Front, options: AppOptions) -> APIRouter:
+    """Without routes if nobody asked for metrics, and then their library is not loaded either."""
+    if not options.enable_metrics:
+        return APIRouter()
+    from mysglang.srt.entrypoints.routes.metrics import metrics_router
+
+    return metrics_router(front, options.served_model_name)
+
+
 def _middleware(options: AppOptions, access: Access) -> list[Middleware]:
-    """From the outside in."""
+    """From the outside in; behind them are the routes."""
     origins = options.cors_allow_origins
     invitations = [Middleware(CORSMiddleware, allow_origins=origins, **INVITED)] if origins else []
     guard = [Middleware(LoopbackGuard, invited=origins)] if options.loopback_only else []
@@ -122,6 +163,7 @@ def _middleware(options: AppOptions, access: Access) -> list[Middleware]:
         Middleware(HeaderLimit),
         *guard,
         auth,
+        Middleware(Callers),
     ]
 
 

@@ -21,11 +21,13 @@ from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import is_loopback
-from mysglang.srt.entrypoints.error_responses import SHUTTING_DOWN, ErrorFacts, error_response
+from mysglang.srt.entrypoints.error_responses import SHUTTING_DOWN, ErrorFacts, describe, error_response
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_app import build_app
 from mysglang.srt.entrypoints.http_protocol import Connections, OneAtATime
-from mysglang.srt.errors import WorkerDied
+from mysglang.srt.entrypoints.relay import Owner, serve_connections
+from mysglang.srt.errors import ServerEnded, WorkerDied
+from mysglang.srt.managers.board import Board, Column
 from mysglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -40,58 +42,50 @@ CLOSE_S = 2
 class Gate:
     """The application as uvicorn sees it. Closed from the start."""
 
-    def __init__(self) -> None:
+    def __init__(self, board: Board | None = None) -> None:
+        self._board = board or Board.alone()
         self._app: ASGIApp | None = None
         self._why_closed = ErrorFacts(503, "The server is starting.")
         self._open_requests = 0
-        self._none_open = asyncio.Event()
-        self._none_open.set()
 
     def open(self, app: ASGIApp) -> None:
         self._app = app
 
-    def close(self, why: str) -> None:
+    def close(self, why: ServerEnded) -> None:
         """Let nobody in any more. Who is inside is not disturbed."""
         self._app = None
-        self._why_closed = ErrorFacts(503, why)
+        self._why_closed = describe(why)
 
     def drain(self) -> None:
         """The same, since the server was asked to end."""
         self._app = None
         self._why_closed = ErrorFacts(503, "The server is shutting down.", code=SHUTTING_DOWN)
 
-    async def emptied(self, timeout: float) -> bool:
-        """Wait until no request is open, but no longer than `timeout` seconds; whether that came true."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._none_open.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    @property
-    def open_requests(self) -> int:
-        return self._open_requests
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
             await error_response(self._why_closed, scope)(scope, receive, send)
             return
-        self._open_requests += 1
-        self._none_open.clear()
+        self._count(1)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._open_requests -= 1
-            if not self._open_requests:
-                self._none_open.set()
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self._open_requests += change
+        self._board.write(Column.OPEN_REQUESTS, self._open_requests)
 
 
 class HttpFront:
     """uvicorn over `listener`, answering from the moment it is made."""
 
-    def __init__(self, listener: socket.socket, args: ServingArgs, log_level: str | None) -> None:
-        self.gate = Gate()
+    def __init__(
+        self, listener: socket.socket, args: ServingArgs, log_level: str | None, board: Board | None = None
+    ) -> None:
+        """`board`: where all fronts of the server write down what they hold; None for an only one."""
+        board = board or Board.alone()
+        self.gate = Gate(board)
+        self._common = Connections(args.write_timeout, board)
         self._lives = contextlib.AsyncExitStack()
         """What the application does beside answering."""
         self._port: int = listener.getsockname()[1]
@@ -100,7 +94,7 @@ class HttpFront:
                 self.gate,
                 loop="none",
                 # uvicorn only calls it, as it would a class.
-                http=partial(OneAtATime, common=Connections(args.write_timeout)),  # type: ignore[arg-type]
+                http=partial(OneAtATime, common=self._common),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -124,11 +118,18 @@ class HttpFront:
     def port(self) -> int:
         return self._port
 
-    async def open(self, front: Front, args: ServerArgs, model_config: ModelConfig) -> None:
-        """Put the application behind the gate, and open it. Raises ConfigError if it cannot begin its work."""
-        if not is_loopback(args.serving.host) and not args.serving.has_keys:
+    def serve_pipe(self, pipe: socket.socket) -> None:
+        """Answer also those whose connections come out of `pipe`: further fronts that relay a request."""
+        config, state = self._server.config, self._server.server_state
+        serve_connections(pipe, lambda: OneAtATime(config, state, {}, common=self._common))
+
+    async def open(self, front: Front, args: ServerArgs, model_config: ModelConfig, owner: Owner | None = None) -> None:
+        """Put the application behind the gate, and open it. `owner`: who keeps what lives between requests, if that is
+        another front. Raises ConfigError if it cannot begin its work.
+        """
+        if owner is None and not is_loopback(args.serving.host) and not args.serving.has_keys:
             logger.warning("Whoever reaches %s may use this server: it has no --api-key.", args.serving.host)
-        app = build_app(front, AppOptions.from_args(args, model_config))
+        app = build_app(front, AppOptions.from_args(args, model_config), owner)
         # Not uvicorn's business: it began before there was an application.
         await self._lives.enter_async_context(app.router.lifespan_context(app))
         self.gate.open(app)

@@ -14,11 +14,14 @@ import asyncio
 import logging
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from mysglang.srt.entrypoints.corked_transport import CorkedTransport
+from mysglang.srt.managers.board import Board, Column
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +36,17 @@ class Connections:
     """What the connections of one front door have in common."""
 
     write_timeout_s: float
-    cut: int = 0
-    """Clients that were cut off since they did not read."""
+    board: Board = field(default_factory=Board.alone)
+    _cut_here: int = 0
+
+    @property
+    def cut(self) -> int:
+        """Clients that were cut off since they did not read, of all fronts."""
+        return self.board.total(Column.SLOW_CLIENTS_CUT)
+
+    def note_cut(self) -> None:
+        self._cut_here += 1
+        self.board.write(Column.SLOW_CLIENTS_CUT, self._cut_here)
 
 
 def connections_of(scope: Scope) -> Connections:
@@ -56,6 +68,9 @@ class OneAtATime(HttpToolsProtocol):
         self._waiting_bytes = 0
         """What waited for the client when it was last looked at."""
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(CorkedTransport(transport, self.loop))  # type: ignore[arg-type]  # all that is used
+
     # What the client has to read
 
     def pause_writing(self) -> None:
@@ -69,6 +84,8 @@ class OneAtATime(HttpToolsProtocol):
             self._look_after_the_rest()
 
     def on_response_complete(self) -> None:
+        # Nothing more will be written, so nobody else would tell how much of it the client has still to take.
+        self.transport.flush()  # type: ignore[attr-defined]
         super().on_response_complete()
         self._look_after_the_rest()
 
@@ -99,7 +116,7 @@ class OneAtATime(HttpToolsProtocol):
         elif waiting <= self._waiting_bytes - LEAST_BYTES:
             self._look_later()
         else:
-            self._common.cut += 1
+            self._common.note_cut()
             logger.warning(
                 "The client at %s took next to nothing for %g s (--write-timeout) and is cut off; %d bytes were left.",
                 *(self.client, self._common.write_timeout_s, waiting),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.environ import START_TIMEOUT
 from mysglang.srt.errors import ConfigError, WorkerDied
-from mysglang.srt.managers.detokenizer_process import DETOKENIZER_TITLE, DetokenizerLaunch
+from mysglang.srt.managers.detokenizer_process import DetokenizerLaunch, detokenizer_title
 from mysglang.srt.managers.model_files import load_model_config
 from mysglang.srt.managers.scheduler_process import SchedulerLaunch, scheduler_title
 from mysglang.srt.messages.launch import Failed, FromChild, Ready, SchedulerFacts
@@ -39,16 +40,18 @@ class ChildModules:
 
     scheduler: str = "mysglang.srt.managers.scheduler_process"
     detokenizer: str = "mysglang.srt.managers.detokenizer_process"
+    tokenizer_worker: str = "mysglang.srt.entrypoints.tokenizer_worker"
 
 
 THE_CHILDREN = ChildModules()
 
 
-def make_port_args(ipc_dir: Path) -> PortArgs:
+def make_port_args(ipc_dir: Path, *, num_fronts: int = 1, num_detokenizers: int = 1) -> PortArgs:
     return PortArgs(
         scheduler_input_ipc_name=ipc_endpoint(ipc_dir, "scheduler"),
-        detokenizer_ipc_name=ipc_endpoint(ipc_dir, "detokenizer"),
-        tokenizer_ipc_name=ipc_endpoint(ipc_dir, "tokenizer"),
+        detokenizer_ipc_names=tuple(ipc_endpoint(ipc_dir, f"detokenizer{i}") for i in range(num_detokenizers)),
+        tokenizer_ipc_names=tuple(ipc_endpoint(ipc_dir, f"tokenizer{i}") for i in range(num_fronts)),
+        board=str(ipc_dir / "board"),
     )
 
 
@@ -68,21 +71,24 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
 
 
 class Subprocesses:
-    """The children of one server: a scheduler for each rank, and the detokenizer."""
+    """The children of one server: a scheduler for each rank, the detokenizers, and further fronts if there are some."""
 
     def __init__(self, server_args: ServerArgs, modules: ChildModules = THE_CHILDREN) -> None:
         """Start them all, side by side. Must run in the event loop that watches them."""
         self.ipc_dir = make_ipc_dir()
-        self.port_args = make_port_args(self.ipc_dir)
+        serving = server_args.serving
+        self.port_args = make_port_args(
+            self.ipc_dir, num_fronts=serving.tokenizer_worker_num, num_detokenizers=serving.detokenizer_worker_num
+        )
         self._children: list[Child] = []
+        self._grown = asyncio.Event()
+        """Set when there is one child more to be watched."""
         for rank in range(server_args.parallel.tp_size):
             launch = SchedulerLaunch(server_args=server_args, port_args=self.port_args, tp_rank=rank)
             self._start(modules.scheduler, scheduler_title(rank), launch)
-        self._start(
-            modules.detokenizer,
-            DETOKENIZER_TITLE,
-            DetokenizerLaunch(server_args=server_args, port_args=self.port_args),
-        )
+        for index in range(serving.detokenizer_worker_num):
+            spec = DetokenizerLaunch(server_args=server_args, port_args=self.port_args, index=index)
+            self._start(modules.detokenizer, detokenizer_title(index), spec)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -108,9 +114,27 @@ class Subprocesses:
         assert facts is not None, "a scheduler tells its facts"
         return facts
 
+    async def add(self, module: str, title: str, launch: msgspec.Struct, pass_fds: Sequence[int]) -> None:
+        """Start one more, which inherits these descriptors, and wait until it is ready. Raises likewise."""
+        child = Child(module, title, msgspec.json.encode(launch), pass_fds)
+        self._children.append(child)
+        self._grown.set()
+        try:
+            async with asyncio.timeout(START_TIMEOUT.get()):
+                await _ready(child)
+        except TimeoutError:
+            raise WorkerDied(f"{title} did not become ready within {START_TIMEOUT.get():g} s.") from None
+
     async def death(self) -> WorkerDied:
         """Returns once a child has ended, whatever its exit code: none has an end of its own."""
-        await asyncio.wait([child.exited for child in self._children], return_when=asyncio.FIRST_COMPLETED)
+        while not any(child.exited.done() for child in self._children):
+            self._grown.clear()
+            grown = asyncio.create_task(self._grown.wait())
+            ends: list[asyncio.Future[Any]] = [grown, *(child.exited for child in self._children)]
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                grown.cancel()
         return WorkerDied("; ".join(_obituary(child) for child in self._children if child.exited.done()))
 
     async def dump_stacks(self) -> None:

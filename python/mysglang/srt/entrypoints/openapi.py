@@ -1,22 +1,46 @@
-"""/openapi.json and /docs: the request bodies of the routes, which read them themselves, described for FastAPI."""
+"""/openapi.json and /docs: what the routes read and answer themselves, described for FastAPI.
+
+A route names the body that it takes and the answer that it gives; errors, which every route has in the shape of its
+dialect, and keys are told here once for all of them. What is described is nowhere enforced: tests hold bodies and
+answers against it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from mysglang.srt.entrypoints.auth import Access
+from mysglang.srt.entrypoints.error_responses import STATUSES, ErrorShape
+from mysglang.srt.messages.generate import INTERNAL
+
 REF = "#/components/schemas/{model}"
+NAMED = "#/components/schemas/{name}"
 
 Described = type[BaseModel] | type[msgspec.Struct]
 
+JSON, FORM, BYTES = "application/json", "multipart/form-data", "application/octet-stream"
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
-JSON, FORM = "application/json", "multipart/form-data"
+KEYS: Mapping[str, Mapping[str, str]] = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+
+_COMPONENTS = "x-components"
+"""Where an operation keeps the objects that its answer names, until all of them are put together."""
+
+
+class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Base of what describes an answer. A field that may be absent has the default UNSET."""
 
 
 def takes(model: Described, media_type: str = JSON) -> dict[str, Any]:
@@ -25,23 +49,145 @@ def takes(model: Described, media_type: str = JSON) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
 
 
-def describe_bodies(app: FastAPI, models: Sequence[Described]) -> None:
-    """Have `app` describe `models`, which its routes name by `takes`."""
+def gives(
+    answer: object, *, stream: Sequence[object] = (), stream_type: str = EVENTS, done: bool = False
+) -> dict[str, Any]:
+    """`openapi_extra` of a route that answers 200 with JSON: any type that msgspec knows.
+
+    `stream`: what an event or line of a stream may be, of a route that can answer with one; with `done`, the event
+    behind all others is `[DONE]`. For a route that also `takes`, join the two with `|`.
+    """
+    (schema, *items), components = msgspec.json.schema_components([answer, *stream], ref_template=NAMED)
+    content: dict[str, Any] = {JSON: {"schema": schema}}
+    if items:
+        item = {"anyOf": items}
+        content[stream_type] = {"itemSchema": _event(item, done=done) if stream_type == EVENTS else item}
+    return {"responses": {"200": {"content": content}}, _COMPONENTS: components}
+
+
+def gives_bytes() -> dict[str, Any]:
+    """`openapi_extra` of a route that answers 200 with whatever was once sent to it."""
+    content = {BYTES: {"schema": {"type": "string", "format": "binary"}}}
+    return {"responses": {"200": {"content": content}}}
+
+
+def describe(
+    app: FastAPI,
+    models: Sequence[Described],
+    *,
+    access: Access,
+    shapes: Callable[[str], ErrorShape],
+    has_keys: bool,
+) -> None:
+    """Have `app` describe itself: `models` are what its routes name by `takes`, `shapes` says how errors of a path are
+    told, `has_keys` whether clients need one.
+    """
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            components = schema.setdefault("components", {}).setdefault("schemas", {})
-            components.update(_schemas(models))
-            app.openapi_schema = schema
+            app.openapi_schema = _document(app, models, access, shapes, has_keys=has_keys)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend it
+
+
+def _document(
+    app: FastAPI,
+    models: Sequence[Described],
+    access: Access,
+    shapes: Callable[[str], ErrorShape],
+    *,
+    has_keys: bool,
+) -> dict[str, Any]:
+    routes = [route for route in app.routes if isinstance(route, APIRoute)]
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=routes)
+    parts = document.setdefault("components", {})
+    parts["securitySchemes"] = KEYS
+    parts["schemas"] = dict(_schemas(models))
+    parts["responses"] = {}
+    for path, operations in document["paths"].items():
+        shape = shapes(path)
+        for method, operation in operations.items():
+            _join(parts["schemas"], operation.pop(_COMPONENTS, {}))
+            statuses = _statuses(path, method, operation, access)
+            parts["responses"] |= {_name(shape, status): _error(shape, status) for status in statuses}
+            operation["responses"].pop("422", None)  # FastAPI's own, which is a 400 here
+            operation["responses"] |= {
+                str(status): {"$ref": f"#/components/responses/{_name(shape, status)}"} for status in statuses
+            }
+            operation["security"] = _security(path, access, has_keys=has_keys)
+    told = {shapes(path).told for path in document["paths"]}
+    _join(parts["schemas"], msgspec.json.schema_components(told, ref_template=NAMED)[1])
+    return document
+
+
+def _join(known: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Two objects of one name would hide each other."""
+    for name, schema in more.items():
+        assert known.setdefault(name, schema) == schema, f"two schemas are called {name}"
+
+
+def _statuses(path: str, method: str, operation: Mapping[str, Any], access: Access) -> list[int]:
+    """What beside success an operation may answer. Nobody can be wrong who says nothing, or lack a key where none is
+    needed.
+    """
+    silent = method in ("get", "head") and not operation.get("parameters")
+    left_out = {400, 404, 413, 429, 499} if silent else set()
+    return [status for status in STATUSES if status not in left_out | ({401} if path in access.open else set())]
+
+
+def _security(path: str, access: Access, *, has_keys: bool) -> list[dict[str, list[str]]]:
+    """Either key where one is needed; none, or either, where the server may have none."""
+    if path in access.open:
+        return []
+    keys: list[dict[str, list[str]]] = [{name: []} for name in KEYS]
+    return keys if has_keys or path in access.locked else [{}, *keys]
+
+
+def _name(shape: ErrorShape, status: int) -> str:
+    return f"{shape.told.__name__}{status}"
+
+
+def _error(shape: ErrorShape, status: int) -> dict[str, Any]:
+    schema = {"$ref": REF.format(model=shape.told.__name__)}
+    description = f"{HTTPStatus(status).phrase if status != 499 else 'Request Ended'}: {STATUSES[status]}"
+    return {"description": description, "content": {JSON: {"schema": schema}}}
+
+
+def _event(schema: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
+    """A server-sent event whose data is JSON."""
+    data: dict[str, Any] = {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
+    if done:
+        data = {"anyOf": [data, {"const": "[DONE]"}]}
+    return {"type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": data}}
 
 
 def _schemas(models: Sequence[Described]) -> Mapping[str, Any]:
     pydantic_models = [model for model in models if issubclass(model, BaseModel)]
     _, found = models_json_schema([(model, "validation") for model in pydantic_models], ref_template=REF)
     structs = [model for model in models if issubclass(model, msgspec.Struct)]
-    _, more = msgspec.json.schema_components(structs, ref_template=REF.replace("{model}", "{name}"))
-    return {**found.get("$defs", {}), **more}
+    _, more = msgspec.json.schema_components(structs, ref_template=NAMED)
+    return {name: _as_sent(schema) for name, schema in {**found.get("$defs", {}), **more}.items()}
+
+
+def _as_sent(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An object as clients may send it: null is the default of every field that has one, and what is only ours is
+    refused like any other name that is unknown.
+    """
+    if "properties" not in schema:
+        return schema
+    required = schema.get("required", [])
+    fields = {
+        name: field if name in required else _or_null(field)
+        for name, field in schema["properties"].items()
+        if name not in INTERNAL
+    }
+    return {**schema, "properties": fields, "additionalProperties": False}
+
+
+def _or_null(field: Mapping[str, Any]) -> Mapping[str, Any]:
+    if {"type": "null"} in field.get("anyOf", ()):
+        return field
+    about = {name: field[name] for name in ("default", "title", "description") if name in field}
+    plain = {name: value for name, value in field.items() if name not in about}
+    return {"anyOf": [plain, {"type": "null"}], **about}

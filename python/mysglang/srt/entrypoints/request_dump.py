@@ -1,7 +1,7 @@
 """Requests kept whole in files, one JSON line for each, as POST /generate takes them: to be asked again elsewhere.
 
-A line has the prompt as token ids, however it came, the parameters, and what was answered. Written when the request is
-over; a file that cannot be written is logged, and the request goes on.
+A line has the prompt as token ids, however it came (as vectors, if these are what it was), the parameters, and what was
+answered. Written when the request is over; a file that cannot be written is logged, and the request goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 FILE_MODE = 0o600
 """What clients wrote is for the server's user alone."""
 
-KEPT = ("stream", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "extra_key")
+KEPT = (
+    *("stream", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "extra_key"),
+    *("return_hidden_states", "custom_logit_processor", "max_thinking_tokens", "input_embeds"),
+)
 
 
 async def dumped(
@@ -68,7 +71,8 @@ def _record(obj: GenerateReqInput, answers: dict[int, _Answer], started: float) 
     n = params[0].n if isinstance(params, list) else params.n
     prompts = [answers[index].prompt_ids for index in sorted(answers) if index % n == 0]
     alone = len(prompts) == 1 and not isinstance(params, list)
-    request["input_ids"] = prompts[0] if alone else prompts
+    if obj.input_embeds is None:
+        request["input_ids"] = prompts[0] if alone else prompts
     # As on the wire, where a parameter that has its default is left out, but for the one whose null is not its default.
     request["sampling_params"] = msgspec.to_builtins(params, str_keys=True)
     return {

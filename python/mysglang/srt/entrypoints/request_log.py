@@ -13,9 +13,11 @@ from collections.abc import AsyncGenerator, Callable
 
 from mysglang.srt.entrypoints.front import Manager, RequestLogSettings, Signs, TextCoder
 from mysglang.srt.entrypoints.request_dump import dumped
+from mysglang.srt.managers.front_held import FrontHeld
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import finish_reason_dict
 from mysglang.srt.messages.control import Command, ControlReqOutput, FlushCacheReqOutput, GetInternalStateReqOutput
+from mysglang.srt.messages.fronts import FrontOrder
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
@@ -69,8 +71,14 @@ class LoggedManager:
                 logger.info("Fail: rid=%s, %s, %.3f s", _shown(obj), type(error).__name__, time.perf_counter() - begun)
             raise
 
+    def tell_fronts(self, order: FrontOrder) -> None:
+        self._manager.tell_fronts(order)
+
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
         return self._manager.abort_request(rid, abort_all=abort_all)
+
+    def held(self) -> FrontHeld:
+        return self._manager.held()
 
     async def flush_cache(self) -> FlushCacheReqOutput:
         return await self._manager.flush_cache()
@@ -78,8 +86,8 @@ class LoggedManager:
     async def get_internal_state(self) -> GetInternalStateReqOutput:
         return await self._manager.get_internal_state()
 
-    async def command(self, make: Callable[[int], Command]) -> ControlReqOutput:
-        return await self._manager.command(make)
+    async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput:
+        return await self._manager.command(make, patience_s=patience_s)
 
 
 def _coming(obj: GenerateReqInput) -> str:
@@ -89,12 +97,21 @@ def _coming(obj: GenerateReqInput) -> str:
         size = f"text of {', '.join(str(len(text)) for text in texts[:8])} characters"
         count = len(texts)
     else:
-        ids = obj.input_ids or []
-        sizes = [len(entry) for entry in ids if isinstance(entry, list)] or [len(ids)]
-        size = f"input_ids of {', '.join(map(str, sizes[:8]))} tokens"
+        name = "input_ids" if obj.input_embeds is None else "input_embeds"
+        sizes = _lengths(obj)
+        size = f"{name} of {', '.join(map(str, sizes[:8]))} tokens"
         count = len(sizes)
     params = obj.sampling_params[0] if isinstance(obj.sampling_params, list) else obj.sampling_params
     return f"rid={_shown(obj)}, {count} x {size}, stream={obj.stream}, {_not_default(params)}"
+
+
+def _lengths(obj: GenerateReqInput) -> list[int]:
+    """Tokens of each prompt that is not text."""
+    ids, embeds = obj.input_ids or [], obj.input_embeds
+    if embeds is None:
+        return [len(entry) for entry in ids if isinstance(entry, list)] or [len(ids)]
+    several = bool(embeds) and any(isinstance(entry, list) for entry in embeds[0])
+    return [len(entry) for entry in embeds] if several else [len(embeds)]
 
 
 def _shown(obj: GenerateReqInput) -> str:

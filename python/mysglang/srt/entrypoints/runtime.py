@@ -7,30 +7,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.entrypoints.front import Manager, RequestLogSettings
+from mysglang.srt.entrypoints.front_launch import FrontLaunch, front_title
+from mysglang.srt.entrypoints.front_orders import obey
 from mysglang.srt.entrypoints.launcher import THE_CHILDREN, ChildModules, Subprocesses
-from mysglang.srt.entrypoints.request_log import LoggedManager
+from mysglang.srt.entrypoints.ready_front import FrontLinks, FrontText, ReadyFront, make_front
 from mysglang.srt.entrypoints.warmup import warm_up
 from mysglang.srt.errors import ShuttingDown, WorkerDied
-from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
-from mysglang.srt.managers.model_files import load_tokenizer
+from mysglang.srt.managers.board import Board
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
-from mysglang.srt.messages.channels import AsyncPull, Push
-from mysglang.srt.messages.codec import ToScheduler, ToTokenizer, scheduler_codec, tokenizer_codec
-from mysglang.srt.messages.launch import SchedulerFacts
-from mysglang.srt.parser.template_manager import TemplateManager
-from mysglang.srt.server_args import ServerArgs
+from mysglang.srt.messages.fronts import DrainReq, EndReq
+from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.exit_codes import ExitCode
-from mysglang.srt.utils.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """How often the signs of life are looked at; they come about as often."""
+
+RECONNECT_S = 0.2
+"""ZMQ tries every tenth of a second to reach a reader that was late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,6 @@ class Death:
 
     error: WorkerDied
     exit_code: ExitCode
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyFront:
-    """What serves requests in this process, once the children are ready: `entrypoints.front.Front`."""
-
-    tokenizer_manager: Manager
-    tokenizer: Tokenizer | None
-    template_manager: TemplateManager | None
-    text_pool: TextPool
-    facts: SchedulerFacts
-    request_log: RequestLogSettings
 
 
 class Runtime:
@@ -62,13 +50,12 @@ class Runtime:
         """Launch the children. `server_args` have paths of this machine (`launcher.find_model`)."""
         self.server_args = server_args
         self.model_config = model_config
+        self._modules = modules
         self._subprocesses = Subprocesses(server_args, modules)
-        ports = self._subprocesses.port_args
-        self._to_scheduler: Push[ToScheduler] = Push(ports.scheduler_input_ipc_name, scheduler_codec())
-        self._from_workers: AsyncPull[ToTokenizer] = AsyncPull(ports.tokenizer_ipc_name, tokenizer_codec())
+        self._links = FrontLinks(self._subprocesses.port_args, 0, metrics=server_args.observability.enable_metrics)
         self._text_pool = TextPool()
         self._manager: TokenizerManager | None = None
-        self._receiving: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._watching: asyncio.Task[Death] | None = None
 
     async def wait_ready(self) -> ReadyFront:
@@ -78,60 +65,79 @@ class Runtime:
         args = self.server_args
         loading = asyncio.create_task(self._subprocesses.wait_ready())
         try:
-            tokenizer, templates = await asyncio.to_thread(_load_text, args)
+            text = await asyncio.to_thread(FrontText.load, args)
             facts = await loading
         finally:
             loading.cancel()
-        limits = FrontLimits.from_facts(facts)
-        manager = TokenizerManager(
-            InputTokenizer(tokenizer, limits, self._text_pool, seed=args.model.random_seed),
-            limits,
-            self._to_scheduler,
-            self._from_workers,
-            max_queued_requests=args.schedule.max_queued_requests,
-        )
+        front, manager = make_front(args, facts, text, self._links, self._text_pool)
+        obey(manager, front.request_log)
         self._manager = manager
-        self._receiving = asyncio.create_task(manager.handle_loop(), name="receive")
-        self._watching = asyncio.create_task(self._watch(manager, self._receiving), name="watch")
-        settings = RequestLogSettings(log_requests=args.observability.log_requests)
-        served = LoggedManager(manager, settings)
-        front = ReadyFront(served, tokenizer, templates, self._text_pool, facts, settings)
+        receiving = asyncio.create_task(manager.handle_loop(), name="receive")
+        self._tasks += [receiving, asyncio.create_task(self._links.beat(), name="beat")]
+        self._watching = asyncio.create_task(self._watch(manager, receiving), name="watch")
         if not args.serving.skip_server_warmup:
             await warm_up(front)
-            await self._seal(manager, self._watching)
+            if self._links.fronts.count == 1:
+                await self.seal()
         return front
+
+    @property
+    def port_args(self) -> PortArgs:
+        """Where the processes meet."""
+        return self._subprocesses.port_args
+
+    @property
+    def board(self) -> Board:
+        """What the fronts write down for each other."""
+        return self._links.fronts.board
+
+    async def add_front(self, launch: FrontLaunch, pass_fds: Sequence[int]) -> None:
+        """Start one front more, and wait until it is ready; from then on it is watched like all processes. Raises
+        ConfigError or WorkerDied.
+        """
+        assert self._manager is not None, "not ready yet"
+        await self._subprocesses.add(self._modules.tokenizer_worker, front_title(launch.index), launch, pass_fds)
+        self._manager.signs.fronts[launch.index] = time.monotonic()
 
     async def death(self) -> Death:
         """Returns once a process of ours has died or hangs; every open request has been told so."""
         assert self._watching is not None, "not ready yet"
         return await asyncio.shield(self._watching)
 
+    def drain(self) -> None:
+        """Have the other fronts let nobody in any more."""
+        self._links.fronts.tell(DrainReq())
+
     def cut_off(self, why: str) -> None:
         """Tell every open request that it ends now."""
+        self._links.fronts.tell(EndReq(why=why, kind="shutting_down"))
         if self._manager is not None:
             self._manager.fail_all(ShuttingDown(why))
 
     async def stop(self) -> None:
         """End everything; nothing of it is left after this."""
-        for task in (self._watching, self._receiving):
+        for task in (self._watching, *self._tasks):
             if task is not None:
                 task.cancel()
         self._text_pool.close()
-        self._to_scheduler.close()
-        self._from_workers.close()
+        self._links.close()
         await self._subprocesses.stop()
 
     def kill(self) -> None:
         """The same at once, for a process that is about to end itself."""
         self._subprocesses.kill()
 
-    async def _seal(self, manager: TokenizerManager, watching: asyncio.Task[Death]) -> None:
+    async def seal(self) -> None:
         """Remove the sockets' files once every link has carried a message: the warm-up request went over three, and a
-        heartbeat goes over the fourth. What is connected stays connected, nobody else ever can, and nothing is left
-        should this process be killed.
+        heartbeat goes over the fourth; of several detokenizers and fronts, see below and in `tokenizer_worker.py`. What
+        is connected stays connected, nobody else ever can, and nothing is left should this process be killed.
         """
-        while not manager.signs.last_heartbeat and not watching.done():
+        assert self._manager is not None and self._watching is not None, "not ready yet"
+        while not self._manager.signs.quietest()[1] and not self._watching.done():
             await asyncio.sleep(0.02)
+        if self.server_args.serving.detokenizer_worker_num > 1:
+            # The warm-up request met only one of them, but all have been there since before.
+            await asyncio.sleep(RECONNECT_S)
         self._subprocesses.remove_sockets()
 
     async def _watch(self, manager: TokenizerManager, receiving: asyncio.Task[None]) -> Death:
@@ -149,6 +155,7 @@ class Runtime:
         finally:
             died.cancel()
             silent.cancel()
+        self._links.fronts.tell(EndReq(why=str(death.error), kind="died"))
         manager.fail_all(death.error)
         return death
 
@@ -164,11 +171,3 @@ class Runtime:
                 logger.error("The %s gave no sign of life for %.0f s; the stacks of all processes:", who, silent)
                 await self._subprocesses.dump_stacks()
                 return WorkerDied(f"the {who} gave no sign of life for {silent:.0f} s (--watchdog-timeout {limit:g})")
-
-
-def _load_text(args: ServerArgs) -> tuple[Tokenizer | None, TemplateManager | None]:
-    """The tokenizer and the chat templates, unless there is to be none. Raises ConfigError."""
-    tokenizer = load_tokenizer(args.model)
-    if tokenizer is None:
-        return None, None
-    return tokenizer, TemplateManager(tokenizer.config, tokenizer.special_tokens, args.serving.chat_template)

@@ -128,6 +128,9 @@ def _check_single(obj: GenerateReqInput) -> None:
     several = isinstance(obj.text, list) or any(isinstance(entry, list) for entry in obj.input_ids or [])
     if several or isinstance(obj.sampling_params, list) or obj.sampling_params.n != 1:
         raise InvalidRequest("session_params: only for one prompt with one answer.", param="session_params")
+    if obj.input_embeds is not None:
+        message = "input_embeds: a session goes on from token ids, which vectors have none of."
+        raise InvalidRequest(message, param="input_embeds")
     if obj.text is not None and obj.input_ids is not None:
         raise InvalidRequest("Exactly one of text and input_ids must be given.", param="text")
 

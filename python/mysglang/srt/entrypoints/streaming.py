@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable
+from functools import cache
 from typing import TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mysglang.srt.entrypoints.body import ClientDisconnected
 from mysglang.srt.entrypoints.error_responses import describe, error_frame
+from mysglang.srt.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -32,30 +33,27 @@ async def while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
 
     The body must have been read: what still arrives on `receive` is the end of the connection.
     """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnected("The client left before its answer was complete.")
-        return working.result()
-    finally:
-        # Also when we are cancelled ourselves, by a server that shuts down: nothing of a request outlives it.
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+    task = asyncio.current_task()
+    assert task is not None
+    left = False
 
+    async def watch() -> None:
+        nonlocal left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        task.cancel()
 
-async def open_stream(
-    request: Request, frames: AsyncGenerator[bytes, None], media_type: str = EVENT_STREAM
-) -> EventStream:
-    """A response over `frames`, whose first one is there. Raises what the generator raised before it had one."""
+    watching = asyncio.create_task(watch())
     try:
-        first = await while_connected(request.receive, anext(frames))
-    except BaseException:
-        await frames.aclose()
+        return await work
+    except asyncio.CancelledError:
+        # Of another's cancelling, such as a server's that shuts down, ours is no part; see asyncio.timeout.
+        if left and not task.uncancel():
+            raise ClientDisconnected("The client left before its answer was complete.") from None
         raise
-    return EventStream(first, frames, media_type)
+    finally:
+        watching.cancel()
 
 
 async def with_pings(frames: AsyncGenerator[bytes, None], ping: bytes, every_s: float) -> AsyncGenerator[bytes, None]:
@@ -80,15 +78,26 @@ async def with_pings(frames: AsyncGenerator[bytes, None], ping: bytes, every_s: 
         await frames.aclose()
 
 
-class EventStream(Response):
-    """Sends frames as they come. However it ends, the generator is closed, and with it the request behind it."""
+@cache
+def _headers(media_type: str) -> list[tuple[bytes, bytes]]:
+    """Those of every stream of this type."""
+    # Proxies that buffer would turn the stream into one late answer.
+    response = Response(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
+    del response.headers["content-length"]
+    return response.raw_headers
 
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], media_type: str = EVENT_STREAM) -> None:
-        # Proxies that buffer would turn the stream into one late answer.
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
-        del self.headers["content-length"]
-        self._first = first
-        self._rest = rest
+
+class EventStream(Response):
+    """Sends frames as they come. However it ends, the generator is closed, and with it the request behind it.
+
+    Raises what the generator raised before it had a frame: then nothing was sent.
+    """
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], media_type: str = EVENT_STREAM) -> None:
+        self.status_code = 200
+        self.background = None
+        self.raw_headers = _headers(media_type).copy()
+        self._frames = frames
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -96,22 +105,19 @@ class EventStream(Response):
         except ClientDisconnected:
             logger.debug("a client left its stream")
         finally:
-            await self._rest.aclose()
+            await self._frames.aclose()
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
+        first = await anext(self._frames)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
         try:
-            async for frame in self._rest:
+            async for frame in self._frames:
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
         except Exception as error:
             facts = describe(error)
             if facts.status == 500:
-                logger.exception("a stream failed")
+                # What was raised on purpose says enough without a stack.
+                logger.error("a stream failed: %s", error, exc_info=not isinstance(error, RequestError))
             await send({"type": "http.response.body", "body": error_frame(facts, scope), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

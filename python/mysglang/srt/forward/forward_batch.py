@@ -110,12 +110,28 @@ class ForwardBatch:
     attn_metadata: AttentionMetadata
     attn_columns: Mapping[str, Tensor] = field(default_factory=dict)
     """Captured steps: what the backend added to the upload (layers/attention/graph.py)."""
+    embeds: Embeds | None = None
+    """Tokens whose embedding is given, whatever their ids are."""
     tail: Tail | None = None
     """Tokens whose hidden states are wanted; None: all. Of the others the last layer only stores keys and values."""
 
     def wanted(self, x: Tensor) -> Tensor:
         """[T, …] -> [W, …] of the tokens that are wanted."""
         return x if self.tail is None else x.index_select(0, self.tail.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Embeds:
+    """Vectors in the place of tokens' embeddings."""
+
+    tokens: Tensor
+    """[N] int64, where they stand among the tokens of the step."""
+    vectors: Tensor
+    """[N, hidden_size] float32."""
+
+    def put(self, x: Tensor) -> Tensor:
+        """The embeddings x [T, hidden_size] with the vectors in their places."""
+        return x.index_copy(0, self.tokens, self.vectors.to(x.dtype))
 
 
 @dataclass(frozen=True, slots=True)

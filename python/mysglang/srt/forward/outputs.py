@@ -35,6 +35,8 @@ class StepOutput:
     counts: Ints
     output_logprobs: PositionLogprobs | None = None
     prompt_logprobs: PositionLogprobs | None = None
+    hidden: Floats | None = None
+    """[N, hidden_size], of the N tokens that `HiddenColumns` asked for."""
     vectors: Floats | None = None
     """[rows that yield, width], of a model that makes a vector of each prompt; `tokens` say nothing then."""
 

@@ -8,6 +8,7 @@ after another. The arrays belong to the batch: nobody writes to them after it wa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -74,13 +75,28 @@ class LogitEdits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ProcessorCall:
+    """The rows whose logits a logit processor is to change, and what it is told of each."""
+
+    name: str
+    rows: Ints
+    """Of the batch; they yield a token."""
+    params: list[Mapping[str, object]]
+    prompts: list[Ints]
+    outputs: list[Ints]
+    """All tokens generated so far."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenMask:
-    """Which tokens some rows may get, all others being forbidden."""
+    """Which tokens some rows may get, all others being forbidden; and what logit processors are told."""
 
     rows: Ints
     """[C] rows of the batch that yield a token, ascending."""
     bits: Ints
     """[C, mask_words(vocab)]: token i is allowed if bit i % 32 of word i // 32 is set."""
+    calls: tuple[ProcessorCall, ...] = ()
+    """In the order in which they are made, before tokens are forbidden."""
 
 
 def mask_words(vocab_size: int) -> int:
@@ -148,6 +164,26 @@ class LogprobColumns:
     """Per row: how many of `prompt_positions` are its."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenColumns:
+    """Which hidden states, after the last norm, this step must return."""
+
+    tokens: Ints
+    """Indices into the token columns, rows in order."""
+    counts: Ints
+    """[R] how many of them are each row's."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbedColumns:
+    """Tokens whose embedding is given, so that their ids say nothing."""
+
+    tokens: Ints
+    """[N] indices into the token columns."""
+    vectors: Floats
+    """[N, hidden_size]."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWorkerBatch:
     """One step. `R` rows, `T` tokens, `S` rows that yield a token."""
@@ -171,6 +207,8 @@ class ModelWorkerBatch:
     forbidden: LogitEdits | None = None
     """Tokens forbidden in this step only (EOS and stop tokens below min_new_tokens)."""
     logprobs: LogprobColumns | None = None
+    hidden: HiddenColumns | None = None
+    embeds: EmbedColumns | None = None
     waits_for_mask: bool = False
     """Whether tokens are chosen only when `BatchResult.sample` brings a TokenMask: it depends on the step before."""
     second_texts: Ints | None = None

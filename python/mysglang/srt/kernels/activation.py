@@ -10,6 +10,7 @@ from torch import Tensor
 from mysglang.srt.kernels.op import Op
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
+GatedOp = Op[[Tensor], Tensor]
 
 
 def _silu_and_mul(x: Tensor) -> Tensor:
@@ -28,12 +29,22 @@ def _gelu_tanh_and_mul(x: Tensor) -> Tensor:
 
 
 # All: [..., 2 * d] -> [..., d], contiguous, same dtype.
-silu_and_mul = Op("silu_and_mul", reference=_silu_and_mul, cuda="mysglang.srt.kernels.cuda.activation:silu_and_mul")
-gelu_and_mul = Op("gelu_and_mul", reference=_gelu_and_mul, cuda="mysglang.srt.kernels.cuda.activation:gelu_and_mul")
+silu_and_mul = Op(
+    "silu_and_mul",
+    reference=_silu_and_mul,
+    cuda="mysglang.srt.kernels.cuda.activation:silu_and_mul",
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:silu_and_mul"},
+)
+gelu_and_mul = Op(
+    "gelu_and_mul",
+    reference=_gelu_and_mul,
+    cuda="mysglang.srt.kernels.cuda.activation:gelu_and_mul",
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:gelu_and_mul"},
+)
 gelu_tanh_and_mul = Op(
     "gelu_tanh_and_mul", reference=_gelu_tanh_and_mul, cuda="mysglang.srt.kernels.cuda.activation:gelu_tanh_and_mul"
 )
-gated: dict[Activation, Op[[Tensor], Tensor]] = {
+gated: dict[Activation, GatedOp] = {
     "silu": silu_and_mul,
     "gelu": gelu_and_mul,
     "gelu_tanh": gelu_tanh_and_mul,

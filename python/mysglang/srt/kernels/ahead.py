@@ -5,10 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
+import torch
+
 from mysglang.srt.environ import REFERENCE_OPS
 
 
-def compile_ahead(device_type: str) -> None:
-    """Start compiling CUDA sources in the background, if the device can use them and they are not compiled yet."""
+def compile_ahead(device_type: str, *, head_dim: int, dtype: torch.dtype) -> None:
+    """Start compiling CUDA sources in the background, if the device can use them and they are not compiled yet.
+
+    Only what a model with such heads, computed in this dtype, may need.
+    """
     if device_type == "cuda" and not REFERENCE_OPS.get() and importlib.util.find_spec("mysgl_kernel") is not None:
-        importlib.import_module("mysgl_kernel.build").start_building()
+        importlib.import_module("mysgl_kernel.build").start_building({"head_dim": head_dim, "dtype": dtype})

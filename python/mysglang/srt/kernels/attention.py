@@ -25,6 +25,8 @@ from mysglang.srt.kernels.op import Op, head_view
 ITEM_FIELDS = 12
 WARP_QUERIES = 16
 """Of each warp of a team; half as many of a warp by itself."""
+WARP_KEYS = 16
+"""That a warp reads at once; the teams that share an item's keys part at multiples of these."""
 
 
 class Field(IntEnum):
@@ -116,11 +118,14 @@ def _planned_decode(
     shapes = {shape.team: shape for shape in team_shapes(kv_heads, dim)}
     for item in items[: int(indptr[-1])].tolist():
         shape = shapes[item[Field.TEAM]]
-        count = item[Field.END] - item[Field.BEGIN]
+        steps = -(-(item[Field.END] - item[Field.BEGIN]) // WARP_KEYS)
         last = min(item[Field.FIRST_QUERY] + shape.queries, item[Field.QUERIES])
         for share in range(shape.shares):
-            first_key = item[Field.BEGIN] + count * share // shape.shares
-            at = torch.arange(first_key, item[Field.BEGIN] + count * (share + 1) // shape.shares, device=q.device)
+            first_key, end_key = (
+                min(item[Field.BEGIN] + steps * number // shape.shares * WARP_KEYS, item[Field.END])
+                for number in (share, share + 1)
+            )
+            at = torch.arange(first_key, end_key, device=q.device)
             locations = table[item[Field.SLOT], at // page_size].long() * page_size + at % page_size
             for query in range(item[Field.FIRST_QUERY], last):
                 row, part = item[Field.SOURCE], item[Field.PART] + share

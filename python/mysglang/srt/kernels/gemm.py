@@ -24,13 +24,30 @@ def _pack_linear_weight(weight: Tensor) -> Tensor:
     return weight
 
 
+def _unpack_linear_weight(weight: Tensor) -> Tensor:
+    """The opposite: the weight [output, input] that was packed."""
+    return weight
+
+
 linear = Op(
     "linear",
     reference=_linear,
     cpu="mysglang.srt.kernels.cpu.gemm:linear",
     cuda=("mysglang.srt.kernels.cuda.wave_gemm:linear", "mysglang.srt.kernels.cuda.gemm:linear"),
+    invariant={
+        "cpu": "mysglang.srt.kernels.cpu.invariant:linear",
+        "cuda": "mysglang.srt.kernels.cuda.invariant_gemm:linear",
+    },
 )
-gated_linear = Op("gated_linear", reference=_gated_linear, cuda="mysglang.srt.kernels.cuda.wave_gemm:gated_linear")
+gated_linear = Op(
+    "gated_linear",
+    reference=_gated_linear,
+    cuda="mysglang.srt.kernels.cuda.wave_gemm:gated_linear",
+    invariant={"cuda": ()},
+)
 pack_linear_weight = Op(
     "pack_linear_weight", reference=_pack_linear_weight, cpu="mysglang.srt.kernels.cpu.gemm:pack_linear_weight"
+)
+unpack_linear_weight = Op(
+    "unpack_linear_weight", reference=_unpack_linear_weight, cpu="mysglang.srt.kernels.cpu.gemm:unpack_linear_weight"
 )

@@ -26,7 +26,15 @@ def _fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
     return _rms_norm(residual, weight, eps), residual
 
 
-rms_norm = Op("rms_norm", reference=_rms_norm, cuda="mysglang.srt.kernels.cuda.norm:rms_norm")
+rms_norm = Op(
+    "rms_norm",
+    reference=_rms_norm,
+    cuda="mysglang.srt.kernels.cuda.norm:rms_norm",
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:rms_norm"},
+)
 fused_add_rms_norm = Op(
-    "fused_add_rms_norm", reference=_fused_add_rms_norm, cuda="mysglang.srt.kernels.cuda.norm:fused_add_rms_norm"
+    "fused_add_rms_norm",
+    reference=_fused_add_rms_norm,
+    cuda="mysglang.srt.kernels.cuda.norm:fused_add_rms_norm",
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:fused_add_rms_norm"},
 )

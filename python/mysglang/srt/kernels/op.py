@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 from torch import Tensor
 
 from mysglang.srt.environ import REFERENCE_OPS
+from mysglang.srt.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,29 @@ A module that is not installed cannot, and neither can one that has a function `
 it needs, a compiler or a newer device, is not here.
 """
 
+Numerics = Literal["fastest", "invariant"]
+"""What matters about the implementations of all ops: their speed, or that each row of a result is the same bit for bit
+whatever rows it is computed with, and however many."""
+
+
+NONE: Mapping[str, Implementation] = {}
+
+_using: list[Numerics] = ["fastest"]
+"""One item: what this process has been told."""
+
+
+def use_ops(numerics: Numerics) -> None:
+    """Say what all ops of this process are chosen by from now on. The composition root of a worker does, first of all.
+
+    Raises ConfigError where the environment asks for the references, which are not invariant.
+    """
+    if numerics == "invariant" and REFERENCE_OPS.get():
+        raise ConfigError(
+            f"{REFERENCE_OPS.name} computes in plain torch, where a row's result depends on the rows beside it: "
+            "leave it out, or --enable-deterministic-inference."
+        )
+    _using[0] = numerics
+
 
 class Op(Generic[P, R]):
     """Calls the implementation for the device of its first argument, which is always a tensor.
@@ -38,26 +62,40 @@ class Op(Generic[P, R]):
     to blame.
     """
 
-    def __init__(self, name: str, *, reference: Callable[P, R], **implementations: Implementation) -> None:
-        """`implementations` are keyed by torch device type: cuda=…, cpu=…."""
+    def __init__(
+        self,
+        name: str,
+        *,
+        reference: Callable[P, R],
+        invariant: Mapping[str, Implementation] = NONE,
+        **implementations: Implementation,
+    ) -> None:
+        """`implementations` are keyed by torch device type: cuda=…, cpu=….
+
+        `invariant`: likewise, those that take the place of `implementations` where these are not invariant (see
+        `Numerics`).
+        """
         self.name = name
         self.reference = reference
         self.implementations = implementations
-        self._chosen: dict[str, Callable[P, R]] = {}
+        self.invariant = invariant
+        self._chosen: dict[tuple[Numerics, str], Callable[P, R]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         first: Any = args[0]
         device_type: str = first.device.type
         try:
-            chosen = self._chosen[device_type]
+            chosen = self._chosen[_using[0], device_type]
         except KeyError:
-            chosen = self._chosen[device_type] = self.choose(device_type)
+            chosen = self._chosen[_using[0], device_type] = self.choose(device_type)
         return chosen(*args, **kwargs)
 
     def choose(self, device_type: str) -> Callable[P, R]:
         """What a call on this kind of device runs. ImportError if an implementation's own module is broken."""
         if not REFERENCE_OPS.get():
             named = self.implementations.get(device_type, ())
+            if _using[0] == "invariant":
+                named = self.invariant.get(device_type, named)
             for candidate in (named,) if isinstance(named, str) else named:
                 module, _, function = candidate.partition(":")
                 if (implementation := _import(module)) is None:

@@ -54,4 +54,5 @@ rope_and_store = Op(
     reference=_rope_and_store,
     cpu="mysglang.srt.kernels.cpu.rotary:rope_and_store",
     cuda="mysglang.srt.kernels.cuda.rotary:rope_and_store",
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:rope_and_store"},
 )

@@ -77,4 +77,8 @@ draw_tokens = Op(
     reference=_draw_tokens,
     cpu="mysglang.srt.kernels.cpu.sampling:draw_tokens",
     cuda="mysglang.srt.kernels.cuda.sampling:draw_tokens",
+    invariant={
+        "cpu": "mysglang.srt.kernels.cpu.invariant:draw_tokens",
+        "cuda": "mysglang.srt.kernels.cuda.invariant_logprobs:draw_tokens",
+    },
 )

@@ -6,6 +6,8 @@ the ranks, which the row layer does. What the weights are made of is the quantiz
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from mysglang.srt.distributed.groups import Group
@@ -35,6 +37,10 @@ class LinearBase(nn.Module):
 
     def process_weights_after_loading(self) -> None:
         self.method.process_weights_after_loading(self)
+
+    def reopen_weights(self, layouts: Mapping[str, WeightParameter]) -> None:
+        """Let weights be loaded again; see `LinearMethod`."""
+        self.method.reopen_weights(self, layouts)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.method.apply(self, x, self.bias)

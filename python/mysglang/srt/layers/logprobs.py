@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
+
 CHUNK_BYTES = 256 << 20
 """Of float32 log-probabilities that exist at once; a long prompt's would take gigabytes."""
 
@@ -69,12 +71,12 @@ def find_logprobs(
 
 
 def _find(logits: Tensor, chosen: Tensor, query: LogprobQuery, begin: int, end: int) -> Logprobs:
-    logprobs = logits.float().log_softmax(dim=-1)
+    logprobs = log_probabilities(logits)
     pairs = slice(int(query.pair_ends[begin]), int(query.pair_ends[end]))
-    top = logprobs.topk(min(query.top, logprobs.shape[1]), dim=-1)
+    top_vals, top_ids = most_likely(logprobs, min(query.top, logprobs.shape[1]))
     return Logprobs(
         logprobs.gather(1, chosen[:, None]).squeeze(1),
-        top.values,
-        top.indices.to(torch.int32),
+        top_vals,
+        top_ids.to(torch.int32),
         logprobs[query.pair_rows[pairs] - begin, query.pair_ids[pairs]],
     )

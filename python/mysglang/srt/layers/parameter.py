@@ -61,6 +61,33 @@ class WeightParameter(nn.Parameter):
             target.narrow(self.shard_dim, 0, there).copy_(source)
             target.narrow(self.shard_dim, there, target.shape[self.shard_dim] - there).zero_()
 
+    def fit(self, tensor: Tensor, section: int | None = None) -> None:
+        """Raise ConfigError unless `load` could take a tensor of this shape and dtype; its values are not read."""
+        if not (tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1):
+            raise ConfigError(f"is of {dtype_name(tensor.dtype)}, but the model needs {dtype_name(self.dtype)}")
+        for _ in self._parts(tensor, section):
+            pass
+
+    def read(self, section: int | None = None) -> Tensor:
+        """What `load` of the section wrote: this rank's rows, without padding. A view, or a copy of several parts."""
+        wanted = range(len(self.sections)) if section is None else (section,)
+        parts = []
+        for index in wanted:
+            part, at = self.sections[index], sum(one.size for one in self.sections[:index])
+            parts.append(self.data.narrow(self.shard_dim, at, max(0, min(part.size, part.full - part.start))))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.shard_dim)
+
+    def without_memory(self) -> WeightParameter:
+        """The same without memory."""
+        return self.filled(torch.empty_like(self.data, device="meta"))
+
+    def filled(self, values: Tensor) -> WeightParameter:
+        """One of the same layout with these values of all of it, where they are."""
+        assert values.shape == self.shape
+        made: WeightParameter = nn.Parameter.__new__(WeightParameter, values, requires_grad=False)
+        made.shard_dim, made.sections = self.shard_dim, self.sections
+        return made
+
     def check(self, tensor: Tensor, section: int | None = None) -> None:
         """Raise ConfigError unless `load` of the tensor would change nothing."""
         for target, source in self._parts(tensor, section):
@@ -89,8 +116,19 @@ class WeightParameter(nn.Parameter):
             source_at += part.full
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """float32, not torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
 def replace_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put what was made of a loaded parameter in its place; nothing is loaded into it any more."""
+    """Put what was made of a loaded parameter in its place; nothing is loaded into it until `restore_parameter`."""
     if tensor is not getattr(module, name):
         delattr(module, name)
         setattr(module, name, tensor)
+
+
+def restore_parameter(module: nn.Module, name: str, parameter: WeightParameter) -> None:
+    """Put a parameter in the place of what was made of it."""
+    delattr(module, name)
+    module.register_parameter(name, parameter)

@@ -13,6 +13,7 @@ from torch import Tensor
 from mysglang.srt.kernels import sampling
 from mysglang.srt.kernels.bitmask import apply_token_bitmask
 from mysglang.srt.layers.logprobs import LogprobQuery, Logprobs, find_logprobs
+from mysglang.srt.sampling.logit_processors import ProcessorRun
 from mysglang.srt.sampling.penalties import PenaltyTable
 from mysglang.srt.sampling.sampling_tensors import Bitmask, Edits, SamplingTensors
 
@@ -33,6 +34,8 @@ class SamplingStep:
     uniforms: Tensor | None = None
     """[S] float64 in [0, 1); None if every row is greedy."""
     forbidden: Edits | None = None
+    runs: tuple[ProcessorRun, ...] = ()
+    """What logit processors do."""
     mask: Bitmask | None = None
     output_query: OutputQuery | None = None
 
@@ -41,7 +44,7 @@ class SamplingStep:
         """Whether the tokens are those of `greedy_tokens` on the bare logits, and nothing else is wanted."""
         tensors = self.tensors
         parts = (tensors.drawing, tensors.penalties, tensors.bias, self.forbidden, self.mask, self.output_query)
-        return all(part is None for part in parts)
+        return all(part is None for part in parts) and not self.runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class Sampler:
             return Sampled(greedy)
         broken = greedy < 0
         edited = self._edit(logits, step)
+        for run in step.runs:
+            broken[run.rows] |= edited.index_select(0, run.rows).amax(dim=-1).isnan()
         tokens = greedy if edited is logits else edited.argmax(dim=-1)
         drawing = step.tensors.drawing
         if drawing is not None:
@@ -83,14 +88,18 @@ class Sampler:
     def _edit(self, logits: Tensor, step: SamplingStep) -> Tensor:
         """A changed float32 copy, or the logits themselves if nothing changes them."""
         tensors = step.tensors
-        edits = [edit for edit in (tensors.bias, step.forbidden) if edit is not None]
-        if tensors.penalties is None and not edits and step.mask is None:
+        parts = (tensors.penalties, tensors.bias, step.forbidden, step.mask)
+        if all(part is None for part in parts) and not step.runs:
             return logits
         logits = logits.to(torch.float32, copy=True)
         if tensors.penalties is not None:
             self._penalties.apply(logits, tensors.penalties)
-        for edit in edits:
-            edit.apply(logits)
+        if tensors.bias is not None:
+            tensors.bias.apply(logits)
+        for run in step.runs:
+            run.apply(logits)
+        if step.forbidden is not None:
+            step.forbidden.apply(logits)
         if step.mask is not None:
             # Last: nothing that is added to a logit brings back what the mask forbids.
             self._mask(logits, step.mask.rows, step.mask.bits)

@@ -29,11 +29,20 @@ Kind = TypeVar("Kind", FlushCacheReqOutput, GetInternalStateReqOutput, ControlRe
 class ControlClient:
     """Matches replies with the questions that wait for them, by id."""
 
-    def __init__(self, to_scheduler: Sender[ToScheduler], timeout_s: float = REPLY_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        to_scheduler: Sender[ToScheduler],
+        timeout_s: float = REPLY_TIMEOUT_S,
+        *,
+        front: int = 0,
+        num_fronts: int = 1,
+    ) -> None:
+        """A question's number tells which of `num_fronts` asked it, by what is left of a division."""
         self._to_scheduler = to_scheduler
         self._timeout_s = timeout_s
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
-        self._last_id = 0
+        self._last_id = front
+        self._num_fronts = num_fronts
 
     async def flush_cache(self) -> FlushCacheReqOutput:
         """Empty the prefix cache. Raises Aborted (503) if no reply comes, ServerEnded."""
@@ -43,9 +52,16 @@ class ControlClient:
         """What the scheduler holds. Raises likewise."""
         return await self._ask(lambda number: GetInternalStateReq(id=number), GetInternalStateReqOutput)
 
-    async def command(self, make: Callable[[int], Command]) -> ControlReqOutput:
-        """Have the command carried out that `make` gives its number. Raises likewise."""
-        return await self._ask(make, ControlReqOutput)
+    async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput:
+        """Have the command carried out that `make` gives its number, within `patience_s` seconds if it is one that
+        takes long. Raises likewise.
+        """
+        return await self._ask(make, ControlReqOutput, patience_s)
+
+    @property
+    def num_waiting(self) -> int:
+        """Questions that were not answered yet."""
+        return len(self._waiting)
 
     def answer(self, reply: Reply) -> None:
         """A reply arrived. One that nobody waits for any more is dropped."""
@@ -59,16 +75,19 @@ class ControlClient:
             if not waiting.done():
                 waiting.set_exception(error.again())
 
-    async def _ask(self, question: Callable[[int], Question], kind: type[Kind]) -> Kind:
-        self._last_id += 1
+    async def _ask(
+        self, question: Callable[[int], Question], kind: type[Kind], patience_s: float | None = None
+    ) -> Kind:
+        timeout_s = self._timeout_s if patience_s is None else patience_s
+        self._last_id += self._num_fronts
         number = self._last_id
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             self._to_scheduler.send(question(number))
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_s):
                 reply = await future
         except TimeoutError:
-            raise Aborted(f"The scheduler did not answer within {self._timeout_s:g} s.", status=503) from None
+            raise Aborted(f"The scheduler did not answer within {timeout_s:g} s.", status=503) from None
         finally:
             del self._waiting[number]
         assert isinstance(reply, kind), f"{type(reply).__name__} in answer to question {number}"

@@ -82,11 +82,13 @@ class DetokenizerManager:
         tokenizer: Tokenizer | None,
         *,
         max_live: int = MAX_LIVE_REQUESTS,
+        index: int = 0,
     ) -> None:
         self._receiver = receiver
         self._sender = sender
         self._tokenizer = tokenizer
         self._max_live = max_live
+        self._index = index
         self._beat_at = -BEAT_S
         self.decode_status: OrderedDict[str, Status] = OrderedDict()
         """The requests that are not finished, oldest first."""
@@ -102,7 +104,7 @@ class DetokenizerManager:
         """Give a sign of life, unless the last one is fresh."""
         if (now := time.monotonic()) - self._beat_at >= BEAT_S:
             self._beat_at = now
-            self._sender.send(DetokenizerBeat())
+            self._sender.send(DetokenizerBeat(detokenizer=self._index, open_texts=len(self.decode_status)))
 
     def handle_messages(self) -> None:
         """The same for the messages that are there."""
@@ -132,9 +134,11 @@ class DetokenizerManager:
             token_ids=message.token_ids,
             token_counts=message.token_counts,
             counters=message.counters,
+            weight_version=message.weight_version,
             finished=message.finished,
             logprobs=message.logprobs,
             vectors=message.vectors,
+            hidden_states=message.hidden_states,
         )
 
     def _new_status(self, message: BatchTokenIDOutput, row: int) -> Status:

@@ -7,8 +7,9 @@ import msgspec
 from mysglang.srt.managers.child import run_child, tell_parent
 from mysglang.srt.managers.detokenizer_manager import DetokenizerManager
 from mysglang.srt.managers.model_files import load_tokenizer
-from mysglang.srt.messages.channels import Pull, Push
-from mysglang.srt.messages.codec import ToDetokenizer, ToTokenizer, detokenizer_codec, tokenizer_codec
+from mysglang.srt.messages.channels import Pull
+from mysglang.srt.messages.codec import ToDetokenizer, detokenizer_codec
+from mysglang.srt.messages.fanout import to_fronts
 from mysglang.srt.messages.launch import Ready
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.logging import configure_logging
@@ -22,17 +23,23 @@ class DetokenizerLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
     server_args: ServerArgs
     port_args: PortArgs
+    index: int = 0
+    """Which of several."""
+
+
+def detokenizer_title(index: int) -> str:
+    return DETOKENIZER_TITLE if index == 0 else f"{DETOKENIZER_TITLE}_{index}"
 
 
 def run_detokenizer_process(link: ParentLink) -> None:
     """Serve until the process is ended. Raises what keeps it from going on."""
     launch = msgspec.json.decode(link.spec, type=DetokenizerLaunch)
     args, ports = launch.server_args, launch.port_args
-    set_title(DETOKENIZER_TITLE)
+    set_title(detokenizer_title(launch.index))
     configure_logging(args.observability.log_level, "DETOK")
-    from_scheduler: Pull[ToDetokenizer] = Pull(ports.detokenizer_ipc_name, detokenizer_codec())
-    to_tokenizer: Push[ToTokenizer] = Push(ports.tokenizer_ipc_name, tokenizer_codec())
-    manager = DetokenizerManager(from_scheduler, to_tokenizer, load_tokenizer(args.model))
+    from_scheduler: Pull[ToDetokenizer] = Pull(ports.detokenizer_ipc_names[launch.index], detokenizer_codec())
+    to_tokenizer = to_fronts(ports.tokenizer_ipc_names)
+    manager = DetokenizerManager(from_scheduler, to_tokenizer, load_tokenizer(args.model), index=launch.index)
     freeze_heap()
     tell_parent(link, Ready())
     manager.event_loop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,14 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
+from mysglang.srt.managers.caller import CALLER, Caller
 from mysglang.srt.managers.text_pool import TextPool
-from mysglang.srt.managers.unfold import LogprobWish, Prompt, Unfolded
+from mysglang.srt.managers.unfold import MAX_KEY_LENGTH, Embeds, LogprobWish, Prompt, Unfolded
 from mysglang.srt.messages.codec import pack_ids
-from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.generate import GenerateReqInput, HiddenStatesWish
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqInput
+from mysglang.srt.sampling.processor_params import THINKING_BUDGET, settle
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
-from mysglang.srt.utils.tokenizer import Tokenizer
+from mysglang.srt.utils.tokenizer import IDS_PIECE, Tokenizer
 
 Ints = npt.NDArray[np.int32]
 
@@ -48,6 +51,13 @@ class FrontLimits:
     """Whether requests may say how urgent they are."""
     is_embedding: bool = False
     """Whether the model makes vectors of prompts, and no text."""
+    eos_token_ids: tuple[int, ...] = ()
+    hidden_states: bool = False
+    """Whether requests may ask for hidden states."""
+    hidden_size: int = 0
+    """Of a hidden state, and of a token's embedding."""
+    logit_processors: tuple[str, ...] = ()
+    """Those that requests may name."""
 
     @classmethod
     def from_facts(cls, facts: SchedulerFacts) -> FrontLimits:
@@ -58,6 +68,10 @@ class FrontLimits:
             max_running_requests=facts.max_running_requests,
             is_embedding=facts.is_embedding,
             priorities=facts.priorities,
+            eos_token_ids=tuple(facts.eos_token_ids),
+            hidden_states=facts.hidden_states,
+            hidden_size=facts.hidden_size,
+            logit_processors=tuple(facts.logit_processors),
         )
 
 
@@ -79,7 +93,8 @@ class InputTokenizer:
         """A request for each answer, in order, named by `rids`. Raises InvalidRequest."""
         size = sum(len(prompt.content) for prompt in unfolded.prompts)
         drawn = [self._seeds.getrandbits(SEED_BITS) for _ in unfolded.prompts]
-        return await self._pool.run(size, lambda: self._build(obj, unfolded, rids, drawn))
+        caller = CALLER.get()
+        return await self._pool.run(size, lambda: self._build(obj, unfolded, rids, drawn, caller))
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. Raises InvalidRequest."""
@@ -103,8 +118,20 @@ class InputTokenizer:
 
         return await self._pool.run(len(ids), work)
 
+    async def answer_text(self, ids: Sequence[int], params: SamplingParams) -> str:
+        """The text of an answer's ids, as the detokenizer would write it; empty without a tokenizer."""
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return ""
+
+        def work() -> str:
+            text = tokenizer.output_text(skip_special_tokens=params.skip_special_tokens)
+            return text.feed(ids)[0] + text.finish()
+
+        return await self._pool.run(len(ids), work)
+
     def _build(
-        self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str], drawn: Sequence[int]
+        self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str], drawn: Sequence[int], caller: Caller
     ) -> list[TokenizedGenerateReqInput]:
         requests: list[TokenizedGenerateReqInput] = []
         seconds = obj.second_texts or [None] * len(unfolded.prompts)
@@ -112,18 +139,30 @@ class InputTokenizer:
         for prompt, ids, seed, second_text in rows:
             params = self._with_stop_tokens(self._settle(prompt, len(ids), spare=0 if obj.pool else 1))
             first_seed = seed if params.sampling_seed is None else params.sampling_seed
+            embeds = self._embeds(prompt.content)
+            # No other request shares their pages, but the copies of a prompt, and this one if it is computed again.
+            extra_key = f"input_embeds {uuid.uuid4().hex}" if embeds else unfolded.extra_key
             packed, wish = pack_ids(ids), _logprob_request(prompt.logprobs, len(ids))
             grammar_after, thought_start = self._thinking(params, obj)
+            bad_words = self._bad_words(params.bad_words)
+            processor, custom_params = self._processor(prompt, params, obj.max_thinking_tokens)
+            params = msgspec.structs.replace(params, bad_words=[], custom_params=custom_params)
             for copy in range(unfolded.n):
                 requests.append(
                     TokenizedGenerateReqInput(
                         rid=rids[len(requests)],
                         input_ids=packed,
+                        input_embeds=embeds,
                         sampling_params=msgspec.structs.replace(params, sampling_seed=_nth_seed(first_seed, copy)),
+                        bad_words=bad_words,
+                        logit_processor=processor,
                         stream=obj.stream,
                         logprobs=wish,
-                        extra_key=unfolded.extra_key,
+                        hidden_states=self._hidden_states(prompt),
+                        extra_key=extra_key,
                         priority=self._priority(obj),
+                        routing_key=_routing_key(obj, caller),
+                        api_key=caller.api_key,
                         grammar_after=grammar_after,
                         thought_start=thought_start,
                         second_text=second_text,
@@ -140,13 +179,69 @@ class InputTokenizer:
             raise InvalidRequest(message, param="priority")
         return obj.priority
 
+    def _hidden_states(self, prompt: Prompt) -> HiddenStatesWish | None:
+        if prompt.hidden_states is not None and not self._limits.hidden_states:
+            message = "return_hidden_states: start the server with --enable-return-hidden-states."
+            raise InvalidRequest(message, param="return_hidden_states")
+        return prompt.hidden_states
+
+    def _processor(
+        self, prompt: Prompt, params: SamplingParams, max_thinking: int | None
+    ) -> tuple[str | None, dict[str, object] | None]:
+        """The name of the prompt's logit processor, and all that it wants to be told."""
+        name, told = prompt.logit_processor, params.custom_params
+        if max_thinking is not None:
+            if name is not None:
+                message = "max_thinking_tokens is a logit processor's work, and a request may have one."
+                raise InvalidRequest(message, param="max_thinking_tokens")
+            if max_thinking < 0:
+                raise InvalidRequest("max_thinking_tokens must be at least 0.", param="max_thinking_tokens")
+            name, told = THINKING_BUDGET, {"thinking_budget": max_thinking}
+        if name is None:
+            if told is not None:
+                raise InvalidRequest("custom_params: only for a custom_logit_processor.", param="custom_params")
+            return None, None
+        if name not in self._limits.logit_processors:
+            known = ", ".join(self._limits.logit_processors) or "none"
+            message = f"custom_logit_processor: no code that a request brings is run; name one of {known}."
+            raise InvalidRequest(message, param="custom_logit_processor")
+        return name, dict(settle(name, told or {}, self._limits.vocab_size, self._token_id))
+
+    def _token_id(self, text: str) -> int | None:
+        """The id of a text that is one token of the model."""
+        if self._tokenizer is None:
+            return None
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 and ids[0] < self._limits.vocab_size else None
+
     def _ids(self, obj: GenerateReqInput, prompts: Sequence[Prompt]) -> list[Ints]:
         texts = [prompt.content for prompt in prompts if isinstance(prompt.content, str)]
         rows = [prompt.content for prompt in prompts if isinstance(prompt.content, list)]
+        if not texts and not rows:
+            return [np.zeros(len(prompt.content), dtype=np.int32) for prompt in prompts]
         if texts:
-            # Checked like the client's: a tokenizer may know more tokens than the model has.
+            # A tokenizer may know more tokens than the model has.
             rows = self._encode(texts, obj.add_special_tokens)
+            arrays = [_as_array(ids) for ids in rows]
+            if all(_within(array, self._limits.vocab_size - 1) for array in arrays):
+                return arrays
         return [self._checked(ids, _field(prompts[0])) for ids in rows]
+
+    def _embeds(self, content: str | list[int] | Embeds) -> bytes:
+        """The vectors of a prompt that is made of them. Raises InvalidRequest for what are none of this model."""
+        if not isinstance(content, Embeds):
+            return b""
+        size = self._limits.hidden_size
+        try:
+            vectors = np.asarray(content.rows, dtype=np.float32)
+        except ValueError:
+            vectors = np.zeros(0, dtype=np.float32)
+        if vectors.ndim != 2 or vectors.shape[1] != size:
+            message = f"input_embeds must be lists of {size} numbers, the size of the model's hidden states."
+            raise InvalidRequest(message, param="input_embeds")
+        if not np.isfinite(vectors).all():
+            raise InvalidRequest("input_embeds must be finite in float32.", param="input_embeds")
+        return vectors.tobytes()
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         tokenizer = self._need_tokenizer("text")
@@ -244,6 +339,20 @@ class InputTokenizer:
         known = [token for token in special if token is not None and token < self._limits.vocab_size]
         return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *known])
 
+    def _bad_words(self, words: Sequence[str]) -> list[bytes]:
+        """Each as the tokenizer writes it by itself, and behind a space. What the model has no token for it never says.
+
+        As vLLM does it, which however leaves the second out where it has more tokens than the first.
+        """
+        if not words:
+            return []
+        tokenizer = self._need_tokenizer("bad_words")
+        texts = [before + word.lstrip() for word in words for before in ("", " ")]
+        self._check_texts(texts, tokenizer.longest_token)
+        written = tokenizer.encode_batch(texts, add_special_tokens=False)
+        last = self._limits.vocab_size - 1
+        return list(dict.fromkeys(pack_ids(ids) for ids in written if ids and max(ids) <= last))
+
     def _thinking(self, params: SamplingParams, obj: GenerateReqInput) -> tuple[bytes, int | None]:
         """What ends the thinking before the grammar begins, and what may begin it. A grammar needs a tokenizer."""
         if (spec := params.grammar) is None:
@@ -266,7 +375,20 @@ class InputTokenizer:
 
 
 def _field(prompt: Prompt) -> str:
-    return "text" if isinstance(prompt.content, str) else "input_ids"
+    match prompt.content:
+        case str():
+            return "text"
+        case Embeds():
+            return "input_embeds"
+    return "input_ids"
+
+
+def _as_array(ids: list[int]) -> Ints:
+    """In pieces, between which other threads can run."""
+    array: Ints = np.empty(len(ids), dtype=np.int32)
+    for start in range(0, len(ids), IDS_PIECE):
+        array[start : start + IDS_PIECE] = ids[start : start + IDS_PIECE]
+    return array
 
 
 def _within(ids: Ints, last: int) -> bool:
@@ -289,3 +411,10 @@ def _nth_seed(seed: int, copy: int) -> int:
     """Copy i of a prompt is seeded with seed + i, around in 64 bits, so that the copies differ and repeat."""
     wrapped = (seed + copy) & ((1 << 64) - 1)
     return wrapped - (1 << 64) if wrapped >> 63 else wrapped
+
+
+def _routing_key(obj: GenerateReqInput, caller: Caller) -> str:
+    key = caller.routing_key if obj.routing_key is None else obj.routing_key
+    if len(key) > MAX_KEY_LENGTH:
+        raise InvalidRequest(f"routing_key must have at most {MAX_KEY_LENGTH} characters.", param="routing_key")
+    return key

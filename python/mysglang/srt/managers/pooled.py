@@ -17,7 +17,7 @@ from mysglang.srt.configs.architectures import Task
 from mysglang.srt.configs.pooling_config import PoolingConfig
 from mysglang.srt.errors import Aborted, InvalidRequest
 from mysglang.srt.managers.request_state import Floats, GenerationChunk
-from mysglang.srt.managers.response_dict import WEIGHT_VERSION, finish_reason_dict
+from mysglang.srt.managers.response_dict import finish_reason_dict
 from mysglang.srt.managers.tokenizer_manager import NO_VECTORS
 from mysglang.srt.messages.embedding import EmbeddingReqInput
 from mysglang.srt.messages.generate import GenerateReqInput
@@ -54,7 +54,7 @@ class Pooled:
                 "prompt_tokens": chunk.prompt_tokens,
                 "cached_tokens": chunk.cached_tokens,
                 "num_retractions": chunk.retractions,
-                "weight_version": WEIGHT_VERSION,
+                "weight_version": chunk.weight_versions[-1][0],
                 "e2e_latency": self.seconds,
             },
         }

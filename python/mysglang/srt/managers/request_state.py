@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +19,7 @@ from mysglang.srt.errors import Aborted, InvalidRequest, ServerEnded
 from mysglang.srt.messages.codec import ID_BYTES, unpack_ids
 from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
 from mysglang.srt.messages.requests import LogprobRequest
+from mysglang.srt.messages.weights import FIRST_VERSION
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -50,8 +52,7 @@ class LogprobChunk:
     """The ids asked for: what the columns of `token_ids_vals` mean."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationChunk:
+class GenerationChunk(msgspec.Struct, frozen=True):
     """What is new in one answer since its last chunk. The counters are totals."""
 
     index: int
@@ -73,6 +74,13 @@ class GenerationChunk:
     """The prompt as the model reads it."""
     vector: Floats | None = None
     """Of a request that asked for one: in its only chunk."""
+    weight_versions: tuple[tuple[str, int], ...] = ((FIRST_VERSION, 0),)
+    """The weights with which the answer was computed so far: a name, and from which of its tokens on. Several if they
+    changed meanwhile."""
+    sequence_score: float | None = None
+    """Of an answer that beam search found: what it was compared by with others."""
+    hidden_states: Floats | None = None
+    """[n, hidden_size], those that the chunk brings; None if not asked for."""
 
 
 class RowCounters(NamedTuple):
@@ -116,6 +124,7 @@ class ReqState:
 
     __slots__ = (
         "_counters",
+        "_hidden",
         "_ids",
         "_in_inbox",
         "_inbox",
@@ -123,17 +132,22 @@ class ReqState:
         "_stream",
         "_text",
         "_vector",
+        "_weight_versions",
         "finish_reason",
+        "hidden_size",
         "index",
         "prompt_ids",
         "rid",
         "sent",
+        "tenant",
         "wire_rid",
         "wish",
     )
 
-    def __init__(self, rid: str, wire_rid: str, index: int, inbox: Inbox, *, stream: bool) -> None:
+    def __init__(self, rid: str, wire_rid: str, index: int, inbox: Inbox, *, stream: bool, tenant: str = "") -> None:
         self.rid = rid
+        self.tenant = tenant
+        """Who shares the room for open answers with others."""
         self.wire_rid = wire_rid
         """Its name between the processes, never used twice: what comes late for an old request meets no new one."""
         self.index = index
@@ -142,14 +156,18 @@ class ReqState:
         self.finish_reason: FinishReason | None = None
         self.wish: LogprobRequest | None = None
         self.prompt_ids = b""
+        self.hidden_size: int | None = None
+        """Of the hidden states that it asked for; None if it did not."""
         self._inbox = inbox
         self._stream = stream
         self._in_inbox = False
         self._text: list[str] = []
         self._ids: list[bytes] = []
         self._logprobs: list[RowLogprobs] = []
+        self._hidden: list[bytes] = []
         self._counters = RowCounters()
         self._vector: Floats | None = None
+        self._weight_versions: tuple[tuple[str, int], ...] = ()
 
     def add(
         self,
@@ -159,10 +177,13 @@ class ReqState:
         finish_reason: FinishReason | None,
         logprobs: RowLogprobs | None,
         vector: bytes | None = None,
+        hidden: bytes = b"",
     ) -> None:
         """Take what a message says about it."""
         if vector is not None:
             self._vector = np.frombuffer(vector, dtype=np.float32)
+        if hidden:
+            self._hidden.append(hidden)
         self._text.append(text)
         self._ids.append(ids)
         if logprobs is not None:
@@ -170,6 +191,11 @@ class ReqState:
         self._counters = counters
         self.finish_reason = finish_reason
         self._tell()
+
+    def note_weights(self, version: str) -> None:
+        """What `add` brings next was computed with the weights of that name."""
+        if not self._weight_versions or self._weight_versions[-1][0] != version:
+            self._weight_versions += ((version, self._counters.completion_tokens),)
 
     def finish(self, reason: FinishReason) -> None:
         """End it from this side."""
@@ -205,7 +231,10 @@ class ReqState:
             logprobs=None if self.wish is None else join_logprobs(self._logprobs, self.wish),
             prompt_ids=unpack_ids(self.prompt_ids),
             vector=self._vector,
+            weight_versions=self._weight_versions or ((FIRST_VERSION, 0),),
+            hidden_states=None if self.hidden_size is None else _states(self._hidden, self.hidden_size),
         )
+        self._hidden.clear()
         self._text.clear()
         self._ids.clear()
         self._logprobs.clear()
@@ -215,6 +244,10 @@ class ReqState:
         if not self._in_inbox and (self._stream or self.finish_reason is not None):
             self._in_inbox = True
             self._inbox.put(self)
+
+
+def _states(pieces: list[bytes], hidden_size: int) -> Floats:
+    return np.frombuffer(b"".join(pieces), dtype=np.float32).reshape(-1, hidden_size)
 
 
 def join_logprobs(rows: list[RowLogprobs], wish: LogprobRequest) -> LogprobChunk:

@@ -29,9 +29,6 @@ TokenTuple: TypeAlias = tuple[float | None, int, str | None]
 LOWEST = -9999.0
 """Told in place of minus infinity, which JSON cannot say; OpenAI's own number."""
 
-WEIGHT_VERSION = "default"
-"""SGLang's name for the weights that a server started with."""
-
 
 class ResponseDicts:
     """The responses of one call. Feed it every chunk, in order."""
@@ -46,6 +43,8 @@ class ResponseDicts:
             self._text_of = tokenizer.token_text
         self._incremental = incremental and obj.stream
         self._with_prompt = obj.return_prompt_token_ids
+        self._hidden_wishes = obj.return_hidden_states
+        self._copies = 1 if isinstance(obj.sampling_params, list) else obj.sampling_params.n
         self._indexed = obj.stream and _several(obj)
         self._list = _several(obj)
         self._started = time.monotonic()
@@ -58,7 +57,11 @@ class ResponseDicts:
         if known is None:
             known = self._answers[chunk.index] = _AnswerSoFar(self._text_of)
         known.add(chunk)
-        meta_info = {**_meta_info(chunk), **known.logprobs()}
+        if chunk.hidden_states is not None:
+            known.add_hidden(chunk.hidden_states.tolist(), self._prompt_states(chunk))
+        meta_info = {**_meta_info(chunk), **known.logprobs(), **known.hidden_states()}
+        if chunk.sequence_score is not None:
+            meta_info["sequence_score"] = chunk.sequence_score
         if chunk.finish_reason is not None:
             meta_info["e2e_latency"] = time.monotonic() - self._started
         response: Response = {"text": known.text, "output_ids": list(known.ids), "meta_info": meta_info}
@@ -68,6 +71,13 @@ class ResponseDicts:
             response["index"] = chunk.index
         self._responses[chunk.index] = response
         return response
+
+    def _prompt_states(self, chunk: GenerationChunk) -> int:
+        """How many of the hidden states that a chunk brings are the prompt's."""
+        wishes = self._hidden_wishes
+        wish = wishes[chunk.index // self._copies] if isinstance(wishes, list) else wishes
+        first = chunk.index not in self._responses
+        return chunk.prompt_tokens if wish is True and first else 0
 
     def answer(self) -> Answer:
         """The last response, or the last of every answer in order."""
@@ -84,6 +94,18 @@ class _AnswerSoFar:
         self.ids: list[int] = []
         self._text_of = text_of
         self._columns: dict[str, list[Any]] = {}
+        self._hidden: list[Any] | None = None
+
+    def add_hidden(self, states: list[list[float]], of_prompt: int) -> None:
+        """As SGLang tells them: the prompt's as one list, if they were asked for, then one for each token after it."""
+        known = self._hidden = self._hidden or []
+        if of_prompt and states:
+            known.append(states[:of_prompt])
+        known += states[of_prompt:]
+
+    def hidden_states(self) -> dict[str, Any]:
+        """What meta_info says of them; nothing if they were not asked for."""
+        return {} if self._hidden is None else {"hidden_states": list(self._hidden)}
 
     def add(self, chunk: GenerationChunk) -> None:
         self.text += chunk.text
@@ -141,17 +163,29 @@ def _meta_info(chunk: GenerationChunk) -> dict[str, Any]:
         "cached_tokens": chunk.cached_tokens,
         "reasoning_tokens": 0,  # no token is told apart as reasoning
         "num_retractions": chunk.retractions,
-        "weight_version": WEIGHT_VERSION,
+        "weight_version": chunk.weight_versions[-1][0],
+        **_weight_versions(chunk),
         "dp_rank": None,
         "response_sent_to_client_ts": time.time(),
     }
 
 
+def _weight_versions(chunk: GenerationChunk) -> dict[str, Any]:
+    """Which of the answer's tokens which weights have computed, if they changed meanwhile."""
+    found = chunk.weight_versions
+    if len(found) == 1:
+        return {}
+    ends = [start for _, start in found[1:]] + [chunk.completion_tokens]
+    rows = [{"version": name, "start": start, "end": end} for (name, start), end in zip(found, ends, strict=True)]
+    return {"weight_versions": rows}
+
+
 def _several(obj: GenerateReqInput) -> bool:
     """Whether the call has a list of answers, be it a list of one."""
-    if isinstance(obj.text, list) or isinstance(obj.sampling_params, list):
+    if isinstance(obj.text, list) or isinstance(obj.sampling_params, list) or obj.sampling_params.n > 1:
         return True
-    return obj.sampling_params.n > 1 or any(isinstance(entry, list) for entry in (obj.input_ids or [])[:1])
+    firsts: list[object] = [*(obj.input_ids or [])[:1], *(obj.input_embeds or [[]])[0][:1]]
+    return any(isinstance(entry, list) for entry in firsts)
 
 
 def _no_text(_token: int) -> None:

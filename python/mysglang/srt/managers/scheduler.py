@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from mysglang.srt.forward.worker import Worker
+from mysglang.srt.managers.standstill import Standstill
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToScheduler, ToTokenizer
 from mysglang.srt.messages.control import HeartBeat
 from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
-from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.batch import Asked, ScheduleBatch
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
 from mysglang.srt.scheduling.intake import Intake
 from mysglang.srt.scheduling.invariants import Invariants
@@ -31,8 +32,10 @@ from mysglang.srt.scheduling.result_processor import ResultProcessor
 from mysglang.srt.scheduling.role import Role
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.scheduling.step_planner import StepPlanner
+from mysglang.srt.scheduling.timeouts import Timeouts
 from mysglang.srt.scheduling.token_masks import TokenMasks
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
+from mysglang.srt.scheduling.weight_version import WeightVersion
 
 IDLE_WAIT_MS = 200
 """How long an idle scheduler sleeps at most before it looks around; a message wakes it at once."""
@@ -52,6 +55,7 @@ class SchedulerParts:
 
     worker: Worker
     intake: Intake
+    timeouts: Timeouts
     role: Role
     waiting: WaitingQueue
     planner: StepPlanner
@@ -64,6 +68,7 @@ class SchedulerParts:
     stats: SchedulerStats
     to_tokenizer: Sender[ToTokenizer]
     make_req: Callable[[TokenizedGenerateReqInput], Req]
+    weight_version: WeightVersion
     rank: int
 
 
@@ -79,21 +84,34 @@ class Scheduler:
         }
         self.paused = False
         """Whether no step is launched, whoever waits."""
+        self.refuses = ""
+        """Why no step is launched and requests that come are refused; empty if they are not."""
         self.step_observers: list[Callable[[], None]] = []
         """Called after each step."""
+        self.turn_observers: list[Callable[[Lane], None]] = []
+        """Called on each turn of the loop."""
+        self.standstill = Standstill()
         self._beat_at = 0.0
         self._idle = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is open."""
+        return bool(self.reqs)
 
     def add_handlers(self, handlers: Handlers) -> None:
         """Rows of the dispatch table, contributed by a part: message type -> what to do with it."""
         self._handlers.update(handlers)
 
     def recv_requests(self, lane: Lane) -> None:
-        """Take every message that is there."""
-        self.process_input_requests(self._parts.intake.drain(), lane)
-        if (now := time.monotonic()) - self._beat_at >= HEARTBEAT_S:
-            self._beat_at = now
-            self._beat(lane)
+        """Take every message that is there, and end who has had enough time."""
+        late = self._parts.timeouts.expired(self.reqs)
+        self.process_input_requests(self._parts.intake.drain(late), lane)
+        for observe in self.turn_observers:
+            observe(lane)
+        self.standstill.turn(self, lane)
+        if time.monotonic() - self._beat_at >= HEARTBEAT_S:
+            self.beat(lane)
 
     def process_input_requests(self, messages: list[ToScheduler], lane: Lane) -> None:
         """Handle messages in the order they came."""
@@ -102,8 +120,12 @@ class Scheduler:
 
     def handle_generate_request(self, message: TokenizedGenerateReqInput, lane: Lane) -> None:
         """A request arrived: it waits until its role says it is ready and the planner finds it a place."""
+        if self.standstill.holds(message):
+            return
         req = self._parts.make_req(message)
         self.reqs[req.rid] = req
+        if self.refuses:
+            req.finish = Abort(self.refuses, status=503)
         if req.finish is not None:
             self._answer([req])
         else:
@@ -111,8 +133,10 @@ class Scheduler:
 
     def abort_request(self, message: AbortReq, lane: Lane) -> None:
         """End a request, wherever it is, and answer it with what it has; the unknown is no error."""
+        for held in self.standstill.give(None if message.abort_all else message.rid):
+            self.reqs[held.rid] = self._parts.make_req(held)
         rids = list(self.reqs) if message.abort_all else [message.rid]
-        reason = Abort(message.message, message.status)
+        reason = Abort(message.message, message.status, message.kind)
         aborted = [self.reqs[rid] for rid in rids if rid in self.reqs]
         waiting = []
         for req in aborted:
@@ -134,7 +158,7 @@ class Scheduler:
                 unable.append(req)
         if unable:
             self._answer(unable)
-        if self.paused:
+        if self.paused or self.refuses:
             return None
         batch = self._parts.planner.next_batch(lane)
         if failed := self._parts.planner.take_failed():
@@ -145,7 +169,7 @@ class Scheduler:
         """Hand the step to the worker, which returns before it is done if it can."""
         self._idle = False
         step = self._parts.builder.build(batch)
-        return Launched(batch, step.logprobs, self._parts.worker.forward_batch_generation(step))
+        return Launched(batch, Asked(step.logprobs, step.hidden), self._parts.worker.forward_batch_generation(step))
 
     def choose_tokens(self, launched: Launched) -> None:
         """Let a step that waits for its mask go on. Called when the step before it is finished."""
@@ -155,7 +179,7 @@ class Scheduler:
     def process_batch_result(self, launched: Launched, lane: Lane) -> None:
         """Wait for the step's tokens, apply them, tell the detokenizer."""
         parts = self._parts
-        ended = parts.results.apply(launched.batch, launched.result.complete(), launched.logprobs, lane)
+        ended = parts.results.apply(launched.batch, launched.result.complete(), launched.asked, lane)
         self._answer(ended, lane)
         parts.stats.record(launched.batch, lane.size, len(parts.waiting))
         for observe in self.step_observers:
@@ -181,13 +205,27 @@ class Scheduler:
             del self.reqs[req.rid]
         self._parts.streamer.send(NO_SLOTS if lane is None else lane.slots, ended)
 
-    def _beat(self, lane: Lane) -> None:
+    def pulse(self, lane: Lane) -> Callable[[], None]:
+        """Gives a sign of life if the last one is not fresh: for whoever keeps the loop from turning."""
+
+        def pulse() -> None:
+            if time.monotonic() - self._beat_at >= HEARTBEAT_S:
+                self.beat(lane)
+
+        return pulse
+
+    def beat(self, lane: Lane) -> None:
+        """Give a sign of life."""
+        self._beat_at = time.monotonic()
         parts = self._parts
+        compiling = max(len(self.reqs) - lane.size - len(parts.waiting), 0)
         parts.to_tokenizer.send(
             HeartBeat(
                 rank=parts.rank,
                 forward_steps=parts.stats.forward_steps,
                 num_running_reqs=lane.size,
-                num_waiting_reqs=len(parts.waiting),
+                num_waiting_reqs=len(parts.waiting) + len(self.standstill.held),
+                weight_version=parts.weight_version.name,
+                figures=parts.stats.figures(running=lane.size, compiling=compiling),
             )
         )

@@ -9,31 +9,41 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mysglang.srt.forward.occupation import FixedOccupation, Occupation
+from mysglang.srt.forward.weights import ModelWeights, NoWeights
 from mysglang.srt.forward.worker import Worker
 from mysglang.srt.managers.scheduler import Scheduler, SchedulerParts
 from mysglang.srt.managers.scheduler_control import SchedulerControl
+from mysglang.srt.managers.scheduler_memory import SchedulerMemory
 from mysglang.srt.managers.scheduler_profiler import SchedulerProfiler
+from mysglang.srt.managers.scheduler_weights import SchedulerWeights
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.prefix_cache import PrefixMatch
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts, NoPrefixGroups, PrefixGroups
 from mysglang.srt.messages.channels import Receiver, Sender
-from mysglang.srt.messages.codec import ToDetokenizer, ToScheduler, ToTokenizer, unpack_ids
+from mysglang.srt.messages.codec import ToDetokenizer, ToScheduler, ToTokenizer, unpack_ids, unpack_vectors
 from mysglang.srt.messages.outputs import Abort
-from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.messages.requests import ShareKey, TokenizedGenerateReqInput
+from mysglang.srt.messages.weights import FIRST_VERSION
 from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.scheduling.accounts import Accounts, NoAccounts
 from mysglang.srt.scheduling.admission import AdmissionRule
 from mysglang.srt.scheduling.coordinator import SoloCoordinator
 from mysglang.srt.scheduling.decode_planner import DecodePlanner
 from mysglang.srt.scheduling.distrust import Distrust
+from mysglang.srt.scheduling.fair_shares import FairShares
 from mysglang.srt.scheduling.finish import StopText, StopWatch
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
 from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
+from mysglang.srt.scheduling.hidden_states import HiddenBook
 from mysglang.srt.scheduling.intake import Intake, OneRank
 from mysglang.srt.scheduling.invariants import Invariants
 from mysglang.srt.scheduling.logprobs import LogprobBook
 from mysglang.srt.scheduling.loops import OverlapLoop, SyncLoop
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
 from mysglang.srt.scheduling.output_streamer import OutputStreamer
-from mysglang.srt.scheduling.policy import POLICIES, ByPriority
+from mysglang.srt.scheduling.policy import POLICIES, ByPriority, PromptClock, SchedulePolicy, Surroundings
+from mysglang.srt.scheduling.preemption import NoPreemption, Preemption, PriorityPreemption
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits, PrefillPlanner
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -44,8 +54,13 @@ from mysglang.srt.scheduling.role import Role, UnifiedRole
 from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.scheduling.step_planner import OrderName, StepPlanner, step_order
+from mysglang.srt.scheduling.timeouts import NoTimeouts, Timeouts
 from mysglang.srt.scheduling.token_masks import TokenMasks
+from mysglang.srt.scheduling.token_rules import token_rules
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
+from mysglang.srt.scheduling.weight_version import WeightVersion
+
+Priorities = Literal["none", "high_first", "low_first"]
 
 MakeStopText = Callable[[SamplingParams], StopText]
 """Watches a request's text for its stop strings; asked only for requests that have some."""
@@ -58,8 +73,12 @@ class SchedulerOptions:
     limits: PrefillLimits
     eos_token_ids: tuple[int, ...]
     policy: str = "fcfs"
-    priorities: Literal["none", "high_first", "low_first"] = "none"
+    priorities: Priorities = "none"
     """Whether a request's priority comes before the policy."""
+    preemption_threshold: int | None = None
+    """By how much more urgent a request must be than one that runs, to displace it; None: nobody is displaced."""
+    fair_share_by: ShareKey | None = None
+    """Between whom shares are fair; None: nobody is looked at."""
     conservativeness: float = 1.0
     overlap: bool = True
     order: OrderName = "prefill_first"
@@ -71,7 +90,9 @@ class SchedulerOptions:
     stream_interval: int = 1
     decode_log_interval: int = 40
     rank: int = 0
+    weight_version: str = FIRST_VERSION
     rules: tuple[AdmissionRule, ...] = ()
+    timeouts: Timeouts = field(default_factory=NoTimeouts)
     strict: bool = False
     """Leaks raise instead of being logged."""
 
@@ -88,9 +109,14 @@ class Channels:
 class ReqMaker:
     """Message -> Req. What the scheduler cannot serve is refused here, so that planning never meets it."""
 
-    def __init__(self, max_req_len: int, make_stop_text: MakeStopText) -> None:
+    def __init__(
+        self, max_req_len: int, vocab_size: int, make_stop_text: MakeStopText, options: SchedulerOptions
+    ) -> None:
         self._max_req_len = max_req_len
+        self._vocab_size = vocab_size
         self._make_stop_text = make_stop_text
+        self._urgent_sign = {"none": 0, "high_first": 1, "low_first": -1}[options.priorities]
+        self._fair_share_by = options.fair_share_by
 
     def __call__(self, message: TokenizedGenerateReqInput) -> Req:
         params = message.sampling_params
@@ -105,13 +131,21 @@ class ReqMaker:
             max_new=max_new,
             stream=message.stream,
             extra_key=message.extra_key,
-            priority=message.priority,
+            urgency=self._urgent_sign * message.priority,
+            routing_key=message.routing_key,
+            tenant="" if self._fair_share_by is None else getattr(message, self._fair_share_by),
             stop_watch=StopWatch(
                 token_ids=params.stop_token_ids,
                 text=self._make_stop_text(params) if params.stop or params.stop_regex else None,
                 min_new=params.min_new_tokens,
             ),
             logprobs=LogprobBook(message.logprobs) if message.logprobs is not None else None,
+            hidden=None
+            if message.hidden_states is None
+            else HiddenBook(0 if message.hidden_states == "all" else len(ids) - 1),
+            embeds=unpack_vectors(message.input_embeds, len(ids)) if message.input_embeds else None,
+            rules=token_rules(params.allowed_token_ids, map(unpack_ids, message.bad_words), self._vocab_size),
+            logit_processor=message.logit_processor,
             grammar_after=unpack_ids(message.grammar_after),
             thought_start=message.thought_start,
             second_text=message.second_text,
@@ -139,6 +173,29 @@ def max_request_len(worker: Worker) -> int:
     return min(worker.capacity.max_context, worker.capacity.num_tokens)
 
 
+def _policy(
+    options: SchedulerOptions, table: RequestTable, kv: KvManager, clock: PromptClock
+) -> tuple[SchedulePolicy, Accounts]:
+    """The order of the queue, from the inside out: a policy, urgency before it, tenants before that."""
+
+    def match(req: Req) -> PrefixMatch:
+        return kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit)
+
+    surroundings = Surroundings(
+        prefix_length=lambda req: match(req).num_tokens,
+        prefix_path=lambda req: kv.cache.path(match(req)),
+        running=lambda: (req for req in table.reqs if req is not None),
+        clock=clock,
+    )
+    policy = POLICIES[options.policy](surroundings)
+    if options.priorities != "none":
+        policy = ByPriority(policy)
+    if options.fair_share_by is None:
+        return policy, NoAccounts()
+    shares = FairShares(table, policy)
+    return shares, shares
+
+
 def assemble(
     worker: Worker,
     kv: KvManager,
@@ -148,57 +205,68 @@ def assemble(
     *,
     role: Role | None = None,
     filler: MaskFiller | None = None,
+    weights: ModelWeights | None = None,
+    memory: Occupation | None = None,
 ) -> Assembled:
     """Every part of a scheduler around `worker` and `kv`; reads like a parts list.
 
-    `role` gives requests their grammars, if any have some, and `filler` knows these grammars.
+    `role` gives requests their grammars, if any have some, and `filler` knows these grammars. `weights` and
+    `memory`: the worker's.
     """
     role = role or UnifiedRole()
     capacity = worker.capacity
     table = RequestTable(capacity.num_slots, capacity.max_context, stream_interval=options.stream_interval)
     sampling = SamplingBuilder(table, options.eos_token_ids)
-    residency = Residency(table, kv, sampling)
     ratio = NewTokenRatio(options.conservativeness)
     stats = SchedulerStats(kv, decode_log_interval=options.decode_log_interval)
-
-    def prefix_length(req: Req) -> int:
-        return kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit).num_tokens
-
-    policy = POLICIES[options.policy](prefix_length)
-    if options.priorities != "none":
-        policy = ByPriority(policy, low_first=options.priorities == "low_first")
+    version = WeightVersion(options.weight_version)
+    clock = PromptClock()
+    policy, accounts = _policy(options, table, kv, clock)
+    residency = Residency(table, kv, sampling, accounts, stats)
     waiting = WaitingQueue(policy)
     groups = NoPrefixGroups() if options.cascade is None else PrefixGroups(kv, options.cascade)
-    retraction = Retraction(table, residency, waiting)
+    retraction = Retraction(table, residency, waiting, stats)
     results = ResultProcessor(table, residency, Distrust(table, kv, residency, retraction), options.eos_token_ids)
-    prefill = PrefillPlanner(table, kv, residency, waiting, ratio, limits=options.limits, rules=options.rules)
+    prefill = PrefillPlanner(
+        table, kv, residency, waiting, ratio, limits=options.limits, clock=clock, rules=options.rules
+    )
+    preemption: Preemption = NoPreemption()
+    if options.preemption_threshold is not None:
+        preemption = PriorityPreemption(table, kv, waiting, prefill, retraction, threshold=options.preemption_threshold)
     decode = DecodePlanner(table, kv, ratio, retraction, tokens_per_step=worker.tokens_per_step, end=results.end)
     order = step_order(options.order, prefill, decode, decode_wait_tokens=options.decode_wait_tokens)
     scheduler = Scheduler(
         SchedulerParts(
             worker=worker,
             intake=Intake(channels.requests, OneRank()),
+            timeouts=options.timeouts,
             role=role,
             waiting=waiting,
-            planner=StepPlanner(order, decode, SoloCoordinator()),
+            planner=StepPlanner(order, decode, preemption, SoloCoordinator()),
             builder=ForwardBuilder(table, kv, sampling, groups),
             masks=TokenMasks(
                 table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids
             ),
             results=results,
-            streamer=OutputStreamer(table, channels.to_detokenizer),
+            streamer=OutputStreamer(table, channels.to_detokenizer, version),
             ratio=ratio,
             invariants=Invariants(kv, strict=options.strict),
             stats=stats,
             to_tokenizer=channels.to_tokenizer,
-            make_req=ReqMaker(max_request_len(worker), make_stop_text),
+            make_req=ReqMaker(max_request_len(worker), capacity.vocab_size, make_stop_text, options),
+            weight_version=version,
             rank=options.rank,
         )
     )
     control = SchedulerControl(scheduler, kv, retraction, stats, channels.to_tokenizer, capacity=capacity)
     scheduler.add_handlers(control.handlers())
+    updates = SchedulerWeights(scheduler, kv, weights or NoWeights(), version, channels.to_tokenizer, rank=options.rank)
+    scheduler.add_handlers(updates.handlers())
+    scheduler.turn_observers.append(updates.on_turn)
+    lent = SchedulerMemory(scheduler, kv, memory or FixedOccupation(), channels.to_tokenizer)
+    scheduler.add_handlers(lent.handlers())
     profiler = SchedulerProfiler(channels.to_tokenizer)
     scheduler.add_handlers(profiler.handlers())
-    scheduler.step_observers.append(profiler.on_step)
+    scheduler.step_observers += [profiler.on_step, control.on_step]
     loop = OverlapLoop(scheduler) if options.overlap else SyncLoop(scheduler)
     return Assembled(scheduler, loop, kv)

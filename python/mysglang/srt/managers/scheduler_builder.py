@@ -5,6 +5,11 @@ Everything else works with what it is given here and asks nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from mysglang.srt.args.kv_events import KvEventsConfig, read_kv_events
 from mysglang.srt.args.schedule import ScheduleArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.constrained.backend import JsonStyle
@@ -12,6 +17,10 @@ from mysglang.srt.constrained.compile_messages import CompilerSetup
 from mysglang.srt.constrained.factory import NO_BACKEND, choose_backend
 from mysglang.srt.constrained.structured_output import StructuredOutput
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.occupation import Occupation
+from mysglang.srt.forward.weights import ModelWeights
+from mysglang.srt.forward.worker import Worker, WorkerCapacity
+from mysglang.srt.managers.kv_event_publisher import EventPublisher, NoPublisher, ZmqPublisher
 from mysglang.srt.managers.model_files import load_model_config, load_tokenizer
 from mysglang.srt.managers.scheduler_assembly import (
     Channels,
@@ -22,39 +31,78 @@ from mysglang.srt.managers.scheduler_assembly import (
 )
 from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.mem_cache.factory import prefix_cache
+from mysglang.srt.mem_cache.kv_events import KvEventLog
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts
-from mysglang.srt.messages.channels import Pull, Push
-from mysglang.srt.messages.codec import detokenizer_codec, scheduler_codec, tokenizer_codec
+from mysglang.srt.messages.channels import Pull
+from mysglang.srt.messages.codec import scheduler_codec
+from mysglang.srt.messages.fanout import to_detokenizers, to_fronts
 from mysglang.srt.messages.launch import SchedulerFacts
+from mysglang.srt.sampling.processor_params import BUILT_IN, own_name
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.finish import StopText
 from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
 from mysglang.srt.scheduling.step_planner import OrderName
+from mysglang.srt.scheduling.timeouts import NoTimeouts, RequestTimeouts, Timeouts
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import usable_cores
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 
-def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Loop, SchedulerFacts]:
+class NamedWorker(Worker, Protocol):
+    """A worker that can say what it runs on."""
+
+    @property
+    def device_name(self) -> str: ...
+
+    @property
+    def attention_backend(self) -> str: ...
+
+    @property
+    def weights(self) -> ModelWeights: ...
+
+    @property
+    def occupation(self) -> Occupation: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Makers:
+    """What a scheduler stands on. Tests put something in its place that is smaller, or that fails."""
+
+    worker: Callable[[ServerArgs, ModelConfig], NamedWorker] = make_worker
+    kv: Callable[[int, int, int, int, MakePrefixCache], KvManager] = KvManager
+
+
+THE_MAKERS = Makers()
+
+
+def build_scheduler(
+    args: ServerArgs, ports: PortArgs, tp_rank: int, makers: Makers = THE_MAKERS
+) -> tuple[Loop, SchedulerFacts]:
     """The scheduler of one rank, connected and ready to turn, and what it found out about itself."""
     model = load_model_config(args.model)
     tokenizer = load_tokenizer(args.model)
     structured = _structured_output(args, model, tokenizer)
-    worker = make_worker(args, model)
+    worker = makers.worker(args, model)
     capacity = worker.capacity
-    kv = KvManager(
+    events = _kv_events(args, capacity, tp_rank)
+    kv = makers.kv(
         capacity.num_pages,
         capacity.page_size,
         capacity.num_slots,
         capacity.max_context,
-        prefix_cache("chunk" if args.memory.disable_radix_cache or model.needs_whole_prompts else "radix"),
+        prefix_cache(
+            "chunk" if args.memory.disable_radix_cache or model.needs_whole_prompts else "radix",
+            eviction_policy=args.memory.radix_eviction_policy,
+            listener=events.listener,
+        ),
     )
     channels = Channels(
         requests=Pull(ports.scheduler_input_ipc_name, scheduler_codec()),
-        to_detokenizer=Push(ports.detokenizer_ipc_name, detokenizer_codec()),
-        to_tokenizer=Push(ports.tokenizer_ipc_name, tokenizer_codec()),
+        to_detokenizer=to_detokenizers(ports.detokenizer_ipc_names),
+        to_tokenizer=to_fronts(ports.tokenizer_ipc_names),
     )
     assembled = assemble(
         worker,
@@ -64,7 +112,11 @@ def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Lo
         _stop_text_maker(tokenizer),
         role=structured.role,
         filler=structured.filler,
+        weights=worker.weights,
+        memory=worker.occupation,
     )
+    assembled.scheduler.turn_observers.append(lambda _lane: events.flush())
+    assembled.scheduler.step_observers.append(events.flush)
     max_len = max_request_len(worker)
     facts = SchedulerFacts(
         max_total_num_tokens=capacity.num_tokens,
@@ -77,7 +129,11 @@ def build_scheduler(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Lo
         device=worker.device_name,
         dtype=model.dtype,
         attention_backend=worker.attention_backend,
-        priorities=args.schedule.enable_priority_scheduling,
+        priorities=args.schedule.has_priorities,
+        eos_token_ids=list(model.eos_token_ids),
+        hidden_states=args.kernels.enable_return_hidden_states and model.pooling is None,
+        hidden_size=model.hidden_size,
+        logit_processors=[*BUILT_IN, *map(own_name, args.kernels.logit_processor)],
         is_embedding=model.pooling is not None,
         memory_usage=capacity.memory_usage,
     )
@@ -98,6 +154,8 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         eos_token_ids=model.eos_token_ids,
         policy=schedule.schedule_policy,
         priorities=schedule.priorities,
+        preemption_threshold=schedule.preemption_threshold,
+        fair_share_by=schedule.fair_share_by,
         conservativeness=schedule.schedule_conservativeness,
         stream_interval=args.serving.stream_interval,
         cascade=None
@@ -106,9 +164,25 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         order=_order(schedule),
         decode_wait_tokens=schedule.decode_wait_tokens,
         overlap=not schedule.disable_overlap_schedule,
+        timeouts=_timeouts(schedule),
         decode_log_interval=args.observability.decode_log_interval,
         rank=tp_rank,
+        weight_version=args.model.weight_version,
     )
+
+
+def _kv_events(args: ServerArgs, capacity: WorkerCapacity, tp_rank: int) -> EventPublisher:
+    """Who tells routers what is cached: the first rank, if anybody asked for it."""
+    given = args.observability.kv_events_config
+    config = KvEventsConfig() if given is None else read_kv_events(given)
+    if config.publisher == "null" or tp_rank:
+        return NoPublisher()
+    return ZmqPublisher(config, KvEventLog(capacity.num_pages, capacity.page_size))
+
+
+def _timeouts(schedule: ScheduleArgs) -> Timeouts:
+    waiting, running = schedule.req_waiting_timeout, schedule.req_running_timeout
+    return NoTimeouts() if waiting is None and running is None else RequestTimeouts(waiting, running)
 
 
 def _order(schedule: ScheduleArgs) -> OrderName:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.managers.scheduler import Handlers, Scheduler
 from mysglang.srt.mem_cache.kv_manager import KvManager
@@ -18,6 +20,7 @@ from mysglang.srt.messages.control import (
     PauseGenerationReq,
 )
 from mysglang.srt.messages.requests import AbortReq
+from mysglang.srt.messages.weights import SlowDownReq
 from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.retraction import Retraction
 from mysglang.srt.scheduling.stats import SchedulerStats
@@ -43,6 +46,7 @@ class SchedulerControl:
         self._stats = stats
         self._to_tokenizer = to_tokenizer
         self._capacity = capacity
+        self._sleep_s = 0.0
 
     def handlers(self) -> Handlers:
         """The rows that this part contributes to the dispatch table."""
@@ -52,6 +56,7 @@ class SchedulerControl:
             PauseGenerationReq: self.pause_generation,
             ContinueGenerationReq: self.continue_generation,
             FreezeGcReq: self.freeze_gc,
+            SlowDownReq: self.slow_down,
         }
 
     def flush_cache(self, message: FlushCacheReqInput, lane: Lane) -> None:
@@ -82,6 +87,16 @@ class SchedulerControl:
         """What is alive now need not be looked at again."""
         freeze_heap()
         self._done(message.id, "Frozen.")
+
+    def slow_down(self, message: SlowDownReq, lane: Lane) -> None:
+        """Sleep at each step, or no more."""
+        self._sleep_s = message.forward_sleep_time or 0.0
+        self._done(message.id, f"Each step sleeps for {self._sleep_s:g} s.")
+
+    def on_step(self) -> None:
+        """Called after each step."""
+        if self._sleep_s:
+            time.sleep(self._sleep_s)
 
     def _done(self, number: int, text: str) -> None:
         self._to_tokenizer.send(ControlReqOutput(id=number, success=True, message=text))

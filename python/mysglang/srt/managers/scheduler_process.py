@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.managers.child import run_child, tell_parent
-from mysglang.srt.messages.launch import Ready
+from mysglang.srt.messages.launch import Ready, SchedulerFacts
+from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import usable_cores
 from mysglang.srt.utils.logging import configure_logging, timed
@@ -22,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 FEW_CORES = 4
 """Up to here one core is left to the front, whose threads would otherwise wait behind every matrix product."""
+
+
+Build: TypeAlias = Callable[[ServerArgs, PortArgs, int], tuple[Loop, SchedulerFacts]]
+"""Options, links and rank -> a scheduler, connected and ready to turn, and what it found out about itself."""
 
 
 class SchedulerLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +43,11 @@ def scheduler_title(tp_rank: int) -> str:
     return f"mysglang::scheduler_TP{tp_rank}"
 
 
-def run_scheduler_process(link: ParentLink) -> None:
-    """Serve until the process is ended. Raises what keeps it from going on."""
+def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
+    """Serve until the process is ended. Raises what keeps it from going on.
+
+    `build` makes the scheduler; `build_scheduler` does, unless a test wants another.
+    """
     launch = msgspec.json.decode(link.spec, type=SchedulerLaunch)
     args, rank = launch.server_args, launch.tp_rank
     set_title(scheduler_title(rank))
@@ -50,7 +60,7 @@ def run_scheduler_process(link: ParentLink) -> None:
             use_gpu(args.parallel.base_gpu_id + rank)
         from mysglang.srt.managers.scheduler_builder import build_scheduler
 
-        loop, facts = build_scheduler(args, launch.port_args, rank)
+        loop, facts = (build or build_scheduler)(args, launch.port_args, rank)
     logger.info(
         "KV cache: %d tokens in %.2f GiB; at most %d requests run at once, of %d tokens each",
         facts.max_total_num_tokens,

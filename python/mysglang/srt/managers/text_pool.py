@@ -1,20 +1,28 @@
 """TextPool: work on text (tokenizing, rendering) in a few threads, off the event loop.
 
-Long texts have threads of their own, so that a short prompt never waits behind a megabyte. Knows no tokenizer.
+Long texts have threads of their own, so that a short prompt never waits behind a megabyte; and what takes less time
+than handing it to a thread is done at once. Knows no tokenizer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+QUICK_TEXT = 1 << 10
+"""Below this many characters or tokens (some tenth of a millisecond of work) a text is not worth a thread."""
 
 LONG_TEXT = 1 << 15
 """From this many characters or tokens on (some milliseconds of work) a text is long."""
 
 THREADS = 2
 """Of each kind."""
+
+SWITCH_S = 1e-3
+"""After which a thread lets the event loop's go on, if it waits; Python's own default is five times as long."""
 
 Result = TypeVar("Result")
 
@@ -23,11 +31,14 @@ class TextPool:
     """Runs functions that release the GIL for most of their time."""
 
     def __init__(self) -> None:
+        sys.setswitchinterval(SWITCH_S)
         self._short = ThreadPoolExecutor(THREADS, "text")
         self._long = ThreadPoolExecutor(THREADS, "long-text")
 
     async def run(self, size: int, work: Callable[[], Result]) -> Result:
         """What `work` returns or raises; `size` is the length of its text. Cancelled, its result is dropped."""
+        if size < QUICK_TEXT:
+            return work()
         pool = self._long if size >= LONG_TEXT else self._short
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 

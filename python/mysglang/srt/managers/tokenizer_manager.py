@@ -9,14 +9,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 
 import numpy as np
 
 from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
+from mysglang.srt.managers.beam_search import beam_search, wants_beams
+from mysglang.srt.managers.board import Column
 from mysglang.srt.managers.control_client import ControlClient
+from mysglang.srt.managers.front_held import FrontHeld
+from mysglang.srt.managers.fronts import Fronts
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
+from mysglang.srt.managers.queue_shares import OneForAll, QueueShares
 from mysglang.srt.managers.request_state import GenerationChunk, Inbox, ReqState, RowCounters
 from mysglang.srt.managers.unfold import Unfolded, unfold
 from mysglang.srt.messages.channels import AsyncReceiver, Sender
@@ -29,8 +34,18 @@ from mysglang.srt.messages.control import (
     GetInternalStateReqOutput,
     HeartBeat,
 )
+from mysglang.srt.messages.fanout import wire_rid
+from mysglang.srt.messages.fronts import (
+    DrainReq,
+    EndReq,
+    FreezeFrontGcReq,
+    FrontBeat,
+    FrontOrder,
+    PeerAbortReq,
+    RequestLogReq,
+)
 from mysglang.srt.messages.generate import GenerateReqInput
-from mysglang.srt.messages.outputs import Abort, BatchStrOutput, Counters, FinishReason
+from mysglang.srt.messages.outputs import TIMED_OUT, Abort, BatchStrOutput, Counters, FinishReason
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 
 NO_TEXT = (
@@ -41,13 +56,15 @@ NO_VECTORS = "The served model generates text; to make vectors with it, serve it
 
 @dataclass(slots=True)
 class FrontCounters:
-    """Answers asked for since the start: accepted = finished + aborted + those open now."""
+    """Answers asked for since the start: accepted = finished + aborted + timed out + open now."""
 
     accepted: int = 0
     """Sent to the scheduler."""
     finished: int = 0
     aborted: int = 0
     """Ended before their end: by the client, by the scheduler, or with the engine."""
+    timed_out: int = 0
+    """Ended by the clock: --req-waiting-timeout, --req-running-timeout."""
     refused: int = 0
     """Never sent: invalid, no room in the queue, or given up while still being tokenized."""
 
@@ -59,10 +76,17 @@ class EngineSigns:
     last_heartbeat: float = 0.0
     heartbeat: HeartBeat | None = None
     last_detokenizer_beat: float = 0.0
+    open_texts: int = 0
+    """Requests of which the detokenizer held text then."""
+
+    fronts: dict[int, float] = field(default_factory=dict)
+    """When other fronts were heard of."""
 
     def quietest(self) -> tuple[str, float]:
         """Which process was not heard of for longest, and when it last was."""
-        return min(("scheduler", self.last_heartbeat), ("detokenizer", self.last_detokenizer_beat), key=itemgetter(1))
+        heard = [("scheduler", self.last_heartbeat), ("detokenizer", self.last_detokenizer_beat)]
+        heard += [(f"front {front}", at) for front, at in self.fronts.items()]
+        return min(heard, key=itemgetter(1))
 
 
 @dataclass(slots=True)
@@ -87,8 +111,13 @@ class TokenizerManager:
         from_workers: AsyncReceiver[ToTokenizer],
         *,
         max_queued_requests: int | None = None,
+        fronts: Fronts | None = None,
+        num_detokenizers: int = 1,
+        shares: QueueShares | None = None,
     ) -> None:
-        """`max_queued_requests`: how many may be open beyond those that run at once; None for no bound."""
+        """`max_queued_requests`: how many may be open beyond those that run at once, at all `fronts` together; None for
+        no bound. `fronts`: None for a server's only one. `shares`: None if tenants are not told apart.
+        """
         self.input_tokenizer = input_tokenizer
         self.limits = limits
         self.counters = FrontCounters()
@@ -99,7 +128,13 @@ class TokenizerManager:
         """Answers by the names that clients know: an answer's own, and its call's."""
         self._to_scheduler = to_scheduler
         self._from_workers = from_workers
-        self._control = ControlClient(to_scheduler)
+        self._shares = OneForAll() if shares is None else shares
+        self._fronts = Fronts() if fronts is None else fronts
+        self._control = ControlClient(to_scheduler, front=self._fronts.index, num_fronts=self._fronts.count)
+        self._beats = [DetokenizerBeat()] * num_detokenizers
+        self._beaten_at = [0.0] * num_detokenizers
+        self.order_handlers: dict[type[FrontOrder], Callable[[FrontOrder], None]] = {}
+        """What is done when another front says so."""
         self._max_open = sys.maxsize
         if max_queued_requests is not None:
             self._max_open = limits.max_running_requests + max_queued_requests
@@ -108,15 +143,20 @@ class TokenizerManager:
 
     @property
     def open_requests(self) -> int:
-        """Answers that are not complete."""
-        return len(self.rid_to_state)
+        """Answers that are not complete, of all fronts."""
+        return self._fronts.board.total(Column.OPEN_ANSWERS)
 
-    async def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
+    def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         """What `obj` asks for, as it comes: with `stream` every chunk, else one whole chunk for each answer.
 
         Closing or cancelling the iterator aborts what is not complete. Raises InvalidRequest, Overloaded, Aborted (the
         scheduler refused or gave up) and ServerEnded, before the first chunk or between two.
         """
+        if wants_beams(obj):
+            return beam_search(obj, self._generate, self.input_tokenizer, self.limits, self._max_open)
+        return self._generate(obj)
+
+    async def _generate(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         call = self._open(obj)
         try:
             requests = await self._tokenize_one_request(obj, call)
@@ -130,8 +170,13 @@ class TokenizerManager:
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
         """Stop working for the answer or the call named `rid`, or for everybody; returns how many were told to stop.
 
-        What was generated so far is still delivered, with the finish reason abort. 0 if there is no such request.
+        What was generated so far is still delivered, with the finish reason abort. 0 if there is no such request here;
+        other fronts look for it too.
         """
+        self._fronts.tell(PeerAbortReq(rid=rid, abort_all=abort_all))
+        return self._abort_here(rid, abort_all=abort_all)
+
+    def _abort_here(self, rid: str, *, abort_all: bool) -> int:
         states = list(self.rid_to_state.values()) if abort_all else self._named.get(rid, [])
         told = [state for state in states if state.finish_reason is None]
         for state in told:
@@ -141,7 +186,25 @@ class TokenizerManager:
                 del self.rid_to_state[state.wire_rid]
                 self.counters.refused += 1
                 state.finish(Abort(AbortReq().message))
+        self._publish()
         return len(told)
+
+    def tell_fronts(self, order: FrontOrder) -> None:
+        """Have the other fronts of this server do what `order` says."""
+        self._fronts.tell(order)
+
+    def held(self) -> FrontHeld:
+        """What is held for requests now, by all fronts (but for names and questions) and in the detokenizers."""
+        self._publish()
+        totals = {name: self._fronts.board.total(Column[name.upper()]) for name in asdict(self.counters)}
+        return FrontHeld(
+            open_requests=self.open_requests,
+            names=len(self._named),
+            questions=self._control.num_waiting,
+            open_texts=self.signs.open_texts,
+            open_texts_known_at=self.signs.last_detokenizer_beat,
+            counters=totals,
+        )
 
     async def flush_cache(self) -> FlushCacheReqOutput:
         """Empty the prefix cache, if nothing runs. Raises Aborted (503) if no reply comes, ServerEnded."""
@@ -153,10 +216,10 @@ class TokenizerManager:
         self._check_alive()
         return await self._control.get_internal_state()
 
-    async def command(self, make: Callable[[int], Command]) -> ControlReqOutput:
+    async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput:
         """Have the scheduler carry out the command that `make` gives its number. Raises likewise."""
         self._check_alive()
-        return await self._control.command(make)
+        return await self._control.command(make, patience_s=patience_s)
 
     def fail_all(self, error: ServerEnded) -> None:
         """The engine is gone: every open answer ends with this error, and so does every later request."""
@@ -168,16 +231,28 @@ class TokenizerManager:
     async def handle_loop(self) -> None:
         """Take what the detokenizer and the scheduler send, for ever."""
         while True:
-            match await self._from_workers.receive():
-                case BatchStrOutput() as output:
-                    self._handle_batch_output(output)
-                case HeartBeat() as beat:
-                    self.signs.heartbeat = beat
-                    self.signs.last_heartbeat = time.monotonic()
-                case DetokenizerBeat():
-                    self.signs.last_detokenizer_beat = time.monotonic()
-                case reply:
-                    self._control.answer(reply)
+            for message in await self._from_workers.receive():
+                self._handle(message)
+
+    def _handle(self, message: ToTokenizer) -> None:
+        match message:
+            case BatchStrOutput():
+                self._handle_batch_output(message)
+            case HeartBeat():
+                self.signs.heartbeat = message
+                self.signs.last_heartbeat = time.monotonic()
+            case DetokenizerBeat(detokenizer=index):
+                self._beats[index], self._beaten_at[index] = message, time.monotonic()
+                self.signs.last_detokenizer_beat = min(self._beaten_at)
+                self.signs.open_texts = sum(beat.open_texts for beat in self._beats)
+            case FrontBeat(front=front):
+                self.signs.fronts[front] = time.monotonic()
+            case PeerAbortReq(rid=rid, abort_all=abort_all):
+                self._abort_here(rid, abort_all=abort_all)
+            case DrainReq() | EndReq() | RequestLogReq() | FreezeFrontGcReq():
+                self.order_handlers[type(message)](message)
+            case reply:
+                self._control.answer(reply)
 
     def _open(self, obj: GenerateReqInput) -> _Call:
         """Name the answers. From here on they can be aborted."""
@@ -188,17 +263,18 @@ class TokenizerManager:
         if taken := {unfolded.name, *unfolded.rids} & self._named.keys():
             raise InvalidRequest(f"rid {min(taken)!r} is in use by an open request.", param="rid")
         count = len(unfolded.rids)
-        if len(self.rid_to_state) + count > self._max_open:
-            self.counters.refused += count
-            raise Overloaded("The request queue is full.")
+        tenant = self._shares.tenant(obj, unfolded)
+        self._take_room(count, tenant)
         self._serial += 1
         inbox = Inbox()
         # The serial number tells apart two requests that a client gives the same name, one after the other.
+        wire_rids = [wire_rid(rid, self._serial, self._fronts.index) for rid in unfolded.rids]
         states = [
-            ReqState(rid, f"{rid}@{self._serial}", index, inbox, stream=obj.stream)
-            for index, rid in enumerate(unfolded.rids)
+            ReqState(rid, wire, index, inbox, stream=obj.stream, tenant=tenant)
+            for index, (rid, wire) in enumerate(zip(unfolded.rids, wire_rids, strict=True))
         ]
         for state in states:
+            self._fronts.metrics.opened(state.wire_rid)
             self.rid_to_state[state.wire_rid] = state
             self._named[state.rid] = [state]
         self._named[unfolded.name] = states
@@ -215,8 +291,10 @@ class TokenizerManager:
             return
         state.wish = request.logprobs
         state.prompt_ids = request.input_ids
+        state.hidden_size = None if request.hidden_states is None else self.limits.hidden_size
         state.sent = True
         self.counters.accepted += 1
+        self._fronts.metrics.sent(state.wire_rid, has_grammar=request.sampling_params.grammar is not None)
         self._to_scheduler.send(request)
 
     async def _wait_one_response(self, call: _Call) -> GenerationChunk:
@@ -230,6 +308,7 @@ class TokenizerManager:
         """Forget the call, and tell the scheduler to stop what is not complete."""
         for state in call.states:
             del self._named[state.rid]
+            self._fronts.metrics.ended(state.wire_rid, whole=False)
             if self.rid_to_state.pop(state.wire_rid, None) is None:
                 continue
             if not state.sent:
@@ -239,6 +318,30 @@ class TokenizerManager:
             if self._death is None:
                 self._to_scheduler.send(AbortReq(rid=state.wire_rid))
         self._named.pop(call.unfolded.name, None)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Write down for all fronts what this one holds, and has done."""
+        board, counters = self._fronts.board, self.counters
+        board.write(Column.OPEN_ANSWERS, len(self.rid_to_state))
+        board.write(Column.ACCEPTED, counters.accepted)
+        board.write(Column.FINISHED, counters.finished)
+        board.write(Column.ABORTED, counters.aborted)
+        board.write(Column.TIMED_OUT, counters.timed_out)
+        board.write(Column.REFUSED, counters.refused)
+
+    def _take_room(self, count: int, tenant: str) -> None:
+        """Raises Overloaded if all fronts together have no room for so many more, or `tenant` may not have it."""
+        board = self._fronts.board
+        if not self._shares.has_room(tenant, count, self.rid_to_state.values(), self._max_open - self.open_requests):
+            self.counters.refused += count
+            raise Overloaded("The request queue is full: the rest of it is for other clients.")
+        # Written down first: of two fronts that do so at the same moment, both may be refused, but never both let in.
+        board.write(Column.OPEN_ANSWERS, len(self.rid_to_state) + count)
+        if board.total(Column.OPEN_ANSWERS) > self._max_open:
+            self.counters.refused += count
+            self._publish()
+            raise Overloaded("The request queue is full.")
 
     def _handle_batch_output(self, output: BatchStrOutput) -> None:
         """Give every row to its state. Rows of requests that are gone are dropped: their abort is on its way."""
@@ -249,17 +352,25 @@ class TokenizerManager:
         ):
             state = self.rid_to_state.get(rid)
             if state is not None:
+                self._fronts.metrics.grew(rid, *numbers[:3])
                 finish_reason = output.finished.get(row)
                 if finish_reason is not None:
                     self._complete(state, finish_reason)
                 ids = output.token_ids[start:end]
                 logprobs, vector = output.logprobs.get(row), output.vectors.get(row)
-                state.add(text, ids, RowCounters(*numbers), finish_reason, logprobs, vector)
+                state.note_weights(output.weight_version)
+                hidden = output.hidden_states.get(row, b"")
+                state.add(text, ids, RowCounters(*numbers), finish_reason, logprobs, vector, hidden)
             start = end
+        if output.finished:
+            self._publish()
 
     def _complete(self, state: ReqState, reason: FinishReason) -> None:
         del self.rid_to_state[state.wire_rid]
-        if isinstance(reason, Abort):
+        self._fronts.metrics.ended(state.wire_rid, whole=not isinstance(reason, Abort))
+        if isinstance(reason, Abort) and reason.kind == TIMED_OUT:
+            self.counters.timed_out += 1
+        elif isinstance(reason, Abort):
             self.counters.aborted += 1
         else:
             self.counters.finished += 1

@@ -6,12 +6,12 @@ Knows neither tokenizer nor limits of the engine, except the size of the vocabul
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.generate import GenerateReqInput, HiddenStatesWish
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 MAX_TOP_LOGPROBS = 128
@@ -19,6 +19,11 @@ MAX_LOGPROB_IDS = 1024
 MAX_RID_LENGTH = 256
 MAX_KEY_LENGTH = 1024
 """Longest extra_key and cache_salt, in characters."""
+
+_HIDDEN: Mapping[bool | str, HiddenStatesWish | None] = {False: None, True: "all", "last": "last"}
+
+NO_LOGPROBS = (False, -1, 0, None)
+"""How almost everybody leaves the four fields about them."""
 
 Value = TypeVar("Value")
 
@@ -33,13 +38,25 @@ class LogprobWish:
 
 
 @dataclass(frozen=True, slots=True)
+class Embeds:
+    """A prompt as vectors, which nobody has looked at yet."""
+
+    rows: Sequence[object]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt; `params.n` answers are wanted."""
 
-    content: str | list[int]
+    content: str | list[int] | Embeds
     params: SamplingParams
     clip_max_new_tokens: bool
     logprobs: LogprobWish | None
+    hidden_states: HiddenStatesWish | None
+    logit_processor: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +90,20 @@ def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded
         one.verify(vocab_size)
     clips = _per_prompt("clip_max_new_tokens", obj.clip_max_new_tokens, len(contents), batch)
     wishes = _logprob_wishes(obj, len(contents), batch, vocab_size, n)
+    hidden = _hidden_wishes(obj, len(contents), batch)
+    processors = _per_prompt("custom_logit_processor", obj.custom_logit_processor, len(contents), batch)
     name, rids = _rids(obj.rid, len(contents), n, batch)
-    prompts = [Prompt(*row) for row in zip(contents, params, clips, wishes, strict=True)]
+    prompts = [Prompt(*row) for row in zip(contents, params, clips, wishes, hidden, processors, strict=True)]
     return Unfolded(name, rids, prompts, n, _cache_namespace(obj))
 
 
-def _contents(obj: GenerateReqInput) -> tuple[Sequence[str | list[int]], bool]:
+def _contents(obj: GenerateReqInput) -> tuple[Sequence[str | list[int] | Embeds], bool]:
     """The prompts, and whether they came as a batch."""
-    if (obj.text is None) == (obj.input_ids is None):
-        raise InvalidRequest("Exactly one of text and input_ids must be given.", param="text")
+    given = [kind for kind in (obj.text, obj.input_ids, obj.input_embeds) if kind is not None]
+    if len(given) != 1:
+        raise InvalidRequest("Exactly one of text, input_ids and input_embeds must be given.", param="text")
+    if obj.input_embeds is not None:
+        return _embeds(obj, obj.input_embeds)
     if isinstance(obj.text, str):
         return [obj.text], False
     name, contents = ("text", obj.text) if obj.text is not None else ("input_ids", obj.input_ids)
@@ -95,6 +117,21 @@ def _contents(obj: GenerateReqInput) -> tuple[Sequence[str | list[int]], bool]:
     if len(prompts) != len(contents):
         raise InvalidRequest("input_ids must be a list of ids, or a list of lists of ids.", param="input_ids")
     return prompts, True
+
+
+def _embeds(obj: GenerateReqInput, rows: list[list[float | list[float]]]) -> tuple[Sequence[Embeds], bool]:
+    if obj.return_prompt_token_ids:
+        message = "return_prompt_token_ids: a prompt of input_embeds has no token ids."
+        raise InvalidRequest(message, param="return_prompt_token_ids")
+    starts = obj.logprob_start_len if isinstance(obj.logprob_start_len, list) else [obj.logprob_start_len]
+    if any(start >= 0 for start in starts):
+        message = "logprob_start_len: a prompt of input_embeds has no tokens that could have log-probabilities."
+        raise InvalidRequest(message, param="logprob_start_len")
+    if not rows:
+        raise InvalidRequest("input_embeds must not be empty.", param="input_embeds")
+    if any(isinstance(entry, list) for entry in rows[0]):
+        return [Embeds(prompt) for prompt in rows], True
+    return [Embeds(rows)], False
 
 
 def _per_prompt(name: str, value: Value | list[Value], count: int, batch: bool) -> list[Value]:
@@ -111,6 +148,8 @@ def _per_prompt(name: str, value: Value | list[Value], count: int, batch: bool) 
 def _logprob_wishes(
     obj: GenerateReqInput, count: int, batch: bool, vocab_size: int, n: int
 ) -> Sequence[LogprobWish | None]:
+    if (obj.return_logprob, obj.logprob_start_len, obj.top_logprobs_num, obj.token_ids_logprob) == NO_LOGPROBS:
+        return [None] * count
     per_prompt_ids = any(not isinstance(entry, int) for entry in obj.token_ids_logprob or [])
     lists = {
         "return_logprob": isinstance(obj.return_logprob, list),
@@ -127,6 +166,11 @@ def _logprob_wishes(
     ids = _ids_per_prompt(obj.token_ids_logprob, per_prompt_ids, count, batch)
     rows = zip(wanted, starts, tops, ids, strict=True)
     return [_logprob_wish(want, LogprobWish(start, top, list(row)), vocab_size) for want, start, top, row in rows]
+
+
+def _hidden_wishes(obj: GenerateReqInput, count: int, batch: bool) -> list[HiddenStatesWish | None]:
+    wishes: Any = obj.return_hidden_states
+    return [_HIDDEN[wish] for wish in _per_prompt("return_hidden_states", wishes, count, batch)]
 
 
 def _ids_per_prompt(

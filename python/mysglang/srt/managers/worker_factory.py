@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_executor.encoder_worker import EncoderWorker
 from mysglang.srt.model_executor.pooling_worker import PoolingWorker
 from mysglang.srt.model_executor.runner_config import RunnerConfig
@@ -13,6 +14,8 @@ from mysglang.srt.server_args import ServerArgs
 
 def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker | PoolingWorker | EncoderWorker:
     """Load the model and size its memory. Raises ConfigError for what the user must change."""
+    if args.kernels.enable_deterministic_inference and model.pooling is not None:
+        raise ConfigError("--enable-deterministic-inference is for models that generate; leave it out for this one.")
     load = LoadConfig(load_format=args.model.load_format, seed=args.model.random_seed or 0)
     runner = _runner_config(args, model)
     if model.encoder is not None:
@@ -33,9 +36,12 @@ def _runner_config(args: ServerArgs, model: ModelConfig) -> RunnerConfig:
         attention_backend=kernels.attention_backend,
         prefill_attention_backend=kernels.prefill_attention_backend,
         decode_attention_backend=kernels.decode_attention_backend,
+        numerics="invariant" if kernels.enable_deterministic_inference else "fastest",
         sampling_backend=kernels.sampling_backend,
+        logit_processors=kernels.logit_processor,
         disable_cuda_graph=kernels.disable_cuda_graph,
         disable_persistent_decode=kernels.disable_persistent_decode,
+        enable_return_hidden_states=kernels.enable_return_hidden_states,
         cuda_graph_max_bs=kernels.cuda_graph_max_bs,
         cuda_graph_bs=kernels.cuda_graph_bs,
         disable_prefill_cuda_graph=kernels.disable_prefill_cuda_graph,

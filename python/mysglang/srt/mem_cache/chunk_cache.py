@@ -38,7 +38,7 @@ class ChunkCache(PrefixCache):
     def inc_lock_ref(self, match: PrefixMatch) -> TreeNode:
         return self._nowhere
 
-    def dec_lock_ref(self, node: TreeNode) -> None:
+    def dec_lock_ref(self, node: TreeNode, urgency: int = 0) -> None:
         pass
 
     def confirm(self, node: TreeNode) -> None:
@@ -50,10 +50,16 @@ class ChunkCache(PrefixCache):
     def path_pages(self, node: TreeNode) -> Ints:
         return NO_PAGES
 
+    def shared_pages(self, node: TreeNode) -> int:
+        return 0
+
+    def path(self, match: PrefixMatch) -> tuple[int, ...]:
+        return ()
+
     def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
         return node
 
-    def insert(self, node: TreeNode, ids: Ints, pages: Ints) -> None:
+    def insert(self, node: TreeNode, ids: Ints, pages: Ints, urgency: int = 0) -> None:
         self.allocator.free(pages)
 
     def evict(self, num_pages: int) -> None:

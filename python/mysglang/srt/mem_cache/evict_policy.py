@@ -1,7 +1,8 @@
 """Which cached prefix goes first when pages are wanted. Each policy is one key function: the smallest key goes first.
 
 A key must never become smaller while its node lives: the tree's queue corrects outdated keys only when they come up.
-Ties are broken by age, so every rank evicts alike.
+(So there is no `mru`.) Ties are broken by age, so every rank evicts alike; time is counted in operations, and no policy
+reads a clock.
 """
 
 from __future__ import annotations
@@ -18,10 +19,31 @@ class Evictable(Protocol):
         """Logical time of the last match, insert or unlock that touched the node."""
         ...
 
+    @property
+    def created(self) -> int:
+        """Logical time at which its pages were cached."""
+        ...
+
+    @property
+    def uses(self) -> int:
+        """How many rows have had it to their end, the one that computed it included."""
+        ...
+
+    @property
+    def urgency(self) -> int:
+        """That of the most urgent of them."""
+        ...
+
 
 EvictPolicy: TypeAlias = Callable[[Evictable], int]
 
-EvictPolicyName = Literal["lru"]
+EvictPolicyName = Literal["lru", "lfu", "fifo", "filo", "slru", "priority"]
+
+LATER = 1 << 48
+"""More than any logical time: what comes before last access in a key is multiplied by it."""
+
+PROTECTED_USES = 2
+"""From so many rows on, slru holds a prefix for one that is asked for again."""
 
 
 def lru(node: Evictable) -> int:
@@ -29,4 +51,36 @@ def lru(node: Evictable) -> int:
     return node.last_access
 
 
-EVICT_POLICIES: dict[EvictPolicyName, EvictPolicy] = {"lru": lru}
+def lfu(node: Evictable) -> int:
+    """Least often used first, of equals the least recently used."""
+    return node.uses * LATER + node.last_access
+
+
+def fifo(node: Evictable) -> int:
+    """Cached first, gone first."""
+    return node.created
+
+
+def filo(node: Evictable) -> int:
+    """Cached last, gone first: what was there from the beginning stays."""
+    return -node.created
+
+
+def slru(node: Evictable) -> int:
+    """What was used once first, then what was used again, each from the least recently used on (segmented lru)."""
+    return (node.uses >= PROTECTED_USES) * LATER + node.last_access
+
+
+def priority(node: Evictable) -> int:
+    """What only less urgent requests have used first, of equals the least recently used."""
+    return node.urgency * LATER + node.last_access
+
+
+EVICT_POLICIES: dict[EvictPolicyName, EvictPolicy] = {
+    "lru": lru,
+    "lfu": lfu,
+    "fifo": fifo,
+    "filo": filo,
+    "slru": slru,
+    "priority": priority,
+}

@@ -7,16 +7,19 @@ from typing import Literal
 
 from mysglang.srt.mem_cache.chunk_cache import ChunkCache
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES, EvictPolicyName
+from mysglang.srt.mem_cache.page_listener import PageListener
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.radix_cache import RadixCache
 
 PrefixCacheName = Literal["radix", "chunk"]
 
 
-def prefix_cache(name: PrefixCacheName, *, eviction_policy: EvictPolicyName = "lru") -> MakePrefixCache:
-    """What KvManager makes its prefix cache with. `chunk` shares nothing, and has nothing to evict."""
+def prefix_cache(
+    name: PrefixCacheName, *, eviction_policy: EvictPolicyName = "lru", listener: PageListener | None = None
+) -> MakePrefixCache:
+    """What KvManager makes its prefix cache with. `chunk` shares nothing, and has nothing to evict or to tell."""
     makers: dict[PrefixCacheName, MakePrefixCache] = {
-        "radix": partial(RadixCache, policy=EVICT_POLICIES[eviction_policy]),
+        "radix": partial(RadixCache, policy=EVICT_POLICIES[eviction_policy], listener=listener),
         "chunk": ChunkCache,
     }
     return makers[name]

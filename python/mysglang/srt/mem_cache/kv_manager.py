@@ -49,11 +49,13 @@ class KvState:
 class KvManager:
     """Rows over pages, with a prefix cache behind them. All ranks that make the same calls get the same answers."""
 
+    allocator_type: type[PageAllocator] = PageAllocator
+
     def __init__(
         self, num_pages: int, page_size: int, num_slots: int, max_context: int, prefix_cache: MakePrefixCache
     ) -> None:
         self.page_size = page_size
-        self.allocator = PageAllocator(num_pages, page_size)
+        self.allocator = self.allocator_type(num_pages, page_size)
         self.cache = prefix_cache(self.allocator)
         self.rows = ReqToTokenPool(num_slots, max_context, page_size)
         self._nodes: dict[int, TreeNode] = {}
@@ -139,11 +141,11 @@ class KvManager:
         self.placement += 1
         self._nodes[slot] = self.cache.append(node, self._ids_of(ids, node.end, end), pages[node.end : end])
 
-    def release(self, slot: int, ids: Ints) -> None:
+    def release(self, slot: int, ids: Ints, urgency: int = 0) -> None:
         """Close the row: finished, aborted or retracted. The whole pages of `ids` stay in the cache, evictable.
 
         ids: all tokens from position 0 on whose keys and values were or will be written by launched steps; at least
-        what was committed. What the row holds beyond them is freed.
+        what was committed. What the row holds beyond them is freed. `urgency`: of its request, for the eviction policy.
         """
         assert ids.dtype == np.int32
         node = self._nodes.pop(slot)
@@ -152,8 +154,8 @@ class KvManager:
         pages = self.rows.pages(slot)
         assert start <= end <= len(pages), f"released with {end} pages; {start} are shared, {len(pages)} held"
         if start < end:
-            self.cache.insert(node, self._ids_of(ids, start, end), pages[start:end])
-        self.cache.dec_lock_ref(node)
+            self.cache.insert(node, self._ids_of(ids, start, end), pages[start:end], urgency)
+        self.cache.dec_lock_ref(node, urgency)
         self.allocator.free(pages[end:])
         self.rows.free(slot)
 
@@ -195,6 +197,11 @@ class KvManager:
     def available_tokens(self) -> int:
         """Tokens for which there are pages: free now, or after evicting all that nobody stands on."""
         return (self.allocator.num_free + self.cache.evictable_pages) * self.page_size
+
+    def tokens_alone(self, slot: int) -> int:
+        """Tokens, in whole pages, that nobody but this row stands on: they come free, or evictable, if it goes."""
+        node = self._nodes[slot]
+        return (int(self.rows.held[slot]) - self.cache.shared_pages(node)) * self.page_size
 
     def pages_short(self, slots: Slots, new_lens: Ints) -> int:
         """Pages lacking for `extend_rows` to succeed, even after eviction; 0 if it will."""

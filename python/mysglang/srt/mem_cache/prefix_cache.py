@@ -72,8 +72,8 @@ class PrefixCache(ABC):
         """Lock a match that is still held. A row now stands on the node returned, `node.end` pages from the root."""
 
     @abstractmethod
-    def dec_lock_ref(self, node: TreeNode) -> None:
-        """The row that stood on `node` leaves."""
+    def dec_lock_ref(self, node: TreeNode, urgency: int = 0) -> None:
+        """The row that stood on `node` leaves; how urgent it was may say what is kept."""
 
     @abstractmethod
     def confirm(self, node: TreeNode) -> None:
@@ -90,6 +90,14 @@ class PrefixCache(ABC):
         """The `node.end` pages above the end of a locked node, first page of the prompt first."""
 
     @abstractmethod
+    def shared_pages(self, node: TreeNode) -> int:
+        """How many of them, from the first on, another row stands on too."""
+
+    @abstractmethod
+    def path(self, match: PrefixMatch) -> tuple[int, ...]:
+        """Names of the nodes from the root down to where a match, still held, ends."""
+
+    @abstractmethod
     def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
         """Take over the pages of a row that stands on `node` and goes on with `ids`; returns where it stands now.
 
@@ -97,7 +105,7 @@ class PrefixCache(ABC):
         """
 
     @abstractmethod
-    def insert(self, node: TreeNode, ids: Ints, pages: Ints) -> None:
+    def insert(self, node: TreeNode, ids: Ints, pages: Ints, urgency: int = 0) -> None:
         """Take over the pages of a row that is about to leave `node`, for good: what is not kept is freed."""
 
     @abstractmethod

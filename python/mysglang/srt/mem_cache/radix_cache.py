@@ -5,6 +5,7 @@ from __future__ import annotations
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.evict_policy import EvictPolicy, lru
+from mysglang.srt.mem_cache.page_listener import NoListener, PageListener
 from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache, PrefixMatch
 from mysglang.srt.mem_cache.radix_tree import RadixTree
 from mysglang.srt.mem_cache.tree_node import TreeNode
@@ -13,8 +14,11 @@ from mysglang.srt.mem_cache.tree_node import TreeNode
 class RadixCache(PrefixCache):
     """Keeps every whole page of every prefix that was computed, until its memory is wanted."""
 
-    def __init__(self, allocator: PageAllocator, policy: EvictPolicy = lru) -> None:
+    def __init__(
+        self, allocator: PageAllocator, policy: EvictPolicy = lru, listener: PageListener | None = None
+    ) -> None:
         self.allocator = allocator
+        self._listener = NoListener() if listener is None else listener
         self.tree = RadixTree(allocator.page_size, policy)
 
     @property
@@ -49,27 +53,45 @@ class RadixCache(PrefixCache):
         self.tree.inc_lock_ref(node)
         return node
 
-    def dec_lock_ref(self, node: TreeNode) -> None:
-        self.tree.dec_lock_ref(node)
+    def dec_lock_ref(self, node: TreeNode, urgency: int = 0) -> None:
+        self.tree.dec_lock_ref(node, urgency)
 
     def confirm(self, node: TreeNode) -> None:
         self.tree.confirm(node)
 
     def condemn(self, node: TreeNode) -> None:
-        self.tree.condemn(node)
+        self._listener.removed(self.tree.condemn(node))
 
     def path_pages(self, node: TreeNode) -> Ints:
         return self.tree.path_pages(node)
 
-    def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
-        return self.tree.append(node, ids, pages) or node
+    def shared_pages(self, node: TreeNode) -> int:
+        return self.tree.shared_pages(node)
 
-    def insert(self, node: TreeNode, ids: Ints, pages: Ints) -> None:
-        known = self.tree.insert(node, ids, pages)
+    def path(self, match: PrefixMatch) -> tuple[int, ...]:
+        return () if match.num_pages == 0 else self.tree.path(self._node_of(match))
+
+    def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
+        leaf = self.tree.append(node, ids, pages)
+        if leaf is None:
+            return node
+        self._listener.stored(node, ids, pages, 0)
+        return leaf
+
+    def insert(self, node: TreeNode, ids: Ints, pages: Ints, urgency: int = 0) -> None:
+        known = self.tree.insert(node, ids, pages, urgency)
+        if known < len(pages):
+            self._listener.stored(node, ids, pages, known)
         self.allocator.free(pages[:known])
 
     def evict(self, num_pages: int) -> None:
-        self.allocator.free(self.tree.evict(num_pages))
+        pages = self.tree.evict(num_pages)
+        self._listener.removed(pages)
+        self.allocator.free(pages)
+
+    def reset(self) -> None:
+        self._listener.cleared()
+        super().reset()
 
     def check(self, standing: list[TreeNode]) -> Ints:
         return self.tree.check(standing)

@@ -96,6 +96,20 @@ class RadixTree:
             step = step.parent
         return pages
 
+    def path(self, node: TreeNode) -> tuple[int, ...]:
+        """Serials of the nodes from the root to `node`."""
+        serials = [node.serial]
+        while node.parent is not None:
+            node = node.parent
+            serials.append(node.serial)
+        return tuple(reversed(serials))
+
+    def shared_pages(self, node: TreeNode) -> int:
+        """Pages of the path to `node`, from the root on, that more than one lock is on."""
+        while node.parent is not None and node.lock_ref <= 1:
+            node = node.parent
+        return node.end
+
     # Growing
 
     def namespace(self, extra_key: str) -> TreeNode:
@@ -124,8 +138,8 @@ class RadixTree:
         self.locked_nodes += 1
         return leaf
 
-    def insert(self, node: TreeNode, ids: Ints, pages: Ints) -> int:
-        """Put pages below `node`, unlocked. Returns how many of the first pages the tree had already.
+    def insert(self, node: TreeNode, ids: Ints, pages: Ints, urgency: int = 0) -> int:
+        """Put pages below `node`, unlocked, used by one row. Returns how many of the first the tree had already.
 
         Those it had it keeps; the caller's copies of them stay with the caller, and so does all below the condemned.
         """
@@ -139,6 +153,7 @@ class RadixTree:
             if child is None:
                 known = position // self.page_size
                 leaf = self._add_leaf(node, ids[position:size], pages[known:])
+                leaf.used(urgency)
                 self.evictable_pages += len(leaf.value)
                 self._settle(leaf)
                 return known
@@ -147,6 +162,7 @@ class RadixTree:
             position += common
             if common < len(child.key) and position < size:
                 child = self._split(child, common // self.page_size)
+            child.used(urgency)
             node = child
         return len(pages)
 
@@ -164,14 +180,15 @@ class RadixTree:
             node = node.parent
         node.lock_ref += 1
 
-    def dec_lock_ref(self, node: TreeNode) -> None:
-        """Take back one lock. The path was in use until now, so it counts as just used."""
+    def dec_lock_ref(self, node: TreeNode, urgency: int = 0) -> None:
+        """Take back one lock, of a row that urgent. The path was in use until now, so it counts as just used."""
         now = self._tick()
         step: TreeNode | None = node
         while step is not None:
             assert step.lock_ref > 0, "unlocked more often than locked"
             step.lock_ref -= 1
             step.last_access = now
+            step.used(urgency)
             self.shared_nodes -= step.lock_ref == 1 and step.parent is not None
             if step.lock_ref == 0:
                 if step.parent is not None:
@@ -190,23 +207,26 @@ class RadixTree:
             step.confirmed = True
             step = step.parent
 
-    def condemn(self, node: TreeNode) -> None:
+    def condemn(self, node: TreeNode) -> Ints:
         """Take out what is unconfirmed of the path to `node`, with all below it: found by nobody any more, evicted as
-        anything else, once nobody stands there.
+        anything else, once nobody stands there. Returns the pages that could be found until now.
         """
         top: TreeNode | None = None
         while node.parent is not None and not node.confirmed:
             top, node = node, node.parent
         if top is None or top.condemned:
-            return
+            return NO_PAGES
         del node.children[self._page_key(top.key, 0)]
         self._detached[top.serial] = top
         stack = [top]
+        pages: list[Ints] = []
         while stack:
             step = stack.pop()
             step.condemned = True
+            pages.append(step.value)
             stack.extend(step.children.values())
         self._settle(node)
+        return np.concatenate(pages)
 
     # Shrinking
 
@@ -261,7 +281,7 @@ class RadixTree:
     def _add_leaf(self, parent: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
         # Copies: the caller goes on writing to the buffers that these are views of.
         leaf = TreeNode(parent, ids.copy(), pages.copy(), self._next_serial())
-        leaf.last_access = self._clock
+        leaf.last_access = leaf.created = self._clock
         parent.children[self._page_key(ids, 0)] = leaf
         self.num_nodes += 1
         return leaf
@@ -275,6 +295,9 @@ class RadixTree:
         upper = TreeNode(parent, node.key[:cut].copy(), node.value[:num_pages].copy(), self._next_serial())
         upper.lock_ref = node.lock_ref
         upper.last_access = node.last_access
+        upper.created = node.created
+        upper.uses = node.uses
+        upper.urgency = node.urgency
         upper.confirmed = node.confirmed
         parent.children[self._page_key(node.key, 0)] = upper
         upper.children[self._page_key(node.key, cut)] = node

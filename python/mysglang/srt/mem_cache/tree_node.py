@@ -7,6 +7,7 @@ import numpy as np
 from mysglang.srt.forward.worker_batch import Ints
 
 REMOVED = -1
+NEVER_URGENT = -(1 << 62)
 NO_PAGES: Ints = np.zeros(0, np.int32)
 
 
@@ -20,6 +21,7 @@ class TreeNode:
         "children",
         "condemned",
         "confirmed",
+        "created",
         "end",
         "key",
         "last_access",
@@ -27,6 +29,8 @@ class TreeNode:
         "parent",
         "queued",
         "serial",
+        "urgency",
+        "uses",
         "value",
     )
 
@@ -43,12 +47,23 @@ class TreeNode:
         self.lock_ref = 0
         """Rows that stand here or below."""
         self.last_access = 0
+        self.created = 0
+        self.uses = 0
+        """Rows that stood here or below and left."""
+        self.urgency = NEVER_URGENT
+        """The greatest of these rows."""
         self.queued = False
         """Whether an entry for this node is in the eviction queue."""
         self.confirmed = False
         """Whether somebody who read all of it, and of the path above, had a finite result. Holds for the path too."""
         self.condemned = False
         """Whether nobody finds it any more, since it may hold numbers that are not finite. Holds for all below too."""
+
+    def used(self, urgency: int) -> None:
+        """A row that urgent had it to its end."""
+        self.uses += 1
+        if urgency > self.urgency:
+            self.urgency = urgency
 
 
 class NamespaceRoot(TreeNode):

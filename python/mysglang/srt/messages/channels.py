@@ -6,12 +6,13 @@ The reader binds, writers connect, so a writer may start first. Socket files liv
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from mysglang.srt.messages.codec import Codec
 
@@ -45,8 +46,8 @@ class Receiver(Protocol[Message]):
 class AsyncReceiver(Protocol[Incoming]):
     """Where messages of one link come out in a process with an event loop."""
 
-    async def receive(self) -> Incoming:
-        """The next message."""
+    async def receive(self) -> Sequence[Incoming]:
+        """The messages that are there, at least one; waits for it."""
         ...
 
 
@@ -74,47 +75,66 @@ class Pull(Generic[Message]):
 
     def __init__(self, endpoint: str, codec: Codec[Message]) -> None:
         self._codec = codec
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
-        self._socket.set(zmq.RCVHWM, 0)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.bind(endpoint)
+        self._socket = _bound(endpoint)
 
     def poll(self, timeout_ms: int) -> bool:
         return bool(self._socket.poll(timeout_ms))
 
     def drain(self) -> list[Message]:
-        messages: list[Message] = []
-        # Asking first is cheaper than an exception in each of the many turns in which nothing came.
-        while int(self._socket.get(zmq.EVENTS)) & READABLE:
-            data = self._socket.recv(zmq.NOBLOCK)
-            try:
-                messages.append(self._codec.decode(data))
-            except msgspec.MsgspecError as error:
-                logger.error("dropped a message of %d bytes that is not of this link: %s", len(data), error)
-        return messages
+        return _drain(self._socket, self._codec)
 
     def close(self) -> None:
         self._socket.close(linger=0)
 
 
 class AsyncPull(Generic[Message]):
-    """The receiving end of a process with an event loop."""
+    """The receiving end of a process with an event loop; read by one task.
+
+    The loop watches ZMQ's own descriptor, which tells of changes, not of messages: so it is read until nothing is left.
+    """
 
     def __init__(self, endpoint: str, codec: Codec[Message]) -> None:
         self._codec = codec
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
-        self._socket.set(zmq.RCVHWM, 0)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.bind(endpoint)
+        self._socket = _bound(endpoint)
+        self._descriptor = int(self._socket.get(zmq.FD))
+        self._news = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The one that watches."""
 
-    async def receive(self) -> Message:
-        """The next message that decodes."""
-        while True:
-            data = await self._socket.recv()
-            try:
-                return self._codec.decode(data)
-            except msgspec.MsgspecError as error:
-                logger.error("dropped a message of %d bytes that is not of this link: %s", len(data), error)
+    async def receive(self) -> list[Message]:
+        """The messages that are there, at least one that decodes. Others may run between two calls."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._descriptor, self._news.set)
+        else:
+            await asyncio.sleep(0)
+        while not (messages := _drain(self._socket, self._codec)):
+            self._news.clear()
+            await self._news.wait()
+        return messages
 
     def close(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._descriptor)
         self._socket.close(linger=0)
+
+
+def _bound(endpoint: str) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+    socket.set(zmq.RCVHWM, 0)
+    socket.set(zmq.LINGER, 0)
+    socket.bind(endpoint)
+    return socket
+
+
+def _drain(socket: zmq.Socket[bytes], codec: Codec[Message]) -> list[Message]:
+    """What is there now and decodes."""
+    messages: list[Message] = []
+    # Asking first is cheaper than an exception in each of the many turns in which nothing came.
+    while int(socket.get(zmq.EVENTS)) & READABLE:
+        data = socket.recv(zmq.NOBLOCK)
+        try:
+            messages.append(codec.decode(data))
+        except msgspec.MsgspecError as error:
+            logger.error("dropped a message of %d bytes that is not of this link: %s", len(data), error)
+    return messages

@@ -22,13 +22,22 @@ from mysglang.srt.messages.control import (
     GetInternalStateReqOutput,
     HeartBeat,
 )
+from mysglang.srt.messages.fronts import FrontBeat, FrontOrder, PeerAbortReq
 from mysglang.srt.messages.outputs import BatchStrOutput, BatchTokenIDOutput
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 
 ToScheduler: TypeAlias = TokenizedGenerateReqInput | AbortReq | FlushCacheReqInput | GetInternalStateReq | Command
 ToDetokenizer: TypeAlias = BatchTokenIDOutput
 ToTokenizer: TypeAlias = (
-    BatchStrOutput | FlushCacheReqOutput | GetInternalStateReqOutput | ControlReqOutput | HeartBeat | DetokenizerBeat
+    BatchStrOutput
+    | FlushCacheReqOutput
+    | GetInternalStateReqOutput
+    | ControlReqOutput
+    | HeartBeat
+    | DetokenizerBeat
+    | FrontBeat
+    | PeerAbortReq
+    | FrontOrder
 )
 
 Message = TypeVar("Message")
@@ -49,7 +58,10 @@ class Codec(Generic[Message]):
 
     def decode(self, data: bytes) -> Message:
         """Raises msgspec.MsgspecError if `data` is not a message of this link."""
-        return self._decoder.decode(data)
+        try:
+            return self._decoder.decode(data)
+        except (RecursionError, UnicodeDecodeError) as error:
+            raise msgspec.DecodeError(f"{error}") from None
 
 
 def scheduler_codec() -> Codec[ToScheduler]:
@@ -63,7 +75,7 @@ def detokenizer_codec() -> Codec[ToDetokenizer]:
 
 
 def tokenizer_codec() -> Codec[ToTokenizer]:
-    """The link to the TokenizerManager, from the detokenizer and the schedulers."""
+    """The link to a TokenizerManager, from the detokenizers, the schedulers and the other fronts."""
     return Codec(ToTokenizer)
 
 
@@ -75,3 +87,8 @@ def pack_ids(ids: list[int] | npt.NDArray[np.int32]) -> bytes:
 def unpack_ids(data: bytes) -> npt.NDArray[np.int32]:
     """The read-only array over `data`; no copy."""
     return np.frombuffer(data, dtype=np.int32)
+
+
+def unpack_vectors(data: bytes, count: int) -> npt.NDArray[np.float32]:
+    """The read-only [count, size] array over float32 bytes, row by row; no copy."""
+    return np.frombuffer(data, dtype=np.float32).reshape(count, -1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
+
+from mysglang.srt.messages.weights import FIRST_VERSION, WeightCommand
+from mysglang.srt.observability.instruments import SCHEDULER
 
 
 class FlushCacheReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -98,14 +101,38 @@ class ControlReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     id: int
     success: bool
     message: str = ""
+    details: dict[str, Any] = {}
+    """What was asked for, by name: plain JSON."""
 
 
-Command: TypeAlias = PauseGenerationReq | ContinueGenerationReq | FreezeGcReq | StartProfileReq | StopProfileReq
+Command: TypeAlias = (
+    PauseGenerationReq | ContinueGenerationReq | FreezeGcReq | StartProfileReq | StopProfileReq | WeightCommand
+)
 """Control messages that are answered by a ControlReqOutput."""
 
 
 class DetokenizerBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The detokenizer's loop is turning; sent about once a second, idle or busy."""
+
+    detokenizer: int = 0
+    """Which of several."""
+    open_texts: int = 0
+    """Requests of which it holds text."""
+
+
+class SchedulerFigures(msgspec.Struct, frozen=True, array_like=True):
+    """How a scheduler is doing."""
+
+    num_grammar_queue_reqs: int = 0
+    """Requests that wait for their grammar."""
+    num_used_tokens: int = 0
+    """Of the KV cache, by requests that run."""
+    gen_throughput: float = 0.0
+    """Tokens per second lately; 0 while nothing runs."""
+    cache_hit_rate: float = 0.0
+    """Of the prompts that began last: the part of their tokens that the prefix cache held."""
+    counted: list[float] = msgspec.field(default_factory=lambda: [0.0] * SCHEDULER.width)
+    """A row of `observability.instruments.SCHEDULER`."""
 
 
 class HeartBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -115,3 +142,5 @@ class HeartBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     forward_steps: int
     num_running_reqs: int
     num_waiting_reqs: int
+    weight_version: str = FIRST_VERSION
+    figures: SchedulerFigures = SchedulerFigures()

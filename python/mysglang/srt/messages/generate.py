@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,16 +19,16 @@ from mysglang.srt.utils.json_types import json_type
 
 # Value that asks for nothing, by field.
 UNSUPPORTED: dict[str, object] = {
-    **dict.fromkeys(("input_embeds", "image_data", "video_data", "audio_data", "modalities", "images_config")),
+    **dict.fromkeys(("image_data", "video_data", "audio_data", "modalities", "images_config")),
     **dict.fromkeys(("video_config", "mm_processor_kwargs", "mm_content_hashes", "session_id")),
-    **dict.fromkeys(("lora_path", "custom_logit_processor", "max_thinking_tokens", "routing_key", "routed_dp_rank")),
+    **dict.fromkeys(("lora_path", "routed_dp_rank")),
     **dict.fromkeys(("data_parallel_rank", "disagg_prefill_dp_rank", "bootstrap_host", "bootstrap_port")),
     **dict.fromkeys(("bootstrap_room", "bootstrap_pair_key", "decode_tp_size", "conversation_id", "custom_labels")),
     **dict.fromkeys(("external_trace_header", "received_time", "watermark", "kv_hints", "encoder_urls")),
     **dict.fromkeys(("multi_item_delimiter_indices", "token_indices_to_pool", "sampling_logprobs_mode")),
     "num_items_assigned": None,
     **dict.fromkeys(("return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs"), False),
-    **dict.fromkeys(("return_flat_raw_top_logprobs_b64", "return_sampling_mask", "return_hidden_states"), False),
+    **dict.fromkeys(("return_flat_raw_top_logprobs_b64", "return_sampling_mask"), False),
     **dict.fromkeys(("return_routed_experts", "return_indexer_topk"), False),
     **dict.fromkeys(("return_bytes", "return_entropy", "use_audio_in_video", "require_reasoning"), False),
     **dict.fromkeys(("need_wait_for_mm_inputs", "background"), False),
@@ -37,12 +37,17 @@ UNSUPPORTED: dict[str, object] = {
 }
 
 UNSUPPORTED_SAMPLING: dict[str, object] = {
-    **dict.fromkeys(("custom_params", "watermark")),
-    "beam_width": 1,
+    "watermark": None,
 }
+
+SAMPLING_WITHOUT_EFFECT = frozenset({"spaces_between_special_tokens"})
+"""Taken and changes nothing: only tokenizers that this server does not use would put such spaces."""
 
 # How msgspec says where a value is wrong.
 _PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$\.?(?P<field>.*)`", re.DOTALL)
+
+HiddenStatesWish: TypeAlias = Literal["all", "last"]
+"""Whether the prompt's are among the hidden states wanted, or only those from its last token on."""
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -71,6 +76,8 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     """The prompt as token ids, or a list of such prompts."""
+    input_embeds: list[list[float | list[float]]] | None = None
+    """The prompt as the vectors that its tokens would be embedded as, or a list of such prompts."""
     sampling_params: SamplingParams | list[SamplingParams] = SamplingParams()
     stream: bool = False
     rid: str | list[str] | None = None
@@ -81,6 +88,12 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     token_ids_logprob: list[int | list[int] | None] | None = None
     """Ids whose logprob is wanted at every position; the same for all prompts, or a list for each."""
     return_text_in_logprobs: bool = False
+    custom_logit_processor: str | list[str | None] | None = None
+    """Name of the processor that changes the logits: one of the server's, to which `custom_params` are told."""
+    max_thinking_tokens: int | None = None
+    """Tokens of a thought after which it is made to end."""
+    return_hidden_states: bool | Literal["last"] | list[bool | Literal["last"]] = False
+    """Whether the model's last hidden states are told; "last": of the prompt only its last token's."""
     return_prompt_token_ids: bool = False
     """Whether responses tell the ids of the prompt."""
     extra_key: str | None = None
@@ -89,6 +102,8 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     session_params: SessionParams | None = None
     priority: int = 0
     """How urgent it is, among those that wait for a place; for a server that schedules by priority."""
+    routing_key: str | None = None
+    """What the request belongs to, for a server that schedules by it; or in the header `x-smg-routing-key`."""
     no_logs: bool = False
     """Keep the request out of the log, where no request's content stands anyway."""
     add_special_tokens: bool = True
@@ -131,6 +146,9 @@ def parse_sampling_params(data: object, path: str = "sampling_params") -> Sampli
     for name in ("stop", "stop_regex"):
         if isinstance(fields.get(name), str):
             fields[name] = [fields[name]]
+    if fields.get("beam_width") == 1:
+        # SGLang's way to say: no beam search.
+        del fields["beam_width"]
     if data.get("max_new_tokens", 0) is None:
         # The one field whose default is not what null means: fill the context.
         fields["max_new_tokens"] = None

@@ -29,6 +29,13 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether requests are scheduled by priority."""
     is_embedding: bool = False
     """Whether the model makes vectors or scores of prompts, and no text."""
+    eos_token_ids: list[int] = []
+    hidden_states: bool = False
+    """Whether requests may ask for hidden states."""
+    hidden_size: int = 0
+    """Of a hidden state, and of a token's embedding."""
+    logit_processors: list[str] = []
+    """Those that requests may name."""
     memory_usage: dict[str, float] = {}
     """GiB by purpose: weights, kvcache, graph."""
 

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from mysglang.srt.messages.weights import FIRST_VERSION
+
 SKIP_SPECIAL_TOKENS = 1
 NO_STOP_TRIM = 2
 
@@ -24,6 +26,10 @@ class Length(msgspec.Struct, frozen=True, tag="length"):
     """Ended because `length` tokens were generated."""
 
     length: int
+
+
+TIMED_OUT = "RequestTimeoutError"
+"""The kind of an abort for which nobody but the clock is to blame."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -78,10 +84,14 @@ class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     decode_flags: bytes
     """uint8 per row: SKIP_SPECIAL_TOKENS | NO_STOP_TRIM."""
     counters: Counters
+    weight_version: str = FIRST_VERSION
+    """The name of the weights with which the tokens were computed."""
     finished: dict[int, FinishReason] = {}
     logprobs: dict[int, RowLogprobs] = {}
     vectors: dict[int, bytes] = {}
     """float32: what a model that does not generate made of a row's prompt. It comes with the end of the request."""
+    hidden_states: dict[int, bytes] = {}
+    """float32: those of a row that became known, one position after the other."""
     stops: dict[int, list[str]] = {}
     """Stop strings of a row, sent with its first tokens: text that may become one of them is held back."""
     stop_regexes: dict[int, list[str]] = {}
@@ -96,6 +106,9 @@ class BatchStrOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     token_ids: bytes
     token_counts: bytes
     counters: Counters
+    weight_version: str = FIRST_VERSION
+    """The name of the weights with which the tokens were computed."""
     finished: dict[int, FinishReason] = {}
     logprobs: dict[int, RowLogprobs] = {}
     vectors: dict[int, bytes] = {}
+    hidden_states: dict[int, bytes] = {}

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import msgspec
 
+from mysglang.srt.messages.generate import HiddenStatesWish
 from mysglang.srt.sampling.sampling_params import SamplingParams
+
+ShareKey: TypeAlias = Literal["api_key", "extra_key", "routing_key"]
+"""The field of TokenizedGenerateReqInput that tells tenants apart."""
 
 
 class LogprobRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -23,13 +29,25 @@ class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     rid: str
     input_ids: bytes
     """int32, at least one token, every id inside the vocabulary, shorter than the context."""
+    input_embeds: bytes = b""
+    """float32, row-major: a vector for each token of the prompt, in the place of its embedding. `input_ids` say no more
+    than how many there are, and no other request has the same `extra_key`."""
     sampling_params: SamplingParams
+    bad_words: list[bytes] = []
+    """int32 each: sequences of tokens that the answer may not hold, made of the params' `bad_words`."""
+    logit_processor: str | None = None
+    """Its name; the params' `custom_params` are what it wants."""
     stream: bool = False
     logprobs: LogprobRequest | None = None
+    hidden_states: HiddenStatesWish | None = None
     extra_key: str = ""
     """Namespace of the prefix cache: only requests with the same key share pages."""
     priority: int = 0
     """Of those that wait, who is tried first; see `ByPriority`."""
+    routing_key: str = ""
+    """What it belongs to; see the policy `RoutingKey`."""
+    api_key: str = ""
+    """The name of the key that it came with, which is not the key; empty where none is needed."""
     grammar_after: bytes = b""
     """int32: the tokens that end the thinking, after which the grammar begins. None: it begins at once."""
     thought_start: int | None = None
@@ -46,3 +64,5 @@ class AbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     message: str = "Aborted by the client."
     status: int | None = None
     """HTTP status of the answer; None: a normal answer whose finish reason is abort."""
+    kind: str | None = None
+    """The name of this kind of error; None for that of the status."""

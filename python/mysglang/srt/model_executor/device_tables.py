@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mysglang.srt.kernels.newest import record_tokens, resolve_tokens
+
 
 class DeviceTables:
     """Rows by slot. Columns and contents are the scheduler's."""
@@ -32,8 +34,8 @@ class DeviceTables:
 
     def resolve(self, input_ids: Tensor, slots: Tensor) -> Tensor:
         """[T] int64 ids, with the newest token of its slot in place of each that is negative."""
-        return torch.where(input_ids < 0, self.newest.index_select(0, slots), input_ids)
+        return resolve_tokens(input_ids, slots, self.newest)
 
     def record(self, slots: Tensor, tokens: Tensor) -> None:
         """Remember the sampled tokens of distinct slots. The -1 of a broken row becomes 0: it must not be looked up."""
-        self.newest.index_copy_(0, slots, tokens.clamp(min=0))
+        record_tokens(self.newest, slots, tokens)

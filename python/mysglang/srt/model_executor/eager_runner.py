@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import AttentionBackend, ForwardBatch
+from mysglang.srt.forward.forward_batch import AttentionBackend, Embeds, ForwardBatch
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.logits_processor import LogitsProcessor, PromptQuery
 from mysglang.srt.layers.logprobs import Logprobs
@@ -22,6 +22,8 @@ class ForwardOutput:
 
     logits: Tensor | None
     prompt_logprobs: Logprobs | None = None
+    hidden: Tensor | None = None
+    """Of all tokens of the step, or of the last of each row where no other is wanted."""
 
 
 class HiddenStates:
@@ -51,6 +53,7 @@ class HiddenStates:
             out_cache_loc=up["out_cache_loc"],
             attn_backend=self._backend,
             attn_metadata=None,
+            embeds=Embeds(up["embed_tokens"], up["embed_vectors"]) if "embed_tokens" in up else None,
         )
         forward.attn_metadata = self._backend.plan(forward)
         if "last_tokens" in up:
@@ -75,4 +78,5 @@ class EagerRunner:
         return ForwardOutput(
             logits=self._logits.next_token_logits(hidden, logits_rows) if wants_logits else None,
             prompt_logprobs=self._logits.prompt_logprobs(hidden, prompt) if prompt is not None else None,
+            hidden=hidden,
         )

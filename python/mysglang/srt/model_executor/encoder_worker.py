@@ -16,15 +16,17 @@ from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.encoder_attention import PromptGroups, PromptLayout
 from mysglang.srt.layers.pooler import Pooler
+from mysglang.srt.model_executor.device_occupation import DeviceOccupation, NoCaptures
+from mysglang.srt.model_executor.live_weights import LiveWeights
 from mysglang.srt.model_executor.model_runner import weight_bytes
 from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.pooling_output import queue_vectors
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_columns import Indices, positions_of
-from mysglang.srt.model_executor.upload import Uploader
 from mysglang.srt.model_loader.loader import load_as
 from mysglang.srt.models.encoder_model import EncoderBatch, EncoderModel
 from mysglang.srt.platforms import platform_named
+from mysglang.srt.platforms.upload import Uploader
 from mysglang.srt.utils.hardware import GIB
 
 SLOTS = 512
@@ -48,6 +50,8 @@ class EncoderWorker:
         self._model = model = load_as(EncoderModel, model_config, load_config, platform.device, dtype)
         self._pooler = Pooler(pooling.mode, normalize=pooling.normalize, head=model.head)
         self._uploader = Uploader(platform)
+        self.weights = LiveWeights(model, model_config, load_config, platform)
+        self.occupation = DeviceOccupation(self.weights, None, NoCaptures(), platform)
         self.device_name = platform.device_name
         slots = config.max_running_requests or SLOTS
         self.capacity = WorkerCapacity(

@@ -23,8 +23,8 @@ from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, TableWrite
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend, HostColumns
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.step_columns import table_columns
-from mysglang.srt.model_executor.upload import Uploader, layout, view
 from mysglang.srt.platforms.interface import Event, Platform
+from mysglang.srt.platforms.upload import Uploader, layout, view
 
 SPARE_WRITES = 8
 """Page table writes of a step beside one for each row, which is what decoding needs at most."""

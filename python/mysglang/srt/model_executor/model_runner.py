@@ -7,6 +7,8 @@ Everything of a step is queued on one stream, so steps take effect in the order 
 
 from __future__ import annotations
 
+import gc
+import logging
 from dataclasses import replace
 
 import torch
@@ -18,14 +20,17 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
 from mysglang.srt.kernels.ahead import compile_ahead
+from mysglang.srt.kernels.op import use_ops
 from mysglang.srt.layers.attention.factory import AskedBackends, choose_backends, create_attention_backend
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend, PromptGraphBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import Sampled, Sampler
 from mysglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner, StepGraphs
+from mysglang.srt.model_executor.device_occupation import DeviceOccupation
 from mysglang.srt.model_executor.eager_runner import EagerRunner, ForwardOutput
 from mysglang.srt.model_executor.graph_sizes import graph_sizes, prompt_sizes
 from mysglang.srt.model_executor.kv_setup import make_pool, plan_kv
+from mysglang.srt.model_executor.live_weights import LiveWeights
 from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner, PromptGraphs
 from mysglang.srt.model_executor.runner_config import RunnerConfig
@@ -33,15 +38,20 @@ from mysglang.srt.model_executor.step_columns import sampled_columns, table_colu
 from mysglang.srt.model_executor.step_inputs import StepInputs, StepStager
 from mysglang.srt.model_executor.step_output import StepReturns
 from mysglang.srt.model_executor.step_program import programs_of
-from mysglang.srt.model_executor.upload import Uploader
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import Platform
+from mysglang.srt.platforms.upload import Uploader
+from mysglang.srt.sampling.logit_processors import load_processors
 from mysglang.srt.sampling.penalties import PenaltyTable
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL
 from mysglang.srt.utils.hardware import GIB
 
+logger = logging.getLogger(__name__)
+
 WARM_UP_TOKENS = 16
+WARM_UP_TOP_K = (1, 2, TOP_K_ALL)
+"""Greedy, filtered, drawn from all."""
 
 
 class ModelRunner:
@@ -50,42 +60,55 @@ class ModelRunner:
     def __init__(self, config: RunnerConfig, model_config: ModelConfig, load_config: LoadConfig) -> None:
         """Load, size, allocate, capture. Raises ConfigError where the launch's values and this machine do not fit."""
         self.platform = platform = platform_named(config.device)
-        compile_ahead(platform.name)
         device, dtype = platform.device, getattr(torch, model_config.dtype)
+        attentions = attention_backends(config, platform)
+        use_ops(config.numerics)
+        compile_ahead(platform.name, head_dim=model_config.head_dim, dtype=dtype)
         sizes = graph_sizes(config, platform)
         # What cannot run here is refused before weights are read; what cannot run with this model, after that.
+        processors = load_processors(config.logit_processors)
         reference = wants_reference(config.sampling_backend, platform)
         asked = AskedBackends(
             config.attention_backend, config.prefill_attention_backend, config.decode_attention_backend
         )
-        choose_backends(asked, platform.attention_backends, [], dtype)
+        choose_backends(asked, attentions, [], dtype)
         before = platform.memory()
         model = load_model(model_config, load_config, device, dtype)
+        self.weights = LiveWeights(model, model_config, load_config, platform)
+        penalties = PenaltyTable(model_config.vocab_size, device)
+        self._stager = StepStager(Uploader(platform), penalties, processors)
+        self._sampler = Sampler(penalties, reference=reference)
+        self._warm_sampler(model_config.vocab_size, dtype)
         specs = model.attention_specs()
-        chosen = choose_backends(asked, platform.attention_backends, specs, dtype)
+        chosen = choose_backends(asked, attentions, specs, dtype)
         self.attention_backend = str(chosen)
         self.budget = plan_kv(
             config, platform, specs, dtype, context=model_config.context_len, graph_sizes=sizes, before=before
         )
         pool, self._tables = make_pool(self.budget, specs, dtype, platform)
-        penalties = PenaltyTable(model_config.vocab_size, device)
-        self._stager = StepStager(Uploader(platform), penalties)
         self._returns = StepReturns(platform, self._tables.padding_slot)
-        self._sampler = Sampler(penalties, reference=reference)
         backend = create_attention_backend(chosen, pool, self._tables.pages, specs)
         self._logits = logits = LogitsProcessor(model.compute_logits, model_config.vocab_size)
         self._eager = EagerRunner(model, logits, backend, self._tables)
-        self._graphs = StepGraphs()
-        if sizes and isinstance(backend, GraphAttentionBackend):
-            persistent = not config.disable_persistent_decode
-            programs = programs_of(model, logits, backend, pool, self._tables.pages, persistent=persistent)
-            self._graphs = CudaGraphRunner(sizes, programs, self._tables, platform)
-        self._prompts = PromptGraphs()
         layer_weights = weight_bytes(model) // dtype.itemsize // len(specs)
         prompts = prompt_sizes(config, platform, self.budget.max_context, layer_weights)
-        capture = backend.prompt_capture(specs) if isinstance(backend, PromptGraphBackend) else None
-        if prompts and capture is not None:
-            self._prompts = PromptGraphRunner(prompts, model, backend, capture, self._tables, platform)
+        tables = self._tables
+
+        def capture() -> tuple[StepGraphs, PromptGraphs]:
+            steps, prompt_steps = StepGraphs(), PromptGraphs()
+            if sizes and isinstance(backend, GraphAttentionBackend):
+                hidden = config.enable_return_hidden_states
+                persistent = not config.disable_persistent_decode and not hidden
+                programs = programs_of(model, logits, backend, pool, tables.pages, persistent=persistent)
+                steps = CudaGraphRunner(sizes, programs, tables, platform, keep_hidden=hidden)
+            taken = backend.prompt_capture(specs) if isinstance(backend, PromptGraphBackend) else None
+            if prompts and taken is not None:
+                prompt_steps = PromptGraphRunner(prompts, model, backend, taken, tables, platform)
+            return steps, prompt_steps
+
+        self._capture = capture
+        self._graphs, self._prompts = capture()
+        self.occupation = DeviceOccupation(self.weights, pool, self, platform)
         self.memory_usage = {
             "weights": weight_bytes(model) / GIB,
             "kvcache": pool.nbytes / GIB,
@@ -100,10 +123,27 @@ class ModelRunner:
             return self._replay(batch)
         return self._replay_prompts(batch) if self._prompts.covers(batch) else self._run_eagerly(batch)
 
+    def drop(self) -> None:
+        """Forget the graphs, and with them every address; no step may be launched until `restore`."""
+        self._graphs, self._prompts = StepGraphs(), PromptGraphs()
+        gc.collect()  # a graph that sits in a cycle would keep its memory
+
+    def restore(self) -> None:
+        """Capture them again."""
+        self._graphs, self._prompts = self._capture()
+
+    @torch.inference_mode()
+    def _warm_sampler(self, vocab_size: int, dtype: torch.dtype) -> None:
+        """Choose tokens once in each way: its kernels are compiled while others still are in the background."""
+        logits = torch.zeros(1, vocab_size, dtype=dtype, device=self.platform.device)
+        for top_k in WARM_UP_TOP_K:
+            batch = padding_prompt(1, 0, top_k=top_k)
+            self._sampler.sample(logits, self._stager.stage(batch, token_columns(batch)).sampling)
+
     def _warm_up(self) -> None:
         """Run what is compiled at first use, so that no request waits for it and what cannot be built is found here."""
         length = min(WARM_UP_TOKENS, self.budget.max_context)
-        for top_k in (1, 2, TOP_K_ALL):
+        for top_k in WARM_UP_TOP_K:
             self.launch(padding_prompt(length, self._tables.padding_slot, top_k=top_k)).complete()
         with torch.inference_mode():
             self._run_eagerly(padding_prompt(length, self._tables.padding_slot)).complete()
@@ -112,8 +152,8 @@ class ModelRunner:
         inputs = self._stager.stage(batch, {})
         replayed = self._graphs.run(batch)
         if inputs.sampling.plain_greedy and not batch.waits_for_mask:
-            return self._returns.queue(batch, inputs, Sampled(replayed.tokens), None)
-        return self._choose(batch, inputs, replayed.slots, ForwardOutput(replayed.logits))
+            return self._returns.queue(batch, inputs, Sampled(replayed.tokens), None, replayed.hidden)
+        return self._choose(batch, inputs, replayed.slots, ForwardOutput(replayed.logits, hidden=replayed.hidden))
 
     def _replay_prompts(self, batch: ModelWorkerBatch) -> BatchResult:
         hidden = self._prompts.run(batch)
@@ -140,12 +180,35 @@ class ModelRunner:
         def choose(mask: TokenMask | None) -> BatchResult:
             sampled = Sampled(slots[:0])
             if output.logits is not None:
-                bits = None if mask is None else self._stager.stage_mask(batch, mask)
-                sampled = self._sampler.sample(output.logits, replace(inputs.sampling, mask=bits))
+                step = inputs.sampling
+                if mask is not None:
+                    runs = self._stager.stage_runs(batch, mask)
+                    step = replace(step, mask=self._stager.stage_mask(batch, mask), runs=runs)
+                sampled = self._sampler.sample(output.logits, step)
                 self._tables.record(slots, sampled.tokens)
-            return self._returns.queue(batch, inputs, sampled, output.prompt_logprobs)
+            return self._returns.queue(batch, inputs, sampled, output.prompt_logprobs, output.hidden)
 
         return BatchResult.waiting(choose) if batch.waits_for_mask else choose(None)
+
+
+def attention_backends(config: RunnerConfig, platform: Platform) -> tuple[str, ...]:
+    """Those that may be chosen from. Raises ConfigError where kernels are asked for by name that are not invariant."""
+    if config.numerics == "fastest":
+        return platform.attention_backends
+    asked = {
+        "attention-backend": config.attention_backend,
+        "prefill-attention-backend": config.prefill_attention_backend,
+        "decode-attention-backend": config.decode_attention_backend,
+        "sampling-backend": config.sampling_backend,
+    }
+    given = [f"--{flag} {name}" for flag, name in asked.items() if name not in (None, "auto")]
+    if given:
+        raise ConfigError(f"--enable-deterministic-inference has kernels of its own: leave out {', '.join(given)}.")
+    logger.info(
+        "Deterministic: attention %s, products of fixed tiles, no cascade, no whole-step kernel, no captured prompts.",
+        ", ".join(platform.invariant_attention_backends),
+    )
+    return platform.invariant_attention_backends
 
 
 def wants_reference(sampling_backend: str | None, platform: Platform) -> bool:

@@ -16,7 +16,7 @@ from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec,
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import NO_COLUMNS, GraphAttentionBackend, HostColumns
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
-from mysglang.srt.model_executor.step_program import Programs, StepProgram
+from mysglang.srt.model_executor.step_program import Programs, StepProgram, StepTensors
 from mysglang.srt.models.dense_decoder import DenseDecoder, DenseLayer, describe
 from mysglang.srt.models.interfaces import CausalModel
 
@@ -51,8 +51,9 @@ class PersistentStep:
         self._step = step
         self.backend: GraphAttentionBackend = NothingToPlan(pool)
 
-    def run(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        return self._step.run(batch.input_ids, batch.positions, batch.slots, batch.seq_lens, batch.out_cache_loc)
+    def run(self, batch: ForwardBatch) -> StepTensors:
+        step = self._step.run(batch.input_ids, batch.positions, batch.slots, batch.seq_lens, batch.out_cache_loc)
+        return StepTensors(*step)
 
 
 class NothingToPlan:

@@ -15,17 +15,19 @@ from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.attention.factory import AskedBackends, choose_backends, create_attention_backend
 from mysglang.srt.layers.pooler import Pooler
+from mysglang.srt.model_executor.device_occupation import DeviceOccupation, NoCaptures
 from mysglang.srt.model_executor.eager_runner import HiddenStates
 from mysglang.srt.model_executor.kv_setup import make_pool, plan_kv
+from mysglang.srt.model_executor.live_weights import LiveWeights
 from mysglang.srt.model_executor.model_runner import weight_bytes
 from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.pooling_output import queue_vectors
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_columns import table_columns, token_columns
-from mysglang.srt.model_executor.upload import Uploader
 from mysglang.srt.model_loader.loader import load_as
 from mysglang.srt.models.pooling_decoder import PoolingDecoder
 from mysglang.srt.platforms import platform_named
+from mysglang.srt.platforms.upload import Uploader
 from mysglang.srt.utils.hardware import GIB
 
 WARM_UP_TOKENS = 16
@@ -59,6 +61,8 @@ class PoolingWorker:
         self._pooler = Pooler(pooling.mode, normalize=pooling.normalize, head=model.head)
         self._whole_prompts = pooling.needs_whole_prompts
         self._uploader = Uploader(platform)
+        self.weights = LiveWeights(model, model_config, load_config, platform)
+        self.occupation = DeviceOccupation(self.weights, pool, NoCaptures(), platform)
         self.device_name = platform.device_name
         self.attention_backend = str(chosen)
         self.capacity = WorkerCapacity(

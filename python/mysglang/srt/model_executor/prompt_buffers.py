@@ -19,8 +19,8 @@ from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.graph_buffers import HOST_BUFFERS, SPARE_WRITES, HostBuffer, fill_table_writes
 from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.step_columns import positions_of
-from mysglang.srt.model_executor.upload import layout, view
 from mysglang.srt.platforms.interface import Platform
+from mysglang.srt.platforms.upload import layout, view
 
 MOST_ROWS = 64
 

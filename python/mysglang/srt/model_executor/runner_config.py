@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mysglang.srt.kernels.op import Numerics
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
@@ -27,10 +29,16 @@ class RunnerConfig:
     """For all steps; the next two come before it, for steps with new prompt tokens and for decode steps."""
     prefill_attention_backend: str | None = None
     decode_attention_backend: str | None = None
+    numerics: Numerics = "fastest"
+    """Of ops and attention; the options below must not ask for what is not invariant."""
     sampling_backend: str | None = None
+    logit_processors: tuple[str, ...] = ()
+    """The operator's own, `module:Class` each."""
     disable_cuda_graph: bool = False
     disable_persistent_decode: bool = False
     """Capture small decode steps layer by layer, too."""
+    enable_return_hidden_states: bool = False
+    """Keep the hidden states of captured steps, for requests that ask for them; small steps run layer by layer then."""
     cuda_graph_max_bs: int | None = None
     """Largest decode batch that is captured."""
     cuda_graph_bs: tuple[int, ...] | None = None

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mysglang.srt.forward.worker_batch import (
+    HiddenColumns,
     Ints,
     LogitEdits,
     LogprobColumns,
@@ -21,7 +22,7 @@ from mysglang.srt.forward.worker_batch import (
     TableWrites,
     TokenMask,
 )
-from mysglang.srt.model_executor.upload import Column
+from mysglang.srt.platforms.upload import Column
 from mysglang.srt.sampling.draws import uniforms
 
 Columns = dict[str, Column]
@@ -44,10 +45,13 @@ def token_columns(batch: ModelWorkerBatch) -> Columns:
     }
     if len(batch.input_ids) and batch.input_ids.min() < 0:
         columns["token_slots"] = np.repeat(columns["slots"], batch.extend_lens)
+    if batch.embeds is not None:
+        columns["embed_tokens"] = batch.embeds.tokens.astype(np.int64)
+        columns["embed_vectors"] = batch.embeds.vectors
     if not batch.mode.is_decode:
         columns["sample_slots"] = columns["slots"][batch.yields]
         last_tokens = np.cumsum(batch.extend_lens, dtype=np.int64) - 1
-        if batch.num_tokens > batch.num_rows and not wants_prompt_logprobs(batch):
+        if batch.num_tokens > batch.num_rows and not wants_all_tokens(batch):
             columns["last_tokens"], columns["logits_rows"] = last_tokens, np.flatnonzero(batch.yields)
         else:
             columns["logits_rows"] = last_tokens[batch.yields]
@@ -59,9 +63,14 @@ def sampled_columns(batch: ModelWorkerBatch) -> Columns:
     return {"logits_rows": np.flatnonzero(batch.yields), "sample_slots": batch.slots[batch.yields].astype(np.int64)}
 
 
-def wants_prompt_logprobs(batch: ModelWorkerBatch) -> bool:
-    """Whether tokens other than the last of each row need logits."""
-    return batch.logprobs is not None and len(batch.logprobs.prompt_positions) > 0
+def wants_all_tokens(batch: ModelWorkerBatch) -> bool:
+    """Whether the hidden states of tokens other than the last of each row are needed, for logits or for themselves."""
+    return batch.hidden is not None or (batch.logprobs is not None and len(batch.logprobs.prompt_positions) > 0)
+
+
+def hidden_column(hidden: HiddenColumns | None) -> Columns:
+    """Which tokens' hidden states are wanted."""
+    return {} if hidden is None else {"hidden_tokens": hidden.tokens.astype(np.int64)}
 
 
 def positions_of(batch: ModelWorkerBatch) -> Indices:

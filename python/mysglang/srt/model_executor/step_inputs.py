@@ -6,6 +6,7 @@ rows stay the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -20,6 +21,7 @@ from mysglang.srt.model_executor.step_columns import (
     LogprobLayout,
     drawing_columns,
     edit_columns,
+    hidden_column,
     logits_rows_of,
     mask_columns,
     output_logprob_columns,
@@ -28,11 +30,14 @@ from mysglang.srt.model_executor.step_columns import (
     reset_columns,
     uniform_column,
 )
-from mysglang.srt.model_executor.upload import Uploader
+from mysglang.srt.platforms.upload import Uploader
+from mysglang.srt.sampling.logit_processors import REQUEST, LogitProcessor, ProcessorRun, RequestTokens
 from mysglang.srt.sampling.penalties import Penalties, PenaltyTable
 from mysglang.srt.sampling.sampling_tensors import Bitmask, Drawing, Edits, SamplingTensors
 
 Uploaded = dict[str, Tensor]
+
+NO_PROCESSORS: Mapping[str, LogitProcessor] = {}
 
 PLAIN_GREEDY = SamplingTensors(drawing=None, penalties=None, bias=None)
 
@@ -40,7 +45,7 @@ PLAIN_GREEDY = SamplingTensors(drawing=None, penalties=None, bias=None)
 def is_plain(batch: ModelWorkerBatch) -> bool:
     """Whether every row takes its most likely token and nothing else is asked."""
     columns = batch.sampling
-    extras = (columns.penalties, columns.bias, batch.penalty_reset, batch.forbidden, batch.logprobs)
+    extras = (columns.penalties, columns.bias, batch.penalty_reset, batch.forbidden, batch.logprobs, batch.hidden)
     return columns.all_greedy and all(extra is None for extra in extras)
 
 
@@ -69,7 +74,10 @@ NOTHING_TO_STAGE = StepInputs(
 class StepStager:
     """Turns batches into StepInputs, and restarts penalty lines on the way."""
 
-    def __init__(self, uploader: Uploader, penalties: PenaltyTable) -> None:
+    def __init__(
+        self, uploader: Uploader, penalties: PenaltyTable, processors: Mapping[str, LogitProcessor] = NO_PROCESSORS
+    ) -> None:
+        self._processors = processors
         self._uploader = uploader
         self._penalties = penalties
         self._last: tuple[SamplingColumns, SamplingTensors] | None = None
@@ -87,6 +95,7 @@ class StepStager:
             **tokens,
             **({} if known else _kept_columns(batch, logits_row)),
             **uniform_column(batch),
+            **hidden_column(batch.hidden),
             **edit_columns("forbidden", batch.forbidden, logits_row),
             **reset_columns(batch.penalty_reset),
             **(output[1] if output else {}),
@@ -116,6 +125,19 @@ class StepStager:
             return None
         up = self._uploader.upload(mask_columns(mask, logits_rows_of(batch.yields)))
         return Bitmask(up["mask_rows"], up["mask_bits"])
+
+    def stage_runs(self, batch: ModelWorkerBatch, mask: TokenMask) -> tuple[ProcessorRun, ...]:
+        """What the logit processors of the step are to do."""
+        if not mask.calls:
+            return ()
+        logits_row = logits_rows_of(batch.yields)
+        rows = self._uploader.upload({str(number): logits_row[call.rows] for number, call in enumerate(mask.calls)})
+        runs = []
+        for number, call in enumerate(mask.calls):
+            told = zip(call.params, call.prompts, call.outputs, strict=True)
+            params = [{**given, REQUEST: RequestTokens(prompt, output)} for given, prompt, output in told]
+            runs.append(ProcessorRun(self._processors[call.name], rows[str(number)], params))
+        return tuple(runs)
 
     def _known(self, batch: ModelWorkerBatch) -> SamplingTensors | None:
         """The tensors of these columns, if they need no upload."""

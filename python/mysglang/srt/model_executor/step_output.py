@@ -60,11 +60,22 @@ class StepReturns:
         self._turn = 0
 
     def queue(
-        self, batch: ModelWorkerBatch, inputs: StepInputs, sampled: Sampled, prompt: Logprobs | None
+        self,
+        batch: ModelWorkerBatch,
+        inputs: StepInputs,
+        sampled: Sampled,
+        prompt: Logprobs | None,
+        hidden: Tensor | None = None,
     ) -> BatchResult:
-        """The result of the step that was queued last. `prompt`: the log-probabilities of prompt tokens."""
+        """The result of the step that was queued last. `prompt`: the log-probabilities of prompt tokens; `hidden`: the
+        hidden states of all tokens of the step, of which the wanted ones are taken.
+        """
         output_logprobs = PendingLogprobs.queue(sampled.logprobs, inputs.output_layout)
         prompt_logprobs = PendingLogprobs.queue(prompt, inputs.prompt_layout)
+        states = None
+        if batch.hidden is not None:
+            assert hidden is not None, "the step has kept no hidden states"
+            states = to_host(hidden.index_select(0, inputs.tokens["hidden_tokens"]).float())
         tokens = self._tokens[self._turn]
         self._turn = (self._turn + 1) % RETURNS
 
@@ -74,6 +85,7 @@ class StepReturns:
                 counts=batch.yields.astype(np.int32),
                 output_logprobs=output_logprobs.arrived() if output_logprobs else None,
                 prompt_logprobs=prompt_logprobs.arrived() if prompt_logprobs else None,
+                hidden=None if states is None else states.numpy(),
             )
 
         result = BatchResult(finish)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -23,14 +23,25 @@ from mysglang.srt.models.interfaces import CausalModel
 PERSISTENT = "mysglang.srt.model_executor.persistent_decode"
 
 
+class StepTensors(NamedTuple):
+    """What a decode step of R rows leaves."""
+
+    logits: Tensor
+    """[R, vocab]."""
+    tokens: Tensor
+    """[R] int64: the greedy ones (see greedy_tokens)."""
+    hidden: Tensor | None = None
+    """[R, hidden_size] after the last norm; None from a program that does not keep them."""
+
+
 class StepProgram(Protocol):
     """Decode steps of one batch size, or of any."""
 
     backend: GraphAttentionBackend
     """What must plan such a step."""
 
-    def run(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """Queue a step whose ids are known: logits [R, vocab], and the greedy tokens [R] int64 (see greedy_tokens)."""
+    def run(self, batch: ForwardBatch) -> StepTensors:
+        """Queue a step whose ids are known."""
         ...
 
 
@@ -53,10 +64,11 @@ class LayerByLayer:
     def for_size(self, size: int) -> StepProgram:
         return self
 
-    def run(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    def run(self, batch: ForwardBatch) -> StepTensors:
         self.backend.begin_step(batch)
-        logits = self._logits.next_token_logits(self._model.forward(batch), None)
-        return logits, greedy_tokens(logits)
+        hidden = self._model.forward(batch)
+        logits = self._logits.next_token_logits(hidden, None)
+        return StepTensors(logits, greedy_tokens(logits), hidden)
 
 
 def programs_of(

@@ -28,6 +28,8 @@ class TpModelWorker:
             vocab_size=model_config.vocab_size,
             memory_usage=self._runner.memory_usage,
         )
+        self.weights = self._runner.weights
+        self.occupation = self._runner.occupation
         self.device_name = self._runner.platform.device_name
         self.attention_backend = self._runner.attention_backend
 

@@ -74,6 +74,7 @@ def load_as(
             else:
                 _load(model, files, load_config, device, show_progress=context.tp.rank == 0)
             num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+            model.layouts = {name: parameter.without_memory() for name, parameter in weight_parameters(model).items()}
             for module in model.modules():
                 if isinstance(module, LinearBase | ParallelLMHead):
                     module.process_weights_after_loading()

@@ -62,11 +62,13 @@ class CausalLM(CheckpointModel):
             if config.tie_word_embeddings
             else VocabParallelEmbedding(config.vocab_size, config.hidden_size, context)
         )
-        self.lm_head = ParallelLMHead(config.vocab_size, table)
+        self.lm_head = ParallelLMHead(config.vocab_size, table, tied=config.tie_word_embeddings)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[W, hidden_size] hidden states of the wanted tokens after the last norm."""
         x: Tensor = self.embed_tokens(batch.input_ids)
+        if batch.embeds is not None:
+            x = batch.embeds.put(x)
         residual: Tensor | None = None
         *layers, last = self.layers.values()
         whole = replace(batch, tail=None)

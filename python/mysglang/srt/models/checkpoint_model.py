@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -28,6 +28,8 @@ class CheckpointModel(nn.Module, ABC):
         """Parameters are made uninitialised, on torch's default device."""
         super().__init__()
         self.config = config
+        self.layouts: Mapping[str, WeightParameter] = {}
+        """Of all parameters by name, without memory: how they were before anything was made of them."""
 
     @abstractmethod
     def weight_names(self) -> WeightNames:
@@ -39,31 +41,64 @@ class CheckpointModel(nn.Module, ABC):
         Raises ConfigError for tensors that are missing, have another shape, or belong to no parameter. What stands in
         the checkpoint twice (a tied table) must be equal.
         """
-        names = self.weight_names()
-        parameters = weight_parameters(self)
-        missing = {(name, i) for name, parameter in parameters.items() for i in range(len(parameter.sections))}
-        unknown = []
+        matching = Matching(self, weight_parameters(self))
         for name, tensor in weights:
-            target = names.target(name)
-            parameter = parameters.get(target.parameter)
-            if parameter is None:
-                unknown.append(name)
+            place = matching.place(name)
+            if place is None:
                 continue
-            sections = range(len(parameter.sections)) if target.section is None else (target.section,)
-            found = {(target.parameter, i) for i in sections}
-            load = parameter.load if found <= missing else parameter.check
+            load = place.parameter.load if place.first else place.parameter.check
             try:
-                load(tensor, target.section)
+                load(tensor, place.section)
             except ConfigError as error:
                 raise ConfigError(f"tensor {name} {error}") from error
-            missing -= found
-        problems = []
-        if missing:
-            problems.append(f"the checkpoint lacks tensors for {listed(sorted(name for name, _ in missing))}")
-        if unknown := [name for name in unknown if not name.endswith(self.ignored)]:
-            problems.append(f"the checkpoint has tensors that the model does not know: {listed(unknown)}")
-        if problems:
+        if problems := [*matching.lacking(), *matching.unknown()]:
             raise ConfigError(*problems)
+
+
+class Place(NamedTuple):
+    """Where a tensor of a checkpoint goes."""
+
+    name: str
+    """Of the parameter."""
+    parameter: WeightParameter
+    section: int | None
+    first: bool
+    """Whether no tensor before it went there."""
+
+
+class Matching:
+    """The tensors of one checkpoint, by name, and the parameters of a model: who goes where, and what is left over."""
+
+    def __init__(self, model: CheckpointModel, parameters: Mapping[str, WeightParameter]) -> None:
+        """`parameters`: the model's own, or their layouts."""
+        self._names = model.weight_names()
+        self._ignored = model.ignored
+        self._parameters = parameters
+        self._missing = {(name, i) for name, parameter in parameters.items() for i in range(len(parameter.sections))}
+        self._unknown: list[str] = []
+
+    def place(self, name: str) -> Place | None:
+        """Where the tensor of that name goes; None if the model does not know it."""
+        target = self._names.target(name)
+        parameter = self._parameters.get(target.parameter)
+        if parameter is None:
+            self._unknown.append(name)
+            return None
+        sections = range(len(parameter.sections)) if target.section is None else (target.section,)
+        found = {(target.parameter, i) for i in sections}
+        first = found <= self._missing
+        self._missing -= found
+        return Place(target.parameter, parameter, target.section, first)
+
+    def lacking(self) -> list[str]:
+        """A line if some parameter got no tensor."""
+        names = listed(sorted(name for name, _ in self._missing))
+        return [f"the checkpoint lacks tensors for {names}"] if self._missing else []
+
+    def unknown(self) -> list[str]:
+        """A line if some tensor belongs to no parameter."""
+        unknown = [name for name in self._unknown if not name.endswith(self._ignored)]
+        return [f"the checkpoint has tensors that the model does not know: {listed(unknown)}"] if unknown else []
 
 
 def weight_parameters(model: nn.Module) -> dict[str, WeightParameter]:

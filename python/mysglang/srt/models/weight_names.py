@@ -29,6 +29,17 @@ class WeightNames:
         self._renamed = renamed
         self._sections = {part: (name, i) for name, parts in stacked.items() for i, part in enumerate(parts)}
 
+    def sections(self, parameter: str, count: int) -> list[str]:
+        """The names of the `count` checkpoint tensors that a parameter is made of, without the prefix; its own if it
+        is one.
+        """
+        parts = parameter.split(".")
+        found = [""] * count
+        for name, (stacked, section) in self._sections.items():
+            if count > 1 and stacked in parts:
+                found[section] = ".".join(name if part == stacked else part for part in parts)
+        return found if count > 1 else [parameter]
+
     def target(self, name: str) -> Target:
         """The parameter, and the section of it, that a checkpoint tensor of this name is."""
         parts = [self._renamed.get(part, part) for part in name.removeprefix(self._prefix).split(".")]

@@ -56,11 +56,6 @@ class TemplateManager:
             self._templates = self._own_templates(tokenizer_config.get("chat_template"))
 
     @property
-    def has_template(self) -> bool:
-        """Whether conversations can be rendered at all."""
-        return bool(self._templates)
-
-    @property
     def content_format(self) -> ContentFormat:
         """Of the default template: whether it takes content as parts, or only as a string."""
         return self._template(False).content_format

@@ -23,6 +23,7 @@ class CpuPlatform(Platform):
     name = "cpu"
     has_graphs = False
     attention_backends = ("torch_native",)
+    invariant_attention_backends = ("invariant_torch",)
     sampling_backends = ("pytorch",)
 
     @property

@@ -43,7 +43,8 @@ class CudaPlatform(Platform):
 
     name = "cuda"
     has_graphs = True
-    attention_backends = ("flashinfer", "triton", "torch_native", "sgl_kernel")
+    attention_backends = ("sgl_kernel", "flashinfer", "triton", "torch_native")
+    invariant_attention_backends = ("invariant_triton",)
     sampling_backends = ("triton", "pytorch")
 
     @property

@@ -40,6 +40,8 @@ class Platform(ABC):
     """Whether steps can be captured and replayed."""
     attention_backends: tuple[str, ...]
     """Those that run here, the best first; of those that cannot do a kind of step, the next one is taken."""
+    invariant_attention_backends: tuple[str, ...]
+    """Likewise, those whose results do not depend on what else a step computes."""
     sampling_backends: tuple[str, ...]
 
     @property

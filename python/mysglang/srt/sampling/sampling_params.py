@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from typing import Any
 
 import msgspec
 
@@ -25,7 +26,11 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_STOP_LENGTH = 1024
 """Longest stop string, in characters."""
 MAX_LOGIT_BIAS = 4096
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_LENGTH = 256
+"""Longest bad word, in characters."""
 MAX_N = 128
+MAX_LENGTH_PENALTY = 10
 
 _INT32_MAX = (1 << 31) - 1
 _INT64_MAX = (1 << 63) - 1
@@ -52,6 +57,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     n: int = 1
+    beam_width: int | None = None
+    """How many beginnings beam search goes on with; None for no search."""
+    length_penalty: float = 1.0
+    """Of beam search: the power of an answer's length by which its log-probability is divided."""
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -59,6 +68,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     no_stop_trim: bool = False
     stream_interval: int | None = None
     logit_bias: dict[int, float] = {}
+    bad_words: list[str] = []
+    """Words that the answer does not hold, neither at its beginning nor behind a space: their last token is not chosen
+    where it would complete one, as the tokenizer writes it."""
+    allowed_token_ids: list[int] | None = None
+    """The only tokens that may be chosen; None for all."""
+    custom_params: dict[str, Any] | None = None
+    """What the request's logit processor is told."""
     sampling_seed: int | None = None
     json_schema: str | None = None
     """A JSON schema as text that the answer satisfies. At most one of this and the next three."""
@@ -87,7 +103,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if not ok:
                 # Shortened: what a client sent too much of is not sent back to it.
                 raise InvalidRequest(f"{name} must be {limit}, got {reprlib.repr(getattr(self, name))}.", param=name)
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", list(self.logit_bias))):
+        id_lists = {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": list(self.logit_bias),
+            "allowed_token_ids": self.allowed_token_ids or [],
+        }
+        for name, ids in id_lists.items():
             if wrong := [i for i in ids if not 0 <= i < vocab_size]:
                 message = f"{name}: token id {wrong[0]} is outside the vocabulary (0 to {vocab_size - 1})."
                 raise InvalidRequest(message, param=name)
@@ -117,6 +138,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
             ("repetition_penalty", 0 < self.repetition_penalty <= 2, "greater than 0 and at most 2"),
             ("n", 1 <= self.n <= MAX_N, f"between 1 and {MAX_N}"),
+            ("beam_width", self.beam_width is None or 1 <= self.beam_width <= MAX_N, f"between 1 and {MAX_N}"),
+            ("length_penalty", self.length_penalty == 1 or self.beam_width is not None, "1 without beam search"),
+            (
+                "length_penalty",
+                math.isfinite(self.length_penalty) and abs(self.length_penalty) <= MAX_LENGTH_PENALTY,
+                f"between -{MAX_LENGTH_PENALTY} and {MAX_LENGTH_PENALTY}",
+            ),
             (
                 "stream_interval",
                 self.stream_interval is None or 1 <= self.stream_interval <= _INT32_MAX,
@@ -136,6 +164,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ),
             ("logit_bias", len(self.logit_bias) <= MAX_LOGIT_BIAS, f"a map of at most {MAX_LOGIT_BIAS} entries"),
             ("logit_bias", all(math.isfinite(v) for v in self.logit_bias.values()), "a map of finite numbers"),
+            ("bad_words", len(self.bad_words) <= MAX_BAD_WORDS, f"a list of at most {MAX_BAD_WORDS} words"),
+            (
+                "bad_words",
+                all(word.strip() and len(word) <= MAX_BAD_WORD_LENGTH for word in self.bad_words),
+                f"made of words of 1 to {MAX_BAD_WORD_LENGTH} characters that are not all spaces",
+            ),
+            ("allowed_token_ids", self.allowed_token_ids != [], "a list of at least one token id"),
             (
                 "sampling_seed",
                 self.sampling_seed is None or -_INT64_MAX - 1 <= self.sampling_seed <= _INT64_MAX,

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
+from mysglang.srt.forward.worker_batch import Bools, HiddenColumns, Ints, LogprobColumns, Longs, Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a step was asked for beside its tokens."""
+
+    logprobs: LogprobColumns | None = None
+    hidden: HiddenColumns | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,11 @@ from mysglang.srt.scheduling.retraction import Retraction
 
 logger = logging.getLogger(__name__)
 
-NOT_FINITE = Abort("The model's output is not a finite number.", status=500, kind="InternalServerError")
+NOT_FINITE = Abort(
+    "The model's output, or what a logit processor made of it, is not a finite number.",
+    status=500,
+    kind="InternalServerError",
+)
 
 
 class Distrust:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from mysglang.srt.forward.worker_batch import ON_DEVICE, Ints, LogprobColumns, ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import (
+    ON_DEVICE,
+    EmbedColumns,
+    HiddenColumns,
+    Ints,
+    LogprobColumns,
+    ModelWorkerBatch,
+)
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_groups import PrefixGrouper
 from mysglang.srt.scheduling.batch import ScheduleBatch
@@ -45,6 +52,8 @@ class ForwardBuilder:
             penalty_reset=self._sampling.penalty_reset(batch) if batch.num_prompts else None,
             forbidden=self._sampling.forbidden(batch),
             logprobs=self._logprobs(batch),
+            hidden=self._hidden(batch),
+            embeds=self._embeds(batch) if batch.num_prompts else None,
             waits_for_mask=self._waits_for_mask(batch),
             second_texts=None if decode else self._table.second_text[batch.slots],
             shared=self._prefix_groups.find(batch.slots) if decode else None,
@@ -60,6 +69,37 @@ class ForwardBuilder:
     def _waits_for_mask(self, batch: ScheduleBatch) -> bool:
         constrained = self._table.constrained
         return constrained.count > 0 and bool(batch.yields[constrained.rows(batch.slots)].any())
+
+    def _embeds(self, batch: ScheduleBatch) -> EmbedColumns | None:
+        rows = self._table.embedded.rows(batch.slots[: batch.num_prompts])
+        offsets = np.cumsum(batch.lens) - batch.lens
+        tokens, vectors = [], []
+        for row in rows.tolist():
+            embeds = self._table.req(int(batch.slots[row])).embeds
+            assert embeds is not None
+            start = int(batch.starts[row])
+            # A request that was retracted also computes its own tokens, which have ids.
+            chunk = embeds[start : start + int(batch.lens[row])]
+            tokens.append(np.arange(len(chunk), dtype=np.int32) + offsets[row])
+            vectors.append(chunk)
+        return EmbedColumns(np.concatenate(tokens).astype(np.int32), np.concatenate(vectors)) if tokens else None
+
+    def _hidden(self, batch: ScheduleBatch) -> HiddenColumns | None:
+        rows = self._table.wants_hidden.rows(batch.slots)
+        if not len(rows):
+            return None
+        counts: Ints = np.zeros(len(batch), dtype=np.int32)
+        offsets = np.cumsum(batch.lens) - batch.lens
+        tokens = [NO_IDS]
+        for row in rows.tolist():
+            book = self._table.req(int(batch.slots[row])).hidden
+            assert book is not None
+            start, length = int(batch.starts[row]), int(batch.lens[row])
+            # Those of steps in flight are not in the book yet, and none of them is a position of this step.
+            first = min(max(book.have - start, 0), length)
+            counts[row] = length - first
+            tokens.append(np.arange(first, length, dtype=np.int32) + offsets[row])
+        return HiddenColumns(np.concatenate(tokens).astype(np.int32), counts) if counts.any() else None
 
     def _logprobs(self, batch: ScheduleBatch) -> LogprobColumns | None:
         if not len(self._table.wants_logprobs.rows(batch.slots)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from mysglang.srt.messages.channels import Receiver
@@ -28,9 +29,9 @@ class Intake:
         self._receiver = receiver
         self._share = share
 
-    def drain(self) -> list[ToScheduler]:
-        """Every message that is there."""
-        return self._share.share(self._receiver.drain())
+    def drain(self, own: Sequence[ToScheduler] = ()) -> list[ToScheduler]:
+        """Every message that is there, and what rank 0 has to say to itself and all others."""
+        return self._share.share([*self._receiver.drain(), *own])
 
     def wait(self, timeout_ms: int) -> None:
         """Sleep until a message is there, at most `timeout_ms`."""

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Protocol
 
 from mysglang.srt.forward.outputs import BatchResult
-from mysglang.srt.forward.worker_batch import LogprobColumns
-from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.batch import Asked, ScheduleBatch
 from mysglang.srt.scheduling.lane import Lane
 
 
 class Launched:
     """A step that the worker has taken."""
 
-    __slots__ = ("batch", "logprobs", "result")
+    __slots__ = ("asked", "batch", "result")
 
-    def __init__(self, batch: ScheduleBatch, logprobs: LogprobColumns | None, result: BatchResult) -> None:
+    def __init__(self, batch: ScheduleBatch, asked: Asked, result: BatchResult) -> None:
         self.batch = batch
-        self.logprobs = logprobs
+        self.asked = asked
         self.result = result
 
 

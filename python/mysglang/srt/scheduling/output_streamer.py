@@ -13,6 +13,7 @@ from mysglang.srt.messages.outputs import BatchTokenIDOutput, Counters, FinishRe
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.weight_version import WeightVersion
 
 NO_INTS: Ints = np.zeros(0, dtype=np.int32)
 
@@ -20,8 +21,11 @@ NO_INTS: Ints = np.zeros(0, dtype=np.int32)
 class OutputStreamer:
     """Sends tokens to the detokenizer when a request ended or enough of them piled up."""
 
-    def __init__(self, table: RequestTable, to_detokenizer: Sender[ToDetokenizer]) -> None:
+    def __init__(
+        self, table: RequestTable, to_detokenizer: Sender[ToDetokenizer], weight_version: WeightVersion
+    ) -> None:
         self._table = table
+        self._weight_version = weight_version
         self._to_detokenizer = to_detokenizer
 
     def send(self, running: Slots, ended: Sequence[Req]) -> None:
@@ -44,11 +48,13 @@ class OutputStreamer:
             token_counts=_column(counts, [len(tail) for tail in tails]),
             decode_flags=table.decode_flags[due].tobytes() + bytes([req.decode_flags for req in ended]),
             counters=self._counters(due, ended),
+            weight_version=self._weight_version.name,
             finished=finished,
             logprobs=self._logprobs(due, ended),
             vectors={
                 row: req.vector.tobytes() for row, req in enumerate(ended, start=len(due)) if req.vector is not None
             },
+            hidden_states=self._hidden(due, ended),
             stops={row: params.stop for row, params in new.items() if params.stop},
             stop_regexes={row: params.stop_regex for row, params in new.items() if params.stop_regex},
         )
@@ -85,6 +91,12 @@ class OutputStreamer:
         rows = self._table.wants_logprobs.rows(due).tolist()
         books = {row: self._table.req(int(due[row])).logprobs for row in rows}
         books.update((row, req.logprobs) for row, req in enumerate(ended, start=len(due)))
+        return {row: book.take() for row, book in books.items() if book is not None}
+
+    def _hidden(self, due: Slots, ended: Sequence[Req]) -> dict[int, bytes]:
+        rows = self._table.wants_hidden.rows(due).tolist()
+        books = {row: self._table.req(int(due[row])).hidden for row in rows}
+        books.update((row, req.hidden) for row, req in enumerate(ended, start=len(due)))
         return {row: book.take() for row, book in books.items() if book is not None}
 
     def _new(self, due: Slots, ended: Sequence[Req]) -> dict[int, SamplingParams]:

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import Floats, Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.prefix_cache import PrefixMatch
 from mysglang.srt.scheduling.admission import AdmissionRule
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
+from mysglang.srt.scheduling.policy import PromptClock
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Residency
@@ -77,6 +80,7 @@ class PrefillPlanner:
         ratio: NewTokenRatio,
         *,
         limits: PrefillLimits,
+        clock: PromptClock,
         rules: Sequence[AdmissionRule] = (),
     ) -> None:
         self._table = table
@@ -85,25 +89,33 @@ class PrefillPlanner:
         self._waiting = waiting
         self._ratio = ratio
         self._limits = limits
+        self._clock = clock
         self._rules = rules
 
     def plan(self, lane: Lane, *, decoding: int = 0) -> ScheduleBatch | None:
         """The next prefill step for `lane`, beside so many rows that decode; None if no request can be taken."""
         if lane.chunked is None and not len(self._waiting):
             return None
-        step = PrefillStep(max(self._limits.budget(decoding), self._kv.page_size), self._reserve(lane))
+        reserved = float(self.reserved(lane.slots).sum())
+        step = PrefillStep(max(self._limits.budget(decoding), self._kv.page_size), reserved)
         if lane.chunked is not None:
             self._continue(lane.chunked, step, lane)
         if lane.chunked is None:
             self._admit_waiting(step, lane)
         return self._batch(step, lane) if step.rows else None
 
-    def _reserve(self, lane: Lane) -> float:
-        """Tokens set aside for what the running requests may still generate."""
-        slots, table = lane.slots, self._table
+    def reserved(self, slots: Slots) -> Floats:
+        """[R] tokens set aside for what each of these running requests may still generate."""
+        table = self._table
         to_come = np.clip(table.final_len[slots] - table.will_know(slots), 0, MAX_NEW_ESTIMATE)
-        share = np.where(table.obeys_eos[slots], self._ratio.value, 1.0)
-        return float((to_come * share).sum())
+        shares: Floats = to_come * np.where(table.obeys_eos[slots], self._ratio.value, 1.0).astype(np.float32)
+        return shares
+
+    def tokens_lacking(self, req: Req, lane: Lane) -> float:
+        """Tokens that would have to come free for `req` to be admitted now, were a slot free; 0 or less: none."""
+        match = self._kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit)
+        free = self._kv.available_tokens() - float(self.reserved(lane.slots).sum())
+        return self._needed(req, match) - free if lane.size else 0
 
     def _continue(self, req: Req, step: PrefillStep, lane: Lane) -> None:
         """The next chunk of a request that holds its slot already."""
@@ -115,6 +127,8 @@ class PrefillPlanner:
 
     def _admit_waiting(self, step: PrefillStep, lane: Lane) -> None:
         """Admit waiting requests in the policy's order until one does not fit."""
+        if self._kv.free_slots == 0:
+            return
         others = [self._table.req(slot) for slot in lane.slots.tolist()] if self._rules else []
         others.extend(req for req, _, _ in step.rows)
         for req in self._waiting.ordered():
@@ -133,14 +147,11 @@ class PrefillPlanner:
         match = kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit)
         cached = match.num_tokens
         extend = len(req.ids) - cached
-        to_come = min(req.final_len - len(req.ids), MAX_NEW_ESTIMATE) + kv.page_size
         # Alone it always fits, since requests larger than the memory are refused on arrival; a share of what it
         # may generate is asked for only where somebody else would suffer.
         alone = lane.size == 0 and not step.rows
         take = self._fit(step, cached, extend)
-        # Opening locks the prefix: what could be evicted before cannot any more.
-        needed = extend + to_come + kv.tokens_to_lock(match)
-        if take <= 0 or not (alone or needed <= kv.available_tokens() - step.reserved):
+        if take <= 0 or not (alone or self._needed(req, match) <= kv.available_tokens() - step.reserved):
             return False
         slot = kv.open(match)
         extended = kv.extend(slot, cached + take)
@@ -148,9 +159,17 @@ class PrefillPlanner:
         self._residency.enter(req, slot, cached=cached)
         step.admitted.append(req)
         step.cached += cached
-        step.reserved += to_come
+        step.reserved += self._to_come(req)
         self._take(req, cached, take, step, lane)
         return True
+
+    def _needed(self, req: Req, match: PrefixMatch) -> int:
+        """Tokens that must be available for `req`, which begins with `match`."""
+        # Opening locks the prefix: what could be evicted before cannot any more.
+        return len(req.ids) - match.num_tokens + self._to_come(req) + self._kv.tokens_to_lock(match)
+
+    def _to_come(self, req: Req) -> int:
+        return min(req.final_len - len(req.ids), MAX_NEW_ESTIMATE) + self._kv.page_size
 
     def _fit(self, step: PrefillStep, start: int, extend: int) -> int:
         """How many of `extend` tokens after `start` the step takes: all, a whole number of pages, or none."""
@@ -166,6 +185,7 @@ class PrefillPlanner:
         end = start + take
         step.rows.append((req, start, take))
         step.budget -= take
+        self._clock.tokens += take
         self._table.planned[req.slot] = end
         self._kv.commit(req.slot, req.ids[:end])
         if end < len(req.ids):

@@ -6,6 +6,7 @@ Req holds the rest: identity, parameters, stop rules, and the tokens of a reques
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,9 @@ from mysglang.srt.messages.outputs import NO_STOP_TRIM, SKIP_SPECIAL_TOKENS, Fin
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.finish import StopWatch
 from mysglang.srt.scheduling.grammar import Grammar
+from mysglang.srt.scheduling.hidden_states import HiddenBook
 from mysglang.srt.scheduling.logprobs import LogprobBook
+from mysglang.srt.scheduling.token_rules import TokenRules
 
 NO_SLOT = -1
 
@@ -37,13 +40,26 @@ class Req:
     stream: bool
     extra_key: str
     stop_watch: StopWatch
-    priority: int = 0
-    """Among those that wait."""
+    urgency: int = 0
+    """The larger the sooner: its priority, or minus that where small ones go first."""
+    routing_key: str = ""
+    """What it belongs to, as its client says; empty: to nothing."""
+    tenant: str = ""
+    """Who shares fairly with others, where sharing is asked for."""
+    waits_since: int | None = None
+    """When a policy that measures waiting first saw it, by the PromptClock."""
     logprobs: LogprobBook | None = None
+    hidden: HiddenBook | None = None
+    embeds: Floats | None = None
+    """[prompt_len, hidden_size], in the place of the embeddings of its prompt's ids, which then say nothing."""
     grammar: Grammar | None = None
     """What restricts its tokens, from when its role says that it is ready. Has accepted every known output token."""
     grammar_after: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     """Tokens that end its thinking, after which the grammar begins; none: it begins at once."""
+    rules: TokenRules | None = None
+    """Which tokens it may never have, or not after certain others."""
+    logit_processor: str | None = None
+    """Name of what changes its logits."""
     thought_start: int | None = None
     """Token with which the answer may begin to think; None: it begins in a thought, if there is thinking at all."""
 
@@ -53,6 +69,8 @@ class Req:
     """What a model that does not generate made of the prompt."""
 
     slot: int = NO_SLOT
+    arrived_at: float = field(default_factory=time.perf_counter)
+    """Seconds, to be told how long it waited; nothing is planned by it."""
     sent: int = 0
     """Tokens of `ids` that need not be sent any more, kept while the request has no slot."""
     cached_tokens: int = 0
@@ -82,11 +100,13 @@ class Req:
         """How many leading tokens may come from the prefix cache.
 
         The last token is always computed, since its logits give the next one; a prompt position that wants a logprob
-        needs the logits of the position before it.
+        needs the logits of the position before it, and a hidden state is not in the cache.
         """
         limit = len(self.ids) - 1
         if self.logprobs is not None and self.logprobs.prompt_start >= 0 and not self.logprobs.prompt_done:
             limit = min(limit, max(self.logprobs.prompt_start - 1, 0))
+        if self.hidden is not None:
+            limit = min(limit, self.hidden.have)
         return limit
 
     @property

@@ -57,10 +57,15 @@ class RequestTable:
         self.watched = Trait(num_slots)
         """Has stop rules of its own."""
         self.wants_logprobs = Trait(num_slots)
+        self.wants_hidden = Trait(num_slots)
+        self.embedded = Trait(num_slots)
+        """Has a prompt of vectors."""
         self.constrained = Trait(num_slots)
-        """Has a grammar."""
+        """Has a grammar, rules or a logit processor, so that its tokens are chosen last."""
         self.unheard = Trait(num_slots)
         """The detokenizer has heard nothing of it yet."""
+        traits = (self.watched, self.wants_logprobs, self.wants_hidden, self.embedded, self.constrained, self.unheard)
+        self._traits = traits
         self.decode_flags: npt.NDArray[np.uint8] = np.zeros(num_slots, dtype=np.uint8)
         self.second_text: Ints = np.zeros(num_slots, dtype=np.int32)
         """Token with which the second text of a pair begins; behind the prompt where there is none."""
@@ -89,7 +94,10 @@ class RequestTable:
         self.obeys_eos[slot] = not params.ignore_eos
         self.watched[slot] = req.stop_watch.active
         self.wants_logprobs[slot] = req.logprobs is not None
-        self.constrained[slot] = req.grammar is not None
+        self.wants_hidden[slot] = req.hidden is not None
+        self.embedded[slot] = req.embeds is not None
+        chosen_last = (req.grammar, req.rules, req.logit_processor)
+        self.constrained[slot] = any(part is not None for part in chosen_last)
         self.unheard[slot] = not req.heard_of
         self.decode_flags[slot] = req.decode_flags
         self.second_text[slot] = req.prompt_len if req.second_text is None else req.second_text
@@ -104,7 +112,7 @@ class RequestTable:
         req.heard_of = not self.unheard[slot]
         req.slot = NO_SLOT
         self.reqs[slot] = None
-        for trait in (self.watched, self.wants_logprobs, self.constrained, self.unheard):
+        for trait in self._traits:
             trait[slot] = False
         self.life[slot] += 1
         return req
@@ -114,6 +122,10 @@ class RequestTable:
         req = self.reqs[slot]
         assert req is not None, f"slot {slot} is closed"
         return req
+
+    def output_ids(self, slot: int) -> Ints:
+        """The known tokens that were generated. A view: copy to keep."""
+        return self.tokens[slot, self.prompt_len[slot] : self.known[slot]]
 
     def ids_with_kv(self, slot: int) -> Ints:
         """The known tokens whose KV entries are, or are being, written. A view: copy to keep."""

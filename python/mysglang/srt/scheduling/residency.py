@@ -5,17 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.scheduling.accounts import Accounts
 from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
+from mysglang.srt.scheduling.stats import SchedulerStats
 
 
 class Residency:
     """The one way into a slot and out of it."""
 
-    def __init__(self, table: RequestTable, kv: KvManager, sampling: SamplingBuilder) -> None:
+    def __init__(
+        self,
+        table: RequestTable,
+        kv: KvManager,
+        sampling: SamplingBuilder,
+        accounts: Accounts,
+        stats: SchedulerStats,
+    ) -> None:
+        self._stats = stats
         self._table = table
+        self._accounts = accounts
         self._kv = kv
         self._sampling = sampling
 
@@ -24,6 +35,7 @@ class Residency:
         if not req.started:
             req.started = True
             req.cached_tokens = cached
+            self._stats.started(req)
         self._table.open(req, slot, cached=cached)
         self._sampling.open(slot, req.sampling)
         if req.logprobs is not None and not req.logprobs.prompt_done:
@@ -38,14 +50,16 @@ class Residency:
         ids_with_kv = self._table.ids_with_kv(slot)
         if self._table.known[slot] > self._table.opened_len[slot]:
             self._kv.confirm(slot)
+        self._accounts.close(slot)
         req = self._table.close(slot)
-        self._kv.release(slot, ids_with_kv)
+        self._kv.release(slot, ids_with_kv, req.urgency)
         self._sampling.close(slot)
         return req
 
     def drop(self, slot: int, lane: Lane) -> Req:
         """The same for a row whose keys and values are not to be trusted: nothing more of it is cached."""
         lane.leave(np.asarray([slot], dtype=np.int64))
+        self._accounts.close(slot)
         req = self._table.close(slot)
         self._kv.discard(slot)
         self._sampling.close(slot)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from mysglang.srt.forward.outputs import StepOutput
-from mysglang.srt.forward.worker_batch import Bools, Floats, Ints, LogprobColumns, Slots
+from mysglang.srt.forward.worker_batch import Bools, Floats, HiddenColumns, Ints, LogprobColumns, Slots
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
-from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.batch import Asked, ScheduleBatch
 from mysglang.srt.scheduling.distrust import NOT_FINITE, Distrust
+from mysglang.srt.scheduling.hidden_states import hidden_by_row
 from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.logprobs import by_row
 from mysglang.srt.scheduling.request import Req
@@ -21,6 +22,10 @@ from mysglang.srt.scheduling.residency import Residency
 
 GRAMMAR_FAILED = Abort(
     "No token that the model has continues the answer as its grammar demands.", status=500, kind="InternalServerError"
+)
+
+NOTHING_ALLOWED = Abort(
+    "No token is left that bad_words, allowed_token_ids and the grammar allow here.", status=400, kind="BadRequestError"
 )
 
 
@@ -35,11 +40,13 @@ class ResultProcessor:
         self._distrust = distrust
         self._eos = eos_token_ids
 
-    def apply(self, batch: ScheduleBatch, output: StepOutput, asked: LogprobColumns | None, lane: Lane) -> list[Req]:
+    def apply(self, batch: ScheduleBatch, output: StepOutput, asked: Asked, lane: Lane) -> list[Req]:
         """Take a step's outcome; returns the requests that ended, their slots already free."""
         alive = self._table.life[batch.slots] == batch.lives
-        if asked is not None:
-            self._take_logprobs(batch, output, asked, alive)
+        if asked.logprobs is not None:
+            self._take_logprobs(batch, output, asked.logprobs, alive)
+        if asked.hidden is not None and output.hidden is not None:
+            self._take_hidden(batch, output.hidden, asked.hidden, alive)
         if output.vectors is not None:
             return self._take_vectors(batch, output.vectors, alive, lane)
         if everyone_has_one(output.counts, len(output.tokens)) and np.count_nonzero(alive) == len(alive):
@@ -117,8 +124,12 @@ class ResultProcessor:
 
     def _follow(self, slot: int, token: int) -> FinishReason | None:
         """Tell the grammar of `slot` its token; why the request ends by that, if it does."""
-        grammar = self._table.req(slot).grammar
-        assert grammar is not None
+        req = self._table.req(slot)
+        if req.rules is not None and not req.rules.allow(token, self._table.output_ids(slot)[:-1]):
+            return NOTHING_ALLOWED
+        grammar = req.grammar
+        if grammar is None:
+            return None
         if not grammar.accept(token):
             return GRAMMAR_FAILED
         return Stop(token) if grammar.finished else None
@@ -129,9 +140,17 @@ class ResultProcessor:
         table = self._table
         return [row for row in rows if table.obeys_eos[slots[row]] and known[row] >= table.min_len[slots[row]]]
 
+    def _take_hidden(self, batch: ScheduleBatch, states: Floats, asked: HiddenColumns, alive: Bools) -> None:
+        """Hand each living row its part. Comes before the tokens are applied, likewise."""
+        for row, piece in hidden_by_row(states, asked, alive):
+            book = self._table.req(int(batch.slots[row])).hidden
+            if book is not None:
+                book.add(int(batch.starts[row] + batch.lens[row]) - len(piece), piece)
+
     def _take_logprobs(self, batch: ScheduleBatch, output: StepOutput, asked: LogprobColumns, alive: Bools) -> None:
         """Hand each living row its part. Comes before the tokens are applied, which may end the row's life."""
         table = self._table
+        sound = alive & finite_rows(output)
         if output.prompt_logprobs is not None:
             targets = np.split(asked.prompt_targets, np.cumsum(asked.prompt_counts)[:-1])
             for row, piece in by_row(output.prompt_logprobs, asked.prompt_counts, asked):
@@ -142,13 +161,23 @@ class ResultProcessor:
             counts = np.where(asked.rows, output.counts, 0)
             firsts = np.cumsum(output.counts) - output.counts
             for row, piece in by_row(output.output_logprobs, counts, asked):
-                book = table.req(int(batch.slots[row])).logprobs if alive[row] else None
+                slot = int(batch.slots[row])
+                # Tokens that are dropped have none: what is no number, and what is sampled after max_new_tokens 0.
+                kept = sound[row] and table.known[slot] < table.final_len[slot]
+                book = table.req(slot).logprobs if kept else None
                 if book is not None:
                     book.add_output(output.tokens[firsts[row] : firsts[row] + counts[row]], piece)
-        for row in np.flatnonzero(asked.rows & alive & batch.yields).tolist():
+        for row in np.flatnonzero(asked.rows & sound & batch.yields).tolist():
             book = table.req(int(batch.slots[row])).logprobs
             if book is not None:
                 book.prompt_done = True
+
+
+def finite_rows(output: StepOutput) -> Bools:
+    """[R] which rows had no result that is not finite."""
+    rows = np.repeat(np.arange(len(output.counts)), output.counts)
+    finite: Bools = np.bincount(rows[output.tokens < 0], minlength=len(output.counts)) == 0
+    return finite
 
 
 def everyone_has_one(counts: Ints, total: int) -> bool:

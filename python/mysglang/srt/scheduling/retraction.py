@@ -15,6 +15,7 @@ from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Residency
+from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,8 @@ logger = logging.getLogger(__name__)
 class Retraction:
     """Chooses victims and takes their memory; `count` of them since the start."""
 
-    def __init__(self, table: RequestTable, residency: Residency, waiting: WaitingQueue) -> None:
+    def __init__(self, table: RequestTable, residency: Residency, waiting: WaitingQueue, stats: SchedulerStats) -> None:
+        self._stats = stats
         self._table = table
         self._residency = residency
         self._waiting = waiting
@@ -58,6 +60,7 @@ class Retraction:
         """A request that was made to leave its slot waits again, in front."""
         req.retractions += 1
         self.count += 1
+        self._stats.retracted()
         self._waiting.add_retracted(req)
 
     def _youngest(self, slots: Slots) -> int:

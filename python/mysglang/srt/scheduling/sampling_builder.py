@@ -119,7 +119,7 @@ class SamplingBuilder:
         table = self._table
         return PenaltyReset(
             self._lines.of(slots),
-            [table.tokens[slot, : table.prompt_len[slot]].copy() for slot in slots],
+            [table.tokens[slot, : 0 if table.embedded[slot] else table.prompt_len[slot]].copy() for slot in slots],
             [table.tokens[slot, table.prompt_len[slot] : table.known[slot]].copy() for slot in slots],
         )
 

@@ -6,7 +6,18 @@ import logging
 import time
 
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.messages.control import SchedulerFigures
+from mysglang.srt.observability.instruments import (
+    DECODE,
+    NUM_RETRACTED,
+    PREFILL_CACHE,
+    PREFILL_COMPUTE,
+    QUEUE_TIME,
+    SCHEDULER,
+)
+from mysglang.srt.observability.sheet import Sheet
 from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.request import Req
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +30,8 @@ class SchedulerStats:
         self._interval = decode_log_interval
         self.forward_steps = 0
         self.last_gen_throughput = 0.0
+        self._sheet = Sheet.alone(SCHEDULER)
+        self._cache_hit_rate = 0.0
         self._decode_steps = 0
         self._generated = 0
         self._since = time.perf_counter()
@@ -27,6 +40,7 @@ class SchedulerStats:
     def record(self, batch: ScheduleBatch, running: int, waiting: int) -> None:
         """A step's result was applied."""
         self.forward_steps += 1
+        self._count(batch)
         if batch.mode.is_decode:
             self._decode_steps += 1
             self._generated += len(batch)
@@ -34,6 +48,33 @@ class SchedulerStats:
                 self._log_decode(running, waiting)
         elif logger.isEnabledFor(logging.INFO):
             self._log_prefill(batch, running, waiting)
+
+    def started(self, req: Req) -> None:
+        """A request got its first place."""
+        self._sheet.observe(QUEUE_TIME, time.perf_counter() - req.arrived_at)
+
+    def retracted(self) -> None:
+        """A request lost its place."""
+        self._sheet.add(NUM_RETRACTED)
+
+    def figures(self, *, running: int, compiling: int) -> SchedulerFigures:
+        """While so many requests run, and so many wait for their grammar."""
+        return SchedulerFigures(
+            num_grammar_queue_reqs=compiling,
+            num_used_tokens=self._used(),
+            gen_throughput=self.last_gen_throughput if running else 0.0,
+            cache_hit_rate=self._cache_hit_rate,
+            counted=self._sheet.total_row(),
+        )
+
+    def _count(self, batch: ScheduleBatch) -> None:
+        decoding = len(batch) - batch.num_prompts
+        computed = batch.new_tokens - decoding if batch.num_prompts else 0
+        self._sheet.add(DECODE, decoding)
+        self._sheet.add(PREFILL_COMPUTE, computed)
+        self._sheet.add(PREFILL_CACHE, batch.cached_tokens)
+        if batch.new_seqs:
+            self._cache_hit_rate = batch.cached_tokens / (batch.cached_tokens + computed)
 
     def fall_idle(self) -> None:
         """Time without work does not count as slow work."""

@@ -8,6 +8,7 @@ from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.coordinator import Coordinator
 from mysglang.srt.scheduling.decode_planner import DecodePlanner
 from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.preemption import Preemption
 from mysglang.srt.scheduling.prefill_planner import PrefillPlanner
 from mysglang.srt.scheduling.request import Req
 
@@ -97,13 +98,17 @@ def step_order(
 class StepPlanner:
     """Plans the next step and lets the other ranks agree to it."""
 
-    def __init__(self, order: StepOrder, decode: DecodePlanner, coordinator: Coordinator) -> None:
+    def __init__(
+        self, order: StepOrder, decode: DecodePlanner, preemption: Preemption, coordinator: Coordinator
+    ) -> None:
         self._order = order
         self._decode = decode
+        self._preemption = preemption
         self._coordinator = coordinator
 
     def next_batch(self, lane: Lane) -> ScheduleBatch | None:
         """The step to run now, or None if there is nothing to do."""
+        self._preemption.make_room(lane)
         return self._coordinator.agree(self._order.next_step(lane))
 
     def take_failed(self) -> list[Req]:

@@ -1,18 +1,22 @@
-"""TokenMasks: what the grammars of a step's rows allow, worked out when the tokens of the step before are known.
+"""TokenMasks: what grammars and rules allow a step's rows, worked out when the tokens of the step before are known.
 
     launch step n+1 -> tokens of step n arrive -> grammars accept them -> masks of step n+1 -> its tokens are chosen
 
-So a step with grammars is planned, uploaded and computed as any other, as far ahead; only its last act waits.
+So a step with grammars or rules is planned, uploaded and computed as any other, as far ahead; only its last act waits.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from mysglang.srt.forward.worker_batch import Bools, Ints, Slots, TokenMask, mask_words
+from mysglang.srt.forward.worker_batch import Bools, Ints, ProcessorCall, Slots, TokenMask, mask_words
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.grammar import Grammar, MaskFiller
+from mysglang.srt.scheduling.grammar import MaskFiller
 from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.token_rules import clear_bits
+
+ALL = -1
+"""A word of a mask that allows its 32 tokens."""
 
 
 class TokenMasks:
@@ -38,22 +42,51 @@ class TokenMasks:
         assert (table.known[slots] == batch.starts[rows] + batch.lens[rows]).all(), "a token is still on its way"
         bits = self._bits[: len(rows)]
         if len(rows):
-            self._filler.fill([self._grammar(slot) for slot in slots.tolist()], bits)
+            self._fill(slots.tolist(), bits)
             early = table.known[slots] + 1 <= table.min_len[slots]
             if early.any():
                 self._keep_open(bits, slots, early)
-        return TokenMask(rows, bits)
+        return TokenMask(rows, bits, self._calls(rows, slots.tolist()))
 
-    def _grammar(self, slot: int) -> Grammar:
-        grammar = self._table.req(slot).grammar
-        assert grammar is not None
-        return grammar
+    def _calls(self, rows: Ints, slots: list[int]) -> tuple[ProcessorCall, ...]:
+        table = self._table
+        named = [
+            (row, slot, req) for row, slot in zip(rows, slots, strict=True) if (req := table.req(slot)).logit_processor
+        ]
+        calls = []
+        for name in dict.fromkeys(req.logit_processor for _, _, req in named):
+            mine = [(row, slot, req) for row, slot, req in named if req.logit_processor == name]
+            calls.append(
+                ProcessorCall(
+                    name=name or "",
+                    rows=np.asarray([row for row, _, _ in mine], dtype=np.int32),
+                    params=[req.sampling.custom_params or {} for _, _, req in mine],
+                    prompts=[table.tokens[slot, : req.prompt_len].copy() for _, slot, req in mine],
+                    outputs=[table.output_ids(slot).copy() for _, slot, _ in mine],
+                )
+            )
+        return tuple(calls)
+
+    def _fill(self, slots: list[int], bits: Ints) -> None:
+        reqs = [self._table.req(slot) for slot in slots]
+        grammars = {row: req.grammar for row, req in enumerate(reqs) if req.grammar is not None}
+        if len(grammars) == len(reqs):
+            self._filler.fill(list(grammars.values()), bits)
+        else:
+            bits[:] = ALL
+            if grammars:
+                some = np.empty((len(grammars), bits.shape[1]), dtype=np.int32)
+                self._filler.fill(list(grammars.values()), some)
+                bits[list(grammars)] = some
+        for row, (slot, req) in enumerate(zip(slots, reqs, strict=True)):
+            if req.rules is not None:
+                req.rules.apply(bits[row], self._table.output_ids(slot))
 
     def _keep_open(self, bits: Ints, slots: Slots, early: Bools) -> None:
         """Forbid the end to answers that are too short, unless their grammar allows nothing else."""
         for row in np.flatnonzero(early).tolist():
-            ends = np.asarray([*self._eos, *self._table.req(int(slots[row])).sampling.stop_token_ids], dtype=np.int64)
+            ends = np.asarray([*self._eos, *self._table.req(int(slots[row])).sampling.stop_token_ids], dtype=np.int32)
             longer = bits[row].copy()
-            np.bitwise_and.at(longer.view(np.uint32), ends >> 5, ~(np.uint32(1) << (ends & 31).astype(np.uint32)))
+            clear_bits(longer, ends)
             if longer.any():
                 bits[row] = longer

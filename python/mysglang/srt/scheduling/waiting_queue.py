@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mysglang.srt.scheduling.policy import SchedulePolicy
 from mysglang.srt.scheduling.request import Req
@@ -15,22 +15,27 @@ class WaitingQueue:
     def __init__(self, policy: SchedulePolicy) -> None:
         self._policy = policy
         self._reqs: deque[Req] = deque()
+        self.changes = 0
+        """Counts requests that came or went."""
 
     def add(self, req: Req) -> None:
         """A request arrived."""
+        self.changes += 1
         self._reqs.append(req)
 
     def add_retracted(self, req: Req) -> None:
         """A request lost its memory and goes first when there is some again."""
+        self.changes += 1
         self._reqs.appendleft(req)
 
-    def ordered(self) -> Sequence[Req]:
-        """All requests, those to try first in front. Take with `remove`, after the walk."""
+    def ordered(self) -> Iterable[Req]:
+        """All requests, those to try first in front, to be walked once. Take with `remove`, after the walk."""
         return self._policy.order(self._reqs)
 
     def remove(self, reqs: Sequence[Req]) -> None:
         """Take requests out; from the front this costs nothing."""
         gone = set(reqs)
+        self.changes += len(gone)
         while self._reqs and self._reqs[0] in gone:
             gone.discard(self._reqs.popleft())
         if gone:

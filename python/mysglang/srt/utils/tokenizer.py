@@ -23,6 +23,9 @@ from mysglang.srt.utils.token_bytes import DecoderSpec, TokenBytes
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+IDS_PIECE = 1 << 14
+"""Tokens, some third of a millisecond."""
+
 _MAX_ID = (1 << 32) - 1
 """Largest id the library takes."""
 
@@ -79,11 +82,13 @@ class Tokenizer:
             )
         try:
             described = msgspec.json.decode(file.read_bytes(), type=_TokenizerFile)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise ConfigError(f"{file} is not a tokenizer that can be used here: {error}") from error
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises nothing narrower, and its panics are no Exception
             raise ConfigError(f"{file} cannot be loaded: {error}") from error
         config = _read_config(folder)
         _complete(backend, config, described.post_processor)
@@ -115,7 +120,7 @@ class Tokenizer:
         """The same for several texts. Special tokens written out in a text become those tokens."""
         # Unlike `encode`, the batch call releases the GIL, and _fast skips offsets that nobody reads.
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        return [_ids(encoding) for encoding in encodings]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
         """The ids of two texts each, framed as the model expects it, and at which of them the second text begins; None
@@ -161,6 +166,17 @@ class Tokenizer:
 
     def _token_of(self, token_id: int) -> str | None:
         return self._backend.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
+
+
+def _ids(encoding: tokenizers.Encoding) -> list[int]:
+    """Its ids. Those of a long text are made piece by piece: while a list is made, no other thread can run."""
+    if len(encoding) <= IDS_PIECE:
+        return list(encoding.ids)
+    encoding.truncate(IDS_PIECE)
+    ids = list(encoding.ids)
+    for rest in encoding.overflowing:
+        ids += rest.ids
+    return ids
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

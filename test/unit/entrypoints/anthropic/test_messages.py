@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fixtures.scripted_engine import Length, Script, Served, Step, Stop, endless, serve
+from fixtures.dialect_chat import CALL, OFFERED, OPTIONS, PARAMETERS, TEMPLATE, Route, named_events, says
+from fixtures.scripted_engine import Length, Served, Step, Stop, endless, serve
 from mysglang.srt.entrypoints.anthropic.events import BlockEvents, message_content
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
@@ -22,53 +23,22 @@ from mysglang.srt.sampling.sampling_params import SamplingParams
 
 PATH = "/v1/messages"
 USER = [{"role": "user", "content": "Hi"}]
-TEMPLATE = """\
-{% for tool in tools or [] %}{{ tool.function.name }}({{ tool.function.parameters | tojson }});{% endfor %}
-{%- for message in messages %}[{{ message.role }}]{{ message.content }}\
-{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}\
-{% for call in message.tool_calls %}<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}\
-{% endfor %}{% if not loop.last or message.role != 'assistant' or add_generation_prompt %}/{% endif %}{% endfor %}
-{%- if add_generation_prompt %}[assistant]{% if enable_thinking %}<think>
-{% endif %}{% endif %}"""
 WEATHER = {
     "name": "weather",
     "description": "Tells the weather",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "input_schema": PARAMETERS,
 }
-OPTIONS = AppOptions(served_model_name="tiny", reasoning_parser="qwen3", tool_call_parser="hermes")
-CALL = '<think>Hm.</think>So: <tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>'
-
-
-def says(text: str, size: int = 3, finish: FinishReason | None = None) -> Script:
-    steps = [Step(text[at : at + size], [7]) for at in range(0, len(text), size)]
-    return lambda _: [*steps, Step("", [2], finish or Stop(2))]
-
-
-def asked(**fields: Any) -> dict[str, Any]:
-    return {"model": "tiny", "max_tokens": 50, "messages": USER} | fields
-
-
-async def whole(served: Served, **fields: Any) -> dict[str, Any]:
-    response = await served.post(PATH, asked(**fields))
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+ROUTE = Route(PATH, {"model": "tiny", "max_tokens": 50, "messages": USER})
+asked, whole = ROUTE.asked, ROUTE.whole
 
 
 async def streamed(served: Served, **fields: Any) -> list[dict[str, Any]]:
-    """The data of all events, each under its own name."""
-    response = await served.post(PATH, asked(stream=True, **fields))
-    assert response.status_code == 200, response.text
-    return read(response.content)
+    """The data of all events."""
+    return read((await ROUTE.stream(served, **fields)).content)
 
 
 def read(body: bytes) -> list[dict[str, Any]]:
-    found = []
-    for frame in body.removesuffix(b"\n\n").split(b"\n\n"):
-        name, data = frame.split(b"\n")
-        found.append(orjson.loads(data.removeprefix(b"data: ")))
-        assert name == b"event: " + found[-1]["type"].encode()
-    return found
+    return [orjson.loads(data) for data in named_events(body)]
 
 
 def joined(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -262,9 +232,8 @@ async def test_the_conversation_reaches_the_template() -> None:
     ]
     system = [{"type": "text", "text": "s"}]
     prompt, _ = await prompt_and_params(messages=messages, system=system, tools=[WEATHER], max_tokens=5)
-    schema = '{"type": "object", "properties": {"city": {"type": "string"}}}'
     assert prompt == (
-        f"weather({schema});[system]s/[user]a b/[assistant]c<think>t</think><tool_call>weather "
+        f"{OFFERED}[system]s/[user]a b/[assistant]c<think>t</think><tool_call>weather "
         '{"city": "x"}/[tool]d/[tool]Error: e/[user]f/[assistant]'
     )
 

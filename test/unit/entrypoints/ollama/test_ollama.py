@@ -6,34 +6,16 @@ from typing import Any
 import orjson
 import pytest
 
-from fixtures.scripted_engine import Length, Script, Served, Step, Stop, endless, logprob_row, serve
-from mysglang.srt.entrypoints.app_options import AppOptions
+from fixtures.dialect_chat import CALL, OFFERED, OPTIONS, PARAMETERS, TEMPLATE, says
+from fixtures.scripted_engine import CONTEXT_LEN, Length, Served, Step, Stop, endless, logprob_row, serve
 from mysglang.srt.entrypoints.ollama.answer import joined
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
-TEMPLATE = """\
-{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}
-{%- for message in messages %}[{{ message.role }}]{{ message.content }}\
-{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}\
-{% for call in message.tool_calls %}<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}\
-{% endfor %}{% if not loop.last or message.role != 'assistant' or add_generation_prompt %}/{% endif %}{% endfor %}
-{%- if add_generation_prompt %}[assistant]{% if enable_thinking %}<think>
-{% endif %}{% endif %}"""
-WEATHER = {
-    "type": "function",
-    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
-}
-OPTIONS = AppOptions(served_model_name="tiny", reasoning_parser="qwen3", tool_call_parser="hermes")
-CALL = '<think>Hm.</think>So: <tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>'
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
 TIMES = {"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
-
-
-def says(text: str, size: int = 3, finish: FinishReason | None = None) -> Script:
-    steps = [Step(text[at : at + size], [7]) for at in range(0, len(text), size)]
-    return lambda _: [*steps, Step("", [2], finish or Stop(2))]
 
 
 def asked(path: str, **fields: Any) -> dict[str, Any]:
@@ -143,7 +125,7 @@ async def test_the_conversation_reaches_the_template() -> None:
     ]
     prompt, _ = await prompt_and_params(messages=messages, tools=[WEATHER])
     expected = '[system]s/[user]a/[assistant]c<think>t</think><tool_call>weather {"city": "x"}/[tool]d/[assistant]'
-    assert prompt == f"weather;{expected}"
+    assert prompt == f"{OFFERED}{expected}"
 
 
 @pytest.mark.parametrize(
@@ -207,11 +189,13 @@ async def test_the_model() -> None:
         tags = (await served.client.get("/api/tags")).json()
         shown = (await served.post("/api/show", {"model": "tiny:latest"})).json()
         unknown = await served.post("/api/show", {"model": "llama3"})
+        (running,) = (await served.client.get("/api/ps")).json()["models"]
         version = (await served.client.get("/api/version")).json()
         await whole(served, model="tiny:latest")
-    assert [model["name"] for model in tags["models"]] == ["tiny"]
+    assert [model["name"] for model in tags["models"]] == ["tiny"] == [running["name"]]
+    assert (running["context_length"], running["size_vram"]) == (CONTEXT_LEN, 0)
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
-    assert shown["model_info"]["general.context_length"] == 200
+    assert shown["model_info"]["general.context_length"] == CONTEXT_LEN
     assert shown["template"] == TEMPLATE
     assert unknown.status_code == 404
     assert "'llama3' does not exist" in unknown.json()["error"]
@@ -233,7 +217,7 @@ async def test_a_model_that_generates_makes_no_vectors() -> None:
     [
         (CHAT, {"options": {"mirostat": 2}}, "mirostat"),
         (CHAT, {"options": {"num_gpu": 1}}, "num_gpu"),
-        (CHAT, {"options": {"num_ctx": 201}}, r"num_ctx.*200"),
+        (CHAT, {"options": {"num_ctx": CONTEXT_LEN + 1}}, rf"num_ctx.*{CONTEXT_LEN}"),
         (CHAT, {"options": {"num_predict": 0}}, r"options\.num_predict"),
         (CHAT, {"options": {"temperature": -1}}, "temperature"),
         (CHAT, {"options": {"repeat_penalty": -1}}, "repeat_penalty"),

@@ -271,15 +271,21 @@ async def test_a_folder_has_one_server(tmp_path: Path) -> None:
 
 async def test_batches_take_turns(tmp_path: Path) -> None:
     """A short batch does not wait for the end of a long one that came before."""
-    order: list[str] = []
+    answer = Step("Hi", [2], Stop(2))
+    lengths: list[int] = []
 
-    def noted(request: TokenizedGenerateReqInput) -> Iterable[Step]:
-        order.append(request.rid)
-        return [Step("Hi", [2], Stop(2))]
+    def held_at_first(request: TokenizedGenerateReqInput) -> Iterable[Step]:
+        lengths.append(len(request.input_ids))
+        return [] if len(lengths) == 1 else [answer]
 
-    async with desk_in(tmp_path, noted, max_in_flight=1) as desk:
-        long = await desk.begin(*(line(f"n{i}") for i in range(60)))
-        short = await desk.begin(line("a"))
-        await desk.end_of(short)
-        assert (await desk.api.batches.retrieve(long.id)).status == "in_progress"
-        assert counts(await desk.end_of(long)) == (60, 60, 0)
+    async with desk_in(tmp_path, held_at_first, max_in_flight=1) as desk:
+        long = await desk.begin(*(line(f"n{i}") for i in range(20)))
+        while not desk.served.engine.requests:
+            await asyncio.sleep(0.01)
+        short = await desk.begin(line("a", "Longer than theirs"))
+        while (await desk.api.batches.retrieve(short.id)).status == "validating":
+            await asyncio.sleep(0.01)
+        desk.served.engine.say(desk.served.engine.requests[0], answer, 1)
+        assert counts(await desk.end_of(short)) == (1, 1, 0)
+        assert counts(await desk.end_of(long)) == (20, 20, 0)
+    assert lengths.index(max(lengths)) <= 2

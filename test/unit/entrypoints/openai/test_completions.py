@@ -11,6 +11,8 @@ from fixtures.scripted_engine import CONTEXT_LEN, Length, Step, Stop, events, lo
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.outputs import Abort, RowLogprobs
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.parser import completion_template
+from mysglang.srt.parser.completion_template import CompletionTemplate
 
 PATH = "/v1/completions"
 
@@ -216,7 +218,7 @@ async def test_the_echoed_prompt_has_logprobs_and_offsets(kind: str) -> None:
         ({"best_of": 3, "stream": True}, "best_of", "in a stream it is n (1)"),
         ({"best_of": 1, "n": 2}, "best_of", "must be at least n (2)"),
         ({"best_of": 500}, "best_of", "more than the 72 requests"),
-        ({"suffix": "x"}, "suffix", "not supported"),
+        ({"suffix": "x"}, "suffix", "--completion-template"),
         ({"messages": []}, "messages", "does not know"),
         ({"rid": ["a", "b"]}, "rid", "2 entries for 1 prompts"),
     ],
@@ -285,3 +287,37 @@ async def test_a_refused_value_is_not_sent_back_whole() -> None:
         response = await served.post(PATH, asked(logit_bias={str(i): 1.0 for i in range(100_000)}))
     assert response.status_code == 400
     assert len(response.content) < 2000
+
+
+@pytest.fixture
+def fills_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family whose marks the small tokenizer has."""
+    template = CompletionTemplate("<s>{prompt}<|turn|>{suffix}<think>", ("<s>", "<|turn|>", "<think>"))
+    monkeypatch.setattr(completion_template, "COMPLETION_TEMPLATES", {"ours": template})
+
+
+@pytest.mark.usefixtures("fills_in")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_comes_before_a_suffix(stream: bool) -> None:
+    async with serve() as served:
+        response = await served.post(PATH, asked(prompt=["def f(", "b"], suffix="): pass", stream=stream))
+        assert response.status_code == 200
+        ids = [unpack_ids(request.input_ids).tolist() for request in served.engine.requests]
+    tokenizer = small("byte_level")
+    assert ids == [tokenizer.encode(f"<s>{prompt}<|turn|>): pass<think>") for prompt in ("def f(", "b")]
+
+
+@pytest.mark.usefixtures("fills_in")
+async def test_an_empty_suffix_is_none() -> None:
+    async with serve() as served:
+        assert (await served.post(PATH, asked(suffix=""))).status_code == 200
+        [request] = served.engine.requests
+    assert unpack_ids(request.input_ids).tolist() == small("byte_level").encode("Hi")
+
+
+@pytest.mark.usefixtures("fills_in")
+@pytest.mark.parametrize(("field", "value", "param"), [("prompt", [5, 6], "suffix"), ("echo", True, "echo")])
+async def test_what_cannot_have_a_suffix(field: str, value: Any, param: str) -> None:
+    async with serve() as served:
+        response = await served.post(PATH, asked(suffix="b", **{field: value}))
+    assert response.status_code == 400 and response.json()["param"] == param

@@ -1,14 +1,20 @@
 """/v1/files through OpenAI's client: what is kept is told back, bounded, and found again after a restart."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import openai
+import orjson
 import pytest
 
 from fixtures.batch_desk import OpenDesk, desk_in, line
-from fixtures.scripted_engine import serve
+from fixtures.scripted_engine import Served, serve
+from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.openai import files_record, files_store
+from mysglang.srt.entrypoints.openai.files_desk import DeskOptions
 from mysglang.srt.entrypoints.openai.files_upload import MAX_FILE_BYTES
 
 FORM = {"purpose": (None, "batch"), "file": ("a.jsonl", b"{}")}
@@ -148,3 +154,47 @@ async def test_without_a_folder_it_says_so() -> None:
         ]
     assert [answer.status_code for answer in answers] == [404] * 7
     assert all("--file-storage-path" in answer.json()["message"] for answer in answers)
+
+
+@asynccontextmanager
+async def keyed(folder: Path) -> AsyncIterator[Served]:
+    """A server with two keys that keeps files."""
+    desk = DeskOptions(folder=folder, max_total_bytes=1 << 20, max_in_flight=2)
+    options = AppOptions(served_model_name="tiny", api_keys=("one", "two"), desk=desk)
+    async with serve(options=options) as served, served.app.router.lifespan_context(served.app):
+        yield served
+
+
+async def test_a_key_sees_only_what_came_with_it(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as served:
+        one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "tiny", "prompt": "x"}}
+        form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", orjson.dumps(line) + b"\n")}}
+        mine = (await served.client.post("/v1/files", **form, headers=one)).json()["id"]
+        body = {"input_file_id": mine, "endpoint": "/v1/completions", "completion_window": "24h"}
+        assert (await served.post("/v1/batches", body, headers=two)).status_code == 404
+        batch = (await served.post("/v1/batches", body, headers=one)).json()["id"]
+        for method, path in (
+            ("GET", f"/v1/files/{mine}"),
+            ("GET", f"/v1/files/{mine}/content"),
+            ("DELETE", f"/v1/files/{mine}"),
+            ("GET", f"/v1/batches/{batch}"),
+            ("POST", f"/v1/batches/{batch}/cancel"),
+        ):
+            assert (await served.client.request(method, path, headers=two)).status_code == 404, path
+        async with asyncio.timeout(10):
+            known = {"status": ""}
+            while known["status"] != "completed":
+                await asyncio.sleep(0.01)
+                known = (await served.client.get(f"/v1/batches/{batch}", headers=one)).json()
+        # Its answers belong to whoever asked for them, after a restart too.
+        for path, count in (("/v1/files", 2), ("/v1/batches", 1)):
+            assert len((await served.client.get(path, headers=one)).json()["data"]) == count
+            assert (await served.client.get(path, headers=two)).json()["data"] == []
+        output = f"/v1/files/{known['output_file_id']}/content"
+        assert (await served.client.get(output, headers=two)).status_code == 404
+        assert (await served.client.get(output, headers=one)).status_code == 200
+    async with keyed(tmp_path) as served:
+        assert (await served.client.get(output, headers=two)).status_code == 404
+        assert (await served.client.get(output, headers=one)).status_code == 200
+    assert b"one" not in b"".join(path.read_bytes() for path in (tmp_path / "files").glob("*.json"))

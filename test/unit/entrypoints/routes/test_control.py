@@ -48,6 +48,7 @@ async def test_abort_ends_exactly_that_request() -> None:
         assert (await other).json()["text"] == "Hello"
 
 
+@pytest.mark.promise(15)
 async def test_abort_of_the_unknown_changes_nothing() -> None:
     async with serve() as served:
         for _ in range(2):
@@ -55,6 +56,7 @@ async def test_abort_of_the_unknown_changes_nothing() -> None:
         assert not [message for message in served.engine.sent if isinstance(message, AbortReq)]
 
 
+@pytest.mark.promise(15)
 @pytest.mark.parametrize(
     "body", [{}, {"rid": ""}, {"rid": None}, {"rid": "a", "abort_all": True}, {"rid": 5}, {"id": "a"}]
 )

@@ -8,6 +8,7 @@ from mysglang.srt.entrypoints.routes import health
 from mysglang.srt.errors import WorkerDied
 
 
+@pytest.mark.promise(7)
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 async def test_alive_by_heartbeat_alone(path: str) -> None:
     async with serve(silent, AppOptions(heartbeat_limit_s=5)) as served:

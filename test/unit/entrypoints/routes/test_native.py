@@ -63,6 +63,7 @@ async def test_an_incremental_stream_of_a_batch() -> None:
         assert [frame["text"] for frame in found if frame["index"] == index] == ["Hello", "", " world"]
 
 
+@pytest.mark.promise(30)
 async def test_a_stream_that_fails_is_no_success() -> None:
     script = [Step("Hello"), Step("", [], Abort("out of memory", status=500))]
     async with serve(lambda _: script) as served:
@@ -86,7 +87,7 @@ async def test_a_request_that_was_aborted_keeps_what_it_has() -> None:
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
-        ({}, "text", "Exactly one of text and input_ids"),
+        ({}, "text", "Exactly one of text, input_ids and input_embeds"),
         ({"text": "a", "input_ids": [5]}, "text", "Exactly one"),
         ({"text": 5}, "text", "Expected"),
         ({"text": "a", "tempo": 1}, "tempo", "unknown field"),

@@ -25,6 +25,7 @@ PATHS = (
 )
 
 
+@pytest.mark.promise(38)
 @pytest.mark.parametrize(
     ("options", "key", "status"),
     [

@@ -14,7 +14,7 @@ from fixtures.shared_pages import random_tree
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend
-from mysglang.srt.layers.attention.sgl_kernel_backend import SglKernelBackend, upload
+from mysglang.srt.layers.attention.sgl_kernel_backend import SglKernelBackend
 from mysglang.srt.layers.attention.split import split
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
@@ -34,18 +34,6 @@ def whole(pool: KvPool, table: Tensor, specs: Sequence[AttentionSpec]) -> Attent
 @every_story
 def test_stories(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
     check_story(lambda pool, table: whole(pool, table, [spec]), story, spec, page_size=page_size, tolerance=1e-4)
-
-
-def test_what_is_uploaded_is_aligned() -> None:
-    """The kernel reads 16 bytes at once; an array of odd length must not move the next one off that."""
-    arrays = {
-        name: np.arange(size, dtype=np.int32) + size for name, size in (("a", 133), ("b", 2), ("c", 24), ("d", 5))
-    }
-    uploaded = upload(arrays, torch.device("cpu"))
-    begin = uploaded["a"].data_ptr()
-    for name, array in arrays.items():
-        assert (uploaded[name].data_ptr() - begin) % 16 == 0
-        np.testing.assert_array_equal(uploaded[name].numpy(), array)
 
 
 def test_every_kind_of_layer_has_a_plan() -> None:

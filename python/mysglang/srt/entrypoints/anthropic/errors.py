@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from mysglang.srt.entrypoints.anthropic.events import event
 from mysglang.srt.entrypoints.error_responses import ErrorFacts
 
@@ -17,8 +19,24 @@ _TYPES = {
 }
 
 
+class AnthropicErrorFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="error"):
+    """What went wrong; in a stream, the last event."""
+
+    error: AnthropicErrorFields
+    request_id: str
+
+
 class AnthropicShape:
     """`entrypoints.error_responses.ErrorShape`."""
+
+    told = AnthropicError
 
     def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
         kind = _TYPES.get(facts.status, "invalid_request_error" if facts.status < 500 else "api_error")

@@ -17,11 +17,15 @@ from mysglang.srt.errors import InvalidRequest
 Effort: TypeAlias = Literal["low", "medium", "high", "xhigh", "max"]
 
 
+MARKS = frozenset({"cache_control"})
+
+
 class CacheControl(StrictModel):
     """A wish that the prompt be cached up to here."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] = "5m"
+    without_effect = frozenset({"ttl"})
 
 
 class TextBlock(StrictModel):
@@ -30,6 +34,7 @@ class TextBlock(StrictModel):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
+    without_effect = MARKS
     unsupported = not_here("citations", unless=([],))
 
 
@@ -49,6 +54,7 @@ class ToolUseBlock(StrictModel):
     name: str
     input: dict[str, Any]
     cache_control: CacheControl | None = None
+    without_effect = MARKS
     unsupported = {**not_here("caller", unless=({"type": "direct"},)), **not_here("toolset_name")}
 
 
@@ -68,6 +74,7 @@ class ToolResultBlock(StrictModel):
     content: TextBlocks = []
     is_error: bool = False
     cache_control: CacheControl | None = None
+    without_effect = MARKS
     unsupported = not_here("toolset_name")
 
 
@@ -104,6 +111,7 @@ class AnthropicTool(StrictModel):
     strict: bool = False
     type: Literal["custom"] = "custom"
     cache_control: CacheControl | None = None
+    without_effect = MARKS
     unsupported = {
         **not_here("defer_loading", unless=OFF),
         **not_here("allowed_callers", unless=(["direct"],)),
@@ -158,6 +166,7 @@ class Metadata(StrictModel):
     """Of the client's own bookkeeping."""
 
     user_id: str | None = None
+    without_effect = frozenset({"user_id"})
 
 
 KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
@@ -184,6 +193,7 @@ class CountTokensRequest(StrictModel):
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
     cache_control: CacheControl | None = None
+    without_effect = MARKS
     unsupported = _UNSUPPORTED
 
 
@@ -197,6 +207,7 @@ class MessagesRequest(CountTokensRequest):
     top_p: float | None = None
     top_k: int | None = None
     metadata: Metadata = Metadata()
+    without_effect = MARKS | {"metadata"}
 
     @model_validator(mode="after")
     def _thoughts_are_part_of_the_answer(self) -> MessagesRequest:

@@ -17,7 +17,7 @@ from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews, Ending, aborted
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.entrypoints.streaming import open_stream, while_connected, with_pings
+from mysglang.srt.entrypoints.streaming import EventStream, while_connected, with_pings
 
 
 class AnthropicServing:
@@ -34,7 +34,7 @@ class AnthropicServing:
         self._models.check(body.model)
         rid = f"msg_{uuid.uuid4().hex}"
         if body.stream:
-            return await open_stream(request, with_pings(self._stream(body, rid), PING, PING_S))
+            return EventStream(with_pings(self._stream(body, rid), PING, PING_S))
         return json_response(await while_connected(request.receive, self._complete(body, rid)))
 
     async def count_tokens(self, request: Request) -> Response:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import orjson
 
 from mysglang.srt.entrypoints.error_responses import ErrorFacts
 
 
+class OllamaError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What went wrong; in a stream, the last line."""
+
+    error: str
+    request_id: str
+
+
 class OllamaShape:
     """`entrypoints.error_responses.ErrorShape`."""
+
+    told = OllamaError
 
     def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
         return {"error": facts.message, "request_id": request_id}

@@ -12,6 +12,10 @@ from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.errors import NotFound
+from mysglang.srt.utils.hardware import GIB
+
+NEVER = "9999-12-31T23:59:59Z"
+"""When the model will be unloaded."""
 
 LATEST = ":latest"
 """The tag that Ollama's clients put behind a name that has none."""
@@ -27,8 +31,11 @@ class ModelCard:
         formats: AnswerFormats,
         model_path: str,
         model_info: Mapping[str, Any],
+        *,
+        on_gpu: bool = False,
     ) -> None:
-        """`model_info`: of `/model_info`, from which the family is taken."""
+        """`model_info`: of `/model_info`, from which the family is taken. `on_gpu`: where the model is."""
+        self._on_gpu = on_gpu
         self._front = front
         self._models = models
         self._formats = formats
@@ -55,6 +62,18 @@ class ModelCard:
             "size": self._size,
             "digest": self._digest,
             "details": self._details(),
+        }
+
+    def running(self) -> dict[str, object]:
+        """The row of /api/ps: the model is always loaded, and its memory is that of the weights and the cache."""
+        facts = self._front.facts
+        held = int(sum(facts.memory_usage.values()) * GIB)
+        return {
+            **self.tag(),
+            "size": held,
+            "expires_at": NEVER,
+            "size_vram": held if self._on_gpu else 0,
+            "context_length": self.context_len,
         }
 
     def show(self) -> dict[str, object]:

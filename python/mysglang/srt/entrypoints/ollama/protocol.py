@@ -158,6 +158,7 @@ class OllamaShowRequest(StrictModel):
 
     model: str
     verbose: bool = False
+    without_effect = frozenset({"verbose"})
     unsupported = {**not_here("system", "template", unless=("",)), **not_here("options", unless=({},))}
 
 

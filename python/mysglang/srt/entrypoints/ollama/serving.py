@@ -29,7 +29,7 @@ from mysglang.srt.entrypoints.ollama.translate import (
 )
 from mysglang.srt.entrypoints.openai.chat_answers import Ask, ChatAnswers
 from mysglang.srt.entrypoints.openai.field_names import own_words
-from mysglang.srt.entrypoints.streaming import open_stream, while_connected
+from mysglang.srt.entrypoints.streaming import EventStream, while_connected
 
 NDJSON = "application/x-ndjson"
 
@@ -83,7 +83,7 @@ class OllamaServing:
             nothing = job.tell({"role": "assistant", "content": ""})
             return json_response({**self._head(job), **nothing, "done_reason": "load", "done": True})
         if job.body.stream:
-            return await open_stream(request, self._lines(job), NDJSON)
+            return EventStream(self._lines(job), NDJSON)
         return json_response(await while_connected(request.receive, self._complete(job)))
 
     async def _lines(self, job: _Job) -> AsyncGenerator[bytes, None]:

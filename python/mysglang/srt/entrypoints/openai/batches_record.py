@@ -75,6 +75,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     endpoint: str
     model: str
     input_file_id: str
+    owner: str = ""
+    """The key that asked for it, by `auth.owner_of`: to others neither it nor its files exist."""
     status: Status = "validating"
     created_at: int
     expires_at: int
@@ -127,13 +129,14 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         }
 
 
-def new_record(body: CreateBatchRequest, model: str, now: int) -> BatchRecord:
+def new_record(body: CreateBatchRequest, model: str, owner: str, now: int) -> BatchRecord:
     expiry = body.output_expires_after
     return BatchRecord(
         id=f"batch_{uuid.uuid4().hex}",
         endpoint=body.endpoint,
         model=model,
         input_file_id=body.input_file_id,
+        owner=owner,
         created_at=now,
         expires_at=now + DAY_S,
         output_life_s=MONTH_S if expiry is None else expiry.seconds,

@@ -74,7 +74,7 @@ class BatchRun:
     async def _check(self, record: BatchRecord) -> list[InputLine] | None:
         """The requests in its input; None if that is not valid, which ends it."""
         try:
-            path = self._files.path(self._files.get(record.input_file_id))
+            path = self._files.path(self._files.get(record.input_file_id, record.owner))
             lines = await asyncio.to_thread(read_input, path, record.endpoint)
         except InputRefused as refused:
             faults = refused.faults
@@ -88,7 +88,7 @@ class BatchRun:
 
     async def _answer_all(self, record: BatchRecord, lines: Sequence[InputLine]) -> BatchRecord:
         journal = self._journal = await asyncio.to_thread(self._batches.journal, self._id)
-        path = self._files.path(self._files.get(record.input_file_id))
+        path = self._files.path(self._files.get(record.input_file_id, record.owner))
         left = [line for line in lines if line.custom_id not in journal.answered]
         how = await self._until_end(self._ask_all(journal, path, left), record.expires_at)
         await asyncio.to_thread(_close, journal, how, left)
@@ -156,7 +156,10 @@ class BatchRun:
         for path, file_id, kind in ((output, record.output_file_id, "output"), (errors, record.error_file_id, "error")):
             if file_id is not None:
                 name = f"{record.id}_{kind}.jsonl"
-                await self._files.adopt(path, file_id, name=name, purpose=BATCH_OUTPUT, life_s=record.output_life_s)
+                life_s = record.output_life_s
+                await self._files.adopt(
+                    path, file_id, owner=record.owner, name=name, purpose=BATCH_OUTPUT, life_s=life_s
+                )
         await self._batches.change(self._id, lambda known: steps.ended(known, now()))
 
 

@@ -11,7 +11,7 @@ from mysglang.srt.entrypoints.openai import batches_record as steps
 from mysglang.srt.entrypoints.openai.batches_record import BatchRecord, CreateBatchRequest, new_record
 from mysglang.srt.entrypoints.openai.batches_room import Room
 from mysglang.srt.entrypoints.openai.batches_run import Answer, BatchRun
-from mysglang.srt.entrypoints.openai.batches_store import BatchStore
+from mysglang.srt.entrypoints.openai.batches_store import BatchStore, no_batch
 from mysglang.srt.entrypoints.openai.files_record import BATCH_INPUT, now, page
 from mysglang.srt.entrypoints.openai.files_store import FileStore
 from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
@@ -59,40 +59,47 @@ class Batches:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def create(self, body: CreateBatchRequest) -> dict[str, object]:
+    async def create(self, body: CreateBatchRequest, owner: str) -> dict[str, object]:
         """Raises NotFound for a file that is not there, InvalidRequest for one that is no input, Overloaded."""
         if body.endpoint not in self._endpoints.answers:
             known = ", ".join(self._endpoints.answers)
             raise InvalidRequest(f"endpoint: must be one of {known}, got {body.endpoint!r}.", param="endpoint")
-        file = self._files.get(body.input_file_id)
+        file = self._files.get(body.input_file_id, owner)
         if file.purpose != BATCH_INPUT:
             message = f"input_file_id: the purpose of the file must be {BATCH_INPUT!r}, not {file.purpose!r}."
             raise InvalidRequest(message, param="input_file_id")
         if len(self._runs) >= MAX_OPEN:
             raise Overloaded(f"{MAX_OPEN} batches are open already.")
-        record = new_record(body, self._endpoints.model, now())
+        record = new_record(body, self._endpoints.model, owner, now())
         with self._files.held(file.id):
             await self._store.add(record)
             self._launch(record)
         return record.wire()
 
-    def get(self, batch_id: str) -> dict[str, object]:
-        """Raises NotFound."""
-        return self._shown(self._store.get(batch_id)).wire()
+    def get(self, batch_id: str, owner: str) -> dict[str, object]:
+        """Raises NotFound, also for somebody else's."""
+        return self._shown(self._owned(batch_id, owner)).wire()
 
-    def list(self, *, after: str | None, limit: int) -> dict[str, object]:
-        """The newest first. Raises InvalidRequest."""
-        return page([self._shown(record) for record in self._store.all()], after=after, limit=limit)
+    def list(self, owner: str, *, after: str | None, limit: int) -> dict[str, object]:
+        """Those of one owner, the newest first. Raises InvalidRequest."""
+        mine = [self._shown(record) for record in self._store.all() if record.owner == owner]
+        return page(mine, after=after, limit=limit)
 
-    async def cancel(self, batch_id: str) -> dict[str, object]:
+    async def cancel(self, batch_id: str, owner: str) -> dict[str, object]:
         """Raises NotFound, and InvalidRequest for a batch that is over."""
-        record = self._store.get(batch_id)
+        record = self._owned(batch_id, owner)
         if record.over:
             raise InvalidRequest(f"{batch_id} is {record.status} and cannot be cancelled.", param="batch_id")
         record = await self._store.change(batch_id, lambda known: steps.cancelling(known, now()))
         if batch_id in self._runs and record.status == "cancelling":
             self._runs[batch_id].cancel()
         return self._shown(record).wire()
+
+    def _owned(self, batch_id: str, owner: str) -> BatchRecord:
+        record = self._store.get(batch_id)
+        if record.owner != owner:
+            raise no_batch(batch_id)
+        return record
 
     def _shown(self, record: BatchRecord) -> BatchRecord:
         """With the counts of this moment."""

@@ -50,7 +50,7 @@ class BatchStore:
     def get(self, batch_id: str) -> BatchRecord:
         """Raises NotFound."""
         if batch_id not in self._records:
-            raise NotFound(f"There is no batch {batch_id!r}.", param="batch_id")
+            raise no_batch(batch_id)
         return self._records[batch_id]
 
     def all(self) -> list[BatchRecord]:
@@ -85,6 +85,10 @@ class BatchStore:
         path = self._folder / f"{record.id}.json"
         await asyncio.to_thread(write_atomically, path, msgspec.json.encode(record))
         self._records[record.id] = record
+
+
+def no_batch(batch_id: str) -> NotFound:
+    return NotFound(f"There is no batch {batch_id!r}.", param="batch_id")
 
 
 class _Details(msgspec.Struct):

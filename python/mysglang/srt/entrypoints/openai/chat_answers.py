@@ -127,6 +127,8 @@ class ChatAnswers:
             rid=rid,
             return_logprob=body.logprobs,
             top_logprobs_num=body.top_logprobs,
+            custom_logit_processor=body.custom_logit_processor,
+            return_hidden_states="last" if body.return_hidden_states else False,
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
             priority=body.priority,

@@ -51,6 +51,10 @@ class ChatStream:
         """The last frame of `index`."""
         return self._frame(index, {"reasoning_content": None}, None, reason, matched)
 
+    def add(self, index: int, said: Mapping[str, object]) -> bytes:
+        """A frame behind the last one of `index`, with what is told beside its message."""
+        return self._frame(index, {**said, "reasoning_content": None})
+
     def _frame(
         self,
         index: int,

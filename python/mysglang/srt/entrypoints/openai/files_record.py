@@ -33,6 +33,8 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     filename: str
     purpose: str
     expires_at: int | None = None
+    owner: str = ""
+    """The key that it came with, by `auth.owner_of`: to others it does not exist."""
 
     def wire(self) -> dict[str, object]:
         return {

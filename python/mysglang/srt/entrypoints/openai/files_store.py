@@ -63,10 +63,10 @@ class FileStore:
             if path.stem not in self._records and path.stem not in unreadable and path.stem not in coming:
                 path.unlink(missing_ok=True)
 
-    def get(self, file_id: str) -> FileRecord:
-        """Raises NotFound, also for a file whose time is over."""
+    def get(self, file_id: str, owner: str) -> FileRecord:
+        """Raises NotFound, also for a file whose time is over, or that is somebody else's."""
         record = self._records.get(file_id)
-        if record is None or self._over(record):
+        if record is None or record.owner != owner or self._over(record):
             raise NotFound(f"There is no file {file_id!r}.", param="file_id")
         return record
 
@@ -74,12 +74,12 @@ class FileStore:
         """Where its bytes are."""
         return self._content(record.id)
 
-    def all(self) -> list[FileRecord]:
-        """The newest first."""
-        there = [record for record in self._records.values() if not self._over(record)]
+    def all(self, owner: str) -> list[FileRecord]:
+        """Those of one owner, the newest first."""
+        there = [record for record in self._records.values() if record.owner == owner and not self._over(record)]
         return sorted(there, key=lambda record: (record.created_at, record.id), reverse=True)
 
-    async def add(self, source: IO[bytes], *, name: str, purpose: str, life_s: int | None) -> FileRecord:
+    async def add(self, source: IO[bytes], *, owner: str, name: str, purpose: str, life_s: int | None) -> FileRecord:
         """Keep a copy of `source` for `life_s` seconds, or for ever. Raises InvalidRequest if there is no room."""
         for old in self._forget_old():
             await asyncio.to_thread(self._erase, old)
@@ -87,7 +87,7 @@ class FileStore:
         if self._arriving + sum(record.bytes for record in self._records.values()) + size > self._max_total_bytes:
             message = f"The files kept here may have {self._max_total_bytes} bytes in all; delete some first."
             raise InvalidRequest(message, param="file")
-        record = _new_record(new_file_id(), size, name, purpose, life_s)
+        record = _new_record(new_file_id(), size, owner, name, purpose, life_s)
         self._arriving += size
         try:
             await asyncio.to_thread(self._write, record, source)
@@ -96,18 +96,20 @@ class FileStore:
         self._records[record.id] = record
         return record
 
-    async def adopt(self, source: Path, file_id: str, *, name: str, purpose: str, life_s: int | None) -> FileRecord:
+    async def adopt(
+        self, source: Path, file_id: str, *, owner: str, name: str, purpose: str, life_s: int | None
+    ) -> FileRecord:
         """Make the file at `source`, of the same file system, the file `file_id`. Doing it again changes nothing."""
         known = self._records.get(file_id)
         if known is not None:
             return known
-        record = await asyncio.to_thread(self._adopt, source, file_id, name, purpose, life_s)
+        record = await asyncio.to_thread(self._adopt, source, file_id, owner, name, purpose, life_s)
         self._records[file_id] = record
         return record
 
-    async def delete(self, file_id: str) -> None:
+    async def delete(self, file_id: str, owner: str) -> None:
         """Raises NotFound, and InvalidRequest for a file that somebody holds."""
-        record = self.get(file_id)
+        record = self.get(file_id, owner)
         if self._held[file_id]:
             message = f"{file_id} is the input of a batch that is not complete; cancel that first."
             raise InvalidRequest(message, param="file_id")
@@ -137,13 +139,13 @@ class FileStore:
             unfinished.unlink(missing_ok=True)
         self._write_meta(record)
 
-    def _adopt(self, source: Path, file_id: str, name: str, purpose: str, life_s: int | None) -> FileRecord:
+    def _adopt(self, source: Path, file_id: str, owner: str, name: str, purpose: str, life_s: int | None) -> FileRecord:
         content = self._content(file_id)
         # A crash may have come between this and the record.
         if not content.exists():
             source.replace(content)
             sync_folder(source.parent)
-        record = _new_record(file_id, content.stat().st_size, name, purpose, life_s)
+        record = _new_record(file_id, content.stat().st_size, owner, name, purpose, life_s)
         self._write_meta(record)
         return record
 
@@ -174,7 +176,14 @@ def new_file_id() -> str:
     return f"file-{uuid.uuid4().hex}"
 
 
-def _new_record(file_id: str, size: int, name: str, purpose: str, life_s: int | None) -> FileRecord:
+def _new_record(file_id: str, size: int, owner: str, name: str, purpose: str, life_s: int | None) -> FileRecord:
     created = now()
-    expires = None if life_s is None else created + life_s
-    return FileRecord(id=file_id, bytes=size, created_at=created, filename=name, purpose=purpose, expires_at=expires)
+    return FileRecord(
+        id=file_id,
+        bytes=size,
+        created_at=created,
+        filename=name,
+        purpose=purpose,
+        expires_at=None if life_s is None else created + life_s,
+        owner=owner,
+    )

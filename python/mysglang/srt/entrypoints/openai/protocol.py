@@ -82,6 +82,10 @@ class GenerationRequest(StrictModel):
     repetition_penalty: float | None = None
     min_tokens: int = 0
     n: int = 1
+    beam_width: int | None = None
+    use_beam_search: bool = False
+    """vLLM's way to ask: as many beams as answers are generated."""
+    length_penalty: float = 1.0
     stop: Texts = []
     stop_regex: Texts = []
     stop_token_ids: list[int] = []
@@ -90,6 +94,12 @@ class GenerationRequest(StrictModel):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logit_bias: dict[str, float] = {}
+    bad_words: list[str] = []
+    allowed_token_ids: list[int] | None = None
+    custom_logit_processor: str | None = None
+    custom_params: dict[str, Any] | None = None
+    return_hidden_states: bool = False
+    """Whether each choice tells the last hidden state that its last token was made of."""
     seed: int | None = None
     response_format: ResponseFormat | None = None
     regex: str | None = None
@@ -104,7 +114,16 @@ class GenerationRequest(StrictModel):
     metadata: dict[str, Any] = {}
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    without_effect = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
+    without_effect = frozenset(
+        {"user", "metadata", "safety_identifier", "prompt_cache_key", "spaces_between_special_tokens"}
+    )
+
+    @property
+    def beams(self) -> int | None:
+        """How many beams there are, if there are some."""
+        if self.use_beam_search:
+            return self.beam_width or getattr(self, "best_of", None) or self.n
+        return None if self.beam_width == 1 else self.beam_width
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> GenerationRequest:
@@ -114,12 +133,11 @@ class GenerationRequest(StrictModel):
 
 
 _UNSUPPORTED_EVERYWHERE = {
-    **not_here("store", "return_hidden_states", "return_routed_experts", unless=OFF),
+    **not_here("store", "return_routed_experts", unless=OFF),
     **not_here("return_cached_tokens_details", "return_spec_tokens_details", unless=OFF),
     **not_here("service_tier", unless=("auto", "default")),
-    **not_here("structural_tag", "lora_path", "beam_width"),
-    **not_here("bad_words", "allowed_token_ids", unless=([],)),
-    **not_here("session_id", "session_params", "custom_params", "custom_logit_processor", "custom_labels"),
+    **not_here("structural_tag", "lora_path"),
+    **not_here("session_id", "session_params", "custom_labels"),
     **not_here("watermark", "images_config", "mm_processor_kwargs", "routed_dp_rank", "data_parallel_rank"),
     **not_here("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_prefill_dp_rank"),
     **not_here("routed_experts_start_len", unless=(0,)),
@@ -132,6 +150,8 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0)] = 16
+    suffix: str | None = None
+    """What stands behind the answer; prompts are texts then. Empty is none."""
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -139,7 +159,7 @@ class CompletionRequest(GenerationRequest):
     return_token_ids: bool = False
     json_schema: str | None = None
     rid: Texts | None = None
-    unsupported = {**_UNSUPPORTED_EVERYWHERE, **not_here("suffix")}
+    unsupported = _UNSUPPORTED_EVERYWHERE
 
     @model_validator(mode="after")
     def _best_of_holds_n(self) -> CompletionRequest:
@@ -150,10 +170,20 @@ class CompletionRequest(GenerationRequest):
             raise InvalidRequest(message, param="best_of")
         return self
 
+    @model_validator(mode="after")
+    def _a_suffix_needs_texts(self) -> CompletionRequest:
+        if not self.suffix:
+            return self
+        if not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise InvalidRequest("suffix: the prompt before it must be a text.", param="suffix")
+        if self.echo:
+            raise InvalidRequest("echo: not together with suffix, where the prompt is not all of it.", param="echo")
+        return self
+
     @property
     def candidates(self) -> int:
-        """Answers that are generated for each prompt."""
-        return self.n if self.best_of is None else self.best_of
+        """Answers that are generated for each prompt, to choose the best from. Beam search has chosen already."""
+        return self.n if self.best_of is None or self.beams is not None else self.best_of
 
 
 class ChatCompletionRequest(GenerationRequest):

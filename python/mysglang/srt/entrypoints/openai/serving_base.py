@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mysglang.srt.args.parsers import CompletionTemplateName
 from mysglang.srt.entrypoints.body import read_model, validate
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
@@ -25,10 +26,9 @@ from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.usage import UsageMeter
-from mysglang.srt.entrypoints.streaming import open_stream, while_connected
+from mysglang.srt.entrypoints.streaming import EventStream, while_connected
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
-from mysglang.srt.managers.response_dict import WEIGHT_VERSION
 from mysglang.srt.messages.generate import GenerateReqInput
 
 Body = TypeVar("Body", bound=GenerationRequest)
@@ -42,6 +42,8 @@ class ServingOptions:
 
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     report_cached_tokens: bool = False
+    completion_template: CompletionTemplateName = "auto"
+    """How the model is asked for the middle of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
         self._models.check(body.model)
         envelope = Envelope(self._rid(body), int(time.time()), self._models.name)
         if body.stream:
-            return await open_stream(request, self._stream(body, envelope))
+            return EventStream(self._stream(body, envelope))
         answer = await while_connected(request.receive, self._complete(body, envelope))
         return json_response(answer)
 
@@ -104,7 +106,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
             **head,
             "choices": [choices[index] for index in sorted(choices)],
             "usage": meter.total(),
-            "metadata": {"weight_version": WEIGHT_VERSION},
+            "metadata": {"weight_version": meter.weight_version},
         }
 
     @asynccontextmanager
@@ -127,6 +129,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
 
 def note_usage(meter: UsageMeter, chunk: GenerationChunk, reasoning: int | None = None) -> None:
     """Note the counters of `chunk`. `reasoning`: how many of its answer's tokens were thought so far, if known."""
+    meter.weight_version = chunk.weight_versions[-1][0]
     meter.note(
         chunk.index,
         prompt=chunk.prompt_tokens,

@@ -10,6 +10,7 @@ from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews
 from mysglang.srt.entrypoints.openai.chat_message import chat_message
 from mysglang.srt.entrypoints.openai.chat_stream import ChatStream
 from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES
+from mysglang.srt.entrypoints.openai.last_states import LastStates
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, ServingOptions, note_usage
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
@@ -32,11 +33,13 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
     async def _complete(self, body: ChatCompletionRequest, envelope: Envelope) -> dict[str, object]:
         meter = self._meter(body)
         choices: dict[int, dict[str, object]] = {}
+        states = LastStates()
         ask = await self._answers.ask(body, envelope.rid)
         async with aclosing(self._answers.read(ask)) as found:
             async for news in found:
                 note_usage(meter, news.chunk, news.reasoning_tokens)
-                choices[news.chunk.index] = self._choice(news)
+                states.note(news.chunk)
+                choices[news.chunk.index] = self._choice(news) | states.of(news.chunk.index)
         return self._answer(envelope.head("chat.completion"), choices, meter)
 
     async def _stream(self, body: ChatCompletionRequest, envelope: Envelope) -> AsyncGenerator[bytes, None]:
@@ -44,10 +47,11 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         with_usage = options.include_usage or options.continuous_usage_stats
         frames = StreamFrames(envelope.head("chat.completion.chunk"), usage_key=with_usage)
         ask = await self._answers.ask(body, envelope.rid)
-        stream = ChatStream(frames)
+        stream, states = ChatStream(frames), LastStates()
         async with aclosing(self._answers.read(ask)) as found:
             async for news in found:
                 index = news.chunk.index
+                states.note(news.chunk)
                 note_usage(meter, news.chunk, news.reasoning_tokens)
                 usage = meter.of(index) if options.continuous_usage_stats else None
                 said = stream.begin(index) + stream.say(index, news.parts, self._logprobs(news), usage)
@@ -56,6 +60,8 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
                 # Nothing, while what a chunk brings is incomplete.
                 if said:
                     yield said
+        for index, found_states in states.all():
+            yield stream.add(index, found_states)
         yield (frames.usage(meter.total()) if options.include_usage else b"") + DONE
 
     def _choice(self, news: ChatNews) -> dict[str, object]:

@@ -6,19 +6,23 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.best_of import likeliest
 from mysglang.srt.entrypoints.openai.field_names import COMPLETION_NAMES, own_words
+from mysglang.srt.entrypoints.openai.last_states import LastStates
 from mysglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, positions
 from mysglang.srt.entrypoints.openai.protocol import CompletionRequest
 from mysglang.srt.entrypoints.openai.response_format import names_of
 from mysglang.srt.entrypoints.openai.sampling import sampling_params
-from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, note_usage
+from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, ServingOptions, note_usage
+from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
 from mysglang.srt.entrypoints.openai.usage import UsageMeter, finish_words
 from mysglang.srt.entrypoints.streaming import DONE
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.parser.completion_template import choose_completion_template
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 
@@ -27,6 +31,16 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
 
     body_model = CompletionRequest
     names = COMPLETION_NAMES
+
+    def __init__(self, front: Front, models: OpenAIServingModels, options: ServingOptions) -> None:
+        """Raises ConfigError for a completion template that is not the model's."""
+        super().__init__(front, models, options)
+        tokenizer = front.tokenizer
+        self._fill_in = None
+        if tokenizer is not None:
+            self._fill_in = choose_completion_template(
+                options.completion_template, lambda mark: tokenizer.id_of(mark) is not None
+            )
 
     async def _complete(self, body: CompletionRequest, envelope: Envelope) -> dict[str, object]:
         meter, teller = self._meter(body), await self._teller(body)
@@ -37,7 +51,10 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
                 note_usage(meter, chunk)
                 found[chunk.index] = chunk
         best = likeliest(found, len(body.prompt), body.candidates, body.n)
-        choices = {index: {**teller.choice(chunk), "index": index} for index, chunk in best.items()}
+        choices = {
+            index: {**teller.choice(chunk), **teller.states.of(chunk.index), "index": index}
+            for index, chunk in best.items()
+        }
         return self._answer(envelope.head("text_completion"), choices, meter)
 
     async def _stream(self, body: CompletionRequest, envelope: Envelope) -> AsyncGenerator[bytes, None]:
@@ -51,6 +68,9 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
                 # There may be nothing to tell, while a character or a stop string is incomplete.
                 if any(choice.get(name) for name in ("text", "logprobs", "finish_reason", "token_ids")):
                     yield frames.choice(choice, meter.of(chunk.index) if options.continuous_usage_stats else None)
+        for index, said in teller.states.all():
+            nothing_new = {"text": "", "logprobs": None, "finish_reason": None, "matched_stop": None}
+            yield frames.choice({"index": index, **nothing_new, **said})
         yield (frames.usage(meter.total()) if options.include_usage else b"") + DONE
 
     def _meter(self, body: CompletionRequest) -> UsageMeter:
@@ -59,7 +79,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
     def _convert(self, body: CompletionRequest, envelope: Envelope) -> GenerateReqInput:
         wants_logprobs = body.logprobs is not None
         params = sampling_params(body, self._options.defaults, body.max_tokens)
-        texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+        texts = [self._with_suffix(prompt, body) for prompt in body.prompt if isinstance(prompt, str)]
         ids: list[int | list[int]] = [prompt for prompt in body.prompt if isinstance(prompt, list)]
         return GenerateReqInput(
             text=texts or None,
@@ -72,10 +92,22 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
             return_logprob=wants_logprobs or body.candidates > body.n,
             logprob_start_len=0 if wants_logprobs and body.echo else -1,
             top_logprobs_num=body.logprobs or 0,
+            custom_logit_processor=body.custom_logit_processor,
+            return_hidden_states="last" if body.return_hidden_states else False,
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
             priority=body.priority,
         )
+
+    def _with_suffix(self, prompt: str, body: CompletionRequest) -> str:
+        if not body.suffix:
+            return prompt
+        if self._fill_in is None:
+            message = (
+                "suffix: nothing is known of how this model is asked for the middle of a text (--completion-template)."
+            )
+            raise InvalidRequest(message, param="suffix")
+        return self._fill_in.render(prompt, body.suffix)
 
     async def _teller(self, body: CompletionRequest) -> _Teller:
         if body.logprobs is not None and self._front.tokenizer is None:
@@ -100,6 +132,7 @@ class _Teller:
         self._echoes = echoes
         self._tokenizer = tokenizer
         self._begun: set[int] = set()
+        self.states = LastStates()
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
     def choice(self, chunk: GenerationChunk) -> dict[str, object]:
@@ -112,6 +145,7 @@ class _Teller:
             "finish_reason": reason,
             "matched_stop": matched,
         }
+        self.states.note(chunk)
         if self._body.return_token_ids:
             choice["token_ids"] = chunk.token_ids.tolist()
             if first and chunk.prompt_ids is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
+from mysglang.srt.messages.weights import FIRST_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
+class _Counts(NamedTuple):
     prompt: int
     completion: int
     cached: int
@@ -22,6 +22,8 @@ class UsageMeter:
         self._n = n
         self._report_cached = report_cached
         self._choices: dict[int, _Counts] = {}
+        self.weight_version = FIRST_VERSION
+        """Of the weights with which its newest tokens were computed."""
 
     def note(self, choice: int, *, prompt: int, completion: int, cached: int, reasoning: int | None = None) -> None:
         """The counters of `choice` as they stand now. `reasoning`: how many were thought, if known."""

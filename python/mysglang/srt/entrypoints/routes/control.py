@@ -29,7 +29,7 @@ class AbortRequest(StrictModel):
 def control_router(manager: Manager) -> APIRouter:
     router = APIRouter(tags=["control"])
 
-    @router.post("/flush_cache")
+    @router.post("/flush_cache", response_class=PlainTextResponse)
     async def flush_cache(
         request: Request, timeout: Annotated[float, Query(ge=0, le=MAX_FLUSH_WAIT_S)] = 0.0
     ) -> Response:
@@ -37,7 +37,7 @@ def control_router(manager: Manager) -> APIRouter:
         await while_connected(request.receive, _flush(manager, timeout))
         return PlainTextResponse("Cache flushed.\n")
 
-    @router.post("/abort_request", openapi_extra=takes(AbortRequest))
+    @router.post("/abort_request", response_class=Response, openapi_extra=takes(AbortRequest))
     async def abort_request(request: Request) -> Response:
         """Stop the request of exactly that `rid`, or all. What it generated so far is its answer, finish reason abort.
 

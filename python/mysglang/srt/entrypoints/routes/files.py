@@ -7,13 +7,15 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import FileResponse, Response
 
+from mysglang.srt.entrypoints.auth import owner_of
 from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.batches_record import CreateBatchRequest
 from mysglang.srt.entrypoints.openai.files_desk import Desk
 from mysglang.srt.entrypoints.openai.files_record import page
 from mysglang.srt.entrypoints.openai.files_upload import UploadFileRequest, read_upload
-from mysglang.srt.entrypoints.openapi import FORM, takes
+from mysglang.srt.entrypoints.openai.kept_answers import Batch, BatchList, DeletedFile, File, FileList
+from mysglang.srt.entrypoints.openapi import FORM, gives, gives_bytes, takes
 
 BODIES = (UploadFileRequest, CreateBatchRequest)
 
@@ -28,45 +30,52 @@ BatchLimit = Annotated[int, Query(ge=1, le=MAX_BATCH_PAGE)]
 def files_router(desk: Desk) -> APIRouter:
     router = APIRouter(tags=["files"])
 
-    @router.post("/v1/files", openapi_extra=takes(UploadFileRequest, FORM))
+    @router.post("/v1/files", openapi_extra=takes(UploadFileRequest, FORM) | gives(File))
     async def upload_file(request: Request) -> Response:
         """Keep a file, such as the input of a batch."""
         files = desk.files
         async with read_upload(request) as upload:
-            record = await files.add(upload.source, name=upload.name, purpose=upload.purpose, life_s=upload.life_s)
+            record = await files.add(
+                upload.source,
+                owner=owner_of(request.scope),
+                name=upload.name,
+                purpose=upload.purpose,
+                life_s=upload.life_s,
+            )
         return json_response(record.wire())
 
-    @router.get("/v1/files")
+    @router.get("/v1/files", openapi_extra=gives(FileList))
     async def list_files(
+        request: Request,
         after: str | None = None,
         limit: Limit = MAX_PAGE,
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
     ) -> Response:
-        """The files that are kept, by the time at which they came."""
-        found = [record for record in desk.files.all() if purpose in (None, record.purpose)]
+        """The files that are kept, by the time at which they came. A key sees only what came with it."""
+        found = [record for record in desk.files.all(owner_of(request.scope)) if purpose in (None, record.purpose)]
         if order == "asc":
             found.reverse()
         return json_response(page(found, after=after, limit=limit))
 
-    @router.get("/v1/files/{file_id}")
-    async def get_file(file_id: str) -> Response:
+    @router.get("/v1/files/{file_id}", openapi_extra=gives(File))
+    async def get_file(request: Request, file_id: str) -> Response:
         """What is known of a file."""
-        return json_response(desk.files.get(file_id).wire())
+        return json_response(desk.files.get(file_id, owner_of(request.scope)).wire())
 
-    @router.get("/v1/files/{file_id}/content")
-    async def get_file_content(file_id: str) -> Response:
+    @router.get("/v1/files/{file_id}/content", response_class=FileResponse, openapi_extra=gives_bytes())
+    async def get_file_content(request: Request, file_id: str) -> Response:
         """Its bytes."""
         files = desk.files
         # Whatever is in it: never a page that a browser would show.
         headers = {"x-content-type-options": "nosniff"}
-        path = files.path(files.get(file_id))
+        path = files.path(files.get(file_id, owner_of(request.scope)))
         return FileResponse(path, media_type="application/octet-stream", headers=headers)
 
-    @router.delete("/v1/files/{file_id}")
-    async def delete_file(file_id: str) -> Response:
+    @router.delete("/v1/files/{file_id}", openapi_extra=gives(DeletedFile))
+    async def delete_file(request: Request, file_id: str) -> Response:
         """Remove a file that no open batch needs."""
-        await desk.files.delete(file_id)
+        await desk.files.delete(file_id, owner_of(request.scope))
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
     _add_batches(router, desk)
@@ -74,23 +83,24 @@ def files_router(desk: Desk) -> APIRouter:
 
 
 def _add_batches(router: APIRouter, desk: Desk) -> None:
-    @router.post("/v1/batches", openapi_extra=takes(CreateBatchRequest))
+    @router.post("/v1/batches", openapi_extra=takes(CreateBatchRequest) | gives(Batch))
     async def create_batch(request: Request) -> Response:
         """Answer all requests of a file, in the background, behind other requests."""
         batches = desk.batches
-        return json_response(await batches.create(await read_model(request, CreateBatchRequest)))
+        body = await read_model(request, CreateBatchRequest)
+        return json_response(await batches.create(body, owner_of(request.scope)))
 
-    @router.get("/v1/batches")
-    async def list_batches(after: str | None = None, limit: BatchLimit = BATCH_PAGE) -> Response:
-        """All batches, the newest first."""
-        return json_response(desk.batches.list(after=after, limit=limit))
+    @router.get("/v1/batches", openapi_extra=gives(BatchList))
+    async def list_batches(request: Request, after: str | None = None, limit: BatchLimit = BATCH_PAGE) -> Response:
+        """The batches, the newest first. A key sees only those that it asked for."""
+        return json_response(desk.batches.list(owner_of(request.scope), after=after, limit=limit))
 
-    @router.get("/v1/batches/{batch_id}")
-    async def get_batch(batch_id: str) -> Response:
+    @router.get("/v1/batches/{batch_id}", openapi_extra=gives(Batch))
+    async def get_batch(request: Request, batch_id: str) -> Response:
         """How far a batch is, and where its answers are."""
-        return json_response(desk.batches.get(batch_id))
+        return json_response(desk.batches.get(batch_id, owner_of(request.scope)))
 
-    @router.post("/v1/batches/{batch_id}/cancel")
-    async def cancel_batch(batch_id: str) -> Response:
+    @router.post("/v1/batches/{batch_id}/cancel", openapi_extra=gives(Batch))
+    async def cancel_batch(request: Request, batch_id: str) -> Response:
         """Ask nothing more of a batch; what was answered so far is kept."""
-        return json_response(await desk.batches.cancel(batch_id))
+        return json_response(await desk.batches.cancel(batch_id, owner_of(request.scope)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -34,14 +34,13 @@ def health_router(
     clock: Callable[[], float] = time.monotonic,
     *,
     is_embedding: bool = False,
+    probes: Sequence[str] = (),
 ) -> APIRouter:
     """`heartbeat_limit_s`: how long a process may be silent and still count as alive. `is_embedding`: a probe asks for
-    a vector, since the model gives no token.
+    a vector, since the model gives no token. `probes`: other paths at which to say what /health says.
     """
     router = APIRouter(tags=["health"])
 
-    @router.get("/health")
-    @router.get("/ready")
     async def health(request: Request) -> Response:
         """200 while the engine is alive and takes requests; else 503."""
         who, heard = manager.signs.quietest()
@@ -49,7 +48,10 @@ def health_router(
             return _unwell(request, f"The {who} gives no sign of life.")
         return Response()
 
-    @router.get("/health_generate")
+    for path in dict.fromkeys(("/ready", "/health", *probes)):
+        router.get(path, response_class=Response)(health)
+
+    @router.get("/health_generate", response_class=Response)
     async def health_generate(request: Request) -> Response:
         """200 once one token was generated; 503 if that fails or takes too long."""
         try:

@@ -13,6 +13,8 @@ from starlette.responses import PlainTextResponse, Response
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_protocol import connections_of
 from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.native_answers import Loads, ModelInfo, ServerInfo
+from mysglang.srt.entrypoints.openapi import gives
 from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.control import GetInternalStateReqOutput
@@ -25,19 +27,19 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
     """`server_info`: every option of the server by its name, without the secret ones."""
     router = APIRouter(tags=["info"])
 
-    @router.head("/")
-    @router.get("/")
+    @router.head("/", response_class=Response)
+    @router.get("/", response_class=PlainTextResponse)
     async def root() -> Response:
         return PlainTextResponse("mysglang is running\n")
 
-    @router.get("/model_info")
-    @router.get("/get_model_info", deprecated=True)
+    @router.get("/model_info", openapi_extra=gives(ModelInfo))
+    @router.get("/get_model_info", deprecated=True, openapi_extra=gives(ModelInfo))
     async def get_model_info() -> Response:
         """Which model is served."""
-        return json_response(model_info)
+        return json_response({**model_info, "weight_version": _weight_version(front, model_info)})
 
-    @router.get("/server_info")
-    @router.get("/get_server_info", deprecated=True)
+    @router.get("/server_info", openapi_extra=gives(ServerInfo))
+    @router.get("/get_server_info", deprecated=True, openapi_extra=gives(ServerInfo))
     async def get_server_info(request: Request) -> Response:
         """The server's options, its capacity, and what the scheduler holds at this moment."""
         state = await while_connected(request.receive, front.tokenizer_manager.get_internal_state())
@@ -55,7 +57,7 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
             }
         )
 
-    @router.get("/v1/loads")
+    @router.get("/v1/loads", openapi_extra=gives(Loads))
     async def loads(request: Request, include: str = "all", dp_rank: Annotated[int, Query(ge=0, le=0)] = 0) -> Response:
         """How much each scheduler has to do. `include`: all, or which of core, memory and queues, by commas."""
         sections = set(include.split(","))
@@ -68,6 +70,12 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
         return json_response({"timestamp": now, "version": __version__, "loads": [{"timestamp": now, **load}]})
 
     return router
+
+
+def _weight_version(front: Front, model_info: Mapping[str, Any]) -> Any:
+    """As the scheduler told last; before it said anything, as it was started with."""
+    heartbeat = front.tokenizer_manager.signs.heartbeat
+    return model_info.get("weight_version") if heartbeat is None else heartbeat.weight_version
 
 
 def _load(state: GetInternalStateReqOutput, sections: Collection[str]) -> dict[str, Any]:

@@ -14,10 +14,13 @@ from starlette.responses import Response as HttpResponse
 from mysglang.srt.entrypoints.body import parse_json, read_body, read_model
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.native_answers import Generated
 from mysglang.srt.entrypoints.native_responses import answer, responses
-from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.entrypoints.openai.answers import ErrorFrame
+from mysglang.srt.entrypoints.openapi import gives, takes
+from mysglang.srt.entrypoints.relay import Owner, Relayed
 from mysglang.srt.entrypoints.sessions import Sessions
-from mysglang.srt.entrypoints.streaming import DONE, open_stream, while_connected
+from mysglang.srt.entrypoints.streaming import DONE, EventStream, while_connected
 from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.managers.response_dict import Response, ResponseDicts
 from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
@@ -43,29 +46,36 @@ class CloseSessionReqInput(StrictModel):
 
 BODIES = (OpenSessionReqInput, CloseSessionReqInput)
 
+GENERATE = takes(GenerateReqInput) | gives(Generated | list[Generated], stream=(Generated, ErrorFrame), done=True)
 
-def native_router(front: Front, *, incremental: bool) -> APIRouter:
-    """`incremental`: the frames of a stream carry what is new, not everything so far."""
+
+def native_router(front: Front, *, incremental: bool, owner: Owner | None = None) -> APIRouter:
+    """`incremental`: the frames of a stream carry what is new, not everything so far. `owner`: the front that keeps
+    sessions, if that is another one.
+    """
     router = APIRouter(tags=["native"])
     sessions = Sessions(front.tokenizer_manager)
 
-    @router.put("/generate", openapi_extra=takes(GenerateReqInput))
-    @router.post("/generate", openapi_extra=takes(GenerateReqInput))
+    @router.put("/generate", openapi_extra=GENERATE)
+    @router.post("/generate", openapi_extra=GENERATE)
     async def generate(request: Request) -> HttpResponse:
         """What follows a prompt, or each of a batch; with `stream`, as server-sent events."""
-        obj = parse_generate(parse_json(await read_body(request)))
+        body = await read_body(request)
+        obj = parse_generate(parse_json(body))
+        if owner is not None and obj.session_params is not None:
+            return Relayed(owner, body)
         dicts = ResponseDicts(obj, front.tokenizer, incremental=incremental)
         if obj.stream:
-            return await open_stream(request, _frames(responses(sessions, obj, dicts)))
+            return EventStream(_frames(responses(sessions, obj, dicts)))
         return json_response(await while_connected(request.receive, answer(sessions, obj, dicts)))
 
-    @router.post("/open_session", openapi_extra=takes(OpenSessionReqInput))
+    @router.post("/open_session", openapi_extra=takes(OpenSessionReqInput) | gives(str))
     async def open_session(request: Request) -> HttpResponse:
         """A session, whose requests can go on from earlier ones by `session_params`. Answers its id, a JSON string."""
         body = await read_model(request, OpenSessionReqInput)
         return json_response(sessions.open(body.session_id, body.timeout))
 
-    @router.post("/close_session", openapi_extra=takes(CloseSessionReqInput))
+    @router.post("/close_session", response_class=HttpResponse, openapi_extra=takes(CloseSessionReqInput))
     async def close_session(request: Request) -> HttpResponse:
         """Forget a session. 200 and empty also if there is none."""
         sessions.close((await read_model(request, CloseSessionReqInput)).session_id)

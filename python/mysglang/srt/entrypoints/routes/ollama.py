@@ -7,8 +7,18 @@ from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.ollama.answers import (
+    OllamaChat,
+    OllamaGenerated,
+    OllamaModel,
+    OllamaProcesses,
+    OllamaTags,
+    OllamaVector,
+    OllamaVectors,
+    OllamaVersion,
+)
 from mysglang.srt.entrypoints.ollama.embedding import OllamaServingEmbedding
-from mysglang.srt.entrypoints.ollama.errors import OllamaShape
+from mysglang.srt.entrypoints.ollama.errors import OllamaError, OllamaShape
 from mysglang.srt.entrypoints.ollama.model_card import ModelCard
 from mysglang.srt.entrypoints.ollama.protocol import (
     OllamaChatRequest,
@@ -18,40 +28,50 @@ from mysglang.srt.entrypoints.ollama.protocol import (
     OllamaShowRequest,
 )
 from mysglang.srt.entrypoints.ollama.serving import OllamaServing
-from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.entrypoints.openapi import LINES, gives, takes
 from mysglang.srt.utils.version import __version__
 
 BODIES = (OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest)
 EMBEDDING_BODIES = (OllamaEmbedRequest, OllamaEmbeddingsRequest)
 SHAPES = {"/api": OllamaShape()}
 
+CHAT = takes(OllamaChatRequest) | gives(OllamaChat, stream=(OllamaChat, OllamaError), stream_type=LINES)
+GENERATE = takes(OllamaGenerateRequest) | gives(
+    OllamaGenerated, stream=(OllamaGenerated, OllamaError), stream_type=LINES
+)
+
 
 def ollama_router(serving: OllamaServing, card: ModelCard) -> APIRouter:
     router = APIRouter(tags=["ollama"])
 
-    @router.post("/api/chat", openapi_extra=takes(OllamaChatRequest))
+    @router.post("/api/chat", openapi_extra=CHAT)
     async def chat(request: Request) -> Response:
         """The assistant's next message; as lines of JSON, unless `stream` is false."""
         return await serving.chat(request)
 
-    @router.post("/api/generate", openapi_extra=takes(OllamaGenerateRequest))
+    @router.post("/api/generate", openapi_extra=GENERATE)
     async def generate(request: Request) -> Response:
         """The answer to a prompt; as lines of JSON, unless `stream` is false."""
         return await serving.generate(request)
 
-    @router.get("/api/tags")
+    @router.get("/api/tags", openapi_extra=gives(OllamaTags))
     async def tags() -> Response:
         """The served model."""
         return json_response({"models": [card.tag()]})
 
-    @router.post("/api/show", openapi_extra=takes(OllamaShowRequest))
+    @router.get("/api/ps", openapi_extra=gives(OllamaProcesses))
+    async def processes() -> Response:
+        """The served model, which is always loaded, and the memory that it takes."""
+        return json_response({"models": [card.running()]})
+
+    @router.post("/api/show", openapi_extra=takes(OllamaShowRequest) | gives(OllamaModel))
     async def show(request: Request) -> Response:
         """What is known of the served model."""
         body = await read_model(request, OllamaShowRequest)
         card.check(body.model)
         return json_response(card.show())
 
-    @router.get("/api/version")
+    @router.get("/api/version", openapi_extra=gives(OllamaVersion))
     async def version() -> Response:
         """The version of this server, which is none of Ollama's."""
         return json_response({"version": __version__})
@@ -62,12 +82,12 @@ def ollama_router(serving: OllamaServing, card: ModelCard) -> APIRouter:
 def ollama_embedding_router(serving: OllamaServingEmbedding) -> APIRouter:
     router = APIRouter(tags=["ollama"])
 
-    @router.post("/api/embed", openapi_extra=takes(OllamaEmbedRequest))
+    @router.post("/api/embed", openapi_extra=takes(OllamaEmbedRequest) | gives(OllamaVectors))
     async def embed(request: Request) -> Response:
         """A vector for each text."""
         return await serving.embed(request)
 
-    @router.post("/api/embeddings", openapi_extra=takes(OllamaEmbeddingsRequest))
+    @router.post("/api/embeddings", openapi_extra=takes(OllamaEmbeddingsRequest) | gives(OllamaVector))
     async def embeddings(request: Request) -> Response:
         """The vector of a prompt, in the older way."""
         return await serving.embeddings(request)

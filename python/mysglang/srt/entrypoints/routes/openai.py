@@ -7,6 +7,17 @@ from starlette.responses import Response
 
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.openai.answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    ErrorFrame,
+    ModelCard,
+    ModelList,
+    Text,
+    Tokens,
+)
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
 from mysglang.srt.entrypoints.openai.protocol import (
     ChatCompletionRequest,
@@ -19,9 +30,12 @@ from mysglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from mysglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.serving_tokenize import OpenAIServingTokenize
-from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.entrypoints.openapi import gives, takes
 
 BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+
+CHAT = takes(ChatCompletionRequest) | gives(ChatCompletion, stream=(ChatCompletionChunk, ErrorFrame), done=True)
+COMPLETION = takes(CompletionRequest) | gives(Completion, stream=(CompletionChunk, ErrorFrame), done=True)
 
 
 def openai_router(
@@ -32,34 +46,34 @@ def openai_router(
     completion = OpenAIServingCompletion(front, models, options)
     tokenizing = OpenAIServingTokenize(front, models)
 
-    @router.post("/v1/chat/completions", openapi_extra=takes(ChatCompletionRequest))
+    @router.post("/v1/chat/completions", openapi_extra=CHAT)
     async def chat_completions(request: Request) -> Response:
         """The assistant's next message; with `stream`, as server-sent events."""
         return await chat.handle(request)
 
-    @router.post("/v1/completions", openapi_extra=takes(CompletionRequest))
+    @router.post("/v1/completions", openapi_extra=COMPLETION)
     async def completions(request: Request) -> Response:
         """What follows a prompt; with `stream`, as server-sent events."""
         return await completion.handle(request)
 
-    @router.post("/v1/tokenize", openapi_extra=takes(TokenizeRequest))
-    @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
+    @router.post("/v1/tokenize", openapi_extra=takes(TokenizeRequest) | gives(Tokens))
+    @router.post("/tokenize", openapi_extra=takes(TokenizeRequest) | gives(Tokens))
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt, of several, or of a conversation."""
         return await tokenizing.tokenize(request)
 
-    @router.post("/v1/detokenize", openapi_extra=takes(DetokenizeRequest))
-    @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
+    @router.post("/v1/detokenize", openapi_extra=takes(DetokenizeRequest) | gives(Text))
+    @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest) | gives(Text))
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         return await tokenizing.detokenize(request)
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", openapi_extra=gives(ModelList))
     async def list_models() -> Response:
         """The served model."""
         return json_response(models.list())
 
-    @router.get("/v1/models/{model:path}")
+    @router.get("/v1/models/{model:path}", openapi_extra=gives(ModelCard))
     async def get_model(model: str) -> Response:
         """The served model by its name, or 404."""
         return json_response(models.get(model))

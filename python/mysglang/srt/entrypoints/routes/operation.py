@@ -1,20 +1,27 @@
-"""Routes for who runs the server: pausing, profiling, logging. Closed unless there is an admin key, and POST only."""
+"""Routes for who runs the server: pausing, profiling, logging, and a look inside. Closed unless there is an admin key;
+what changes anything is POST only."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.body import read_optional
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
-from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.entrypoints.native_answers import Done, LoggingSettings
+from mysglang.srt.entrypoints.openapi import gives, takes
+from mysglang.srt.entrypoints.routes.debug import debug_router
+from mysglang.srt.entrypoints.routes.memory import BODIES as MEMORY_BODIES
+from mysglang.srt.entrypoints.routes.memory import memory_router
+from mysglang.srt.entrypoints.routes.weights import BODIES as WEIGHT_BODIES
+from mysglang.srt.entrypoints.routes.weights import weights_router
 from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
@@ -28,9 +35,8 @@ from mysglang.srt.messages.control import (
     StartProfileReq,
     StopProfileReq,
 )
+from mysglang.srt.messages.fronts import FreezeFrontGcReq, RequestLogReq
 from mysglang.srt.utils.process import freeze_heap
-
-Body = TypeVar("Body", bound=StrictModel)
 
 _FILE_NAME = re.compile(r"[\w.-]{1,100}")
 
@@ -79,11 +85,21 @@ class ConfigureLoggingReq(StrictModel):
     }
 
 
-BODIES = (PauseGenerationReqInput, ContinueGenerationReqInput, ProfileReqInput, ConfigureLoggingReq)
+BODIES = (
+    PauseGenerationReqInput,
+    ContinueGenerationReqInput,
+    ProfileReqInput,
+    ConfigureLoggingReq,
+    *WEIGHT_BODIES,
+    *MEMORY_BODIES,
+)
 
 
 def operation_router(front: Front) -> APIRouter:
     router = APIRouter(tags=["control"])
+    router.include_router(debug_router(front))
+    router.include_router(weights_router(front))
+    router.include_router(memory_router(front))
 
     async def carry_out(request: Request, make: Callable[[int], Command]) -> Response:
         reply = await while_connected(request.receive, front.tokenizer_manager.command(make))
@@ -91,30 +107,31 @@ def operation_router(front: Front) -> APIRouter:
             raise InvalidRequest(reply.message)
         return json_response({"status": "ok", "success": True, "message": reply.message})
 
-    @router.post("/pause_generation", openapi_extra=takes(PauseGenerationReqInput))
+    @router.post("/pause_generation", openapi_extra=takes(PauseGenerationReqInput) | gives(Done))
     async def pause_generation(request: Request) -> Response:
         """Launch nothing until /continue_generation; requests that come meanwhile wait. What becomes of those that run
         says the `mode`: they end with what they have, give their memory back and wait, or keep it and wait.
         """
-        body = await _read(request, PauseGenerationReqInput)
+        body = await read_optional(request, PauseGenerationReqInput)
         return await carry_out(request, lambda number: PauseGenerationReq(id=number, mode=body.mode))
 
-    @router.post("/continue_generation", openapi_extra=takes(ContinueGenerationReqInput))
+    @router.post("/continue_generation", openapi_extra=takes(ContinueGenerationReqInput) | gives(Done))
     async def continue_generation(request: Request) -> Response:
         """Go on after a pause."""
-        await _read(request, ContinueGenerationReqInput)
+        await read_optional(request, ContinueGenerationReqInput)
         return await carry_out(request, lambda number: ContinueGenerationReq(id=number))
 
-    @router.post("/freeze_gc")
+    @router.post("/freeze_gc", openapi_extra=gives(Done))
     async def freeze_gc(request: Request) -> Response:
         """Let the garbage collectors of this process and the scheduler forget what is alive now."""
         freeze_heap()
+        front.tokenizer_manager.tell_fronts(FreezeFrontGcReq())
         return await carry_out(request, lambda number: FreezeGcReq(id=number))
 
-    @router.post("/start_profile", openapi_extra=takes(ProfileReqInput))
+    @router.post("/start_profile", openapi_extra=takes(ProfileReqInput) | gives(Done))
     async def start_profile(request: Request) -> Response:
         """Record what the scheduler's process and its device do, with torch's profiler."""
-        body = await _read(request, ProfileReqInput)
+        body = await read_optional(request, ProfileReqInput)
         name = _trace_name(body)
         return await carry_out(
             request,
@@ -129,30 +146,25 @@ def operation_router(front: Front) -> APIRouter:
             ),
         )
 
-    @router.post("/stop_profile")
+    @router.post("/stop_profile", openapi_extra=gives(Done))
     async def stop_profile(request: Request) -> Response:
         """Stop recording, and write the trace."""
         return await carry_out(request, lambda number: StopProfileReq(id=number))
 
-    @router.post("/configure_logging", openapi_extra=takes(ConfigureLoggingReq))
+    @router.post("/configure_logging", openapi_extra=takes(ConfigureLoggingReq) | gives(LoggingSettings))
     async def configure_logging(request: Request) -> Response:
         """Log requests or not, keep them in files or not, from now on."""
-        body = await _read(request, ConfigureLoggingReq)
+        body = await read_optional(request, ConfigureLoggingReq)
         if body.log_requests is not None:
             front.request_log.log_requests = body.log_requests
         if body.dump_requests_folder is not None:
             front.request_log.dump_folder = body.dump_requests_folder
+        log = front.request_log
+        front.tokenizer_manager.tell_fronts(RequestLogReq(log_requests=log.log_requests, dump_folder=log.dump_folder))
         settings = {"log_requests": front.request_log.log_requests}
         return json_response({**settings, "dump_requests_folder": front.request_log.dump_folder})
 
     return router
-
-
-async def _read(request: Request, model: type[Body]) -> Body:
-    """The body, which may be left out where every field has a default."""
-    if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
-        return model()
-    return await read_model(request, model)
 
 
 def _trace_name(body: ProfileReqInput) -> str:

@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.native_answers import FoundCalls, SeparatedReasoning
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.tool_protocol import Tool
-from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.function_call.function_call_parser import detector_class
@@ -42,7 +43,7 @@ class SeparateReasoningReqInput(StrictModel):
 def parsing_router(formats: AnswerFormats, pool: TextPool) -> APIRouter:
     router = APIRouter(tags=["native"])
 
-    @router.post("/parse_function_call", openapi_extra=takes(ParseFunctionCallReq))
+    @router.post("/parse_function_call", openapi_extra=takes(ParseFunctionCallReq) | gives(FoundCalls))
     async def parse_function_call(request: Request) -> Response:
         """The tool calls in a text, and the text without them."""
         body = await read_model(request, ParseFunctionCallReq)
@@ -52,7 +53,7 @@ def parsing_router(formats: AnswerFormats, pool: TextPool) -> APIRouter:
         found = [{"tool_index": call.tool_index, "name": call.name, "parameters": call.parameters} for call in calls]
         return json_response({"normal_text": text, "calls": found})
 
-    @router.post("/separate_reasoning", openapi_extra=takes(SeparateReasoningReqInput))
+    @router.post("/separate_reasoning", openapi_extra=takes(SeparateReasoningReqInput) | gives(SeparatedReasoning))
     async def separate_reasoning(request: Request) -> Response:
         """The thoughts in a text, and the text without them."""
         body = await read_model(request, SeparateReasoningReqInput)

@@ -12,6 +12,14 @@ from mysglang.srt.entrypoints.body import parse_json, read_body
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.ollama.embedding import OllamaServingEmbedding
+from mysglang.srt.entrypoints.openai.pooling_answers import (
+    EmbeddingList,
+    Labels,
+    RankedDocument,
+    RerankResults,
+    Scores,
+    Vector,
+)
 from mysglang.srt.entrypoints.openai.pooling_protocol import (
     ClassifyRequest,
     CohereRerankRequest,
@@ -22,7 +30,7 @@ from mysglang.srt.entrypoints.openai.pooling_protocol import (
 from mysglang.srt.entrypoints.openai.serving_embedding import OpenAIServingEmbedding
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.serving_ranking import OpenAIServingRanking
-from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.routes import ollama
 from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.managers.pooled import embeddings
@@ -58,38 +66,38 @@ def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingCo
     embedding = OpenAIServingEmbedding(front, models, pooling)
     ranking = OpenAIServingRanking(front, models, pooling)
 
-    @router.put("/encode", openapi_extra=takes(EmbeddingReqInput))
-    @router.post("/encode", openapi_extra=takes(EmbeddingReqInput))
-    @router.put("/classify", openapi_extra=takes(EmbeddingReqInput))
-    @router.post("/classify", openapi_extra=takes(EmbeddingReqInput))
+    @router.put("/encode", openapi_extra=takes(EmbeddingReqInput) | gives(Vector | list[Vector]))
+    @router.post("/encode", openapi_extra=takes(EmbeddingReqInput) | gives(Vector | list[Vector]))
+    @router.put("/classify", openapi_extra=takes(EmbeddingReqInput) | gives(Vector | list[Vector]))
+    @router.post("/classify", openapi_extra=takes(EmbeddingReqInput) | gives(Vector | list[Vector]))
     async def encode(request: Request) -> Response:
         """The vector of a prompt, or of each of a batch; of a model that classifies, its scores."""
         obj = parse_embedding(parse_json(await read_body(request)))
         generate = front.tokenizer_manager.generate_request
         return json_response(await while_connected(request.receive, embeddings(generate, obj, pooling)))
 
-    @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest))
+    @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest) | gives(EmbeddingList))
     async def openai_embeddings(request: Request) -> Response:
         """A vector for each prompt, as OpenAI's clients know it."""
         return await embedding.handle(request)
 
-    @router.post("/v1/classify", openapi_extra=takes(ClassifyRequest))
+    @router.post("/v1/classify", openapi_extra=takes(ClassifyRequest) | gives(Labels))
     async def classify(request: Request) -> Response:
         """The likeliest label of each prompt, and the probabilities of all."""
         return await ranking.classify(request)
 
-    @router.put("/v1/rerank", openapi_extra=takes(RerankRequest))
-    @router.post("/v1/rerank", openapi_extra=takes(RerankRequest))
+    @router.put("/v1/rerank", openapi_extra=takes(RerankRequest) | gives(list[RankedDocument]))
+    @router.post("/v1/rerank", openapi_extra=takes(RerankRequest) | gives(list[RankedDocument]))
     async def rerank(request: Request) -> Response:
         """Documents by their relevance to a query, as a list."""
         return await ranking.rerank(request)
 
-    @router.post("/v2/rerank", openapi_extra=takes(CohereRerankRequest))
+    @router.post("/v2/rerank", openapi_extra=takes(CohereRerankRequest) | gives(RerankResults))
     async def cohere_rerank(request: Request) -> Response:
         """The same as Cohere and Jina answer, under `results`."""
         return await ranking.cohere_rerank(request)
 
-    @router.post("/v1/score", openapi_extra=takes(ScoringRequest))
+    @router.post("/v1/score", openapi_extra=takes(ScoringRequest) | gives(Scores))
     async def score(request: Request) -> Response:
         """How likely each of some tokens follows a prompt; or a classifier's scores of it."""
         return await ranking.score(request)

@@ -8,9 +8,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.openai.responses.answers import DeletedResponse, ItemPage, ResponseEvent, ResponseObject
 from mysglang.srt.entrypoints.openai.responses.protocol import ResponsesRequest
 from mysglang.srt.entrypoints.openai.responses.serving import OpenAIServingResponses
-from mysglang.srt.entrypoints.openapi import takes
+from mysglang.srt.entrypoints.openapi import gives, takes
+from mysglang.srt.entrypoints.streaming import EventStream
 from mysglang.srt.errors import InvalidRequest
 
 BODIES = (ResponsesRequest,)
@@ -21,30 +23,43 @@ MAX_PAGE = 100
 def responses_router(serving: OpenAIServingResponses) -> APIRouter:
     router = APIRouter(tags=["openai"])
 
-    @router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
+    @router.post(
+        "/v1/responses", openapi_extra=takes(ResponsesRequest) | gives(ResponseObject, stream=(ResponseEvent,))
+    )
     async def create_response(request: Request) -> Response:
         """What follows a conversation; with `stream`, as server-sent events; with `background`, to be fetched later."""
         return await serving.create(request)
 
-    @router.get("/v1/responses/{response_id}")
-    async def get_response(request: Request, response_id: str) -> Response:
-        """A response that was stored, as it stands."""
-        _only(request)
+    @router.get("/v1/responses/{response_id}", openapi_extra=gives(ResponseObject, stream=(ResponseEvent,)))
+    async def get_response(
+        request: Request,
+        response_id: str,
+        stream: Annotated[bool, Query()] = False,
+        starting_after: Annotated[int | None, Query(ge=0)] = None,
+    ) -> Response:
+        """A response that was stored, as it stands; with `stream`, the events of one that was asked for as a stream in
+        the background, those behind `starting_after`.
+        """
+        _only(request, "stream", "starting_after")
+        if stream:
+            return EventStream(serving.events(response_id, -1 if starting_after is None else starting_after))
+        if starting_after is not None:
+            raise InvalidRequest("starting_after: only for stream=true.", param="starting_after")
         return json_response(serving.get(response_id))
 
-    @router.delete("/v1/responses/{response_id}")
+    @router.delete("/v1/responses/{response_id}", openapi_extra=gives(DeletedResponse))
     async def delete_response(request: Request, response_id: str) -> Response:
         """Forget a response, and stop working for it."""
         _only(request)
         return json_response(serving.delete(response_id))
 
-    @router.post("/v1/responses/{response_id}/cancel")
+    @router.post("/v1/responses/{response_id}/cancel", openapi_extra=gives(ResponseObject))
     async def cancel_response(request: Request, response_id: str) -> Response:
         """Stop working for a response in the background."""
         _only(request)
         return json_response(serving.cancel(response_id))
 
-    @router.get("/v1/responses/{response_id}/input_items")
+    @router.get("/v1/responses/{response_id}/input_items", openapi_extra=gives(ItemPage))
     async def list_input_items(
         request: Request,
         response_id: str,

@@ -29,6 +29,11 @@ def pack_linear_weight(weight: Tensor) -> Tensor:
     return weight
 
 
+def unpack_linear_weight(weight: Tensor) -> Tensor:
+    """See `kernels/gemm.py`."""
+    return weight.to_dense() if weight.is_mkldnn else weight
+
+
 @cache
 def _onednn_knows_bfloat16() -> bool:
     """False also where torch was built without oneDNN, which then registers none of its operators."""

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SPLITS = 16
-"""Programs that share one row of greedy logits: a lone row must not be read by one multiprocessor."""
+SPLITS, FEW_SPLITS = 16, 4
+"""Programs that share one row of greedy logits: a lone row must not be read by one multiprocessor, but with many rows
+most of a program's time is its start and end."""
+MANY_ROWS = 128
 GREEDY_BLOCK = 4096
 BLOCK = 16384
 """Tokens in flight in one program: reading a row is bound by latency."""
@@ -59,15 +61,16 @@ def _greedy_join_kernel(best, best_id, broken, tokens, SPLITS: tl.constexpr):
 def greedy_tokens(logits: Tensor) -> Tensor:
     """As `kernels.sampling.greedy_tokens`."""
     rows, vocab = logits.shape
-    best = torch.empty(rows, SPLITS, dtype=torch.float32, device=logits.device)
-    best_id, broken = torch.empty(2, rows, SPLITS, dtype=torch.int32, device=logits.device)
+    splits = SPLITS if rows < MANY_ROWS else FEW_SPLITS
+    best = torch.empty(rows, splits, dtype=torch.float32, device=logits.device)
+    best_id, broken = torch.empty(2, rows, splits, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     block = min(GREEDY_BLOCK, triton.next_power_of_2(vocab))
-    span = triton.cdiv(triton.cdiv(vocab, SPLITS), block) * block
-    _greedy_part_kernel[(rows, SPLITS)](
-        logits, best, best_id, broken, logits.stride(0), vocab, span, SPLITS=SPLITS, BLOCK=block, num_warps=8
+    span = triton.cdiv(triton.cdiv(vocab, splits), block) * block
+    _greedy_part_kernel[(rows, splits)](
+        logits, best, best_id, broken, logits.stride(0), vocab, span, SPLITS=splits, BLOCK=block, num_warps=8
     )
-    _greedy_join_kernel[(rows,)](best, best_id, broken, tokens, SPLITS=SPLITS, num_warps=1)
+    _greedy_join_kernel[(rows,)](best, best_id, broken, tokens, SPLITS=splits, num_warps=1)
     return tokens
 
 

@@ -1,4 +1,5 @@
-"""Matrix products of two to a few hundred rows in one wave over the device; otherwise those of `gemm` beside this.
+"""Matrix products of two to 256 rows in one wave over the device, and gated ones of many rows with the gate inside;
+otherwise those of `gemm` beside this.
 
 Which is used is decided by the shape alone, so it is the same in every run.
 """

@@ -31,8 +31,8 @@ BYTE_FLOPS = 40
 """What a block computes in the time in which it reads a byte; measured (benchmark/kernels/attention.md)."""
 LEAST_KEYS = 32
 """Of a block's share: below, joining more pieces costs more than reading in more places saves."""
-SNAP = 16
-"""A cut this near to a line's end, in keys, moves there."""
+CUT_KEYS = 16
+"""Cuts are at multiples of so many keys, which a warp reads at once; a line's last piece has no fewer."""
 LINE_OVERHEAD = 8
 """What starting and ending a line costs, in keys."""
 LEVELS = 4
@@ -250,8 +250,9 @@ class DecodePlanner:
         borders = np.arange(1, blocks) * total // blocks
         line = np.searchsorted(line_ends, borders, side="right")
         length = lengths[line]
-        key = np.minimum((borders - (line_ends - line_costs)[line]) // costs[line], length)
-        key = np.where(np.minimum(key, length - key) >= SNAP, key, np.where(key + key < length, 0, length))
+        key = (borders - (line_ends - line_costs)[line]) // costs[line]
+        key = (key + CUT_KEYS // 2) // CUT_KEYS * CUT_KEYS
+        key = np.where((key > 0) & (key + CUT_KEYS > length), length, key)
         border_keys = key_starts[line] + key
         starts = np.sort(np.concatenate((key_starts, border_keys[(key > 0) & (key < length)])), kind="stable")
         lines = np.searchsorted(key_ends, starts, side="right")

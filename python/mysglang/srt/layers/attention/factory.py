@@ -20,6 +20,8 @@ from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 BACKENDS = {
     "flashinfer": "mysglang.srt.layers.attention.flashinfer_backend:FlashInferBackend",
+    "invariant_torch": "mysglang.srt.layers.attention.invariant_torch:InvariantTorchBackend",
+    "invariant_triton": "mysglang.srt.layers.attention.invariant_triton:InvariantTritonBackend",
     "sgl_kernel": "mysglang.srt.layers.attention.sgl_kernel_backend:SglKernelBackend",
     "torch_native": "mysglang.srt.layers.attention.torch_native_backend:TorchNativeBackend",
     "triton": "mysglang.srt.layers.attention.triton_backend:TritonBackend",
@@ -81,7 +83,7 @@ def why_not(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype) -> st
             return f"it takes heads of {', '.join(map(str, HALF_DIMS))} dimensions only"
     if name == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
         return "the package flashinfer is not installed here"
-    if name == "triton" and importlib.util.find_spec("triton") is None:
+    if name in ("triton", "invariant_triton") and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed here"
     if name == "sgl_kernel" and not _kernels_run({spec.head_dim for spec in specs}, dtype):
         return "its kernels are neither built nor can be compiled here (the log says why)"

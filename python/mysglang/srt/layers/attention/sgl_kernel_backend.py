@@ -23,11 +23,12 @@ from mysglang.srt.kernels.attention import planned_decode
 from mysglang.srt.layers.attention.decode_plan import DecodePlanner, DecodeShape
 from mysglang.srt.layers.attention.graph import HostColumns
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.platforms import platform_named
+from mysglang.srt.platforms.upload import Uploader
 
 CPU_BLOCKS = 8
 """Blocks that are planned for where there is no device: for tests."""
 ARRAYS = ("indptr", "items", "members", "joins")
-ALIGNED_INTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class SglKernelBackend:
     def __init__(self, pool: KvPool, page_table: Tensor, specs: Sequence[AttentionSpec]) -> None:
         self.kv_pool = pool
         self._page_table = page_table
+        self._uploader = Uploader(platform_named(page_table.device.type))
         self._blocks = num_blocks(page_table.device)
         self._kinds = {spec.layer_id: self._kind_of(spec) for spec in specs}
         self._shapes = tuple(dict.fromkeys(self._kinds.values()))
@@ -66,8 +68,7 @@ class SglKernelBackend:
         rows = len(batch.host.slots)
         columns = self.graph_columns(rows)
         self.fill_columns(batch.host, columns)
-        uploaded = upload(columns, self._page_table.device)
-        return self._metadata(rows, uploaded, early=False)
+        return self._metadata(rows, self._uploader.upload(columns), early=False)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         metadata = batch.attn_metadata
@@ -158,20 +159,6 @@ def padded(values: npt.NDArray[np.signedinteger[Any]], size: int, padding: int) 
     column = np.full(size, padding, dtype=np.int32)
     column[: len(values)] = values
     return column
-
-
-def upload(columns: HostColumns, device: torch.device) -> dict[str, Tensor]:
-    """The arrays on the device when the stream gets there, in one copy that the host does not wait for.
-
-    Each begins at a multiple of 16 bytes: the kernel reads items, members and joins in pieces of 8 and 16.
-    """
-    ends = np.cumsum([-(-array.size // ALIGNED_INTS) * ALIGNED_INTS for array in columns.values()]).tolist()
-    begins = dict(zip(columns, [0, *ends], strict=False))
-    flat = torch.empty(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
-    for name, array in columns.items():
-        flat.numpy()[begins[name] : begins[name] + array.size] = array.reshape(-1)
-    moved = flat.to(device, non_blocking=True)
-    return {name: moved[begins[name] : begins[name] + array.size].view(array.shape) for name, array in columns.items()}
 
 
 def num_blocks(device: torch.device) -> int:

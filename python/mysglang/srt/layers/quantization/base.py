@@ -5,13 +5,14 @@ Linears hold a method and know nothing of formats; a model is built with one Qua
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from mysglang.srt.kernels.activation import Activation
-from mysglang.srt.layers.parameter import Section
+from mysglang.srt.layers.parameter import Section, WeightParameter
 
 
 class LinearMethod(Protocol):
@@ -24,7 +25,16 @@ class LinearMethod(Protocol):
         ...
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Bring loaded weights into the form that `apply` wants; afterwards nothing can be loaded into them."""
+        """Bring loaded weights into the form that `apply` wants; afterwards nothing can be loaded into them until
+        `reopen_weights`.
+        """
+        ...
+
+    def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
+        """The opposite: parameters that can be loaded again, with the values that the layer has.
+
+        layouts: what `create_weights` registered, by name, without memory.
+        """
         ...
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from mysglang.srt.kernels.activation import Activation
-from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight
-from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter
+from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight, unpack_linear_weight
+from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter, restore_parameter
 from mysglang.srt.layers.quantization.base import LinearMethod
 
 
@@ -28,11 +30,27 @@ class UnquantizedLinearMethod:
         """Where the device has a form of its own for weights, it takes the place of the loaded one."""
         replace_parameter(layer, "weight", pack_linear_weight(_weight(layer)))
 
+    def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
+        """The plain weight in its old place."""
+        reopen_weight(layer, layouts)
+
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, _weight(layer), bias)
 
     def apply_gated(self, layer: nn.Module, x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
         return gated_linear(x, _weight(layer), bias, activation)
+
+
+def reopen_weight(layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
+    """Make a packed `weight` of the layer a parameter again; a plain one stays."""
+    weight = _weight(layer)
+    if not isinstance(weight, WeightParameter):
+        restore_parameter(layer, "weight", layouts["weight"].filled(plain_weight(weight)))
+
+
+def plain_weight(weight: Tensor) -> Tensor:
+    """The weight [output, input] that was packed; any other tensor as it is."""
+    return unpack_linear_weight(weight)
 
 
 class Unquantized:

@@ -43,6 +43,14 @@ class KvPool(ABC):
         shape = (self.num_pages + 1, self.page_size, *keys.shape[1:])
         return keys.view(shape), values.view(shape)
 
+    @abstractmethod
+    def release(self) -> None:
+        """Give the memory back. The tensors stay, with nothing behind them, and must not be used until `resume`."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Take it again, at other addresses, all zeros. Called again if it ran out of memory."""
+
     @property
     @abstractmethod
     def nbytes(self) -> int:

@@ -54,6 +54,17 @@ class MhaKvPool(KvPool):
     def slots(self, layer_id: int) -> tuple[Tensor, Tensor]:
         return self._layers[layer_id]
 
+    def release(self) -> None:
+        for pair in self._layers.values():
+            for buffer in pair:
+                buffer.untyped_storage().resize_(0)
+
+    def resume(self) -> None:
+        for pair in self._layers.values():
+            for buffer in pair:
+                buffer.untyped_storage().resize_(buffer.nbytes)
+                buffer.zero_()
+
     @property
     def nbytes(self) -> int:
         return sum(buffer.nbytes for pair in self._layers.values() for buffer in pair)

@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from fixtures.scripted_engine import Length, Script, Served, Step, Stop, endless, serve, silent
+from fixtures.dialect_chat import CALL, OFFERED, OPTIONS, PARAMETERS, TEMPLATE, Route, named_events, says
+from fixtures.scripted_engine import Length, Served, Step, Stop, endless, serve, silent
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.openai.serving_base import ServingOptions
 from mysglang.srt.messages.codec import unpack_ids
@@ -18,46 +19,17 @@ from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 PATH = "/v1/responses"
-TEMPLATE = """\
-{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}
-{%- for message in messages %}[{{ message.role }}]{{ message.content }}\
-{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}\
-{% for call in message.tool_calls %}<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}\
-{% endfor %}/{% endfor %}[assistant]{% if enable_thinking %}<think>
-{% endif %}"""
 WEATHER = {
     "type": "function",
     "name": "weather",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "parameters": PARAMETERS,
 }
-OPTIONS = AppOptions(served_model_name="tiny", reasoning_parser="qwen3", tool_call_parser="hermes")
-CALL = '<think>Hm.</think>So: <tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>'
-
-
-def says(text: str, size: int = 3, finish: FinishReason | None = None) -> Script:
-    steps = [Step(text[at : at + size], [7]) for at in range(0, len(text), size)]
-    return lambda _: [*steps, Step("", [2], finish or Stop(2))]
-
-
-def asked(**fields: Any) -> dict[str, Any]:
-    return {"model": "tiny", "input": "Hi"} | fields
-
-
-async def whole(served: Served, **fields: Any) -> dict[str, Any]:
-    response = await served.post(PATH, asked(**fields))
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+ROUTE = Route(PATH, {"model": "tiny", "input": "Hi"})
+asked, whole = ROUTE.asked, ROUTE.whole
 
 
 async def streamed(served: Served, **fields: Any) -> list[dict[str, Any]]:
-    response = await served.post(PATH, asked(stream=True, **fields))
-    assert response.status_code == 200, response.text
-    found = []
-    for frame in response.content.removesuffix(b"\n\n").split(b"\n\n"):
-        name, data = frame.split(b"\n")
-        found.append(orjson.loads(data.removeprefix(b"data: ")))
-        assert name == b"event: " + found[-1]["type"].encode()
+    found = [orjson.loads(data) for data in named_events((await ROUTE.stream(served, **fields)).content)]
     assert [event.pop("sequence_number") for event in found] == list(range(len(found)))
     return found
 
@@ -211,7 +183,7 @@ async def test_the_items_reach_the_template() -> None:
     ]
     prompt, _ = await prompt_and_params(input=items, instructions="i", tools=[WEATHER])
     assert prompt == (
-        'weather;[system]i/[system]d/[user]a/[assistant]c<think>t</think><tool_call>weather {"city": "x"}'
+        f'{OFFERED}[system]i/[system]d/[user]a/[assistant]c<think>t</think><tool_call>weather {{"city": "x"}}'
         "<tool_call>weather {}/[tool]e/[tool]f/[assistant]g<think>u</think>/[user]h/[assistant]"
     )
 
@@ -351,6 +323,7 @@ async def test_an_answer_that_fails_is_not_complete(abort: Abort, status: int) -
         ({"input": [{"type": "item_reference", "id": "x"}]}, r"input\.0"),
         ({"input": [{"type": "function_call", "call_id": "c9", "name": "f", "arguments": "{}"}]}, "c9"),
         ({"input": [{"type": "reasoning", "encrypted_content": "?"}]}, "encrypted_content"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "é"}]}, "encrypted_content"),
         ({"input": [{"type": "reasoning"}]}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10_000}, "max_output_tokens"),
@@ -359,7 +332,8 @@ async def test_an_answer_that_fails_is_not_complete(abort: Abort, status: int) -
         ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "array"}}]}, r"tools\.0\.parameters"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"truncation": "auto"}, "truncation"),
-        ({"include": ["message.output_text.logprobs"]}, r"include\.0"),
+        ({"include": ["file_search_call.results"]}, r"include\.0"),
+        ({"top_logprobs": 2}, "top_logprobs"),
         ({"reasoning": {"summary": "detailed"}}, "summary"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}, "verbosity": "low"}}, "verbosity"),
         ({"background": True, "store": False}, "background"),

@@ -17,6 +17,7 @@ import orjson
 
 from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
 from mysglang.srt.entrypoints.openai.chat_message import new_call_id
+from mysglang.srt.entrypoints.openai.responses.token_shares import TokenEntry, TokenShares
 from mysglang.srt.entrypoints.openai.responses.translate import StoredItem, encrypted, new_item_id
 from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText
 
@@ -40,10 +41,14 @@ class OutputEvents:
         self._kind: Kind | None = None
         self._head: StoredItem = {}
         self._pieces: list[str] = []
+        self._shares = TokenShares()
+        self._logprobs: list[TokenEntry] = []
+        """Of the open message."""
 
-    def say(self, parts: Iterable[AnswerPart]) -> list[Event]:
-        """What they are told as."""
+    def say(self, parts: Iterable[AnswerPart], tokens: Iterable[TokenEntry] = ()) -> list[Event]:
+        """What they are told as. `tokens`: those that came with them, if their log-probabilities are wanted."""
         told: list[Event] = []
+        self._shares.add(tokens)
         for part in parts:
             match part:
                 case Thought(text) if text:
@@ -67,7 +72,7 @@ class OutputEvents:
             told = [self._event(f"{stem}.done", name=self._head["name"], arguments=text)]
         else:
             part = self._part(text)
-            logprobs: Event = {"logprobs": []} if self._kind == "message" else {}
+            logprobs: Event = {"logprobs": self._logprobs} if self._kind == "message" else {}
             told = [
                 self._event(f"{stem}.done", content_index=0, text=text, **logprobs),
                 self._event("response.content_part.done", content_index=0, part=part),
@@ -83,7 +88,7 @@ class OutputEvents:
         if self._kind == kind:
             return []
         told = self.finish()
-        self._kind, self._pieces = kind, []
+        self._kind, self._pieces, self._logprobs = kind, [], []
         self._head = {"id": new_item_id(kind), "type": kind, **more}
         empty: StoredItem = {"arguments": ""} if kind == "function_call" else {"content": []}
         item = {**self._head, **empty, "status": "in_progress"}
@@ -96,8 +101,10 @@ class OutputEvents:
         assert self._kind is not None, "an item begins before its text"
         self._pieces.append(text)
         more: Event = {} if self._kind == "function_call" else {"content_index": 0}
+        logprobs = self._shares.take(text)
         if self._kind == "message":
-            more["logprobs"] = []
+            self._logprobs += logprobs
+            more["logprobs"] = logprobs
         return self._event(f"{_STEMS[self._kind]}.delta", delta=text, **more)
 
     def _item(self, text: str, status: str) -> StoredItem:
@@ -111,7 +118,7 @@ class OutputEvents:
     def _part(self, text: str) -> StoredItem:
         if self._kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(self._logprobs)}
 
     def _event(self, kind: str, **fields: object) -> Event:
         return {"type": kind, "item_id": self._head["id"], "output_index": len(self.items), **fields}
@@ -126,8 +133,8 @@ class Numbered:
     def __init__(self) -> None:
         self._next = 0
 
-    def frames(self, events: Iterable[Event]) -> bytes:
-        return b"".join(self._frame(event) for event in events)
+    def frames(self, events: Iterable[Event]) -> list[bytes]:
+        return [self._frame(event) for event in events]
 
     def _frame(self, event: Mapping[str, Any]) -> bytes:
         data = orjson.dumps({**event, "sequence_number": self._next})

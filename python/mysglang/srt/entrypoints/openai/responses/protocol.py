@@ -16,6 +16,7 @@ from mysglang.srt.entrypoints.openai.tool_protocol import Name, ObjectSchema
 from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 
+LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -196,7 +197,8 @@ class ResponsesRequest(StrictModel):
     background: bool = False
     stream: bool = False
     stream_options: ResponsesStreamOptions = ResponsesStreamOptions()
-    include: list[Literal["reasoning.encrypted_content"]] = []
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] = []
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -227,7 +229,7 @@ class ResponsesRequest(StrictModel):
     unsupported = {
         **not_here("truncation", unless=("disabled",)),
         **not_here("service_tier", unless=("auto", "default")),
-        **not_here("top_logprobs", "max_tool_calls", "conversation", "prompt", "moderation", "image"),
+        **not_here("max_tool_calls", "conversation", "prompt", "moderation", "image"),
         **not_here("context_management", "access_programs", "prompt_cache_retention", "prompt_cache_options"),
         **not_here("session_id", "request_id"),
     }
@@ -236,8 +238,8 @@ class ResponsesRequest(StrictModel):
     def _fields_agree(self) -> ResponsesRequest:
         if self.background and not self.store:
             raise InvalidRequest("background: only with store=true, else nobody could fetch it.", param="background")
-        if self.background and self.stream:
-            raise InvalidRequest("stream: not together with background=true; fetch the response.", param="stream")
+        if self.top_logprobs and LOGPROBS not in self.include:
+            raise InvalidRequest(f"top_logprobs: only with include {LOGPROBS!r}.", param="top_logprobs")
         if "stream_options" in self.model_fields_set and not self.stream:
             raise InvalidRequest("stream_options: only for stream=true.", param="stream_options")
         return self

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from mysglang.srt.entrypoints.error_responses import ErrorFacts
 from mysglang.srt.entrypoints.openai.chat_answers import Ask, ChatNews
+from mysglang.srt.entrypoints.openai.responses.event_log import EventLog
 from mysglang.srt.entrypoints.openai.responses.protocol import ResponsesRequest
 from mysglang.srt.entrypoints.openai.responses.translate import StoredItem
 
@@ -32,6 +33,8 @@ class Job:
     model: str
     report_cached: bool
     response_id: str
+    log: EventLog | None = None
+    """Where its events are kept, if it is a stream in the background."""
     created_at: int = field(default_factory=lambda: int(time.time()))
 
     def response(
@@ -71,7 +74,7 @@ class Job:
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.tools],
-            "top_logprobs": 0,
+            "top_logprobs": body.top_logprobs,
             "top_p": params.top_p,
             "truncation": "disabled",
             "usage": None if last is None else _usage(last, report_cached=self.report_cached),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -15,13 +16,14 @@ from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews, aborted
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.openai.responses.background import BackgroundJobs
+from mysglang.srt.entrypoints.openai.responses.event_log import EventLog
 from mysglang.srt.entrypoints.openai.responses.events import Event, Numbered, OutputEvents
 from mysglang.srt.entrypoints.openai.responses.protocol import ENCRYPTED, ResponsesRequest
 from mysglang.srt.entrypoints.openai.responses.response import Job, State, new_response_id
 from mysglang.srt.entrypoints.openai.responses.store import ResponseStore, StoredResponse
 from mysglang.srt.entrypoints.openai.responses.translate import NAMES, StoredItem, chat_request, stored_items
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.entrypoints.streaming import open_stream, while_connected
+from mysglang.srt.entrypoints.streaming import EventStream, while_connected
 from mysglang.srt.errors import InvalidRequest, NotFound, RequestError, WorkerDied
 
 
@@ -47,13 +49,24 @@ class OpenAIServingResponses:
         body = await read_model(request, ResponsesRequest)
         self._models.check(body.model)
         if body.stream:
-            return await open_stream(request, self._stream(body))
+            frames = self._stream(body) if not body.background else await self._start_stream(body)
+            return EventStream(frames)
         answer = self._start(body) if body.background else self._complete(body)
         return json_response(await while_connected(request.receive, answer))
 
     def get(self, response_id: str) -> dict[str, Any]:
         """Raises NotFound."""
         return self._store.get(response_id).response
+
+    def events(self, response_id: str, after: int) -> AsyncGenerator[bytes, None]:
+        """The events behind the one numbered `after`, as they came and come. Raises NotFound, and InvalidRequest for a
+        response whose events were not kept.
+        """
+        log = self._store.get(response_id).log
+        if log is None:
+            message = "stream: only of a response that was asked for with background=true and stream=true."
+            raise InvalidRequest(message, param="stream")
+        return log.read(after)
 
     def delete(self, response_id: str) -> dict[str, Any]:
         """Forget it, and stop working for it. Raises NotFound."""
@@ -70,7 +83,7 @@ class OpenAIServingResponses:
         if not self._background.stop(response_id):
             return stored.response
         response = {**stored.response, "status": "cancelled"}
-        self._store.put(StoredResponse(response, stored.items))
+        self._store.put(replace(stored, response=response))
         return response
 
     def input_items(self, response_id: str, *, limit: int, order: str, after: str | None) -> dict[str, Any]:
@@ -115,7 +128,7 @@ class OpenAIServingResponses:
         output = OutputEvents(encrypt=ENCRYPTED in job.body.include)
         async with aclosing(self._read(job)) as found:
             async for news in found:
-                output.say(news.parts)
+                output.say(news.parts, self._answers.logprobs(news.chunk))
                 if news.ending is not None:
                     _, response = self._end(job, output, news)
                     return response
@@ -123,14 +136,46 @@ class OpenAIServingResponses:
 
     async def _stream(self, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
         job = await self._job(body)
-        output, numbered = OutputEvents(encrypt=ENCRYPTED in body.include), Numbered()
-        begun = False
+        async with aclosing(self._told(job)) as told:
+            async for frames in told:
+                yield b"".join(frames)
+
+    async def _start_stream(self, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
+        """Begin, and keep the events, for this client as for whoever asks later; it goes on without either."""
+        log = EventLog()
+        job = replace(await self._job(body), log=log)
+
+        async def work() -> None:
+            try:
+                async with aclosing(self._told(job)) as told:
+                    async for frames in told:
+                        log.add(frames)
+            finally:
+                log.end()
+
+        def failed(error: BaseException) -> None:
+            # What was refused before anything was told of it.
+            assert isinstance(error, Exception), "a cancelled job does not fail"
+            self._keep(job, job.response("failed", [], error=describe(error)))
+
+        self._background.start(job.response_id, work(), failed)
+        self._keep(job, job.response("in_progress", []))
+        return log.read()
+
+    async def _told(self, job: Job) -> AsyncGenerator[list[bytes], None]:
+        """The frames of the events, some at a time. Raises what is wrong with the request, if nothing was told yet and
+        somebody waits for it.
+        """
+        output, numbered = OutputEvents(encrypt=ENCRYPTED in job.body.include), Numbered()
+        begun = job.log is not None
+        if begun:
+            yield numbered.frames(_beginning(job))
         try:
             async with aclosing(self._read(job)) as found:
                 async for news in found:
                     events = [] if begun else _beginning(job)
                     begun = True
-                    events += output.say(news.parts)
+                    events += output.say(news.parts, self._answers.logprobs(news.chunk))
                     if news.ending is not None:
                         ending, response = self._end(job, output, news)
                         events += [*ending, {"type": f"response.{response['status']}", "response": response}]
@@ -190,7 +235,7 @@ class OpenAIServingResponses:
 
     def _keep(self, job: Job, response: dict[str, Any]) -> None:
         if job.body.store:
-            self._store.put(StoredResponse(response, job.items))
+            self._store.put(StoredResponse(response, job.items, job.log))
 
 
 def _beginning(job: Job) -> list[Event]:

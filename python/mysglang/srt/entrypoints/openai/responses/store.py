@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from mysglang.srt.entrypoints.openai.responses.event_log import EventLog
 from mysglang.srt.entrypoints.openai.responses.translate import StoredItem
 from mysglang.srt.errors import NotFound
 
@@ -28,6 +29,8 @@ class StoredResponse:
     """As clients get to see it."""
     items: tuple[StoredItem, ...]
     """The conversation before its output."""
+    log: EventLog | None = None
+    """Its events, if it was asked for as a stream in the background."""
 
     @property
     def conversation(self) -> tuple[StoredItem, ...]:
@@ -52,6 +55,8 @@ class ResponseStore:
         response_id = stored.response["id"]
         self._drop(response_id)
         size = len(orjson.dumps([stored.response, stored.items]))
+        if stored.log is not None:
+            size += stored.log.nbytes
         self._kept[response_id] = (stored, size)
         self._bytes += size
         while len(self._kept) > 1 and (len(self._kept) > self._max_responses or self._bytes > self._max_bytes):

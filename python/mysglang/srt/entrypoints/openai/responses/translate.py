@@ -7,7 +7,6 @@ thought, said and called in one turn is one message.
 from __future__ import annotations
 
 import base64
-import binascii
 import secrets
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -15,6 +14,7 @@ from typing import Any, TypeAlias
 from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.responses.protocol import (
+    LOGPROBS,
     ChosenFunction,
     Item,
     ResponsesRequest,
@@ -52,6 +52,7 @@ def stored_items(items: Sequence[Item]) -> list[StoredItem]:
 
 def chat_request(body: ResponsesRequest, items: Sequence[StoredItem]) -> ChatCompletionRequest:
     """`items`: all of the conversation. Raises InvalidRequest."""
+    logprobs = LOGPROBS in body.include
     fields = {
         "messages": [*_instructions(body), *_messages(items)],
         "max_tokens": body.max_output_tokens,
@@ -59,9 +60,13 @@ def chat_request(body: ResponsesRequest, items: Sequence[StoredItem]) -> ChatCom
         "tool_choice": _tool_choice(body.tool_choice),
         "response_format": _response_format(body),
         "reasoning_effort": body.reasoning.effort,
+        "logprobs": logprobs,
+        "top_logprobs": body.top_logprobs,
+        # Token by token, since they are told beside the text that they made.
+        "stream": body.stream or logprobs,
     }
     same = (
-        *("stream", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "stop", "seed"),
+        *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "stop", "seed"),
         *("repetition_penalty", "parallel_tool_calls", "chat_template_kwargs", "extra_key", "cache_salt"),
         "priority",
     )
@@ -76,7 +81,7 @@ def encrypted(thought: str) -> str:
 def _decrypted(text: str) -> str:
     try:
         return base64.b64decode(text, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # of base64 or of UTF-8, or since the text is not even ASCII
         raise InvalidRequest("input: encrypted_content is none of this server's.", param="input") from None
 
 

@@ -19,6 +19,7 @@ from mysglang.srt.platforms.interface import Platform
 Column = npt.NDArray[np.generic]
 
 ALIGNMENT = 16
+"""Bytes: the most that a kernel reads at once."""
 DTYPES = {
     np.dtype(np.int64): torch.int64,
     np.dtype(np.int32): torch.int32,

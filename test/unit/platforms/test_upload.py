@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from mysglang.srt.model_executor.upload import ALIGNMENT, Uploader, layout
 from mysglang.srt.platforms.cpu import CpuPlatform
+from mysglang.srt.platforms.upload import ALIGNMENT, Uploader, layout
 
 
 def test_columns_survive() -> None:

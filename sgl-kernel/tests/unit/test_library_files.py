@@ -8,12 +8,11 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
+from workshop import Workshop
 
 from mysgl_kernel import library
 from mysgl_kernel.library import Library
 from mysgl_kernel.toolchain import KernelBuildError, Nvcc, find_nvcc
-
-from .conftest import Workshop
 
 SOURCE = "area/add.cu"
 

@@ -1,0 +1,118 @@
+"""How many streams and chunks a second get through the front: the whole of it, around an engine that does nothing.
+
+    python benchmark/http_front/bench.py [--fronts 2] [--rounds 3]
+
+The real main process, further fronts, a real detokenizer; an engine that says the real messages; a client in C. All of
+them share the machine's cores, so beside what was reached there stands what each process spent on a stream. Beside the
+front, rounds interleaved: uvicorn's least (one ASGI function, frames made beforehand) and a usual FastAPI route.
+Some 50 seconds; one JSON object last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from servers import Running, ask, build_client, chat, completion, front, generate, reference
+
+GOAL_STREAMS, GOAL_CHUNKS, GOAL_RATIO, GOAL_TIMES_FASTAPI, GOAL_MB = 5000, 110_000, 1.5, 2.0, 200
+SHORT, LONG = 16, 128
+SECONDS, LONG_SECONDS = 0.8, 2.4
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fronts", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    several = ("--tokenizer-worker-num", str(options.fronts))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        client = build_client(folder)
+        # Steps of a millisecond keep up with the goal for streams, of two with that for chunks of 256 streams.
+        quick = stack.enter_context(front(*several, step_us=1000))
+        steady = stack.enter_context(front(*several, step_us=2000))
+        raw, raw_long = (stack.enter_context(reference("raw", frames, folder)) for frames in (SHORT, LONG))
+        fastapi = stack.enter_context(reference("fastapi", SHORT, folder))
+        cases: dict[str, tuple[Running, bytes, int]] = {
+            "completion 16": (quick, completion(SHORT), 64),
+            "raw uvicorn 16": (raw, completion(SHORT), 64),
+            "fastapi 16": (fastapi, completion(SHORT), 64),
+            "completion 128": (steady, completion(LONG), 256),
+            "raw uvicorn 128": (raw_long, completion(LONG), 256),
+        }
+        beside = {
+            "chat 16": (quick, chat(SHORT), 64),
+            "generate 16": (quick, generate(SHORT), 64),
+            "completion 1": (quick, completion(1), 64),
+            "completion 16, 1 connection": (quick, completion(SHORT), 1),
+            "completion 16, 512 connections": (quick, completion(SHORT), 512),
+        }
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in [*cases, *beside]}
+        for turn in range(options.rounds):
+            for name, (server, data, connections) in (cases | beside if turn == 0 else cases).items():
+                seconds = LONG_SECONDS if name.endswith("128") else SECONDS
+                found[name].append(ask(client, server, data, connections, seconds))
+        memory = quick.rss_mb()
+    table = {name: middle(rounds) for name, rounds in found.items()}
+    for name, row in table.items():
+        spent = "  ".join(f"{process} {us}" for process, us in row["cpu_us_per_stream"].items())
+        print(
+            f"{name:32s} {row['streams_s']:6d} streams/s {row['events_s']:7d} events/s   p50 {row['p50_ms']:8.2f} ms",
+            end="",
+        )
+        print(f"   p99/p50 {row['p99_to_p50']:5.2f}   us: {spent}")
+    print(json.dumps(result(table, found, memory, options.fronts)))
+    return 0
+
+
+def middle(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The round whose streams/s is the median."""
+    return sorted(rounds, key=lambda row: row["streams_s"])[len(rounds) // 2]
+
+
+def result(
+    table: dict[str, dict[str, Any]], found: dict[str, list[dict[str, Any]]], memory: dict[str, float], fronts: int
+) -> dict[str, Any]:
+    streams, chunks = table["completion 16"], table["completion 128"]
+    rates = [row["streams_s"] for row in found["completion 16"]]
+    times_fastapi = [
+        ours["streams_s"] / theirs["streams_s"]
+        for ours, theirs in zip(found["completion 16"], found["fastapi 16"], strict=True)
+    ]
+    reached = {
+        "streams_s": streams["streams_s"] >= GOAL_STREAMS,
+        "chunks_s": chunks["events_s"] >= GOAL_CHUNKS,
+        "p99_to_p50": streams["p99_to_p50"] <= GOAL_RATIO,
+        "times_fastapi": statistics.median(times_fastapi) >= GOAL_TIMES_FASTAPI,
+        "memory": max(rss for name, rss in memory.items() if "scheduler" not in name) <= GOAL_MB,
+    }
+    return {
+        "what": "streams of 16 tokens a second through the front, engine and client on the same cores",
+        "median": streams["streams_s"],
+        "spread": [min(rates), max(rates)],
+        "goal": GOAL_STREAMS,
+        "reached": all(reached.values()),
+        "reached_each": reached,
+        "chunks_s": {"median": chunks["events_s"], "goal": GOAL_CHUNKS},
+        "p99_to_p50": {"median": streams["p99_to_p50"], "goal": GOAL_RATIO},
+        "times_fastapi": {"median": round(statistics.median(times_fastapi), 2), "goal": GOAL_TIMES_FASTAPI},
+        "rss_mb": {name: round(rss) for name, rss in memory.items()},
+        "fronts": fronts,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_15_min": round(os.getloadavg()[2], 1),
+        "cases": table,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""What `--kv-events-config` says: where and how cached prefixes are told of. SGLang's fields and defaults."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How events are published."""
+
+    publisher: Literal["null", "zmq"] = "null"
+    """`null` publishes nothing."""
+    endpoint: str = "tcp://*:5557"
+    bind: bool | None = None
+    """Whether to bind the endpoint, or to connect to it; None: bind if it names no host."""
+    replay_endpoint: str | None = None
+    """Where subscribers may ask for what they missed."""
+    buffer_steps: int = 10_000
+    """Batches that are kept for those."""
+    hwm: int = 100_000
+    """Batches that may wait for a slow subscriber, who misses what comes beyond."""
+    max_queue_size: int = 100_000
+    """Batches that may wait to be sent at all."""
+    topic: str = ""
+    format: Literal["default"] = "default"
+
+    @property
+    def binds(self) -> bool:
+        """Whether the endpoint is ours."""
+        if self.bind is not None:
+            return self.bind
+        return "*" in self.endpoint or "[::]" in self.endpoint or self.endpoint.startswith(("ipc://", "inproc://"))
+
+
+def read_kv_events(text: str) -> KvEventsConfig:
+    """The config in a JSON object. Raises ValueError."""
+    config = msgspec.json.decode(text, type=KvEventsConfig)
+    if min(config.buffer_steps, config.hwm, config.max_queue_size) < 1:
+        raise ValueError("buffer_steps, hwm and max_queue_size must be at least 1")
+    for endpoint in (config.endpoint, config.replay_endpoint):
+        if endpoint is not None and not endpoint.startswith(("tcp://", "ipc://", "inproc://")):
+            raise ValueError(f"an endpoint begins with tcp:// or ipc://, got {endpoint!r}")
+    return config
+
+
+def complaint_about(text: str | None) -> str | None:
+    """What is wrong with the option, or None."""
+    try:
+        if text is not None:
+            read_kv_events(text)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,0 +1,147 @@
+"""What Anthropic's routes answer, described for /openapi.json; built in `serving.py` and `events.py`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from msgspec import UNSET, UnsetType
+
+from mysglang.srt.entrypoints.anthropic.errors import AnthropicError
+from mysglang.srt.entrypoints.openapi import Answer
+
+
+class Said(Answer, tag_field="type", tag="text"):
+    """Text for the user."""
+
+    text: str
+
+
+class Thought(Answer, tag_field="type", tag="thinking"):
+    """What the model thought."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUse(Answer, tag_field="type", tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnswerBlock: TypeAlias = Said | Thought | ToolUse
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class ThinkingTokens(Answer):
+    """Of an answer."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(Answer):
+    """Tokens. What was found in the cache does not count as input."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThinkingTokens | UnsetType = UNSET
+
+
+class AnthropicMessage(Answer, tag_field="type", tag="message"):
+    """POST /v1/messages."""
+
+    id: str
+    role: Literal["assistant"]
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class InputTokens(Answer):
+    """POST /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+class MessageStart(Answer, tag_field="type", tag="message_start"):
+    """The first event."""
+
+    message: AnthropicMessage
+
+
+class Ping(Answer, tag_field="type", tag="ping"):
+    """The stream lives."""
+
+
+class BlockStart(Answer, tag_field="type", tag="content_block_start"):
+    """A block begins."""
+
+    index: int
+    content_block: AnswerBlock
+
+
+class ThinkingDelta(Answer, tag_field="type", tag="thinking_delta"):
+    """More of a thought."""
+
+    thinking: str
+
+
+class SignatureDelta(Answer, tag_field="type", tag="signature_delta"):
+    """The end of a thought."""
+
+    signature: str
+
+
+class SaidDelta(Answer, tag_field="type", tag="text_delta"):
+    """More text."""
+
+    text: str
+
+
+class InputDelta(Answer, tag_field="type", tag="input_json_delta"):
+    """More of a call's arguments."""
+
+    partial_json: str
+
+
+class BlockDelta(Answer, tag_field="type", tag="content_block_delta"):
+    """More of the block."""
+
+    index: int
+    delta: ThinkingDelta | SignatureDelta | SaidDelta | InputDelta
+
+
+class BlockStop(Answer, tag_field="type", tag="content_block_stop"):
+    """The block is complete."""
+
+    index: int
+
+
+class MessageEnd(Answer):
+    """Why it ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(Answer, tag_field="type", tag="message_delta"):
+    """The message is complete."""
+
+    delta: MessageEnd
+    usage: MessageUsage
+
+
+class MessageStop(Answer, tag_field="type", tag="message_stop"):
+    """The last event."""
+
+
+MessageEvent: TypeAlias = (
+    MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | AnthropicError
+)

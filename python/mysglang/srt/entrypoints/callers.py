@@ -1,0 +1,30 @@
+"""Callers: the middleware that notes who asks, behind the one that knows keys."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mysglang.srt.entrypoints.auth import owner_of
+from mysglang.srt.managers.caller import CALLER, Caller
+
+ROUTING_KEY = "x-smg-routing-key"
+"""The header in which SGLang's gateway says what a request belongs to."""
+
+
+class Callers:
+    """Middleware: what a request does from here on, in its own task and those that it begins, has its Caller."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        caller = Caller(api_key=owner_of(scope), routing_key=Headers(scope=scope).get(ROUTING_KEY, ""))
+        token = CALLER.set(caller)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            CALLER.reset(token)

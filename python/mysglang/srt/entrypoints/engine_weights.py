@@ -1,0 +1,154 @@
+"""EngineWeights: the weights of an Engine, changed and read by the program that it runs in.
+
+A verb that changes something returns whether it was done, and what was done or why not, as SGLang's do. Tensors are
+torch's; this file asks for torch only when it is given some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol
+
+from mysglang.srt.entrypoints.weight_commands import (
+    DEFAULT_GROUP,
+    PATIENCE_S,
+    Commands,
+    private_folder,
+    update_from_disk,
+    update_from_folder,
+)
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.messages.control import Command, ControlReqOutput
+from mysglang.srt.messages.weights import (
+    CheckWeightsReq,
+    DestroyWeightsUpdateGroupReq,
+    GetWeightsByNameReq,
+    InitWeightsUpdateGroupReq,
+    MemoryTag,
+    ReleaseMemoryOccupationReq,
+    ResumeMemoryOccupationReq,
+    UpdateWeightsFromDistributedReq,
+    UpdateWeightVersionReq,
+    WeightUpdate,
+)
+
+
+class Waits(Protocol):
+    """Runs work of the engine's event loop to its end."""
+
+    def __call__(self, work: Awaitable[ControlReqOutput]) -> ControlReqOutput: ...
+
+
+class EngineWeights:
+    """`update` of each verb: abort_all_requests, flush_cache, weight_version; see `WeightUpdate`."""
+
+    def __init__(self, manager: Commands, wait: Waits) -> None:
+        self._manager = manager
+        self._wait = wait
+
+    def from_disk(self, model_path: str, **update: Any) -> tuple[bool, str]:
+        """Serve the checkpoint of the same model in a directory or repository."""
+        try:
+            return _told(self._wait(update_from_disk(self._manager, model_path, WeightUpdate(**update))))
+        except InvalidRequest as error:
+            return False, error.message
+
+    def from_tensor(self, named_tensors: Iterable[tuple[str, Any]], **update: Any) -> tuple[bool, str]:
+        """Take the values of these tensors, by their names in a checkpoint."""
+        from safetensors.torch import save_file
+
+        with private_folder() as folder:
+            # Copies: tensors that share memory cannot be written.
+            found = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
+            save_file(found, folder / "tensors.safetensors")
+            return _told(self._wait(update_from_folder(self._manager, folder, WeightUpdate(**update))))
+
+    def from_distributed(
+        self,
+        names: list[str],
+        dtypes: list[str],
+        shapes: list[list[int]],
+        group_name: str = DEFAULT_GROUP,
+        **update: Any,
+    ) -> tuple[bool, str]:
+        """Take the tensors that rank 0 of the group broadcasts in this order."""
+        change = WeightUpdate(**update)
+        return _told(
+            self._command(
+                lambda number: UpdateWeightsFromDistributedReq(
+                    id=number, names=names, dtypes=dtypes, shapes=shapes, group_name=group_name, update=change
+                )
+            )
+        )
+
+    def init_group(
+        self,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str = DEFAULT_GROUP,
+        backend: Literal["nccl", "gloo"] = "nccl",
+    ) -> tuple[bool, str]:
+        """Join a trainer's group; returns when all members are there."""
+        return _told(
+            self._command(
+                lambda number: InitWeightsUpdateGroupReq(
+                    id=number,
+                    master_address=master_address,
+                    master_port=master_port,
+                    rank_offset=rank_offset,
+                    world_size=world_size,
+                    group_name=group_name,
+                    backend=backend,
+                )
+            )
+        )
+
+    def destroy_group(self, group_name: str = DEFAULT_GROUP) -> tuple[bool, str]:
+        """Leave it."""
+        return _told(self._command(lambda number: DestroyWeightsUpdateGroupReq(id=number, group_name=group_name)))
+
+    def rename(self, new_version: str, *, abort_all_requests: bool = False) -> tuple[bool, str]:
+        """Give the weights another name."""
+        return _told(
+            self._command(
+                lambda number: UpdateWeightVersionReq(
+                    id=number, new_version=new_version, abort_all_requests=abort_all_requests
+                )
+            )
+        )
+
+    def release_memory(self, tags: Sequence[MemoryTag]) -> tuple[bool, str]:
+        """Give the memory of these back to the machine; nothing may be asked of the engine until all is resumed."""
+        return _told(self._command(lambda number: ReleaseMemoryOccupationReq(id=number, tags=list(tags))))
+
+    def resume_memory(self, tags: Sequence[MemoryTag]) -> tuple[bool, str]:
+        """Take it again, with the weights that were there."""
+        return _told(self._command(lambda number: ResumeMemoryOccupationReq(id=number, tags=list(tags))))
+
+    def by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
+        """The first rows of a tensor, as numbers. Raises InvalidRequest if there is none of that name."""
+        reply = self._command(lambda number: GetWeightsByNameReq(id=number, name=name, truncate_size=truncate_size))
+        _require(reply)
+        rows: list[Any] = reply.details["parameter"]
+        return rows
+
+    def checksums(self) -> dict[str, str]:
+        """SHA-256 of every tensor's bytes, in the dtype of the model."""
+        reply = self._command(lambda number: CheckWeightsReq(id=number, action="checksum"))
+        _require(reply)
+        found: dict[str, str] = reply.details["checksums"]
+        return found
+
+    def _command(self, make: Callable[[int], Command]) -> ControlReqOutput:
+        return self._wait(self._manager.command(make, patience_s=PATIENCE_S))
+
+
+def _told(reply: ControlReqOutput) -> tuple[bool, str]:
+    return reply.success, reply.message
+
+
+def _require(reply: ControlReqOutput) -> None:
+    if not reply.success:
+        raise InvalidRequest(reply.message)

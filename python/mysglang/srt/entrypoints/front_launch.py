@@ -1,0 +1,26 @@
+"""FrontLaunch: what a further front process is told. Imports no web framework."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mysglang.srt.messages.launch import SchedulerFacts
+from mysglang.srt.server_args import PortArgs, ServerArgs
+
+
+class FrontLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """The descriptors are inherited."""
+
+    server_args: ServerArgs
+    port_args: PortArgs
+    facts: SchedulerFacts
+    index: int
+    """Of this front; the main process is 0."""
+    listener: int
+    """Descriptor of the socket that all fronts accept connections from."""
+    to_owner: int
+    """Descriptor of the way to the front that keeps what lives between requests."""
+
+
+def front_title(index: int) -> str:
+    return f"mysglang::tokenizer_worker_{index}"

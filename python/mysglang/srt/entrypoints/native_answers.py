@@ -1,0 +1,202 @@
+"""What SGLang's own routes answer, described for /openapi.json; generation is built in `managers/response_dict.py`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from msgspec import UNSET, UnsetType
+
+from mysglang.srt.entrypoints.openapi import Answer
+from mysglang.srt.messages.launch import SchedulerFacts
+
+LogprobTuple: TypeAlias = tuple[float | None, int, str | None]
+"""Log-probability, token, its text if asked for."""
+
+LogprobRows: TypeAlias = list[list[LogprobTuple] | None]
+
+
+class WeightSpan(Answer):
+    """Which tokens of an answer some weights have computed."""
+
+    version: str
+    start: int
+    end: int
+
+
+class NativeFinishReason(Answer):
+    """Why an answer ended: what it matched, how long it was, or what went wrong."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | UnsetType | None = UNSET
+    length: int | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    status_code: int | UnsetType | None = UNSET
+    err_type: str | UnsetType | None = UNSET
+
+
+class MetaInfo(Answer):
+    """How an answer came to be. Log-probabilities are there if asked for; of a token whose text was not asked for it
+    is null.
+    """
+
+    id: str
+    finish_reason: NativeFinishReason | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    num_retractions: int
+    weight_version: str
+    dp_rank: int | None
+    response_sent_to_client_ts: float
+    e2e_latency: float | UnsetType = UNSET
+    weight_versions: list[WeightSpan] | UnsetType = UNSET
+    input_token_logprobs: list[LogprobTuple] | UnsetType = UNSET
+    output_token_logprobs: list[LogprobTuple] | UnsetType = UNSET
+    input_top_logprobs: LogprobRows | UnsetType = UNSET
+    output_top_logprobs: LogprobRows | UnsetType = UNSET
+    input_token_ids_logprobs: LogprobRows | UnsetType = UNSET
+    output_token_ids_logprobs: LogprobRows | UnsetType = UNSET
+    output_token_logprobs_length: int | UnsetType = UNSET
+    sequence_score: float | UnsetType = UNSET
+    """Of an answer that beam search found."""
+    hidden_states: list[list[Any]] | UnsetType = UNSET
+    """The prompt's as one list of them, if they were asked for; then one after the other."""
+
+
+class Generated(Answer):
+    """POST /generate: one answer; in a stream of several, `index` says which."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+
+
+class Predictions(Answer):
+    """POST /vertex_generate: an answer for each instance, in order; a list of them where each has several."""
+
+    predictions: list[Generated]
+
+
+class Done(Answer):
+    """A command was carried out."""
+
+    status: Literal["ok"]
+    success: Literal[True]
+    message: str
+
+
+class WeightsChanged(Answer):
+    """A command about weights was carried out."""
+
+    success: Literal[True]
+    message: str
+    num_paused_requests: int | UnsetType = UNSET
+
+
+class Checksums(Answer):
+    """POST /weights_checker: SHA-256 by tensor; after a comparison, the tensors that changed."""
+
+    success: Literal[True]
+    message: str
+    checksums: dict[str, str] | UnsetType = UNSET
+    changed: list[str] | UnsetType = UNSET
+
+
+class LoggingSettings(Answer):
+    """POST /configure_logging: how it is now."""
+
+    log_requests: bool
+    dump_requests_folder: str
+
+
+class ModelInfo(Answer):
+    """GET /model_info."""
+
+    model_path: str | None
+    tokenizer_path: str | None
+    served_model_name: str
+    is_generation: bool
+    preferred_sampling_params: None
+    weight_version: str
+    load_format: str
+    reasoning_parser: str | None
+    tool_call_parser: str | None
+    disaggregation_mode: str
+    has_image_understanding: bool
+    has_audio_understanding: bool
+    model_type: str | None
+    architectures: list[str]
+
+
+class FrontState(Answer):
+    """What this process holds at this moment."""
+
+    open_requests: int
+    slow_clients_cut: int
+
+
+class ServerInfo(Answer, forbid_unknown_fields=False):
+    """GET /server_info: these, and every option of the server by its name."""
+
+    version: str
+    frontend: str
+    scheduler_info: SchedulerFacts
+    internal_states: list[dict[str, Any]]
+    frontend_state: FrontState
+
+
+class QueueLoad(Answer):
+    """Requests."""
+
+    waiting: int
+
+
+class Load(Answer):
+    """Of one scheduler; the sections that were asked for."""
+
+    timestamp: str
+    dp_rank: int
+    num_running_reqs: int | UnsetType = UNSET
+    num_waiting_reqs: int | UnsetType = UNSET
+    num_used_tokens: int | UnsetType = UNSET
+    num_total_tokens: int | UnsetType = UNSET
+    max_total_num_tokens: int | UnsetType = UNSET
+    max_running_requests: int | UnsetType = UNSET
+    token_usage: float | UnsetType = UNSET
+    gen_throughput: float | UnsetType = UNSET
+    utilization: float | UnsetType = UNSET
+    memory: dict[str, float] | UnsetType = UNSET
+    queues: QueueLoad | UnsetType = UNSET
+
+
+class Loads(Answer):
+    """GET /v1/loads."""
+
+    timestamp: str
+    version: str
+    loads: list[Load]
+
+
+class FoundCall(Answer):
+    """A call in a text; `parameters` is JSON."""
+
+    tool_index: int
+    name: str
+    parameters: str
+
+
+class FoundCalls(Answer):
+    """POST /parse_function_call."""
+
+    normal_text: str
+    calls: list[FoundCall]
+
+
+class SeparatedReasoning(Answer):
+    """POST /separate_reasoning."""
+
+    reasoning_text: str
+    text: str

@@ -1,0 +1,141 @@
+"""What Ollama's routes answer, described for /openapi.json; built in `serving.py` and `model_card.py`. Durations are
+nanoseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, UnsetType
+
+from mysglang.srt.entrypoints.openai.answers import ChatToken
+from mysglang.srt.entrypoints.openapi import Answer
+
+
+class OllamaCalledFunction(Answer):
+    """A call."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(Answer):
+    """A call of a tool."""
+
+    id: str
+    function: OllamaCalledFunction
+
+
+class OllamaAnswerMessage(Answer):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaCall] | UnsetType = UNSET
+
+
+class _Told(Answer):
+    """An answer, or a line of its stream; counts and durations stand in the last one."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load"] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    logprobs: list[ChatToken] | UnsetType = UNSET
+
+
+class OllamaChat(_Told, kw_only=True):
+    """POST /api/chat."""
+
+    message: OllamaAnswerMessage
+
+
+class OllamaGenerated(_Told, kw_only=True):
+    """POST /api/generate."""
+
+    response: str
+    thinking: str | UnsetType = UNSET
+
+
+class OllamaDetails(Answer):
+    """What kind of model it is."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaTag(Answer):
+    """The served model."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaTags(Answer):
+    """GET /api/tags."""
+
+    models: list[OllamaTag]
+
+
+class OllamaRunning(OllamaTag):
+    """The served model, and what it takes."""
+
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class OllamaProcesses(Answer):
+    """GET /api/ps."""
+
+    models: list[OllamaRunning]
+
+
+class OllamaModel(Answer):
+    """POST /api/show."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    modified_at: str
+    details: OllamaDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+
+
+class OllamaVersion(Answer):
+    """GET /api/version."""
+
+    version: str
+
+
+class OllamaVectors(Answer):
+    """POST /api/embed."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaVector(Answer):
+    """POST /api/embeddings."""
+
+    embedding: list[float]

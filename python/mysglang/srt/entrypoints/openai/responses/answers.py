@@ -1,0 +1,231 @@
+"""What the routes of responses answer, described for /openapi.json; built in `response.py` and `events.py`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from mysglang.srt.entrypoints.openai.answers import CachedTokens, ChatToken, ReasoningTokens
+from mysglang.srt.entrypoints.openapi import Answer
+
+Item: TypeAlias = dict[str, Any]
+"""A message, a thought, a call, or what a call gave."""
+
+
+class ResponseError(Answer):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(Answer):
+    """Why a response is not complete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseReasoning(Answer):
+    """How it was asked to think."""
+
+    effort: str | None
+    summary: None
+
+
+class ResponseText(Answer):
+    """The format that its text is held to."""
+
+    format: dict[str, Any]
+
+
+class ResponseUsage(Answer):
+    """Tokens."""
+
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class ResponseObject(Answer):
+    """A response as it stands."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None
+    metadata: dict[str, str] | None
+    model: str
+    output: list[Item]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ResponseReasoning
+    safety_identifier: str | None
+    service_tier: str
+    store: bool
+    temperature: float
+    text: ResponseText
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+
+
+class DeletedResponse(Answer):
+    """DELETE /v1/responses/{response_id}."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class ItemPage(Answer):
+    """GET /v1/responses/{response_id}/input_items."""
+
+    object: Literal["list"]
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class _Event(Answer, tag_field="type"):
+    """Any event; numbers count up from 0."""
+
+    sequence_number: int
+
+
+class _ItemEvent(_Event):
+    item_id: str
+    output_index: int
+
+
+class ResponseCreated(_Event, tag="response.created"):
+    """The first event."""
+
+    response: ResponseObject
+
+
+class ResponseInProgress(_Event, tag="response.in_progress"):
+    """The second."""
+
+    response: ResponseObject
+
+
+class OutputItemAdded(_Event, tag="response.output_item.added"):
+    """An item begins."""
+
+    output_index: int
+    item: Item
+
+
+class ContentPartAdded(_ItemEvent, tag="response.content_part.added"):
+    """Its content begins."""
+
+    content_index: int
+    part: dict[str, Any]
+
+
+class TextDelta(_ItemEvent, tag="response.output_text.delta"):
+    """More of a message."""
+
+    content_index: int
+    delta: str
+    logprobs: list[ChatToken]
+
+
+class ReasoningDelta(_ItemEvent, tag="response.reasoning_text.delta"):
+    """More of a thought."""
+
+    content_index: int
+    delta: str
+
+
+class ArgumentsDelta(_ItemEvent, tag="response.function_call_arguments.delta"):
+    """More of a call's arguments."""
+
+    delta: str
+
+
+class TextDone(_ItemEvent, tag="response.output_text.done"):
+    """All of a message."""
+
+    content_index: int
+    text: str
+    logprobs: list[ChatToken]
+
+
+class ReasoningDone(_ItemEvent, tag="response.reasoning_text.done"):
+    """All of a thought."""
+
+    content_index: int
+    text: str
+
+
+class ArgumentsDone(_ItemEvent, tag="response.function_call_arguments.done"):
+    """All of a call's arguments."""
+
+    name: str
+    arguments: str
+
+
+class ContentPartDone(_ItemEvent, tag="response.content_part.done"):
+    """An item's content is complete."""
+
+    content_index: int
+    part: dict[str, Any]
+
+
+class OutputItemDone(_Event, tag="response.output_item.done"):
+    """An item is complete."""
+
+    output_index: int
+    item: Item
+
+
+class ResponseCompleted(_Event, tag="response.completed"):
+    """The last event."""
+
+    response: ResponseObject
+
+
+class ResponseIncomplete(_Event, tag="response.incomplete"):
+    """The last event of a response that was cut off."""
+
+    response: ResponseObject
+
+
+class ResponseFailed(_Event, tag="response.failed"):
+    """The last event of a response that failed."""
+
+    response: ResponseObject
+
+
+ResponseEvent: TypeAlias = (
+    ResponseCreated
+    | ResponseInProgress
+    | OutputItemAdded
+    | ContentPartAdded
+    | TextDelta
+    | ReasoningDelta
+    | ArgumentsDelta
+    | TextDone
+    | ReasoningDone
+    | ArgumentsDone
+    | ContentPartDone
+    | OutputItemDone
+    | ResponseCompleted
+    | ResponseIncomplete
+    | ResponseFailed
+)

@@ -1,0 +1,116 @@
+"""ReadyFront: what serves requests in one process, put together once the scheduler has told its facts.
+
+The same in the main process and in each further front. Knows no HTTP and no children.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from mysglang.srt.entrypoints.front import Manager, RequestLogSettings
+from mysglang.srt.entrypoints.request_log import LoggedManager
+from mysglang.srt.managers.board import Board
+from mysglang.srt.managers.fronts import Fronts
+from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
+from mysglang.srt.managers.model_files import load_tokenizer
+from mysglang.srt.managers.queue_shares import EqualShares, OneForAll
+from mysglang.srt.managers.request_metrics import NoMetrics, RequestMetrics, SheetMetrics
+from mysglang.srt.managers.text_pool import TextPool
+from mysglang.srt.managers.tokenizer_manager import TokenizerManager
+from mysglang.srt.messages.channels import AsyncPull, Push
+from mysglang.srt.messages.codec import ToScheduler, ToTokenizer, scheduler_codec, tokenizer_codec
+from mysglang.srt.messages.fronts import FrontBeat
+from mysglang.srt.messages.launch import SchedulerFacts
+from mysglang.srt.observability.instruments import FRONT
+from mysglang.srt.observability.sheet import Sheet
+from mysglang.srt.parser.template_manager import TemplateManager
+from mysglang.srt.server_args import PortArgs, ServerArgs
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+BEAT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyFront:
+    """`entrypoints.front.Front`."""
+
+    tokenizer_manager: Manager
+    tokenizer: Tokenizer | None
+    template_manager: TemplateManager | None
+    text_pool: TextPool
+    facts: SchedulerFacts
+    request_log: RequestLogSettings
+    metrics: RequestMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class FrontText:
+    """What turns a client's words into tokens; both None for a server that takes token ids only."""
+
+    tokenizer: Tokenizer | None
+    templates: TemplateManager | None
+
+    @classmethod
+    def load(cls, args: ServerArgs) -> FrontText:
+        """Takes a while. Raises ConfigError."""
+        tokenizer = load_tokenizer(args.model)
+        if tokenizer is None:
+            return cls(None, None)
+        return cls(tokenizer, TemplateManager(tokenizer.config, tokenizer.special_tokens, args.serving.chat_template))
+
+
+class FrontLinks:
+    """One front's ends of its links. Made early, so that whoever writes to it need not wait; closed at the end."""
+
+    def __init__(self, ports: PortArgs, index: int, *, metrics: bool) -> None:
+        """`metrics`: whether requests are counted, by all fronts or by none."""
+        names = ports.tokenizer_ipc_names
+        self.to_scheduler: Push[ToScheduler] = Push(ports.scheduler_input_ipc_name, scheduler_codec())
+        self.from_workers: AsyncPull[ToTokenizer] = AsyncPull(names[index], tokenizer_codec())
+        self._to_others: list[Push[ToTokenizer]] = [
+            Push(name, tokenizer_codec()) for other, name in enumerate(names) if other != index
+        ]
+        board = Board.at(Path(ports.board), len(names), index)
+        counted = _sheet(Path(ports.board), len(names), index) if metrics else NoMetrics()
+        self.fronts = Fronts(index, len(names), self._to_others, board, counted)
+
+    async def beat(self) -> None:
+        """Tell the others for ever that this one is alive."""
+        while True:
+            self.fronts.tell(FrontBeat(front=self.fronts.index))
+            await asyncio.sleep(BEAT_S)
+
+    def close(self) -> None:
+        self.to_scheduler.close()
+        self.from_workers.close()
+        for other in self._to_others:
+            other.close()
+
+
+def _sheet(board: Path, num_fronts: int, index: int) -> RequestMetrics:
+    """On a file beside the fronts' board."""
+    return SheetMetrics(Sheet.at(board.with_suffix(".metrics"), FRONT, num_fronts, index))
+
+
+def make_front(
+    args: ServerArgs, facts: SchedulerFacts, text: FrontText, links: FrontLinks, pool: TextPool
+) -> tuple[ReadyFront, TokenizerManager]:
+    """Its manager besides, since whoever runs a front knows more of it than routes do."""
+    limits = FrontLimits.from_facts(facts)
+    seed, share_by = args.model.random_seed, args.schedule.fair_share_by
+    manager = TokenizerManager(
+        # Fronts that draw the same seeds would give requests that differ in nothing the same answers.
+        InputTokenizer(text.tokenizer, limits, pool, seed=None if seed is None else seed + links.fronts.index),
+        limits,
+        links.to_scheduler,
+        links.from_workers,
+        max_queued_requests=args.schedule.max_queued_requests,
+        fronts=links.fronts,
+        num_detokenizers=args.serving.detokenizer_worker_num,
+        shares=OneForAll() if share_by is None else EqualShares(share_by, limits.max_running_requests),
+    )
+    settings = RequestLogSettings(log_requests=args.observability.log_requests)
+    served = LoggedManager(manager, settings)
+    return ReadyFront(served, text.tokenizer, text.templates, pool, facts, settings, links.fronts.metrics), manager

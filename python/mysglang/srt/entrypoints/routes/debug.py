@@ -1,0 +1,87 @@
+"""/debug/state: what every process of this server holds for requests, and what it takes of the machine.
+
+For who looks for a leak. When nobody asks anything and nothing is on its way, all that is held is 0; the detokenizer's
+count is as old as its last sign of life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import psutil
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.http_protocol import connections_of
+from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.openapi import gives
+from mysglang.srt.entrypoints.streaming import while_connected
+from mysglang.srt.messages.control import GetInternalStateReqOutput
+
+
+def debug_router(front: Front) -> APIRouter:
+    router = APIRouter(tags=["control"])
+
+    @router.get("/debug/state", openapi_extra=gives(dict[str, Any]))
+    async def debug_state(request: Request) -> Response:
+        """What each process holds for requests, and what it takes: memory, files, threads."""
+        state = await while_connected(request.receive, front.tokenizer_manager.get_internal_state())
+        processes = await asyncio.to_thread(_processes)
+        held = front.tokenizer_manager.held()
+        return json_response(
+            {
+                "held": {
+                    "frontend": {
+                        "open_requests": held.open_requests,
+                        "names": held.names,
+                        # The one that asks now is answered by the time that this is read.
+                        "questions": held.questions,
+                    },
+                    "detokenizer": {"open_texts": held.open_texts},
+                    "scheduler": _held(state),
+                },
+                "detokenizer_heard_of_s_ago": time.monotonic() - held.open_texts_known_at,
+                "requests": held.counters,
+                "slow_clients_cut": connections_of(request.scope).cut,
+                "forward_steps": state.forward_steps,
+                "num_retractions": state.num_retractions,
+                "processes": processes,
+            }
+        )
+
+    return router
+
+
+def _held(state: GetInternalStateReqOutput) -> dict[str, int]:
+    return {
+        "running_requests": state.num_running_reqs,
+        "waiting_requests": state.num_waiting_reqs,
+        "protected_tokens": state.protected_tokens,
+        "locked_nodes": state.locked_nodes,
+        "lost_tokens": state.max_total_num_tokens - state.free_tokens - state.evictable_tokens,
+        "slots": state.max_running_requests - state.free_slots,
+    }
+
+
+def _processes() -> list[dict[str, Any]]:
+    """This one first, then its children. One that ends meanwhile is left out."""
+    me = psutil.Process()
+    found = []
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            with process.oneshot():
+                found.append(
+                    {
+                        "title": (process.cmdline() or [process.name()])[0],
+                        "pid": process.pid,
+                        "rss_bytes": process.memory_info().rss,
+                        "files": process.num_fds(),
+                        "threads": process.num_threads(),
+                    }
+                )
+        except psutil.NoSuchProcess:
+            continue
+    return found

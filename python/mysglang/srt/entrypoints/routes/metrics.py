@@ -1,0 +1,77 @@
+"""/metrics: what Prometheus asks for, open to everybody like the probes. There with --enable-metrics only.
+
+What fronts count is of all fronts, whichever is asked; what the scheduler counts is as of its last heartbeat, about a
+second ago at most.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.messages.control import HeartBeat
+from mysglang.srt.messages.launch import SchedulerFacts
+from mysglang.srt.observability.exposition import CONTENT_TYPE, Gauge, Page, render
+from mysglang.srt.observability.instruments import FRONT, SCHEDULER
+
+RANKS = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+
+NUM_RUNNING_REQS = Gauge("sglang:num_running_reqs", "Requests that hold a place.")
+NUM_QUEUE_REQS = Gauge("sglang:num_queue_reqs", "Requests that wait for a place.")
+NUM_GRAMMAR_QUEUE_REQS = Gauge("sglang:num_grammar_queue_reqs", "Requests that wait for their grammar.")
+NUM_USED_TOKENS = Gauge("sglang:num_used_tokens", "Tokens of the KV cache that running requests hold.")
+TOKEN_USAGE = Gauge("sglang:token_usage", "The part of the KV cache that running requests hold, 0 to 1.")
+GEN_THROUGHPUT = Gauge("sglang:gen_throughput", "Tokens generated per second lately; 0 while nothing runs.")
+CACHE_HIT_RATE = Gauge("sglang:cache_hit_rate", "Of the prompts that began last, the part that was cached, 0 to 1.")
+UTILIZATION = Gauge("sglang:utilization", "Running requests, as a part of those that may run at once.")
+MAX_TOTAL_NUM_TOKENS = Gauge("sglang:max_total_num_tokens", "Tokens that the KV cache holds.")
+CONTEXT_LEN = Gauge("sglang:context_len", "Tokens of the longest request that the model allows.")
+PAGE_SIZE = Gauge("sglang:page_size", "Tokens of a page of the KV cache.")
+MEMORY = {
+    "weights": Gauge("sglang:weight_memory_usage_gb", "GiB that the weights take."),
+    "kvcache": Gauge("sglang:kv_cache_memory_usage_gb", "GiB that the KV cache takes."),
+    "graph": Gauge("sglang:graph_memory_usage_gb", "GiB that captured graphs take."),
+}
+
+
+def metrics_router(front: Front, served_model_name: str) -> APIRouter:
+    """`served_model_name`: the label by which one tells servers apart."""
+    router = APIRouter(tags=["health"])
+    labels = {"model_name": served_model_name, "engine_type": "unified"}
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Counters, gauges and histograms, in Prometheus' text format."""
+        requests, scheduler = Page(labels), Page({**labels, **RANKS})
+        requests.row(FRONT, front.metrics.total_row())
+        _gauge_facts(scheduler, front.facts)
+        beat = front.tokenizer_manager.signs.heartbeat
+        if beat is not None:
+            _gauge_scheduler(scheduler, beat, front.facts)
+            scheduler.row(SCHEDULER, beat.figures.counted)
+        return Response(render([requests, scheduler]), headers={"content-type": CONTENT_TYPE})
+
+    return router
+
+
+def _gauge_facts(page: Page, facts: SchedulerFacts) -> None:
+    """What does not change while a server runs."""
+    page.gauge(MAX_TOTAL_NUM_TOKENS, facts.max_total_num_tokens)
+    page.gauge(CONTEXT_LEN, facts.context_len)
+    page.gauge(PAGE_SIZE, facts.page_size)
+    for purpose, gauge in MEMORY.items():
+        if purpose in facts.memory_usage:
+            page.gauge(gauge, facts.memory_usage[purpose])
+
+
+def _gauge_scheduler(page: Page, beat: HeartBeat, facts: SchedulerFacts) -> None:
+    figures = beat.figures
+    page.gauge(NUM_RUNNING_REQS, beat.num_running_reqs)
+    page.gauge(NUM_QUEUE_REQS, beat.num_waiting_reqs)
+    page.gauge(NUM_GRAMMAR_QUEUE_REQS, figures.num_grammar_queue_reqs)
+    page.gauge(NUM_USED_TOKENS, figures.num_used_tokens)
+    page.gauge(TOKEN_USAGE, figures.num_used_tokens / facts.max_total_num_tokens)
+    page.gauge(GEN_THROUGHPUT, figures.gen_throughput)
+    page.gauge(CACHE_HIT_RATE, figures.cache_hit_rate)
+    page.gauge(UTILIZATION, beat.num_running_reqs / facts.max_running_requests)

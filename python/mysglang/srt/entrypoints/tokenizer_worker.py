@@ -1,0 +1,89 @@
+"""A further front as a process: the same application on the same listening socket, with a TokenizerManager of its own.
+
+The main process launches it once the scheduler has told its facts, and says when to stop. What lives between requests
+it relays to the main process. It is ready once every link of it has carried a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import NoReturn
+
+import msgspec
+import uvloop
+
+from mysglang.srt.entrypoints.front_launch import FrontLaunch, front_title
+from mysglang.srt.entrypoints.front_orders import obey
+from mysglang.srt.entrypoints.http_front import HttpFront
+from mysglang.srt.entrypoints.ready_front import FrontLinks, FrontText, make_front
+from mysglang.srt.entrypoints.relay import Owner
+from mysglang.srt.errors import ServerEnded, ShuttingDown, WorkerDied
+from mysglang.srt.managers.child import run_child, tell_parent
+from mysglang.srt.managers.model_files import load_model_config
+from mysglang.srt.managers.text_pool import TextPool
+from mysglang.srt.managers.tokenizer_manager import TokenizerManager
+from mysglang.srt.messages.fronts import DrainReq, EndReq, FrontOrder
+from mysglang.srt.messages.launch import Ready
+from mysglang.srt.utils.logging import configure_logging
+from mysglang.srt.utils.process import ParentLink, collect_rarely, freeze_heap, set_title
+
+LOOK_S = 0.02
+
+
+def run_tokenizer_worker(link: ParentLink) -> None:
+    """Serve until the process is ended. Raises what keeps it from going on."""
+    launch = msgspec.json.decode(link.spec, type=FrontLaunch)
+    set_title(front_title(launch.index))
+    configure_logging(launch.server_args.observability.log_level, f"FRONT{launch.index}")
+    uvloop.run(_serve(launch, link))
+
+
+async def _serve(launch: FrontLaunch, link: ParentLink) -> NoReturn:
+    args = launch.server_args
+    links = FrontLinks(launch.port_args, launch.index, metrics=args.observability.enable_metrics)
+    front, manager = make_front(args, launch.facts, FrontText.load(args), links, TextPool())
+    receiving = asyncio.create_task(manager.handle_loop(), name="receive")
+    beating = asyncio.create_task(links.beat(), name="beat")
+    await _all_heard(manager, links)
+    observability = args.observability
+    listener = socket.socket(fileno=launch.listener)
+    door = HttpFront(listener, args.serving, observability.log_level_http, links.fronts.board)
+    obey(manager, front.request_log)
+    _obey_the_end(manager, door)
+    owner = Owner(socket.socket(fileno=launch.to_owner))
+    await door.open(front, args, load_model_config(args.model), owner)
+    freeze_heap()
+    collect_rarely()
+    tell_parent(link, Ready())
+    ended = asyncio.create_task(door.ended())
+    done, _ = await asyncio.wait({receiving, beating, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if ended in done:
+        raise ended.result()
+    raise WorkerDied("the front can no longer receive") from next(iter(done)).exception()
+
+
+async def _all_heard(manager: TokenizerManager, links: FrontLinks) -> None:
+    """Until every other process was heard of, and the scheduler has answered: then all links stand."""
+    await manager.get_internal_state()
+    others = links.fronts.count - 1
+    while not manager.signs.quietest()[1] or len(manager.signs.fronts) < others:
+        await asyncio.sleep(LOOK_S)
+    # Who watches over the others is the main process.
+    manager.signs.fronts.clear()
+
+
+def _obey_the_end(manager: TokenizerManager, door: HttpFront) -> None:
+    def end(order: FrontOrder) -> None:
+        assert isinstance(order, EndReq)
+        error: ServerEnded = ShuttingDown(order.why) if order.kind == "shutting_down" else WorkerDied(order.why)
+        if isinstance(error, WorkerDied):
+            door.gate.close(error)
+        manager.fail_all(error)
+
+    manager.order_handlers[DrainReq] = lambda _order: door.gate.drain()
+    manager.order_handlers[EndReq] = end
+
+
+if __name__ == "__main__":
+    run_child(run_tokenizer_worker)

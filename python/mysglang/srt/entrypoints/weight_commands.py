@@ -1,0 +1,98 @@
+"""What routes and Engine ask of a running engine's weights, and how tensors get from a client to the scheduler.
+
+Tensors travel as safetensors files in a private folder: the scheduler maps them instead of receiving gigabytes over a
+socket. Nothing is unpickled anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from mysglang.srt.entrypoints.body import BodyTooLarge
+from mysglang.srt.errors import ConfigError, InvalidRequest
+from mysglang.srt.messages.control import Command, ControlReqOutput
+from mysglang.srt.messages.weights import UpdateWeightsReq, WeightUpdate
+from mysglang.srt.utils.hf import resolve_model_path
+
+PATIENCE_S = 3600.0
+"""For open requests to end and for weights to be read. An engine that dies meanwhile ends the wait."""
+
+WRITE_BYTES = 4 << 20
+
+DEFAULT_GROUP = "weight_update_group"
+"""SGLang's name for the group of a trainer."""
+
+
+class Commands(Protocol):
+    """The part of a manager that carries out commands."""
+
+    async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput: ...
+
+
+async def update_from_disk(manager: Commands, model_path: str, update: WeightUpdate) -> ControlReqOutput:
+    """Serve the checkpoint at `model_path`, a directory or a repository. Raises InvalidRequest if there is none."""
+    try:
+        folder = await asyncio.to_thread(resolve_model_path, model_path)
+    except ConfigError as error:
+        raise InvalidRequest(f"model_path: {'; '.join(error.problems)}", param="model_path") from None
+    return await _update(manager, folder, update, whole=True)
+
+
+async def update_from_folder(manager: Commands, folder: Path, update: WeightUpdate) -> ControlReqOutput:
+    """Take the tensors in the safetensors files of `folder`, which may be any of the model's."""
+    return await _update(manager, folder, update, whole=False)
+
+
+async def _update(manager: Commands, folder: Path, update: WeightUpdate, *, whole: bool) -> ControlReqOutput:
+    path = str(folder.absolute())
+    return await manager.command(
+        lambda number: UpdateWeightsReq(id=number, path=path, whole=whole, update=update), patience_s=PATIENCE_S
+    )
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder that only this user can look into, removed in the end."""
+    with tempfile.TemporaryDirectory(prefix="mysglang-weights-") as name:
+        yield Path(name)
+
+
+def write_encoded(folder: Path, files: Sequence[str]) -> None:
+    """Put safetensors files, as base64 texts, into `folder`. Raises InvalidRequest for what is no base64."""
+    for index, text in enumerate(files):
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            message = f"serialized_named_tensors.{index}: must be a safetensors file in base64."
+            raise InvalidRequest(message, param="serialized_named_tensors") from None
+        (folder / f"{index:05}.safetensors").write_bytes(data)
+
+
+@asynccontextmanager
+async def spooled(parts: AsyncIterator[bytes], size: int | None) -> AsyncIterator[Path]:
+    """A folder with one safetensors file, written from `parts` as they come. `size`: of all, if it is known.
+
+    Raises BodyTooLarge if the disk has no room for it.
+    """
+    with private_folder() as folder:
+        if size is not None and size > shutil.disk_usage(folder).free:
+            raise _no_room(folder)
+        try:
+            with (folder / "tensors.safetensors").open("wb", buffering=WRITE_BYTES) as file:
+                async for part in parts:
+                    await asyncio.to_thread(file.write, part)
+        except OSError as error:
+            raise _no_room(folder) from error
+        yield folder
+
+
+def _no_room(folder: Path) -> BodyTooLarge:
+    return BodyTooLarge(f"There is no room for these weights in {folder.parent}.")

@@ -1,0 +1,97 @@
+"""ModelWeights: what the scheduler may ask of the weights of a running model: other values, and what they are now.
+
+Plain names, paths and numbers. Whoever asks sees to it that no step is launched meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, TypeAlias
+
+from mysglang.srt.errors import InvalidRequest
+
+Pulse: TypeAlias = Callable[[], None]
+"""Called again and again while the work goes on, which may take minutes: a sign of life can be given."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """A tensor that will come from elsewhere."""
+
+    name: str
+    dtype: str
+    """float32, bfloat16 or float16."""
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """A group of processes of which rank 0 sends weights."""
+
+    name: str
+    master_address: str
+    master_port: int
+    rank: int
+    """This one's."""
+    world_size: int
+    backend: str
+    """nccl or gloo."""
+
+
+class ModelWeights(Protocol):
+    """Names are those of a checkpoint. Everything raises InvalidRequest, saying what is wrong, before it changed
+    anything.
+    """
+
+    def update_from_files(self, path: str, *, whole: bool, pulse: Pulse) -> int:
+        """Take the values in a safetensors file, or in all of a directory; returns the number of tensors.
+
+        With `whole` it is a checkpoint of the same model with its config.json; else any of its tensors.
+        """
+        ...
+
+    def join_group(self, group: GroupFacts) -> Future[None]:
+        """Begin to join. It is done when all members are there; what kept it from that is the future's exception."""
+        ...
+
+    def leave_group(self, name: str) -> None: ...
+
+    def receive(self, tensors: Sequence[TensorFacts], group: str, pulse: Pulse) -> int:
+        """Take the values that rank 0 of a group that was joined broadcasts, one tensor after another."""
+        ...
+
+    def read(self, name: str, count: int) -> list[Any]:
+        """The first `count` rows of a tensor, as numbers."""
+        ...
+
+    def checksums(self, pulse: Pulse) -> dict[str, str]:
+        """SHA-256 of each tensor's bytes, in the dtype of the model."""
+        ...
+
+
+class NoWeights:
+    """The null object: of an engine that computes without any."""
+
+    def update_from_files(self, path: str, *, whole: bool, pulse: Pulse) -> int:
+        _refuse()
+
+    def join_group(self, group: GroupFacts) -> Future[None]:
+        _refuse()
+
+    def leave_group(self, name: str) -> None:
+        _refuse()
+
+    def receive(self, tensors: Sequence[TensorFacts], group: str, pulse: Pulse) -> int:
+        _refuse()
+
+    def read(self, name: str, count: int) -> list[Any]:
+        _refuse()
+
+    def checksums(self, pulse: Pulse) -> dict[str, str]:
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise InvalidRequest("This engine has no weights.")

@@ -1,0 +1,198 @@
+"""Ops on the CPU whose rows do not depend on the rows beside them, bit for bit.
+
+What makes torch's rows depend on each other, and what is done about it:
+
+    products      the library chooses its kernel, and with it the order of a sum, by the number of rows
+                      → always ROWS rows, the last ones padded, at the same alignment
+    the others    from GRAIN values on, threads share a tensor anywhere, also in the midst of a row, and the values at
+                  the end of a thread's share are not computed by vector instructions
+                      → never as many at once, and whole vectors where functions are more than roundings
+    over a        one row of many values is reduced by all threads, each row of several by one
+    vocabulary        → row by row
+
+Knows shapes and dtypes, no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.kernels import activation
+from mysglang.srt.kernels.cpu import gemm, rotary, sampling
+from mysglang.srt.kernels.norm import rms_norm as rms_norm_op
+from mysglang.srt.kernels.rotary import Norms
+
+ROWS = 16
+"""Of one product."""
+GRAIN = 1 << 15
+"""Values: `at::internal::GRAIN_SIZE`."""
+VECTORS = 64
+"""Values: the most that one turn of a vectorized loop takes."""
+PROBES = 3
+
+_rows_at_once: dict[tuple[torch.Size, torch.dtype, bool], int] = {}
+"""By shape, dtype and form of a weight."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `kernels/gemm.py`."""
+    rows = _product_rows(weight)
+    flat = x.reshape(-1, x.shape[-1])
+    out = x.new_empty(len(flat), weight.shape[0])
+    for first in range(0, len(flat), rows):
+        part = flat[first : first + rows]
+        # A tensor of its own: views are aligned differently.
+        block = x.new_zeros(rows, x.shape[-1])
+        block[: len(part)] = part
+        out[first : first + rows] = gemm.linear(block, weight, bias)[: len(part)]
+    return out.view(*x.shape[:-1], -1)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """See `kernels/activation.py`."""
+    return _gated(activation.silu_and_mul, x)
+
+
+def gelu_and_mul(x: Tensor) -> Tensor:
+    """See `kernels/activation.py`."""
+    return _gated(activation.gelu_and_mul, x)
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """See `kernels/activation.py`."""
+    return _gated(activation.gelu_tanh_and_mul, x)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `kernels/norm.py`."""
+    out = torch.empty_like(x)
+    for part in _parts(x):
+        out[part] = rms_norm_op.reference(x[part], weight, eps)
+    return out
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `kernels/norm.py`. A sum of two is exact wherever it is computed."""
+    residual = residual.add_(x)
+    return rms_norm(residual, weight, eps), residual
+
+
+def rope_and_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    norms: Norms | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    locations: Tensor,
+) -> None:
+    """See `kernels/rotary.py`."""
+    for part in _parts(q, width=q.shape[1] + k.shape[1]):
+        rotary.rope_and_store(
+            q[part], k[part], v[part], positions[part], cos_sin, norms, k_cache, v_cache, locations[part]
+        )
+
+
+def draw_tokens(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+) -> Tensor:
+    """See `kernels/sampling.py`. A filter that only others have is there for a row too, and leaves it everything."""
+    tokens = [
+        sampling.draw_tokens(
+            logits[row],
+            uniforms[row],
+            temperature[row],
+            *(None if values is None else values[row] for values in (top_k, top_p, min_p)),
+        )
+        for row in _rows(logits)
+    ]
+    return torch.cat(tokens) if tokens else logits.new_empty(0, dtype=torch.int64)
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """See `kernels/logprobs.py`."""
+    out = logits.new_empty(logits.shape, dtype=torch.float32)
+    for row in _rows(logits):
+        out[row] = logits[row].float().log_softmax(dim=-1)
+    return out
+
+
+def most_likely(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """See `kernels/logprobs.py`; of equals the lower id, however many are wanted."""
+    values = logprobs.new_empty(len(logprobs), count)
+    ids = torch.empty(values.shape, dtype=torch.int64)
+    if count:
+        for row, line in enumerate(logprobs):
+            lowest = line.topk(count).values[-1]
+            # At least `count`, and more where some equal the lowest; a row of NaN has none and stays in its order.
+            found = (line >= lowest).nonzero().squeeze(1) if not lowest.isnan() else torch.arange(count)
+            ranked, order = line[found].sort(descending=True, stable=True)
+            values[row], ids[row] = ranked[:count], found[order[:count]]
+    return values, ids
+
+
+def _gated(op: activation.GatedOp, x: Tensor) -> Tensor:
+    """In blocks of one shape, since torch may take another library for a lone row; both halves padded to whole vectors,
+    so that no value is left over for slower and different instructions.
+    """
+    width = x.shape[-1] // 2
+    whole = -(-width // VECTORS) * VECTORS
+    size = min(ROWS, max(1, (GRAIN - 1) // (2 * whole)))
+    flat = x.reshape(-1, 2, width)
+    out = x.new_empty(len(flat), width)
+    for first in range(0, len(flat), size):
+        part = flat[first : first + size]
+        block = x.new_zeros(size, 2, whole)
+        block[: len(part), :, :width] = part
+        out[first : first + size] = op.reference(block.flatten(1))[: len(part), :width]
+    return out.view(*x.shape[:-1], width)
+
+
+def _parts(x: Tensor, width: int | None = None) -> Iterator[slice]:
+    """Runs of the first dimension with fewer values than threads would share, one row at least.
+
+    One row has the same shape as every other that is too long to be taken with others.
+    """
+    if len(x) == 0:
+        return
+    size = max(1, (GRAIN - 1) // (x[0].numel() if width is None else width))
+    for first in range(0, len(x), size):
+        yield slice(first, first + size)
+
+
+def _rows(x: Tensor) -> Iterator[slice]:
+    """Row by row, the dimension kept."""
+    return (slice(row, row + 1) for row in range(len(x)))
+
+
+def _product_rows(weight: Tensor) -> int:
+    """How many rows may be multiplied at once: so many that a row's place among them changes nothing."""
+    key = (weight.shape, weight.dtype, weight.is_mkldnn)
+    rows = _rows_at_once.get(key)
+    if rows is None:
+        rows = ROWS
+        while rows > 1 and not _places_are_alike(weight, rows):
+            rows //= 2
+        _rows_at_once[key] = rows
+    return rows
+
+
+def _places_are_alike(weight: Tensor, rows: int) -> bool:
+    """Whether a row gets the same products at every place of a block. Which code runs there is a matter of shapes."""
+    draw = torch.Generator().manual_seed(rows)
+    for _ in range(PROBES):
+        row = torch.randn(1, weight.shape[1], generator=draw).to(weight.dtype)
+        products = gemm.linear(row.expand(rows, -1).contiguous(), weight, None)
+        if not torch.equal(products, products[:1].expand(rows, -1)):
+            return False
+    return True

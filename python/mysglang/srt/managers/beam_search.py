@@ -1,0 +1,284 @@
+"""Beam search: the likeliest whole answers, found by going on with several beginnings at once.
+
+Nothing in the engine knows of it. In every round each beginning that is still open is a request for one token more and
+the likeliest ones in its place; that they share their prompts, and each what it grew out of, the prefix cache finds.
+Knows no sockets: whoever has rounds run is handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
+from mysglang.srt.managers.request_state import GenerationChunk, LogprobChunk
+from mysglang.srt.managers.unfold import MAX_TOP_LOGPROBS, unfold
+from mysglang.srt.messages.codec import unpack_ids
+from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+Generate = Callable[[GenerateReqInput], AsyncGenerator[GenerationChunk, None]]
+
+_IMPOSSIBLE = (
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "stop", "stop_regex"),
+    *("json_schema", "regex", "ebnf", "structural_tag", "bad_words", "custom_params"),
+)
+"""Parameters that need an answer of one request."""
+
+_NOT_BESIDE = (
+    "return_logprob",
+    "return_hidden_states",
+    "custom_logit_processor",
+    "max_thinking_tokens",
+    "input_embeds",
+)
+"""Fields that do so too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """The beginning of an answer, or a whole one."""
+
+    ids: tuple[int, ...]
+    logprob: float
+    """Sum of its tokens' log-probabilities, in nats."""
+    finish: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class Search:
+    """The beams of one prompt, as transformers' beam search keeps them (`early_stopping` false).
+
+    Of all continuations of the open beams the best `wanted` are looked at. Those of the best `width` that end are kept,
+    if they are among the best `width` whole answers; the best `width` that do not end go on. A whole answer's score is
+    its log-probability over its length to the power of `length_penalty`. The search ends when there are `width` whole
+    answers, and no open beam has, as long as it is now, a better score than the worst of them.
+    """
+
+    width: int
+    max_new: int
+    min_new: int
+    length_penalty: float
+    stop_ids: frozenset[int]
+    open: list[Beam] = field(default_factory=lambda: [Beam((), 0.0)])
+    whole: list[Beam] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> int:
+        """Continuations of each beam that must be known: so many that `width` of them do not end."""
+        return max(2, 1 + len(self.stop_ids)) * self.width
+
+    @property
+    def done(self) -> bool:
+        if not self.open:
+            return True
+        return len(self.whole) == self.width and self.score(self.open[0]) <= self.score(self.whole[-1])
+
+    def advance(self, likeliest: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """One token more. likeliest: for each open beam, the `wanted` likeliest next tokens and their logprobs."""
+        grown = [
+            Beam((*beam.ids, token), beam.logprob + logprob)
+            for beam, tokens in zip(self.open, likeliest, strict=True)
+            for token, logprob in tokens
+        ]
+        grown = sorted(grown, key=lambda beam: -beam.logprob)[: self.wanted]
+        ended = [(rank, beam, reason) for rank, beam in enumerate(grown) if (reason := self._end(beam)) is not None]
+        for rank, beam, reason in ended:
+            long_enough = isinstance(reason, Length) or len(beam.ids) > self.min_new
+            if rank < self.width and long_enough:
+                self.whole.append(Beam(beam.ids, beam.logprob, reason))
+        self.whole = sorted(self.whole, key=lambda beam: -self.score(beam))[: self.width]
+        over = {rank for rank, _, _ in ended}
+        self.open = [beam for rank, beam in enumerate(grown) if rank not in over][: self.width]
+
+    def best(self, count: int, aborted: Abort | None = None) -> list[Beam]:
+        """The best answers, best first; of a search that was `aborted`, the best beginnings behind the whole ones."""
+        begun = sorted(self.open, key=lambda beam: -self.score(beam)) if aborted is not None else []
+        return [*self.whole, *(Beam(beam.ids, beam.logprob, aborted) for beam in begun)][:count]
+
+    def score(self, beam: Beam) -> float:
+        """What beams are compared by; the empty one has none to compare."""
+        return beam.logprob / math.pow(max(len(beam.ids), 1), self.length_penalty)
+
+    def _end(self, beam: Beam) -> FinishReason | None:
+        if beam.ids[-1] in self.stop_ids:
+            return Stop(beam.ids[-1])
+        return Length(len(beam.ids)) if len(beam.ids) == self.max_new else None
+
+
+def wants_beams(obj: GenerateReqInput) -> bool:
+    """Whether any of its prompts asks for beam search."""
+    params = obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params]
+    return any(one.beam_width is not None for one in params)
+
+
+async def beam_search(
+    obj: GenerateReqInput, generate: Generate, coder: InputTokenizer, limits: FrontLimits, max_answers: int
+) -> AsyncGenerator[GenerationChunk, None]:
+    """The best `n` answers of each prompt, each in one chunk, when all are found.
+
+    `generate` runs one round. Raises what it raises, and InvalidRequest.
+    """
+    alone, count = _alone(obj), _first(obj.sampling_params).n
+    unfolded = unfold(alone, limits.vocab_size, max_answers)
+    for prompt in unfolded.prompts:
+        _check(prompt.params, count)
+    requests = await coder.tokenize(alone, unfolded, unfolded.rids)
+    tasks = [_Task(request, _search(request.sampling_params, limits)) for request in requests]
+    if (beams := sum(task.search.width for task in tasks)) > max_answers:
+        message = f"beam_width: {beams} beams are more than the {max_answers} requests that this server holds."
+        raise InvalidRequest(message, param="beam_width")
+    aborted: Abort | None = None
+    while aborted is None and (going := [task for task in tasks if not task.search.done]):
+        aborted = await _advance(going, generate, _round(obj, unfolded.name, going))
+    for i, task in enumerate(tasks):
+        for rank, beam in enumerate(task.search.best(count, aborted)):
+            rid = unfolded.rids[i] if count == 1 else f"{unfolded.rids[i]}_{rank}"
+            yield await task.told(beam, i * count + rank, rid, coder)
+
+
+@dataclass(slots=True)
+class _Task:
+    """One prompt and its search."""
+
+    request: TokenizedGenerateReqInput
+    search: Search
+    cached_tokens: int | None = None
+    """Of the prompt, in the first round."""
+
+    async def told(self, beam: Beam, index: int, rid: str, coder: InputTokenizer) -> GenerationChunk:
+        """A beam as an answer."""
+        prompt, params = unpack_ids(self.request.input_ids), self.request.sampling_params
+        return GenerationChunk(
+            index=index,
+            rid=rid,
+            text=await coder.answer_text(_shown(beam, params), params),
+            token_ids=np.asarray(beam.ids, dtype=np.int32),
+            finish_reason=beam.finish,
+            prompt_tokens=len(prompt),
+            completion_tokens=len(beam.ids),
+            cached_tokens=self.cached_tokens or 0,
+            retractions=0,
+            prompt_ids=prompt,
+            sequence_score=self.search.score(beam),
+        )
+
+
+async def _advance(going: Sequence[_Task], generate: Generate, step: GenerateReqInput) -> Abort | None:
+    """Run one round of these searches; why it was aborted, if it was."""
+    found: dict[int, GenerationChunk] = {}
+    async with aclosing(generate(step)) as chunks:
+        async for chunk in chunks:
+            if isinstance(chunk.finish_reason, Abort):
+                return chunk.finish_reason
+            found[chunk.index] = chunk
+    row = 0
+    for task in going:
+        mine = [found[row + number] for number in range(len(task.search.open))]
+        row += len(mine)
+        if task.cached_tokens is None:
+            task.cached_tokens = mine[0].cached_tokens
+        task.search.advance([_likeliest(chunk.logprobs, task.search.wanted) for chunk in mine])
+    return None
+
+
+def _first(params: SamplingParams | list[SamplingParams]) -> SamplingParams:
+    return params[0] if isinstance(params, list) else params
+
+
+def _alone(obj: GenerateReqInput) -> GenerateReqInput:
+    """With one answer for each prompt."""
+    for name in _NOT_BESIDE:
+        if (asked := getattr(obj, name)) is not None and asked is not False:
+            raise InvalidRequest(f"{name}: not together with beam search.", param=name)
+    params = obj.sampling_params
+    if isinstance(params, list):
+        if any(one.beam_width is None for one in params) or len({one.n for one in params}) > 1:
+            raise InvalidRequest("beam_width: all prompts of a batch search for as many answers.", param="beam_width")
+        params = [msgspec.structs.replace(one, n=1) for one in params]
+    else:
+        params = msgspec.structs.replace(params, n=1)
+    return msgspec.structs.replace(obj, sampling_params=params, stream=False)
+
+
+def _check(params: SamplingParams, count: int) -> None:
+    """`params`: verified, `count`: answers that are wanted."""
+    assert params.beam_width is not None, "all prompts search"
+    if not 1 <= count <= params.beam_width:
+        raise InvalidRequest(f"n must be between 1 and beam_width ({params.beam_width}), got {count}.", param="n")
+    usual = SamplingParams()
+    for name in _IMPOSSIBLE:
+        if getattr(params, name) != getattr(usual, name):
+            raise InvalidRequest(f"{name}: not together with beam search.", param=name)
+
+
+def _search(params: SamplingParams, limits: FrontLimits) -> Search:
+    assert params.beam_width is not None and params.max_new_tokens is not None, "settled"
+    eos = () if params.ignore_eos else limits.eos_token_ids
+    search = Search(
+        width=params.beam_width,
+        max_new=params.max_new_tokens,
+        min_new=params.min_new_tokens,
+        length_penalty=params.length_penalty,
+        stop_ids=frozenset((*eos, *params.stop_token_ids)),
+    )
+    if search.max_new == 0:
+        search.whole, search.open = [Beam((), 0.0, Length(0))], []
+    most = min(MAX_TOP_LOGPROBS, limits.vocab_size)
+    if search.wanted > most:
+        raise InvalidRequest(
+            f"beam_width {search.width} needs the {search.wanted} likeliest tokens of each beam, since "
+            f"{len(search.stop_ids)} may end the answer; at most {most} can be told.",
+            param="beam_width",
+        )
+    return search
+
+
+def _round(obj: GenerateReqInput, name: str, going: Sequence[_Task]) -> GenerateReqInput:
+    """One token more of every open beam, asked for under the call's own name."""
+    prompts: list[int | list[int]] = []
+    params: list[SamplingParams] = []
+    wanted: list[int] = []
+    for task in going:
+        given, prompt = task.request.sampling_params, unpack_ids(task.request.input_ids).tolist()
+        one = SamplingParams(
+            max_new_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            logit_bias=given.logit_bias,
+            allowed_token_ids=given.allowed_token_ids,
+        )
+        for beam in task.search.open:
+            prompts.append([*prompt, *beam.ids])
+            params.append(one)
+            wanted.append(task.search.wanted)
+    return GenerateReqInput(
+        input_ids=prompts,
+        sampling_params=params,
+        rid=name,
+        return_logprob=True,
+        top_logprobs_num=wanted,
+        extra_key=obj.extra_key,
+        cache_salt=obj.cache_salt,
+        priority=obj.priority,
+        routing_key=obj.routing_key,
+    )
+
+
+def _likeliest(found: LogprobChunk | None, count: int) -> list[tuple[int, float]]:
+    assert found is not None, "asked for"
+    ids, values = found.output.top_ids[0, :count].tolist(), found.output.top_vals[0, :count].tolist()
+    return [(token, value) for token, value in zip(ids, values, strict=True) if value > -np.inf]
+
+
+def _shown(beam: Beam, params: SamplingParams) -> Sequence[int]:
+    """The ids whose text is the answer's."""
+    return beam.ids[:-1] if isinstance(beam.finish, Stop) and not params.no_stop_trim else beam.ids

@@ -1,0 +1,18 @@
+"""Caller: who asks, known to whatever works on a request without being handed from part to part."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """What came beside the request."""
+
+    api_key: str = ""
+    """The name of the key that was sent, which is not the key; empty where none is needed."""
+    routing_key: str = ""
+
+
+CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - frozen

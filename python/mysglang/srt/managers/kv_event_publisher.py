@@ -1,0 +1,182 @@
+"""Publishing KV events over ZMQ, as vLLM and SGLang do, and giving out again what a subscriber missed.
+
+    PUB     [topic, sequence number, batch]            8 bytes, big-endian; msgpack
+    ROUTER  [who, "", first number wanted]      ──▶    [who, "", number, batch] for each, then [who, "", -1, ""]
+
+ZMQ's sockets live in a thread of their own; the scheduler hands encoded batches over and never waits. What finds the
+queue full is dropped with its number, so that subscribers see the gap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from mysglang.srt.args.kv_events import KvEventsConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.mem_cache.kv_events import KvEventBatch, KvEventLog
+from mysglang.srt.mem_cache.page_listener import NoListener, PageListener
+
+logger = logging.getLogger(__name__)
+
+NUMBER_BYTES = 8
+END_OF_REPLAY = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
+LARGEST_QUESTION = 64
+"""Bytes that a replay may be asked for with."""
+
+
+class EventPublisher(Protocol):
+    """Hears of pages and tells of them."""
+
+    @property
+    def listener(self) -> PageListener: ...
+
+    def flush(self) -> None:
+        """Send what happened since the last time. Costs nothing if nothing did."""
+        ...
+
+
+class NoPublisher:
+    """Nobody is told."""
+
+    listener: PageListener = NoListener()
+
+    def flush(self) -> None:
+        pass
+
+
+class ZmqPublisher:
+    """Numbers batches from 0 on and publishes them; keeps the last ones for replays."""
+
+    def __init__(self, config: KvEventsConfig, log: KvEventLog) -> None:
+        """Raises ConfigError if an endpoint cannot be had."""
+        self._log = log
+        self._encoder = msgspec.msgpack.Encoder()
+        self._number = 0
+        self._dropping = False
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._handover = _Handover(config.max_queue_size)
+        sockets = _Sockets(config, context, self._handover)
+        self._thread = threading.Thread(target=sockets.serve, name="kv-events", daemon=True)
+        self._thread.start()
+
+    @property
+    def listener(self) -> PageListener:
+        return self._log
+
+    def flush(self) -> None:
+        events = self._log.take()
+        if not events:
+            return
+        batch = self._encoder.encode(KvEventBatch(time.time(), events, 0))
+        number, self._number = self._number, self._number + 1
+        lost = not self._handover.offer((number.to_bytes(NUMBER_BYTES, "big"), batch))
+        if lost and not self._dropping:
+            logger.warning("KV events: the queue is full; batches from %d on are lost", number)
+        self._dropping = lost
+
+    def close(self) -> None:
+        """Send what was handed over, and end."""
+        self._handover.end()
+        self._thread.join()
+        self._handover.close()
+
+
+class _Handover:
+    """Batches on their way from the scheduler to the thread: never more than `size`, which ZMQ's marks only nearly are.
+
+    The thread polls `bell`. A ring that finds no room is not needed: an earlier one is still to be heard, and whoever
+    hears one takes all that is there.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._waiting: deque[tuple[bytes, bytes]] = deque()
+        self.bell, self._rope = socket.socketpair()
+        for end in (self.bell, self._rope):
+            end.setblocking(False)
+
+    def offer(self, batch: tuple[bytes, bytes]) -> bool:
+        """False if there is no room for it."""
+        if len(self._waiting) >= self._size:
+            return False
+        self._waiting.append(batch)
+        with contextlib.suppress(BlockingIOError):
+            self._rope.send(b"!")
+        return True
+
+    def end(self) -> None:
+        """After what was handed over there comes no more."""
+        self._rope.shutdown(socket.SHUT_WR)
+
+    def take(self) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """What was handed over since the last time, and whether more may come. Blocks never: wait for `bell`."""
+        # Rings first: what is handed over from here on rings again.
+        more = self.bell.recv(4096) != b""
+        return [self._waiting.popleft() for _ in range(len(self._waiting))], more
+
+    def close(self) -> None:
+        self.bell.close()
+        self._rope.close()
+
+
+class _Sockets:
+    """The thread's side."""
+
+    def __init__(self, config: KvEventsConfig, context: zmq.Context[zmq.Socket[bytes]], handover: _Handover):
+        self._handover = handover
+        self._topic = config.topic.encode()
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._public = context.socket(zmq.PUB)
+        self._public.set_hwm(config.hwm)
+        self._replays = context.socket(zmq.ROUTER)
+        # A whole replay fits; whoever does not read it holds no more memory than that.
+        self._replays.setsockopt(zmq.SNDHWM, config.buffer_steps + 1)
+        self._replays.setsockopt(zmq.MAXMSGSIZE, LARGEST_QUESTION)
+        try:
+            (self._public.bind if config.binds else self._public.connect)(config.endpoint)
+            if config.replay_endpoint is not None:
+                self._replays.bind(config.replay_endpoint)
+        except zmq.ZMQError as error:
+            self._close()
+            raise ConfigError(f"--kv-events-config: {config.endpoint}, {config.replay_endpoint}: {error}.") from error
+
+    def serve(self) -> None:
+        """Until told to stop."""
+        poller = zmq.Poller()
+        poller.register(self._handover.bell, zmq.POLLIN)
+        poller.register(self._replays, zmq.POLLIN)
+        more = True
+        while more:
+            ready = dict(poller.poll())
+            if self._handover.bell.fileno() in ready:
+                batches, more = self._handover.take()
+                for number, batch in batches:
+                    self._kept.append((number, batch))
+                    self._public.send_multipart([self._topic, number, batch])
+            if self._replays in ready:
+                self._replay(self._replays.recv_multipart())
+        self._close()
+
+    def _replay(self, question: list[bytes]) -> None:
+        """Answer who asks from which number on; what is no such question is passed over."""
+        if len(question) != 3 or question[1] or len(question[2]) != NUMBER_BYTES:
+            return
+        who, _, first = question
+        # Big-endian numbers of one length are ordered as their bytes are.
+        for number, batch in self._kept:
+            if number >= first:
+                self._replays.send_multipart([who, b"", number, batch])
+        self._replays.send_multipart([who, b"", END_OF_REPLAY, b""])
+
+    def _close(self) -> None:
+        for end in (self._public, self._replays):
+            end.close(linger=1000)

@@ -1,0 +1,115 @@
+"""RequestMetrics: what a front counts of the requests that it takes, from when they come to when they end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mysglang.srt.observability import instruments as told
+from mysglang.srt.observability.sheet import Sheet
+
+
+class RequestMetrics(Protocol):
+    """Hears of every answer, by its name between the processes."""
+
+    def opened(self, rid: str) -> None:
+        """It was asked for."""
+        ...
+
+    def sent(self, rid: str, *, has_grammar: bool) -> None:
+        """The scheduler was told of it."""
+        ...
+
+    def grew(self, rid: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> None:
+        """So much of it is there now."""
+        ...
+
+    def ended(self, rid: str, *, whole: bool) -> None:
+        """It is complete, or was given up. Of one that was never sent, or ended before, nothing is counted."""
+        ...
+
+    def total_row(self) -> Sequence[float]:
+        """Of all fronts: a row of `observability.instruments.FRONT`."""
+        ...
+
+
+class NoMetrics:
+    """Nobody asks."""
+
+    def opened(self, rid: str) -> None:
+        pass
+
+    def sent(self, rid: str, *, has_grammar: bool) -> None:
+        pass
+
+    def grew(self, rid: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> None:
+        pass
+
+    def ended(self, rid: str, *, whole: bool) -> None:
+        pass
+
+    def total_row(self) -> Sequence[float]:
+        return [0.0] * told.FRONT.width
+
+
+@dataclass(slots=True)
+class _Watched:
+    """An open answer. Times in seconds."""
+
+    opened_at: float
+    grew_at: float = 0.0
+    """When its last token came."""
+    sent: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class SheetMetrics:
+    """Counts on a sheet that all fronts share."""
+
+    def __init__(self, sheet: Sheet, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._sheet = sheet
+        self._clock = clock
+        self._watched: dict[str, _Watched] = {}
+
+    def opened(self, rid: str) -> None:
+        self._watched[rid] = _Watched(self._clock())
+
+    def sent(self, rid: str, *, has_grammar: bool) -> None:
+        self._watched[rid].sent = True
+        if has_grammar:
+            self._sheet.add(told.NUM_SO_REQUESTS)
+
+    def grew(self, rid: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> None:
+        answer, sheet = self._watched[rid], self._sheet
+        if not answer.prompt_tokens:
+            answer.prompt_tokens = prompt_tokens
+            sheet.add(told.PROMPT_TOKENS, prompt_tokens)
+            sheet.add(told.CACHED_TOKENS, cached_tokens)
+        new = completion_tokens - answer.completion_tokens
+        if new <= 0:
+            return
+        now = self._clock()
+        sheet.add(told.GENERATION_TOKENS, new)
+        if answer.completion_tokens:
+            sheet.observe(told.INTER_TOKEN_LATENCY, (now - answer.grew_at) / new, new)
+        else:
+            sheet.observe(told.TIME_TO_FIRST_TOKEN, now - answer.opened_at)
+        answer.grew_at, answer.completion_tokens = now, completion_tokens
+
+    def ended(self, rid: str, *, whole: bool) -> None:
+        answer, sheet = self._watched.pop(rid, None), self._sheet
+        if answer is None or not answer.sent:
+            return
+        if not whole:
+            sheet.add(told.NUM_ABORTED_REQUESTS)
+            return
+        sheet.add(told.NUM_REQUESTS)
+        sheet.observe(told.E2E_REQUEST_LATENCY, self._clock() - answer.opened_at)
+        sheet.observe(told.PROMPT_TOKENS_HISTOGRAM, answer.prompt_tokens)
+        sheet.observe(told.GENERATION_TOKENS_HISTOGRAM, answer.completion_tokens)
+
+    def total_row(self) -> Sequence[float]:
+        return self._sheet.total_row()

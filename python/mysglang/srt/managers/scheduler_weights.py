@@ -1,0 +1,203 @@
+"""SchedulerWeights: handlers of control messages about weights: who must be done before they change, and what follows.
+
+What a weight is, it does not know: that is the business of `forward.weights.ModelWeights`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.forward.weights import GroupFacts, ModelWeights, TensorFacts
+from mysglang.srt.managers.scheduler import Handlers, Scheduler
+from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.messages.channels import Sender
+from mysglang.srt.messages.codec import ToTokenizer
+from mysglang.srt.messages.control import ControlReqOutput
+from mysglang.srt.messages.requests import AbortReq
+from mysglang.srt.messages.weights import (
+    CheckWeightsReq,
+    DestroyWeightsUpdateGroupReq,
+    GetWeightsByNameReq,
+    InitWeightsUpdateGroupReq,
+    UpdateWeightsFromDistributedReq,
+    UpdateWeightsReq,
+    UpdateWeightVersionReq,
+    WeightUpdate,
+)
+from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.weight_version import WeightVersion
+
+ABORTED = "Aborted, since the weights change."
+
+
+class SchedulerWeights:
+    """Changes the weights between two steps, and the name that they have."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        kv: KvManager,
+        weights: ModelWeights,
+        version: WeightVersion,
+        to_tokenizer: Sender[ToTokenizer],
+        *,
+        rank: int,
+    ) -> None:
+        self._scheduler = scheduler
+        self._kv = kv
+        self._weights = weights
+        self._version = version
+        self._to_tokenizer = to_tokenizer
+        self._rank = rank
+        self._joining: dict[int, Future[None]] = {}
+        self._snapshot: dict[str, str] | None = None
+
+    def handlers(self) -> Handlers:
+        """The rows that this part contributes to the dispatch table."""
+        return {
+            UpdateWeightsReq: self.update_weights,
+            UpdateWeightsFromDistributedReq: self.update_weights_from_distributed,
+            InitWeightsUpdateGroupReq: self.init_weights_update_group,
+            DestroyWeightsUpdateGroupReq: self.destroy_weights_update_group,
+            UpdateWeightVersionReq: self.update_weight_version,
+            GetWeightsByNameReq: self.get_weights_by_name,
+            CheckWeightsReq: self.check_weights,
+        }
+
+    def on_turn(self, lane: Lane) -> None:
+        """Tell of groups that have come together, or have not."""
+        for number, future in list(self._joining.items()):
+            if future.done():
+                del self._joining[number]
+                self._settle(number, partial(_joined, future))
+
+    def update_weights(self, message: UpdateWeightsReq, lane: Lane) -> None:
+        """From files."""
+
+        def load(lane: Lane) -> int:
+            pulse = self._scheduler.pulse(lane)
+            return self._weights.update_from_files(message.path, whole=message.whole, pulse=pulse)
+
+        self._change(message.id, message.update, load, lane)
+
+    def update_weights_from_distributed(self, message: UpdateWeightsFromDistributedReq, lane: Lane) -> None:
+        """From rank 0 of a group."""
+        tensors = [
+            TensorFacts(name, dtype, tuple(shape))
+            for name, dtype, shape in zip(message.names, message.dtypes, message.shapes, strict=True)
+        ]
+
+        def load(lane: Lane) -> int:
+            return self._weights.receive(tensors, message.group_name, self._scheduler.pulse(lane))
+
+        self._change(message.id, message.update, load, lane)
+
+    def init_weights_update_group(self, message: InitWeightsUpdateGroupReq, lane: Lane) -> None:
+        """Join in the background; steps go on."""
+        group = GroupFacts(
+            name=message.group_name,
+            master_address=message.master_address,
+            master_port=message.master_port,
+            rank=message.rank_offset + self._rank,
+            world_size=message.world_size,
+            backend=message.backend,
+        )
+        try:
+            self._joining[message.id] = self._weights.join_group(group)
+        except InvalidRequest as error:
+            self._reply(message.id, error.message, success=False)
+
+    def destroy_weights_update_group(self, message: DestroyWeightsUpdateGroupReq, lane: Lane) -> None:
+        """Leave."""
+
+        def leave() -> str:
+            self._weights.leave_group(message.group_name)
+            return "The group was left."
+
+        self._settle(message.id, leave)
+
+    def update_weight_version(self, message: UpdateWeightVersionReq, lane: Lane) -> None:
+        """Only the name."""
+        if message.abort_all_requests:
+            self._scheduler.abort_request(AbortReq(abort_all=True, message=ABORTED), lane)
+        self._rename(message.new_version, lane)
+        self._reply(message.id, f"The weights are called {message.new_version!r} now.")
+
+    def get_weights_by_name(self, message: GetWeightsByNameReq, lane: Lane) -> None:
+        """As they are between two steps."""
+
+        def read() -> dict[str, Any]:
+            return {"parameter": self._weights.read(message.name, message.truncate_size)}
+
+        self._settle(message.id, lambda: "", read)
+
+    def check_weights(self, message: CheckWeightsReq, lane: Lane) -> None:
+        """Checksums."""
+
+        def check() -> dict[str, Any]:
+            found = self._weights.checksums(self._scheduler.pulse(lane))
+            match message.action:
+                case "snapshot":
+                    self._snapshot = found
+                case "compare":
+                    if self._snapshot is None:
+                        raise InvalidRequest("action: there is no snapshot to compare with.", param="action")
+                    changed = sorted(name for name in found if found[name] != self._snapshot.get(name))
+                    return {"changed": changed}
+            return {"checksums": found}
+
+        self._settle(message.id, lambda: "", check)
+
+    def _change(self, number: int, update: WeightUpdate, load: Callable[[Lane], int], lane: Lane) -> None:
+        """Load once nobody computes with the old weights any more."""
+
+        def change(lane: Lane) -> None:
+            if update.flush_cache and lane.size:
+                raise InvalidRequest(
+                    f"flush_cache: {lane.size} requests hold the cache; pause with mode retract or abort, or send "
+                    "flush_cache=false.",
+                    param="flush_cache",
+                )
+            paused = len(self._scheduler.reqs)
+            count = load(lane)
+            if update.flush_cache:
+                flushed = self._kv.flush()
+                assert flushed, "nobody runs"
+            if update.weight_version is not None:
+                self._rename(update.weight_version, lane)
+            self._reply(number, f"{count} tensors were changed.", {"num_paused_requests": paused})
+
+        def attempt(lane: Lane) -> None:
+            try:
+                change(lane)
+            except InvalidRequest as error:
+                self._reply(number, error.message, success=False)
+
+        if update.abort_all_requests:
+            self._scheduler.abort_request(AbortReq(abort_all=True, message=ABORTED), lane)
+        self._scheduler.standstill.ask(attempt)
+
+    def _rename(self, name: str, lane: Lane) -> None:
+        self._version.name = name
+        # Before the reply: who has that may ask for the name.
+        self._scheduler.beat(lane)
+
+    def _settle(
+        self, number: int, text: Callable[[], str], details: Callable[[], dict[str, Any]] = dict[str, Any]
+    ) -> None:
+        try:
+            self._reply(number, text(), details())
+        except InvalidRequest as error:
+            self._reply(number, error.message, success=False)
+
+    def _reply(self, number: int, text: str, details: dict[str, Any] | None = None, *, success: bool = True) -> None:
+        self._to_tokenizer.send(ControlReqOutput(id=number, success=success, message=text, details=details or {}))
+
+
+def _joined(future: Future[None]) -> str:
+    future.result()
+    return "The group is complete."

@@ -1,0 +1,140 @@
+"""What a prefix cache tells routers about its pages: which prefixes are there, and which are not any more.
+
+A page is a block. Its name is a hash of its tokens and of the block before it, so equal prefixes have equal names
+everywhere; the first block of a namespace goes on from the namespace's own. Events have the fields of SGLang's, of
+which vLLM's are the first, and are arrays on the wire as there: a name, then the fields in order. Knows no socket:
+`managers/kv_event_publisher.py` sends what is taken here.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Bools, Ints, Longs
+from mysglang.srt.mem_cache.tree_node import NamespaceRoot, TreeNode
+
+GPU = "GPU"
+"""The only medium there is: the memory that attention reads, which is the host's without a GPU."""
+
+
+class BlockStored(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Blocks that follow one another can be matched from now on."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    """Of the block before the first; None where a namespace begins."""
+    token_ids: list[int]
+    """Of all these blocks."""
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    cache_salt: str | None = None
+    """The namespace; None for that of requests that name none."""
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Blocks that cannot be matched any more."""
+
+    block_hashes: list[int]
+    medium: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """The cache is empty."""
+
+
+KvEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class KvEventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What happened between two sendings, in order."""
+
+    ts: float
+    """Seconds since 1970."""
+    events: list[KvEvent]
+    data_parallel_rank: int | None = None
+
+
+class KvEventLog:
+    """The PageListener that makes events of what it hears and keeps them until they are taken.
+
+    Pages are told of when they are planned, like all sharing here: a step before they are computed at most.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self._page_size = page_size
+        self._hashes: Longs = np.zeros(num_pages + 1, dtype=np.int64)
+        """By page; says something while the page is told of."""
+        self._told: Bools = np.zeros(num_pages + 1, dtype=np.bool_)
+        self._events: list[KvEvent] = []
+
+    def take(self) -> list[KvEvent]:
+        """What happened since it was last asked, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def stored(self, node: TreeNode, ids: Ints, pages: Ints, known: int) -> None:
+        namespace = _namespace(node)
+        parent = first_hash(namespace) if node.parent is None else int(self._hashes[node.value[-1]])
+        size = self._page_size
+        hashes = block_hashes(parent, ids, size)
+        above = hashes[known - 1] if known else parent
+        is_first = node.parent is None and not known
+        self._hashes[pages[known:]] = hashes[known:]
+        self._told[pages[known:]] = True
+        self._events.append(
+            BlockStored(
+                hashes[known:],
+                None if is_first else above,
+                ids[known * size : len(pages) * size].tolist(),
+                size,
+                medium=GPU,
+                cache_salt=namespace or None,
+            )
+        )
+
+    def removed(self, pages: Ints) -> None:
+        gone = pages[self._told[pages]]
+        if len(gone):
+            self._told[gone] = False
+            self._events.append(BlockRemoved(self._hashes[gone].tolist(), medium=GPU))
+
+    def cleared(self) -> None:
+        self._told[:] = False
+        self._events.append(AllBlocksCleared())
+
+
+def first_hash(namespace: str) -> int:
+    """What the first block of a namespace goes on from."""
+    return _to_int(sha256(namespace.encode()).digest())
+
+
+def block_hashes(parent: int, ids: Ints, block_size: int) -> list[int]:
+    """The names of the whole blocks of `ids`, which follow the block named `parent`.
+
+    Each is the first eight bytes, as a signed big-endian number, of the SHA-256 of the name before (so written, too)
+    and the block's tokens as little-endian int32.
+    """
+    hashes: list[int] = []
+    data = np.ascontiguousarray(ids, dtype="<i4").tobytes()
+    width = 4 * block_size
+    before = parent.to_bytes(8, "big", signed=True)
+    for start in range(0, len(data) // width * width, width):
+        before = sha256(before + data[start : start + width]).digest()[:8]
+        hashes.append(_to_int(before))
+    return hashes
+
+
+def _to_int(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _namespace(node: TreeNode) -> str:
+    while node.parent is not None:
+        node = node.parent
+    assert isinstance(node, NamespaceRoot)
+    return node.name

@@ -1,0 +1,129 @@
+"""One link to several readers: each request's messages go the same way from its beginning to its end.
+
+A request's name between the processes ends in the number of the front that asked, so its answers find back; which of
+several detokenizers has it, its hash says. Where there is one reader, nothing here is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mysglang.srt.messages.channels import Push, Sender
+from mysglang.srt.messages.codec import (
+    ID_BYTES,
+    ToDetokenizer,
+    ToTokenizer,
+    detokenizer_codec,
+    pack_ids,
+    tokenizer_codec,
+    unpack_ids,
+)
+from mysglang.srt.messages.control import DetokenizerBeat, HeartBeat
+from mysglang.srt.messages.outputs import BatchStrOutput, BatchTokenIDOutput, Counters
+
+Rows = npt.NDArray[np.intp]
+Batch = TypeVar("Batch", BatchTokenIDOutput, BatchStrOutput)
+
+
+def wire_rid(rid: str, serial: int, front: int) -> str:
+    """The name of a request between the processes. `serial` tells apart two that a client gives the same name."""
+    return f"{rid}@{serial}.{front}"
+
+
+def front_of(name: str) -> int:
+    """The front that asked for the request of that wire name."""
+    return int(name[name.rindex(".") + 1 :])
+
+
+def to_fronts(endpoints: Sequence[str]) -> Sender[ToTokenizer]:
+    """The sending end of a link to all fronts."""
+    pushes: list[Push[ToTokenizer]] = [Push(endpoint, tokenizer_codec()) for endpoint in endpoints]
+    return pushes[0] if len(pushes) == 1 else ToFronts(pushes)
+
+
+def to_detokenizers(endpoints: Sequence[str]) -> Sender[ToDetokenizer]:
+    """The sending end of a link to all detokenizers."""
+    pushes: list[Push[ToDetokenizer]] = [Push(endpoint, detokenizer_codec()) for endpoint in endpoints]
+    return pushes[0] if len(pushes) == 1 else ToDetokenizers(pushes)
+
+
+class ToFronts:
+    """Texts go to whoever asked for them, replies to whoever asked the question, signs of life to all."""
+
+    def __init__(self, fronts: Sequence[Sender[ToTokenizer]]) -> None:
+        self._fronts = fronts
+
+    def send(self, message: ToTokenizer) -> None:
+        match message:
+            case BatchStrOutput():
+                for front, part in split(message, [front_of(rid) for rid in message.rids]):
+                    self._fronts[front].send(part)
+            case HeartBeat() | DetokenizerBeat():
+                for each in self._fronts:
+                    each.send(message)
+            case _:
+                # A question's number says who asked, see ControlClient.
+                number: int = getattr(message, "id")  # noqa: B009  # of every reply, of no message of a front
+                self._fronts[number % len(self._fronts)].send(message)
+
+
+class ToDetokenizers:
+    """A request's tokens all go to the same detokenizer. The hash is this process's own: nobody else need know it."""
+
+    def __init__(self, detokenizers: Sequence[Sender[ToDetokenizer]]) -> None:
+        self._detokenizers = detokenizers
+
+    def send(self, message: ToDetokenizer) -> None:
+        count = len(self._detokenizers)
+        # A string keeps its hash, and a running request its string.
+        for index, part in split(message, [hash(rid) % count for rid in message.rids]):
+            self._detokenizers[index].send(part)
+
+
+def split(batch: Batch, owners: Sequence[int]) -> list[tuple[int, Batch]]:
+    """The rows of each owner as a batch of its own; the whole if all have the same."""
+    found = sorted(set(owners))
+    if len(found) == 1:
+        return [(found[0], batch)]
+    column = np.asarray(owners)
+    return [(owner, take(batch, np.flatnonzero(column == owner))) for owner in found]
+
+
+def take(batch: Batch, rows: Rows) -> Batch:
+    """A batch of these rows, whatever else rows have: lists and columns are cut down, maps numbered anew."""
+    place = {row: new for new, row in enumerate(rows.tolist())}
+    count = len(batch.rids)
+    fields: dict[str, Any] = {}
+    for name in batch.__struct_fields__:
+        value = getattr(batch, name)
+        match value:
+            case Counters():
+                columns = (getattr(value, column) for column in value.__struct_fields__)
+                fields[name] = Counters(*(_taken(column, rows, count) for column in columns))
+            case dict():
+                fields[name] = {place[row]: item for row, item in value.items() if row in place}
+            case list():
+                fields[name] = [value[row] for row in place]
+            case bytes() if name != "token_ids":
+                fields[name] = _taken(value, rows, count)
+            case _:
+                fields[name] = value
+    fields["token_ids"] = _tokens(batch.token_ids, batch.token_counts, rows)
+    return type(batch)(**fields)
+
+
+def _taken(column: bytes, rows: Rows, count: int) -> bytes:
+    """Of a column with `count` items of one or four bytes."""
+    if len(column) == count:
+        return np.frombuffer(column, np.uint8)[rows].tobytes()
+    return pack_ids(unpack_ids(column)[rows])
+
+
+def _tokens(token_ids: bytes, token_counts: bytes, rows: Rows) -> bytes:
+    ends = np.cumsum(unpack_ids(token_counts), dtype=np.int64) * ID_BYTES
+    starts = np.concatenate([[0], ends[:-1]])
+    return b"".join(token_ids[start:end] for start, end in zip(starts[rows].tolist(), ends[rows].tolist(), strict=True))

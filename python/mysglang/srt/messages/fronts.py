@@ -1,0 +1,46 @@
+"""What the fronts of one server tell each other: where one acts, the others must know. Sent to a front like replies."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+
+class FrontBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The front's loop is turning; sent about once a second to all others."""
+
+    front: int
+
+
+class PeerAbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A client asked another front to abort `rid`, or everything; it may be here."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+class DrainReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The server was asked to end: let nobody in any more."""
+
+
+class EndReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Every open request ends now, with an error that says why."""
+
+    why: str
+    kind: Literal["died", "shutting_down"]
+
+
+class RequestLogReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """What is to be written down of requests from now on."""
+
+    log_requests: bool
+    dump_folder: str
+
+
+class FreezeFrontGcReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Let the garbage collector forget what is alive now."""
+
+
+FrontOrder: TypeAlias = DrainReq | EndReq | RequestLogReq | FreezeFrontGcReq
+"""What concerns the whole front, and not its TokenizerManager alone."""

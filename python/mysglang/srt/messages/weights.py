@@ -1,0 +1,128 @@
+"""Control messages about the weights of a running engine and the memory that it occupies. Each is answered by a
+ControlReqOutput.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+FIRST_VERSION = "default"
+"""SGLang's name for the weights that a server started with."""
+
+
+class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the same whichever way weights come."""
+
+    abort_all_requests: bool = False
+    """End the requests that are open, instead of finishing them first."""
+    flush_cache: bool = True
+    """Forget the keys and values that were computed with the old weights."""
+    weight_version: str | None = None
+    """The name of the new weights; None keeps the old one."""
+
+
+class UpdateWeightsReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Take the weights in a safetensors file or a checkpoint's directory."""
+
+    id: int
+    path: str
+    """On the scheduler's machine."""
+    whole: bool
+    """Whether it is a checkpoint of the whole model, with its config."""
+    update: WeightUpdate
+
+
+class InitWeightsUpdateGroupReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Join a group of processes whose rank 0 will broadcast weights."""
+
+    id: int
+    master_address: str
+    master_port: int
+    rank_offset: int
+    """This engine's rank; of several schedulers, that of the first."""
+    world_size: int
+    group_name: str
+    backend: Literal["nccl", "gloo"]
+
+
+class DestroyWeightsUpdateGroupReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Leave such a group."""
+
+    id: int
+    group_name: str
+
+
+class UpdateWeightsFromDistributedReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Take the weights that rank 0 of a group broadcasts now, one tensor after another."""
+
+    id: int
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    group_name: str
+    update: WeightUpdate
+
+
+class UpdateWeightVersionReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Give the weights another name."""
+
+    id: int
+    new_version: str
+    abort_all_requests: bool = False
+
+
+class GetWeightsByNameReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The first rows of a tensor: `details["parameter"]`."""
+
+    id: int
+    name: str
+    truncate_size: int
+
+
+class CheckWeightsReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """checksum: tell those of all tensors, as `details["checksums"]`. snapshot: keep them. compare: with those kept."""
+
+    id: int
+    action: Literal["checksum", "snapshot", "compare"]
+
+
+MemoryTag: TypeAlias = Literal["weights", "kv_cache", "cuda_graph"]
+MEMORY_TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache", "cuda_graph")
+
+
+class ReleaseMemoryOccupationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Give memory back to the machine, until it is resumed. Only an idle engine can."""
+
+    id: int
+    tags: list[MemoryTag]
+
+
+class ResumeMemoryOccupationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Take it again, with what was in it: the weights, and an empty cache."""
+
+    id: int
+    tags: list[MemoryTag]
+
+
+class SlowDownReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Sleep before each step, to see what a slower engine does; None for no more."""
+
+    id: int
+    forward_sleep_time: float | None
+    """Seconds."""
+
+
+WeightCommand: TypeAlias = (
+    UpdateWeightsReq
+    | InitWeightsUpdateGroupReq
+    | DestroyWeightsUpdateGroupReq
+    | UpdateWeightsFromDistributedReq
+    | UpdateWeightVersionReq
+    | GetWeightsByNameReq
+    | CheckWeightsReq
+    | ReleaseMemoryOccupationReq
+    | ResumeMemoryOccupationReq
+    | SlowDownReq
+)

@@ -1,0 +1,99 @@
+"""DeviceOccupation: weights, keys and values, and graphs of a worker, given back to the machine and taken again.
+
+Tensors stay the objects that everybody holds; only the storage behind them goes and comes, at another address. What
+knows addresses, graphs and kernels of whole steps, is therefore dropped with the first release and made anew when all
+is there again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.forward.weights import Pulse
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.model_executor.live_weights import LiveWeights
+from mysglang.srt.platforms.interface import Platform
+
+WEIGHTS, KV_CACHE, GRAPHS = "weights", "kv_cache", "cuda_graph"
+
+
+class Captures(Protocol):
+    """What knows addresses."""
+
+    def drop(self) -> None: ...
+
+    def restore(self) -> None: ...
+
+
+class NoCaptures:
+    """The null object: every step runs eagerly."""
+
+    def drop(self) -> None:
+        """There are none."""
+
+    def restore(self) -> None:
+        """There are none."""
+
+
+class DeviceOccupation:
+    """Implements `forward.occupation.Occupation`."""
+
+    def __init__(self, weights: LiveWeights, pool: KvPool | None, captures: Captures, platform: Platform) -> None:
+        """`pool` is None for a worker that keeps nothing of a prompt."""
+        self._weights = weights
+        self._pool = pool
+        self._captures = captures
+        self._platform = platform
+        self._released: set[str] = set()
+
+    @property
+    def released(self) -> frozenset[str]:
+        return frozenset(self._released)
+
+    def release(self, tags: frozenset[str], pulse: Pulse) -> int:
+        wanted = tags - self._released
+        if not wanted:
+            raise InvalidRequest("tags: all of these are released already.", param="tags")
+        before = self._platform.memory().free
+        self._synchronize()
+        if WEIGHTS in wanted:
+            # First, since it is the only one that may refuse.
+            self._weights.release(pulse)
+        if not self._released:
+            self._captures.drop()
+        if KV_CACHE in wanted and self._pool is not None:
+            self._pool.release()
+        self._released |= wanted
+        if self._platform.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return max(0, self._platform.memory().free - before)
+
+    def resume(self, tags: frozenset[str], pulse: Pulse) -> None:
+        wanted = tags & self._released
+        if not wanted:
+            raise InvalidRequest("tags: none of these is released.", param="tags")
+        parts: dict[str, Callable[[], None]] = {WEIGHTS: lambda: self._weights.resume(pulse), GRAPHS: _nothing}
+        parts[KV_CACHE] = _nothing if self._pool is None else self._pool.resume
+        for tag in (WEIGHTS, KV_CACHE, GRAPHS):
+            if tag in wanted:
+                try:
+                    parts[tag]()
+                except torch.OutOfMemoryError as error:
+                    raise InvalidRequest(f"{tag}: there is no memory for it now: {error}", param="tags") from error
+                self._released.discard(tag)
+                pulse()
+        if not self._released:
+            self._captures.restore()
+
+    def _synchronize(self) -> None:
+        """Until no step is on the device."""
+        if self._platform.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def _nothing() -> None:
+    """Graphs come back with the last of the others."""

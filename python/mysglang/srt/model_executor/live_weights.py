@@ -1,0 +1,230 @@
+"""LiveWeights: the weights of a worker's model, as the scheduler may change and read them (`forward.weights`).
+
+Everything is checked, and what comes over a network has come, before a value changes. Whoever asks has seen to it that
+no step is launched meanwhile; one in flight is before these copies on the same stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.update_group import UpdateGroup
+from mysglang.srt.errors import ConfigError, InvalidRequest
+from mysglang.srt.forward.weights import GroupFacts, Pulse, TensorFacts
+from mysglang.srt.model_loader.weight_update import WeightUpdate, check_config, checkpoint_tensors, digest
+from mysglang.srt.models.checkpoint_model import CheckpointModel
+from mysglang.srt.platforms.interface import Platform
+
+GROUP_TIMEOUT_S = 300.0
+"""For members to come, and for weights that were announced."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A checkpoint as it was when it was read."""
+
+    path: Path
+    stamps: tuple[tuple[str, int, int], ...]
+    """Name, size and time of change of each of its files."""
+
+    @classmethod
+    def of(cls, path: Path) -> Origin:
+        found = [(file.name, file.stat()) for file in sorted(path.glob("*.safetensors*"))]
+        return cls(path, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
+
+    def unchanged(self) -> bool:
+        """Whether its files look as they did."""
+        return bool(self.stamps) and self == Origin.of(self.path)
+
+
+class LiveWeights:
+    """Implements `forward.weights.ModelWeights`."""
+
+    def __init__(self, model: CheckpointModel, config: ModelConfig, load: LoadConfig, platform: Platform) -> None:
+        """Right after the model was loaded."""
+        self._origin = None if load.load_format == "dummy" else Origin.of(Path(config.path))
+        """The checkpoint that holds the weights as they are now, if one does."""
+        self._copy: Mapping[str, Tensor] | None = None
+        """The weights while they are released, if no checkpoint holds them."""
+        self._released = False
+        self._update = WeightUpdate(model)
+        self._config = config
+        self._platform = platform
+        self._groups: dict[str, UpdateGroup] = {}
+        self._joining: set[str] = set()
+
+    def update_from_files(self, path: str, *, whole: bool, pulse: Pulse) -> int:
+        with _refusing():
+            if whole:
+                check_config(Path(path), self._config)
+            origin = Origin.of(Path(path)) if whole else None
+            plan = self._update.plan(checkpoint_tensors(Path(path)), whole=whole)
+        if origin is None or not self._released:
+            self._require_memory()
+            self._update.apply(plan, pulse)
+        # What is released reads these weights when it is resumed.
+        self._origin, self._copy = origin, None
+        self._settle()
+        return len(plan)
+
+    def release(self, pulse: Pulse) -> None:
+        """Give the memory of the weights back, and remember where they are: in the checkpoint that they came from, if
+        it is what it was, or else in a copy on the host, if they are on a device.
+
+        Raises InvalidRequest if neither can be.
+        """
+        if self._origin is None or not self._origin.unchanged():
+            if self._platform.device.type == "cpu":
+                raise InvalidRequest(
+                    "weights: they are in no checkpoint as they are now, so they could not be read again; release "
+                    "kv_cache alone.",
+                    param="tags",
+                )
+            self._copy = self._update.host_copy()
+        self._update.release()
+        self._released = True
+
+    def resume(self, pulse: Pulse) -> None:
+        """Take the memory again, with the weights that were in it. Raises InvalidRequest if the checkpoint is not what
+        it was; torch.OutOfMemoryError, after which it can be tried again.
+        """
+        if self._copy is not None:
+            self._update.reserve()
+            self._update.put_back(self._copy)
+            self._copy = None
+        else:
+            assert self._origin is not None
+            with _refusing():
+                if not self._origin.unchanged():
+                    raise ConfigError(
+                        f"{self._origin.path} has changed since the weights were read from it; give the weights by "
+                        "/update_weights_from_disk"
+                    )
+                plan = self._update.plan(checkpoint_tensors(self._origin.path), whole=True)
+            self._update.reserve()
+            self._update.apply(plan, pulse)
+        self._released = False
+        self._settle()
+
+    def join_group(self, group: GroupFacts) -> Future[None]:
+        if group.name in self._groups or group.name in self._joining:
+            raise InvalidRequest(f"group_name: this engine is in a group {group.name!r} already.", param="group_name")
+        if group.backend == "nccl" and self._platform.device.type != "cuda":
+            raise InvalidRequest("backend: nccl needs CUDA; give gloo.", param="backend")
+        future: Future[None] = Future()
+        self._joining.add(group.name)
+        device = torch.cuda.current_device() if self._platform.device.type == "cuda" else None
+
+        def join() -> None:
+            if device is not None:
+                torch.cuda.set_device(device)  # each thread has its own
+            try:
+                self._groups[group.name] = UpdateGroup(
+                    group.master_address,
+                    group.master_port,
+                    group.rank,
+                    group.world_size,
+                    group.name,
+                    group.backend,
+                    GROUP_TIMEOUT_S,
+                )
+            except (RuntimeError, ValueError) as error:
+                future.set_exception(InvalidRequest(f"The group {group.name!r} did not come together: {error}"))
+            else:
+                future.set_result(None)
+            finally:
+                self._joining.discard(group.name)
+
+        # A daemon: who waits for members that never come must not keep the process from ending.
+        threading.Thread(target=join, name="join update group", daemon=True).start()
+        return future
+
+    def leave_group(self, name: str) -> None:
+        self._group(name).leave()
+        del self._groups[name]
+
+    def receive(self, tensors: Sequence[TensorFacts], group: str, pulse: Pulse) -> int:
+        members = self._group(group)
+        self._require_memory()
+        device = torch.device("cpu") if members.on_cpu else self._platform.device
+        with _refusing():
+            layout = [(facts.name, torch.empty(facts.shape, dtype=_dtype(facts), device="meta")) for facts in tensors]
+            self._update.plan(layout, whole=False)
+        with _refusing():
+            staged = [(name, torch.empty_like(tensor, device=device)) for name, tensor in layout]
+        try:
+            members.broadcast([tensor for _, tensor in staged], pulse)
+        except (RuntimeError, TimeoutError) as error:
+            self.leave_group(group)
+            raise InvalidRequest(
+                f"The weights did not arrive, the old ones are served; the group was left: {error}"
+            ) from error
+        with _refusing():
+            plan = self._update.plan(staged, whole=False)
+        self._update.apply(plan, pulse)
+        self._origin = None
+        self._settle()
+        return len(plan)
+
+    def read(self, name: str, count: int) -> list[Any]:
+        self._require_memory()
+        with _refusing():
+            rows: list[Any] = self._update.read(name)[:count].float().tolist()
+        return rows
+
+    def checksums(self, pulse: Pulse) -> dict[str, str]:
+        self._require_memory()
+        return dict(_each(((name, digest(tensor)) for name, tensor in self._update.tensors()), pulse))
+
+    def _require_memory(self) -> None:
+        if self._released:
+            raise InvalidRequest("The memory of the weights is released; resume it first.")
+
+    def _group(self, name: str) -> UpdateGroup:
+        if name not in self._groups:
+            raise InvalidRequest(f"group_name: this engine is in no group {name!r}.", param="group_name")
+        return self._groups[name]
+
+    def _settle(self) -> None:
+        """Until the device has the values: who asked may then change what they were copied from."""
+        if self._platform.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def _dtype(facts: TensorFacts) -> torch.dtype:
+    if facts.dtype not in DTYPES:
+        raise ConfigError(f"tensor {facts.name} is of {facts.dtype}; known are {', '.join(DTYPES)}")
+    return DTYPES[facts.dtype]
+
+
+def _each(found: Iterator[tuple[str, str]], pulse: Callable[[], None]) -> Iterator[tuple[str, str]]:
+    for item in found:
+        pulse()
+        yield item
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What is wrong with the weights is the business of the request that brought them."""
+    try:
+        yield
+    except ConfigError as error:
+        raise InvalidRequest("; ".join(error.problems)) from error
+    except (SafetensorError, OSError) as error:
+        raise InvalidRequest(f"The weights cannot be read: {error}") from error
+    except torch.OutOfMemoryError as error:
+        raise InvalidRequest(f"The device has no room to receive so much at once; send less: {error}") from error

@@ -1,0 +1,189 @@
+"""WeightUpdate: other values for the parameters of a model that runs, checked in full before one of them changes.
+
+Values are copied to where the old ones are: captured graphs and kernels of whole steps hold the addresses. What was
+made of a parameter (weights packed for the CPU) is made anew. Knows no request and no device's ways.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.layers.linear import LinearBase
+from mysglang.srt.layers.parameter import WeightParameter
+from mysglang.srt.layers.quantization.unquantized import plain_weight
+from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
+from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files
+from mysglang.srt.models.checkpoint_model import CheckpointModel, Matching, Place, weight_parameters
+
+CPU = torch.device("cpu")
+
+MAX_PROBLEMS = 8
+"""Told at once."""
+
+SAME = (
+    *("architecture", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
+    *("head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "tie_word_embeddings", "windows"),
+    *("rope_parameters", "encoder"),
+)
+"""Of a ModelConfig: what decides how weights are computed with."""
+
+NamedTensors = Sequence[tuple[str, Tensor]]
+Plan = Sequence[tuple[Place, Tensor]]
+
+
+class WeightUpdate:
+    """Of one model, from the moment it is loaded."""
+
+    def __init__(self, model: CheckpointModel) -> None:
+        self._model = model
+
+    def plan(self, weights: NamedTensors, *, whole: bool) -> Plan:
+        """Where each tensor goes. Raises ConfigError unless all are the model's, with their shapes, in floats, none
+        twice with other values, and with `whole` none is missing.
+        """
+        matching = Matching(self._model, self._model.layouts)
+        plan: list[tuple[Place, Tensor]] = []
+        seen: dict[tuple[str, int | None], Tensor] = {}
+        problems: list[str] = []
+        for name, tensor in weights:
+            place = matching.place(name)
+            if place is None:
+                continue
+            try:
+                place.parameter.fit(tensor, place.section)
+            except ConfigError as error:
+                problems.append(f"tensor {name} {error}")
+                continue
+            if place.first:
+                seen[place.name, place.section] = tensor
+                plan.append((place, tensor))
+            elif not _equal(seen.get((place.name, place.section)), tensor):
+                problems.append(f"tensor {name} stands there twice with different values")
+        problems += matching.unknown()
+        if whole:
+            problems += matching.lacking()
+        if problems:
+            more = len(problems) - MAX_PROBLEMS
+            raise ConfigError(*problems[:MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else []))
+        return plan
+
+    @torch.no_grad()
+    def apply(self, plan: Plan, pulse: Callable[[], None]) -> None:
+        """Copy the values in."""
+        laid_out = list(self._laid_out())
+        for module, layouts in laid_out:
+            module.reopen_weights(layouts)
+        try:
+            parameters = weight_parameters(self._model)
+            for place, tensor in plan:
+                parameters[place.name].load(tensor, place.section)
+                pulse()
+        finally:
+            for module, _ in laid_out:
+                module.process_weights_after_loading()
+                pulse()
+
+    @torch.no_grad()
+    def release(self) -> None:
+        """Give the memory of all parameters back. They stay, with nothing behind them."""
+        for module, layouts in self._laid_out():
+            module.reopen_weights(layouts)
+            for parameter in module.parameters(recurse=False):
+                parameter.untyped_storage().resize_(0)
+        for parameter in weight_parameters(self._model).values():
+            parameter.untyped_storage().resize_(0)
+
+    @torch.no_grad()
+    def reserve(self) -> None:
+        """Take it again, with anything in it; `apply` must follow."""
+        for parameter in weight_parameters(self._model).values():
+            parameter.untyped_storage().resize_(parameter.nbytes)
+
+    def host_copy(self) -> dict[str, Tensor]:
+        """The parameters' values on the host, by their own names."""
+        return {
+            name: parameter.detach().to(CPU, copy=True) for name, parameter in weight_parameters(self._model).items()
+        }
+
+    @torch.no_grad()
+    def put_back(self, copy: Mapping[str, Tensor]) -> None:
+        """Fill the parameters with a `host_copy`."""
+        for name, parameter in weight_parameters(self._model).items():
+            parameter.copy_(copy[name])
+
+    def read(self, name: str) -> Tensor:
+        """The values of the checkpoint's tensor of that name, of this rank. Raises ConfigError if there is none."""
+        place = Matching(self._model, self._model.layouts).place(name)
+        if place is None:
+            raise ConfigError(f"the model has no tensor {name}")
+        return self._values(place.name).read(place.section)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor by its checkpoint's name, without the prefix that checkpoints differ in."""
+        names = self._model.weight_names()
+        for parameter, layout in self._model.layouts.items():
+            values = self._values(parameter)
+            for section, name in enumerate(names.sections(parameter, len(layout.sections))):
+                yield name, values.read(section)
+
+    def _values(self, parameter: str) -> WeightParameter:
+        module, _, name = parameter.rpartition(".")
+        held = getattr(self._model.get_submodule(module), name)
+        assert isinstance(held, Tensor)
+        return self._model.layouts[parameter].filled(plain_weight(held.data))
+
+    def _laid_out(self) -> Iterator[tuple[LinearBase | ParallelLMHead, Mapping[str, WeightParameter]]]:
+        """The modules that may hold something made of their parameters, and the layouts of these."""
+        for path, module in self._model.named_modules():
+            if isinstance(module, LinearBase | ParallelLMHead):
+                prefix = f"{path}."
+                mine = {
+                    name.removeprefix(prefix): layout
+                    for name, layout in self._model.layouts.items()
+                    if name.startswith(prefix)
+                }
+                yield module, mine
+
+
+def checkpoint_tensors(path: Path) -> NamedTensors:
+    """The tensors of a safetensors file, or of a checkpoint's directory. Their bytes are read when they are used.
+
+    Raises ConfigError if something is missing or damaged.
+    """
+    files: Iterable[WeightFile] = open_weight_files(path) if path.is_dir() else [WeightFile(path)]
+    return [(name, file.read(name, CPU)) for file in files for name in file.names]
+
+
+def check_config(path: Path, served: ModelConfig) -> None:
+    """Raises ConfigError unless the config.json at `path` describes a model that computes as the served one."""
+    found = ModelConfig.from_path(
+        str(path), dtype=served.dtype, overrides=served.overrides, is_embedding=served.pooling is not None
+    )
+    differing = [name for name in SAME if getattr(found, name) != getattr(served, name)]
+    if differing:
+        name = differing[0]
+        raise ConfigError(
+            f"{path} holds another model: its {name} is {getattr(found, name)}, that of the served one "
+            f"{getattr(served, name)}"
+        )
+
+
+def digest(tensor: Tensor) -> str:
+    """SHA-256 of the tensor's bytes."""
+    # A copy: what numpy has once looked into cannot be given back to the machine.
+    plain = tensor.detach().to(CPU, copy=True).contiguous().flatten().view(torch.uint8)
+    return hashlib.sha256(plain.numpy().data).hexdigest()
+
+
+def _equal(first: Tensor | None, second: Tensor) -> bool:
+    """Whether both are the same; of tensors without values, whether they could be."""
+    if first is None or first.shape != second.shape:
+        return False
+    return second.is_meta or torch.equal(first, second.to(first))

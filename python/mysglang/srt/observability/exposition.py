@@ -1,0 +1,73 @@
+"""Figures as a page that Prometheus reads. Knows the format, by way of `prometheus_client`, and no figure.
+
+Imported by whoever serves such a page only: a server without one need not load the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from mysglang.srt.observability.sheet import Histogram, Instrument, Layout, cumulative
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """What goes up and down."""
+
+    name: str
+    help: str
+
+
+@dataclass(slots=True, eq=False)
+class Page(Collector):
+    """A page in the making: every figure has the page's labels and its own."""
+
+    labels: Mapping[str, str]
+    _families: dict[str, Metric] = field(default_factory=dict)
+
+    def gauge(self, gauge: Gauge, value: float) -> None:
+        """Put it on the page."""
+        family = GaugeMetricFamily(gauge.name, gauge.help, labels=list(self.labels))
+        family.add_metric(list(self.labels.values()), value)
+        self._families[gauge.name] = family
+
+    def row(self, layout: Layout, row: Sequence[float]) -> None:
+        """Put all instruments of `layout` on the page, whose numbers are in `row`."""
+        for instrument in layout.instruments:
+            self.instrument(instrument, layout.part(row, instrument))
+
+    def instrument(self, instrument: Instrument, numbers: Sequence[float]) -> None:
+        """Put it on the page; several of one name, with different labels, stand together."""
+        labels = {**self.labels, **dict(instrument.labels)}
+        names, values = list(labels), list(labels.values())
+        family = self._families.get(instrument.name)
+        if isinstance(instrument, Histogram):
+            if family is None:
+                family = HistogramMetricFamily(instrument.name, instrument.help, labels=names)
+            assert isinstance(family, HistogramMetricFamily), f"two kinds of {instrument.name}"
+            family.add_metric(values, cumulative(instrument, numbers), numbers[-1])
+        else:
+            if family is None:
+                family = CounterMetricFamily(instrument.name, instrument.help, labels=names)
+            assert isinstance(family, CounterMetricFamily), f"two kinds of {instrument.name}"
+            family.add_metric(values, numbers[0])
+        self._families[instrument.name] = family
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families.values()
+
+
+def render(pages: Iterable[Page]) -> bytes:
+    """Several pages as one, in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    for page in pages:
+        registry.register(page)
+    return generate_latest(registry)

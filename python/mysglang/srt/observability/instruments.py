@@ -1,0 +1,63 @@
+"""What is counted, under the names that SGLang's dashboards ask for; who counts it is said above each group.
+
+The bounds of histograms begin finer than SGLang's, since its first ones would hold whole answers of a small model.
+"""
+
+from __future__ import annotations
+
+from mysglang.srt.observability.sheet import Counter, Histogram, Layout
+
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+"""Bounds below a second."""
+WAITS = (*SECONDS, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 200.0, 400.0)
+SHORT_GAPS = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.06, 0.08)
+GAPS = (*SHORT_GAPS, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 8.0)
+TOKENS = tuple(float(2**power) for power in range(4, 21))
+
+# Every front, for the requests that it took.
+PROMPT_TOKENS = Counter("sglang:prompt_tokens_total", "Prompt tokens of requests that were begun.")
+CACHED_TOKENS = Counter(
+    "sglang:cached_tokens_total", "Of these, found in the prefix cache.", (("cache_source", "device"),)
+)
+GENERATION_TOKENS = Counter("sglang:generation_tokens_total", "Tokens that were generated.")
+NUM_REQUESTS = Counter("sglang:num_requests_total", "Answers that came to their end.")
+NUM_SO_REQUESTS = Counter("sglang:num_so_requests_total", "Answers asked for with a grammar.")
+NUM_ABORTED_REQUESTS = Counter("sglang:num_aborted_requests_total", "Answers that were ended before their end.")
+TIME_TO_FIRST_TOKEN = Histogram(
+    "sglang:time_to_first_token_seconds", "From a request's arrival to its first token.", WAITS
+)
+INTER_TOKEN_LATENCY = Histogram("sglang:inter_token_latency_seconds", "Between two tokens of an answer.", GAPS)
+E2E_REQUEST_LATENCY = Histogram(
+    "sglang:e2e_request_latency_seconds",
+    "From a request's arrival to its end.",
+    (*WAITS, 600.0, 1200.0, 1800.0, 2400.0),
+)
+PROMPT_TOKENS_HISTOGRAM = Histogram("sglang:prompt_tokens_histogram", "Tokens of a prompt.", TOKENS)
+GENERATION_TOKENS_HISTOGRAM = Histogram("sglang:generation_tokens_histogram", "Tokens of an answer.", TOKENS)
+
+FRONT = Layout(
+    (
+        PROMPT_TOKENS,
+        CACHED_TOKENS,
+        GENERATION_TOKENS,
+        NUM_REQUESTS,
+        NUM_SO_REQUESTS,
+        NUM_ABORTED_REQUESTS,
+        TIME_TO_FIRST_TOKEN,
+        INTER_TOKEN_LATENCY,
+        E2E_REQUEST_LATENCY,
+        PROMPT_TOKENS_HISTOGRAM,
+        GENERATION_TOKENS_HISTOGRAM,
+    )
+)
+
+# The scheduler.
+QUEUE_TIME = Histogram("sglang:queue_time_seconds", "From a request's arrival at the scheduler to its place.", WAITS)
+NUM_RETRACTED = Counter("sglang:num_retracted_requests_total", "Times that a request's memory was taken.")
+PREFILL_COMPUTE = Counter(
+    "sglang:realtime_tokens_total", "Tokens, by what was done for them.", (("mode", "prefill_compute"),)
+)
+PREFILL_CACHE = Counter(PREFILL_COMPUTE.name, PREFILL_COMPUTE.help, (("mode", "prefill_cache"),))
+DECODE = Counter(PREFILL_COMPUTE.name, PREFILL_COMPUTE.help, (("mode", "decode"),))
+
+SCHEDULER = Layout((QUEUE_TIME, NUM_RETRACTED, PREFILL_COMPUTE, PREFILL_CACHE, DECODE))

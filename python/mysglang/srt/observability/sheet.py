@@ -1,0 +1,111 @@
+"""Sheet: counters and histograms as numbers in memory, which several processes may share.
+
+A row for each writer, written by that one alone; whoever reads adds the rows up, so that each process can tell of all.
+Knows neither what is counted nor in which format it is told.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+NUMBER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counter:
+    """Only grows."""
+
+    name: str
+    help: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def width(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Histogram:
+    """How often values fell between `bounds`, each of which belongs to the bucket below it, and their sum."""
+
+    name: str
+    help: str
+    bounds: tuple[float, ...]
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def width(self) -> int:
+        return len(self.bounds) + 2
+
+
+Instrument = Counter | Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each instrument has its numbers in a row."""
+
+    instruments: tuple[Instrument, ...]
+    starts: dict[Instrument, int] = field(init=False)
+    width: int = field(init=False)
+    """Numbers in a row."""
+
+    def __post_init__(self) -> None:
+        ends = list(accumulate(instrument.width for instrument in self.instruments))
+        object.__setattr__(self, "starts", dict(zip(self.instruments, [0, *ends], strict=False)))
+        object.__setattr__(self, "width", ends[-1])
+
+    def part(self, row: Sequence[float], instrument: Instrument) -> list[float]:
+        """The numbers of `instrument` in a row."""
+        start = self.starts[instrument]
+        return list(row[start : start + instrument.width])
+
+
+class Sheet:
+    """One writer's view: it writes its own row and reads all. Numbers are float64, so counts are exact to 2^53."""
+
+    def __init__(self, layout: Layout, memory: mmap.mmap | bytearray, row: int) -> None:
+        self._layout = layout
+        self._numbers = memoryview(memory).cast("d")
+        self._first = row * layout.width
+
+    @classmethod
+    def alone(cls, layout: Layout) -> Sheet:
+        """Of a single writer."""
+        return cls(layout, bytearray(layout.width * NUMBER_BYTES), 0)
+
+    @classmethod
+    def at(cls, path: Path, layout: Layout, num_rows: int, row: int) -> Sheet:
+        """The one in the file `path`, which is made if it is not there. The file may be removed afterwards."""
+        size = num_rows * layout.width * NUMBER_BYTES
+        with path.open("a+b") as file:
+            file.truncate(size)
+            return cls(layout, mmap.mmap(file.fileno(), size), row)
+
+    def add(self, counter: Counter, amount: float = 1.0) -> None:
+        """Count `amount` more."""
+        self._numbers[self._first + self._layout.starts[counter]] += amount
+
+    def observe(self, histogram: Histogram, value: float, times: int = 1) -> None:
+        """Note that `value` was seen so many times."""
+        start = self._first + self._layout.starts[histogram]
+        self._numbers[start + bisect_left(histogram.bounds, value)] += times
+        self._numbers[start + histogram.width - 1] += value * times
+
+    def total_row(self) -> list[float]:
+        """All rows added up: of each counter its count, of each histogram a count for each bucket, the last of them
+        without a bound, and the sum.
+        """
+        width = self._layout.width
+        return [sum(self._numbers[column::width]) for column in range(width)]
+
+
+def cumulative(histogram: Histogram, numbers: Sequence[float]) -> list[tuple[str, float]]:
+    """(upper bound, how many were not above it), as Prometheus wants them, from a histogram's numbers."""
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(numbers[:-1]), strict=True))

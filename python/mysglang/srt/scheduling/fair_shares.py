@@ -1,0 +1,97 @@
+"""FairShares: tenants take turns by what they have used, so that none starves another, however much it asks for.
+
+Each tenant has a counter of the tokens that were computed for it. Of those that have requests waiting, the one that
+used least is next. Who comes after a time of asking for nothing starts level with the least of those that are there:
+time unused is not saved up. (Virtual token counters; Sheng et al., "Fairness in Serving Large Language Models", 2024.)
+
+Nobody who runs is stopped: a tenant waits until a place is free, and that one is then its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Longs, Slots
+from mysglang.srt.scheduling.policy import SchedulePolicy
+from mysglang.srt.scheduling.request import NO_SLOT, Req
+from mysglang.srt.scheduling.request_table import RequestTable
+
+GENERATED_WEIGHT = 2
+"""A generated token counts as so many of a prompt, as in the paper: it takes a step of its own."""
+
+
+class FairShares:
+    """Both a policy, around the one that orders each tenant's own requests, and the accounts that it goes by."""
+
+    def __init__(self, table: RequestTable, within: SchedulePolicy) -> None:
+        self._table = table
+        self._within = within
+        self.used: dict[str, int] = {}
+        """Weighted tokens by tenant. Who is not here, or below the floor, stands at the floor."""
+        self._floor = 0
+        self._counted: Longs = np.zeros(table.num_slots, dtype=np.int64)
+        """Of what the request in a slot has used: what stands in `used` already."""
+        self._seen: dict[str, Req] = {}
+        """A request of each tenant that waited when last asked: while it waits on, its tenant has never been away."""
+
+    def close(self, slot: int) -> None:
+        self._count(np.asarray([slot], dtype=np.int64))
+        self._counted[slot] = 0
+
+    def order(self, waiting: Sequence[Req]) -> Iterable[Req]:
+        """Lazily: the walk usually ends after the few that fit."""
+        running = [req.slot for req in self._table.reqs if req is not None]
+        self._count(np.asarray(running, dtype=np.int64))
+        queues: dict[str, list[Req]] = {}
+        for req in self._within.order(waiting):
+            queues.setdefault(req.tenant, []).append(req)
+        there = {self._table.req(slot).tenant for slot in running}
+        there |= {tenant for tenant in queues if self._waits_on(tenant)}
+        self._level(queues, there)
+        self._seen = {tenant: reqs[-1] for tenant, reqs in queues.items()}
+        # Of those that stand level, they first who were away.
+        return self._merged(queues, sorted(queues, key=there.__contains__))
+
+    def _merged(self, queues: dict[str, list[Req]], turns: list[str]) -> Iterator[Req]:
+        """Each time one of the tenant that has used least, were all computed that came before; of equals by turns."""
+        heads = [(self.used[tenant], turn, tenant, 0) for turn, tenant in enumerate(turns)]
+        heapq.heapify(heads)
+        while heads:
+            used, turn, tenant, place = heads[0]
+            req = queues[tenant][place]
+            yield req
+            if place + 1 < len(queues[tenant]):
+                heapq.heapreplace(heads, (used + len(req.ids), turn, tenant, place + 1))
+            else:
+                heapq.heappop(heads)
+
+    def _level(self, queues: dict[str, list[Req]], there: set[str]) -> None:
+        """Lift those who were away to the floor: the least that anybody has used of those that are there."""
+        self._floor = max([self._floor, *([min(self._of(tenant) for tenant in there)] if there else [])])
+        for tenant in queues:
+            if tenant not in there:
+                self.used[tenant] = max(self.used.get(tenant, 0), self._floor)
+        # Who is gone and not above the floor would be lifted anyway.
+        kept = there | queues.keys()
+        self.used = {tenant: used for tenant, used in self.used.items() if tenant in kept or used > self._floor}
+
+    def _waits_on(self, tenant: str) -> bool:
+        req = self._seen.get(tenant)
+        return req is not None and req.slot == NO_SLOT and req.finish is None
+
+    def _of(self, tenant: str) -> int:
+        return self.used.get(tenant, self._floor)
+
+    def _count(self, slots: Slots) -> None:
+        """Add to the tenants' counters what these rows have used since they were last looked at."""
+        table = self._table
+        planned, opened = table.planned[slots], table.opened_len[slots]
+        prompt = np.minimum(planned, opened) - table.opened_cached[slots]
+        total = (prompt + GENERATED_WEIGHT * np.maximum(planned - opened, 0)).astype(np.int64)
+        for slot, more in zip(slots.tolist(), (total - self._counted[slots]).tolist(), strict=True):
+            tenant = table.req(slot).tenant
+            self.used[tenant] = self._of(tenant) + more
+        self._counted[slots] = total

@@ -1,0 +1,88 @@
+"""Preemption: whether those who run make room for a more urgent request that waits. Victims are retracted, not ended.
+
+(SGLang's rule: `--priority-scheduling-preemption-threshold`.)
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Slots
+from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.prefill_planner import PrefillPlanner
+from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.retraction import Retraction
+from mysglang.srt.scheduling.waiting_queue import WaitingQueue
+
+
+class Preemption(Protocol):
+    """Asked before each step is planned."""
+
+    def make_room(self, lane: Lane) -> None:
+        """Retract from `lane` whoever must give way to the request that is next."""
+        ...
+
+
+class NoPreemption:
+    """Who runs, runs on."""
+
+    def make_room(self, lane: Lane) -> None:
+        pass
+
+
+class PriorityPreemption:
+    """The next request displaces those that it is by more than `threshold` more urgent than, if that helps it.
+
+    The least urgent go first, of equals those that joined last, until there is a slot and memory. If all of them would
+    not be enough, nobody goes.
+    """
+
+    def __init__(
+        self,
+        table: RequestTable,
+        kv: KvManager,
+        waiting: WaitingQueue,
+        prefill: PrefillPlanner,
+        retraction: Retraction,
+        *,
+        threshold: int,
+    ) -> None:
+        self._table = table
+        self._kv = kv
+        self._waiting = waiting
+        self._prefill = prefill
+        self._retraction = retraction
+        self._threshold = threshold
+        self._asked: tuple[int, Slots | None] = (-1, None)
+        """The queue's changes and the lane's slots when last asked: while they are the same, so is the answer."""
+
+    def make_room(self, lane: Lane) -> None:
+        changes, slots = self._asked
+        if not len(self._waiting) or not lane.size or (changes == self._waiting.changes and slots is lane.slots):
+            return
+        req = next(iter(self._waiting.ordered()))
+        for slot in self._victims(req, lane):
+            if not self._lacks(req, lane):
+                break
+            self._retraction.retract(lane, slot, "A more urgent request waits")
+        self._asked = (self._waiting.changes, lane.slots)
+
+    def _lacks(self, req: Req, lane: Lane) -> bool:
+        return self._kv.free_slots == 0 or self._prefill.tokens_lacking(req, lane) > 0
+
+    def _victims(self, req: Req, lane: Lane) -> list[int]:
+        """Who gives way, in that order; none if they all would not be enough."""
+        slots = [*lane.slots.tolist(), *([] if lane.chunked is None else [lane.chunked.slot])]
+        urgency = {slot: self._table.req(slot).urgency for slot in slots}
+        outranked = [slot for slot in reversed(slots) if req.urgency - urgency[slot] > self._threshold]
+        if not outranked:
+            return []
+        outranked.sort(key=urgency.__getitem__)
+        # What two victims share with nobody else comes free too; that is not reckoned with.
+        held = sum(map(self._kv.tokens_alone, outranked))
+        aside = float(self._prefill.reserved(np.asarray(outranked, dtype=np.int64)).sum())
+        return outranked if self._prefill.tokens_lacking(req, lane) <= held + aside else []

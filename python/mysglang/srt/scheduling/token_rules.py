@@ -1,0 +1,78 @@
+"""TokenRules: the tokens that one request may never have, and those that it may not have after certain others.
+
+They follow from the request's parameters and its tokens alone, so there is no state to keep: what was retracted and is
+computed again has the same rules. Knows ids only; what they are in words, the front has settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Ints, mask_words
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Phrase:
+    """Tokens that may not stand one after another: the last one is forbidden after the others."""
+
+    head: Ints
+    """At least one."""
+    last: int
+
+    def follows(self, output: Ints) -> bool:
+        """Whether `output` ends with all but the last."""
+        return len(output) >= len(self.head) and bool((output[-len(self.head) :] == self.head).all())
+
+
+class TokenRules:
+    """What the masks of one request leave out. A mask is a row of `TokenMask.bits`."""
+
+    __slots__ = ("_phrases", "_static")
+
+    def __init__(self, static: Ints, phrases: Sequence[Phrase]) -> None:
+        """static: [words] the mask that holds everywhere."""
+        self._static = static
+        self._phrases = phrases
+
+    def apply(self, bits: Ints, output: Ints) -> None:
+        """Take from a mask, in place, what is forbidden after the generated tokens `output`."""
+        bits &= self._static
+        for phrase in self._phrases:
+            if phrase.follows(output):
+                clear_bits(bits, np.asarray([phrase.last], dtype=np.int32))
+
+    def allow(self, token: int, output: Ints) -> bool:
+        """Whether `token` may come after `output`. What was chosen under an empty mask may not."""
+        if not int(self._static[token >> 5]) >> (token & 31) & 1:
+            return False
+        return not any(phrase.last == token and phrase.follows(output) for phrase in self._phrases)
+
+
+def token_rules(allowed: Sequence[int] | None, bad_words: Iterable[Ints], vocab_size: int) -> TokenRules | None:
+    """The rules of a request; None if it has none.
+
+    allowed: the only tokens that it may have, None for all; bad_words: sequences that it may not hold, each of one
+    token or more. All ids are inside the vocabulary.
+    """
+    words = list(bad_words)
+    if allowed is None and not words:
+        return None
+    static: Ints = np.full(mask_words(vocab_size), -1 if allowed is None else 0, dtype=np.int32)
+    if allowed is not None:
+        ids = np.asarray(allowed, dtype=np.int32)
+        np.bitwise_or.at(static.view(np.uint32), ids >> 5, _bit_of(ids))
+    singles = [int(word[0]) for word in words if len(word) == 1]
+    clear_bits(static, np.asarray(singles, dtype=np.int32))
+    return TokenRules(static, [Phrase(word[:-1], int(word[-1])) for word in words if len(word) > 1])
+
+
+def clear_bits(bits: Ints, ids: Ints) -> None:
+    """Forbid these tokens in a mask, in place."""
+    np.bitwise_and.at(bits.view(np.uint32), ids >> 5, ~_bit_of(ids))
+
+
+def _bit_of(ids: Ints) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
+    return np.uint32(1) << (ids & 31).astype(np.uint32)

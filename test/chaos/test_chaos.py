@@ -1,0 +1,51 @@
+"""Everything at once, on a real server around the toy device: load, clients that leave in every state, aborts, forced
+retraction, failing allocation, results that are not finite, flushes, pauses, slow readers; and a process that dies in
+the midst of it. Each answer is compared with the one that the request gets alone; then nothing may be left anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+
+import psutil
+import pytest
+
+from chaos.storm import DEATHS, WAYS, Storm, die_in_a_storm, storm_server
+
+SECONDS = 15.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.promise(12)
+@pytest.mark.promise(13)
+@pytest.mark.promise(14)
+@pytest.mark.promise(22)
+@pytest.mark.promise(40)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_answer_is_the_solo_one_and_nothing_is_left(way: str) -> None:
+    with storm_server(way) as server:
+        storm = Storm(server.url, seed=1)
+        tally = storm.round(SECONDS)
+        storm.judge()
+    assert tally.outcomes["completed"] > 50
+    # Each of these happened, or the storm was none.
+    for outcome in ("aborted", "left (reset)", "left (half-close)", "error 429", "error 500"):
+        assert tally.outcomes[outcome] > 0, tally.outcomes
+    assert storm.retractions > 50
+    assert storm.growth.flat()
+
+
+@pytest.mark.slow
+@pytest.mark.promise(1)
+@pytest.mark.promise(2)
+@pytest.mark.promise(30)
+@pytest.mark.parametrize("victim", DEATHS)
+def test_a_death_in_a_storm_is_no_success(victim: str) -> None:
+    tally, code, left = asyncio.run(die_in_a_storm(victim, signal.SIGKILL, seconds=3, seed=2))
+    assert not tally.wrong, tally.wrong[:5]
+    assert code != 0
+    assert not [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert Counter(tally.outcomes)["error 503"] > 0

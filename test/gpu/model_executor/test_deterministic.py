@@ -1,0 +1,107 @@
+"""Deterministic inference on CUDA: a request's tokens and log-probabilities are those it gets alone, bit for bit."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fixtures.attention_cases import PLAIN, SPECS, Step, check_story, every_story
+from fixtures.invariant_attention import check_bits
+from fixtures.solo_runs import check_worker
+from fixtures.tiny_checkpoints import make_checkpoint
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.kernels.gemm import linear
+from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
+from mysglang.srt.kernels.op import use_ops
+from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBackend
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.tp_worker import TpModelWorker
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.promise(26)]
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+@pytest.fixture
+def invariant() -> Iterator[None]:
+    use_ops("invariant")
+    yield
+    use_ops("fastest")
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_promise_26_as_alone(tmp_path: Path, dtype: str, graphs: bool) -> None:
+    make_checkpoint("qwen3", tmp_path, head_dim=64)
+    model = ModelConfig.from_path(str(tmp_path), dtype=dtype)
+    config = RunnerConfig(
+        device="cuda",
+        max_total_tokens=6400,
+        max_running_requests=48,
+        numerics="invariant",
+        disable_persistent_decode=True,
+        disable_prefill_cuda_graph=True,
+        disable_cuda_graph=not graphs,
+        cuda_graph_bs=(1, 2, 8, 20),
+    )
+    try:
+        check_worker(lambda page: TpModelWorker(replace(config, page_size=page), model, LoadConfig()), seeds=range(2))
+    finally:
+        use_ops("fastest")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(4096, 1024), (1024, 3072), (9000, 1024), (50, 40), (2048, 1000)])
+def test_products(invariant: None, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Of any rows, at any place, near those in float64."""
+    outputs, inputs = shape
+    x = torch.randn(300, inputs, device="cuda").to(dtype)
+    weight = torch.randn(outputs, inputs, device="cuda").mul_(inputs**-0.5).to(dtype)
+    bias = torch.randn(outputs, device="cuda").to(dtype)
+    whole = linear(x, weight, bias)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    assert float((whole.double() - exact).norm() / exact.norm()) < (1e-5 if dtype is torch.float32 else 1e-2)
+    for rows in some_rows(len(x)):
+        assert torch.equal(linear(x[rows], weight, bias), whole[rows])
+
+
+@pytest.mark.parametrize("vocab", [1000, 1003, 50257, 151936])
+def test_log_probabilities(invariant: None, vocab: int) -> None:
+    logits = torch.randn(40, vocab, device="cuda").mul_(4).bfloat16()
+    whole = log_probabilities(logits)
+    assert torch.allclose(whole, logits.float().log_softmax(dim=-1), atol=1e-5)
+    values, ids = most_likely(whole, 20)
+    for rows in some_rows(len(logits)):
+        assert torch.equal(log_probabilities(logits[rows]), whole[rows])
+        few, few_ids = most_likely(whole[rows], 7)
+        assert torch.equal(few, values[rows, :7]) and torch.equal(few_ids, ids[rows, :7])
+
+
+@every_story
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_stories(story: list[Step], dtype: torch.dtype) -> None:
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-4
+    for spec in (PLAIN, SPECS["window and cap"]):
+        check_story(InvariantTritonBackend, story, spec, page_size=4, dtype=dtype, device="cuda", tolerance=tolerance)
+
+
+WIDE = replace(PLAIN, num_heads=16, num_kv_heads=8, head_dim=128, scale=128**-0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spec", [*SPECS.values(), WIDE], ids=[*SPECS, "wide heads"])
+def test_attention(spec: AttentionSpec, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So that rows of a few hundred keys have several spans.
+    monkeypatch.setattr("mysglang.srt.kernels.cuda.invariant_attention.SPAN", 128)
+    check_bits(InvariantTritonBackend, spec, length=400, single_from=370, dtype=dtype, device="cuda")
+
+
+def some_rows(count: int) -> list[Tensor]:
+    """Rows alone, few, and many in another order."""
+    order = torch.randperm(count, device="cuda")
+    return [order[:1], order[:2], order[:5], order[:16], order[: count // 2], order]

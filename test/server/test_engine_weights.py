@@ -1,0 +1,41 @@
+"""Weights of an Engine, changed by the program that it runs in."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import mysglang
+from mysglang import Engine
+from mysglang.srt.errors import InvalidRequest
+
+TINY = Path(mysglang.__file__).parent / "assets" / "tiny"
+GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
+
+
+def test_tensors_of_the_program_take_the_place_of_the_model() -> None:
+    tensors = load_file(TINY / "model.safetensors")
+    with Engine(dtype="float32") as engine:
+        first = engine.generate("The capital of France is", GREEDY)
+        sums = engine.weights.checksums()
+        halved = [(name, tensor * 0.5 if "norm" not in name else tensor) for name, tensor in tensors.items()]
+        assert engine.update_weights_from_tensor(halved, weight_version="half")[0]
+        second = engine.generate("The capital of France is", GREEDY)
+        assert second["output_ids"] != first["output_ids"]
+        assert second["meta_info"]["weight_version"] == "half"
+        name = next(name for name in tensors if name.endswith("q_proj.weight"))
+        assert torch.allclose(torch.tensor(engine.get_weights_by_name(name, 3)), tensors[name][:3].float() * 0.5)
+        assert not engine.update_weights_from_disk("/nowhere")[0]
+        assert not engine.update_weights_from_tensor([("nobody", torch.zeros(1))])[0]
+        with pytest.raises(InvalidRequest, match="no tensor"):
+            engine.get_weights_by_name("nobody")
+        assert not engine.destroy_weights_update_group()[0]
+        assert not engine.update_weights_from_distributed(["a"], ["float32"], [[1]])[0]
+        assert not engine.init_weights_update_group("127.0.0.1", 1, 1, 2, backend="nccl")[0]
+        assert engine.update_weights_from_disk(str(TINY))[0]
+        assert engine.weights.checksums() == sums
+        assert engine.weights.rename("whole")[0]
+        third = engine.generate("The capital of France is", GREEDY)
+        assert third["output_ids"] == first["output_ids"]
+        assert third["meta_info"]["weight_version"] == "whole"

@@ -1,0 +1,105 @@
+"""input_embeds on a real server: a prompt as vectors answers as its ids do, whatever chunks, cache and memory do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from fixtures.oracle import assert_quiet
+from fixtures.server_process import ServerProcess
+from mysglang.srt.args.resolve import EMBEDDED_MODEL
+
+LITTLE = ("--chunked-prefill-size", "16", "--max-total-tokens", "256", "--schedule-conservativeness", "0.1")
+IDS = np.random.default_rng(7).integers(100, 1000, 50).tolist()
+PARAMS = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module", params=[(), LITTLE], ids=["plenty", "little memory"])
+def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    with ServerProcess("--log-level", "warning", "--dtype", "float32", *request.param) as server:
+        assert server.url
+        yield server
+        assert_quiet(server.url)
+
+
+@pytest.fixture(scope="module")
+def table() -> np.ndarray:
+    """The model's embedding."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL, dtype=torch.float32)
+    weight: np.ndarray = model.get_input_embeddings().weight.detach().numpy()
+    return weight
+
+
+def post(server: ServerProcess, **body: Any) -> httpx.Response:
+    body = {"sampling_params": PARAMS, **body}
+    return httpx.post(f"{server.url}/generate", json=body, timeout=120)
+
+
+def outputs(answers: Any) -> Any:
+    return [answer["output_ids"] for answer in answers] if isinstance(answers, list) else answers["output_ids"]
+
+
+def test_as_the_ids_that_they_stand_for(server: ServerProcess, table: np.ndarray) -> None:
+    """One after the other, in company, as a batch, and with several answers."""
+    prompts = [IDS[:length] for length in (50, 1, 23, 49)]
+    expected = [outputs(post(server, input_ids=prompt).json()) for prompt in prompts]
+    vectors = [table[prompt].tolist() for prompt in prompts]
+    with ThreadPoolExecutor() as pool:
+        alone = list(pool.map(lambda prompt: outputs(post(server, input_embeds=prompt).json()), vectors))
+    assert alone == expected
+    assert outputs(post(server, input_embeds=vectors).json()) == expected
+    assert outputs(post(server, input_embeds=vectors[:1]).json()) == expected[:1]
+    several = post(server, input_embeds=vectors[0], sampling_params={**PARAMS, "n": 3}).json()
+    assert outputs(several) == [expected[0]] * 3
+
+
+def test_nothing_is_shared(server: ServerProcess, table: np.ndarray) -> None:
+    """Not with ids, of which the vectors have none, and not with other vectors."""
+    first = post(server, input_embeds=table[IDS].tolist()).json()
+    other = post(server, input_embeds=(2 * table[IDS]).tolist()).json()
+    assert first["meta_info"]["cached_tokens"] == other["meta_info"]["cached_tokens"] == 0
+    assert other["output_ids"] != first["output_ids"]
+    assert post(server, input_ids=[0] * 50).json()["meta_info"]["cached_tokens"] == 0
+    assert first["meta_info"]["prompt_tokens"] == 50
+
+
+def test_penalties_know_no_token_of_it(server: ServerProcess, table: np.ndarray) -> None:
+    """What a prompt of vectors says is unknown, so a strong penalty forbids only what was generated."""
+    params = {**PARAMS, "repetition_penalty": 1.9}
+    answer = post(server, input_embeds=table[[0] * 9].tolist(), sampling_params=params)
+    assert answer.status_code == 200 and len(answer.json()["output_ids"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"input_embeds": [[1.0, 2.0]]}, "input_embeds", "numbers, the size of the model's hidden states"),
+        ({"input_embeds": []}, "input_embeds", "must not be empty"),
+        ({"input_embeds": [[]]}, "input_embeds", "size of the model"),
+        ({"input_embeds": [[1.0], [1.0, 2.0]]}, "input_embeds", "size of the model"),
+        ({"input_embeds": [["a"]]}, "input_embeds", "Expected"),
+        ({"input_embeds": [[1.0]], "text": "a"}, "text", "Exactly one"),
+        ({"input_embeds": [[1.0]], "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len", "no tokens"),
+        ({"input_embeds": [[1.0]], "return_prompt_token_ids": True}, "return_prompt_token_ids", "no token ids"),
+    ],
+)
+def test_what_is_wrong_is_named(tiny_server: ServerProcess, body: dict[str, Any], param: str, words: str) -> None:
+    answer = post(tiny_server, **body)
+    assert answer.status_code == 400, answer.text
+    assert param in answer.json()["param"] and words in answer.json()["message"]
+
+
+def test_limits(tiny_server: ServerProcess, table: np.ndarray) -> None:
+    size = table.shape[1]
+    huge = post(tiny_server, input_embeds=[[1e39] * size])
+    assert huge.status_code == 400 and "finite" in huge.json()["message"]
+    context = httpx.get(f"{tiny_server.url}/server_info").json()["scheduler_info"]["context_len"]
+    long = post(tiny_server, input_embeds=[[0] * size] * context)
+    assert long.status_code == 400 and long.json()["param"] == "input_embeds"

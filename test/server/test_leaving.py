@@ -1,0 +1,124 @@
+"""A client that is gone: whatever its request was doing, no step is spent on it any more and nothing of it is left."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from fixtures.oracle import assert_quiet, debug_state
+from fixtures.raw_http import Leaving, Manner, ask
+from fixtures.server_process import ServerProcess
+from fixtures.toy_server import PROGRAM, Faults, reference
+
+KEY = "the-admin-key"
+OPTIONS = ("--log-level", "warning", "--admin-api-key", KEY, "--max-running-requests", "2", "--page-size", "4")
+STEP_S = 0.05
+LONG = {"max_new_tokens": 1500, "ignore_eos": True}
+SLOW_TO_COMPILE = r"(\d{1,300}[a-z]{1,300}){1,20}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """Steps of 50 ms, prompts in chunks of 16 tokens."""
+    options = (*OPTIONS, "--chunked-prefill-size", "16")
+    with ServerProcess(*options, program=PROGRAM, **Faults(step_ms=STEP_S * 1000).env) as process:
+        assert process.url
+        yield process
+
+
+def address(url: str) -> tuple[str, int]:
+    return httpx.URL(url).host, httpx.URL(url).port or 80
+
+
+def forward_steps(url: str) -> int:
+    return int(debug_state(url, KEY)["forward_steps"])
+
+
+def assert_no_step_more(url: str) -> None:
+    """Nobody is there, so nothing is computed."""
+    before = forward_steps(url)
+    time.sleep(6 * STEP_S)
+    assert forward_steps(url) == before
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a request is when its client leaves."""
+
+    body: dict[str, Any]
+    after_s: float = 0.0
+    body_part: float = 1.0
+    accepted: bool = True
+    """Whether the scheduler has heard of it by then."""
+
+
+PROMPT = list(range(100, 130))
+STATES = {
+    "upload": State({"input_ids": PROMPT * 20, "sampling_params": LONG}, 0.1, body_part=0.5, accepted=False),
+    "tokenizing": State({"text": "to be or not to be " * 60_000, "sampling_params": LONG}, 0.05, accepted=False),
+    "grammar": State({"input_ids": PROMPT, "sampling_params": {**LONG, "regex": SLOW_TO_COMPILE}}, 0.2),
+    "mid-chunk": State({"input_ids": PROMPT * 15, "sampling_params": LONG}, 0.5),
+    "decoding": State({"input_ids": PROMPT, "sampling_params": LONG}, 0.6),
+    "last token": State(
+        {"input_ids": [7, 8], "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}, 3.5 * STEP_S
+    ),
+}
+
+
+@pytest.mark.promise(13)
+@pytest.mark.parametrize("leaves", ["reset", "close"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", STATES)
+async def test_whatever_it_is_doing(server: ServerProcess, name: str, stream: bool, leaves: Leaving) -> None:
+    state, url = STATES[name], server.url
+    await asyncio.to_thread(assert_quiet, url, admin_key=KEY)
+    before = debug_state(url, KEY)["requests"]
+    manner = Manner(leaves=leaves, after_s=state.after_s, body_part=state.body_part)
+    await ask(address(url), "/generate", {**state.body, "stream": stream}, manner=manner)
+    # Neither patience for a whole answer, which would take more than a minute, nor for the rest of the prompt.
+    await asyncio.to_thread(assert_quiet, url, 4.0, KEY)
+    await asyncio.to_thread(assert_no_step_more, url)
+    after = debug_state(url, KEY)["requests"]
+    assert after["accepted"] - before["accepted"] == state.accepted
+    assert not server.stderr
+
+
+@pytest.mark.promise(13)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_while_it_waits_for_a_place(server: ServerProcess, stream: bool) -> None:
+    """Those that have the places notice nothing."""
+    url = server.url
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        prompts = [[11, 12], [13, 14]]
+        params = {"max_new_tokens": 60, "ignore_eos": True}
+        bodies = [{"input_ids": prompt, "sampling_params": params} for prompt in prompts]
+        running = [asyncio.create_task(client.post("/generate", json=body)) for body in bodies]
+        await asyncio.sleep(0.5)
+        manner = Manner(leaves="reset", after_s=0.3)
+        body = {"input_ids": PROMPT, "sampling_params": LONG, "stream": stream}
+        leaving = asyncio.create_task(ask(address(url), "/generate", body, manner=manner))
+        await asyncio.sleep(0.2)
+        assert (await asyncio.to_thread(debug_state, url, KEY))["held"]["scheduler"]["waiting_requests"] == 1
+        await leaving
+        await asyncio.sleep(0.4)
+        held = (await asyncio.to_thread(debug_state, url, KEY))["held"]["scheduler"]
+        assert (held["running_requests"], held["waiting_requests"]) == (2, 0)
+        for prompt, task in zip(prompts, running, strict=True):
+            assert (await task).json()["output_ids"] == reference(prompt, 60, ignore_eos=True)
+
+
+@pytest.mark.promise(12)
+async def test_a_reset_ends_it_within_a_few_steps(server: ServerProcess) -> None:
+    """Of 50 ms each: the one that runs, the one that is planned, and what the way takes on a busy machine."""
+    url = server.url
+    await asyncio.to_thread(assert_quiet, url, admin_key=KEY)
+    body = {"input_ids": PROMPT, "sampling_params": LONG, "stream": True}
+    await ask(address(url), "/generate", body, manner=Manner(leaves="reset", after_s=20, after_frames=5))
+    at_reset = forward_steps(url)
+    await asyncio.to_thread(assert_quiet, url, admin_key=KEY)
+    assert forward_steps(url) - at_reset <= 3
+    assert_no_step_more(url)

@@ -1,0 +1,115 @@
+"""custom_logit_processor on a real server: built-in ones, the operator's own, and strings that pretend to be code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from fixtures.oracle import assert_quiet
+from fixtures.server_process import ServerProcess
+
+OWN = ("--logit-processor", "fixtures.own_processors:Counting", "fixtures.own_processors:Failing")
+LITTLE = ("--max-total-tokens", "256", "--schedule-conservativeness", "0.1")
+PICKLED = '{"callable": "80049526000000000000008c085f5f6d61696e5f5f948c0a"}'
+PROMPT = [300, 400, 500]
+GREEDY = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """With so little memory that requests in company are retracted."""
+    with ServerProcess("--log-level", "warning", "--dtype", "float32", *OWN, *LITTLE) as server:
+        assert server.url
+        yield server
+
+
+def generate(server: ServerProcess, name: str | None = None, told: object = None, **params: Any) -> httpx.Response:
+    body: dict[str, Any] = {"input_ids": PROMPT, "sampling_params": {**GREEDY, "custom_params": told, **params}}
+    return httpx.post(f"{server.url}/generate", json={**body, "custom_logit_processor": name}, timeout=60)
+
+
+def test_the_operators_own_in_company(server: ServerProcess) -> None:
+    """Each row is told its own params and tokens; free rows beside them are left alone."""
+    free = generate(server).json()["output_ids"]
+    asks = [("Counting", {"first": 300 + 10 * i, "prompt": 3}) if i % 2 else (None, None) for i in range(12)]
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda ask: generate(server, *ask).json(), asks))
+    for (name, told), answer in zip(asks, answers, strict=True):
+        expected = free if told is None else [*range(told["first"], told["first"] + 20)]
+        assert answer["output_ids"] == expected, name
+    assert_quiet(server.url)
+
+
+def test_one_that_fails_ends_its_requests_alone(server: ServerProcess) -> None:
+    with ThreadPoolExecutor() as pool:
+        failing = pool.submit(generate, server, "Failing", {"after": 9})
+        counting = pool.submit(generate, server, "Counting", {"first": 300, "prompt": 3})
+    assert failing.result().status_code == 500 and "logit processor" in failing.result().json()["message"]
+    assert counting.result().json()["output_ids"] == [*range(300, 320)]
+    assert "as it was told" in server.stderr
+    assert_quiet(server.url)
+
+
+def test_disallowed_tokens_beside_other_rules(server: ServerProcess) -> None:
+    first = generate(server).json()["output_ids"]
+    told = {"token_ids": sorted(set(first))}
+    again = generate(server, "DisallowedTokensLogitsProcessor", told, logit_bias={str(first[0]): 50}).json()
+    assert not set(again["output_ids"]) & set(first)
+    only = generate(server, "DisallowedTokensLogitsProcessor", {"token_ids": [300]}, allowed_token_ids=[300, 301])
+    assert only.json()["output_ids"] == [301] * 20
+
+
+def test_a_thought_is_made_to_end(server: ServerProcess) -> None:
+    """The ids of marks may be any tokens of the model."""
+    told = {"thinking_budget": 4, "think_start_id": 500, "think_end_id": 600, "new_line_id": 700}
+    ids = generate(server, "ThinkingBudgetLogitProcessor", told).json()["output_ids"]
+    assert ids[4:6] == [700, 600] and 600 not in ids[:4]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_on_openais_routes(server: ServerProcess, path: str) -> None:
+    prompt = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
+    fields = {"custom_logit_processor": "DisallowedTokensLogitsProcessor", "custom_params": {"token_ids": [5]}}
+    body = {"model": "default", "max_tokens": 4, **prompt, **fields}
+    httpx.post(f"{server.url}{path}", json=body, timeout=60).raise_for_status()
+    refused = httpx.post(f"{server.url}{path}", json={**body, "custom_logit_processor": PICKLED}, timeout=60)
+    assert refused.status_code == 400 and refused.json()["param"] == "custom_logit_processor"
+
+
+def test_of_some_prompts_of_a_batch(server: ServerProcess) -> None:
+    told = {"first": 300, "prompt": 3}
+    body = {
+        "input_ids": [PROMPT, PROMPT],
+        "sampling_params": [{**GREEDY, "custom_params": told}, GREEDY],
+        "custom_logit_processor": ["Counting", None],
+    }
+    counted, free = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()
+    assert counted["output_ids"] == [*range(300, 320)] and free["output_ids"] == generate(server).json()["output_ids"]
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "param", "words"),
+    [
+        (PICKLED, None, "custom_logit_processor", "no code that a request brings is run; name one of"),
+        ("os:system", None, "custom_logit_processor", "Counting"),
+        (None, {"a": 1}, "custom_params", "only for a custom_logit_processor"),
+        ("DisallowedTokensLogitsProcessor", None, "custom_params", "token_ids"),
+    ],
+)
+def test_refusals(server: ServerProcess, name: str | None, told: object, param: str, words: str) -> None:
+    answer = generate(server, name, told)
+    assert answer.status_code == 400 and answer.json()["param"] == param and words in answer.json()["message"]
+
+
+def test_max_thinking_tokens(server: ServerProcess) -> None:
+    """The embedded model has marks of its own; what it begins by itself, it ends in time."""
+    body = {"text": "<think>", "sampling_params": {**GREEDY, "skip_special_tokens": False}, "max_thinking_tokens": 3}
+    answer = httpx.post(f"{server.url}/generate", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert "</think>" in answer.json()["text"]
+    both = httpx.post(f"{server.url}/generate", json={**body, "custom_logit_processor": "Counting"}, timeout=60)
+    assert both.status_code == 400 and both.json()["param"] == "max_thinking_tokens"

@@ -1,0 +1,25 @@
+"""A small run of benchmark/constrained/valid_json.py: every document is valid, and nobody notices who is beside him."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fixtures.server_process import REPOSITORY
+
+COUNT = 40
+
+
+@pytest.mark.slow
+def test_every_document_is_valid() -> None:
+    script = REPOSITORY / "benchmark" / "constrained" / "valid_json.py"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "python")}
+    run = subprocess.run(
+        [sys.executable, str(script), "--count", str(COUNT)], capture_output=True, text=True, env=environment
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found["alone"] == found["in_company"] == {"valid": COUNT}
+    assert found["different_documents"] > COUNT // 2

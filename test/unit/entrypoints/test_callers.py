@@ -1,0 +1,36 @@
+"""Who asks is known to all that works on a request, and to nothing else."""
+
+import asyncio
+
+import httpx
+from starlette.types import Receive, Scope, Send
+
+from mysglang.srt.entrypoints.auth import Access, ApiKeyAuth
+from mysglang.srt.entrypoints.callers import Callers
+from mysglang.srt.managers.caller import CALLER, Caller
+
+seen: list[Caller] = []
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    async def work() -> None:
+        seen.append(CALLER.get())
+
+    await asyncio.gather(asyncio.create_task(work()), asyncio.sleep(0))
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def test_keys_and_routing_keys_are_told_apart() -> None:
+    seen.clear()
+    access = Access(open=frozenset(), admin=frozenset())
+    app = ApiKeyAuth(Callers(application), access=access, api_keys=("one", "two"), admin_key=None)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        for key, routing in (("one", "r"), ("two", ""), ("one", "")):
+            headers = {"Authorization": f"Bearer {key}", **({"x-smg-routing-key": routing} if routing else {})}
+            assert (await client.get("/", headers=headers)).status_code == 200
+    first, second, third = seen
+    assert first.api_key == third.api_key != second.api_key
+    assert [caller.routing_key for caller in seen] == ["r", "", ""]
+    assert not any(key in caller.api_key for caller in seen for key in ("one", "two"))
+    assert CALLER.get() == Caller()

@@ -1,0 +1,75 @@
+"""The OpenAPI document says of every route what it answers, how it fails and which key it needs."""
+
+from typing import Any
+
+from fixtures.scripted_engine import serve
+from mysglang.srt.entrypoints.app_options import AppOptions
+
+
+async def document(options: AppOptions | None = None) -> dict[str, Any]:
+    async with serve(options=options) as served:
+        found: dict[str, Any] = served.app.openapi()
+    return found
+
+
+async def test_every_answer_and_every_error_is_described() -> None:
+    found = await document()
+    for path, operations in found["paths"].items():
+        for method, operation in operations.items():
+            answers = operation["responses"]
+            assert {"500", "503"} <= answers.keys() and "422" not in answers, (method, path)
+            assert {"400", "413"} <= answers.keys() or "requestBody" not in operation, (method, path)
+            for kind, content in answers["200"].get("content", {}).items():
+                assert content.get("schema") or content.get("itemSchema"), (method, path, kind)
+
+
+async def test_what_is_named_is_there() -> None:
+    found = await document()
+    named: set[str] = set()
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            named.update([value["$ref"]] if isinstance(value.get("$ref"), str) else [])
+            for inner in value.values():
+                walk(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                walk(inner)
+
+    walk(found)
+    assert len(named) > 50
+    for reference in named:
+        at: Any = found
+        for name in reference.removeprefix("#/").split("/"):
+            at = at[name]
+
+
+async def test_errors_are_told_in_the_dialect_of_the_path() -> None:
+    found = await document()
+    for path, told in (("/generate", "OpenAIError"), ("/v1/messages", "AnthropicError"), ("/api/chat", "OllamaError")):
+        reference = found["paths"][path]["post"]["responses"]["400"]["$ref"]
+        error = found["components"]["responses"][reference.rpartition("/")[2]]
+        assert error["content"]["application/json"]["schema"]["$ref"].endswith(told)
+
+
+async def test_streams_have_types_of_their_own() -> None:
+    paths = (await document())["paths"]
+    for path in ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/messages", "/v1/responses"):
+        assert "text/event-stream" in paths[path]["post"]["responses"]["200"]["content"]
+    assert "application/x-ndjson" in paths["/api/chat"]["post"]["responses"]["200"]["content"]
+
+
+async def test_who_needs_a_key() -> None:
+    paths = (await document(AppOptions(api_keys=("k",), admin_key="a")))["paths"]
+    assert paths["/health"]["get"]["security"] == [] and "401" not in paths["/health"]["get"]["responses"]
+    assert {} not in paths["/generate"]["post"]["security"]
+    paths = (await document())["paths"]
+    assert {} in paths["/generate"]["post"]["security"]
+    assert {} not in paths["/pause_generation"]["post"]["security"]
+
+
+async def test_what_only_we_may_say_is_not_offered() -> None:
+    schemas = (await document())["components"]["schemas"]
+    assert "pool" not in schemas["GenerateReqInput"]["properties"]
+    assert schemas["GenerateReqInput"]["additionalProperties"] is False
+    assert {"type": "null"} in schemas["GenerateReqInput"]["properties"]["stream"]["anyOf"]

@@ -1,0 +1,56 @@
+"""A request that was kept asks the same again: nothing that it said is lost on the way through the file."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from mysglang.srt.entrypoints.request_dump import dumped
+from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.messages.generate import parse_generate
+from mysglang.srt.messages.outputs import Length
+
+PARAMS = {"max_new_tokens": 4, "temperature": 0.5}
+ASKS: list[dict[str, Any]] = [
+    {"input_ids": [5, 6], "sampling_params": PARAMS},
+    {"input_ids": [5, 6], "sampling_params": {**PARAMS, "bad_words": ["a"], "allowed_token_ids": [1, 2]}},
+    {"input_ids": [5, 6], "sampling_params": {**PARAMS, "beam_width": 4, "length_penalty": 2.0}},
+    {
+        "input_ids": [5, 6],
+        "sampling_params": {**PARAMS, "custom_params": {"token_ids": [1]}},
+        "custom_logit_processor": "DisallowedTokensLogitsProcessor",
+    },
+    {"input_ids": [5, 6], "sampling_params": PARAMS, "max_thinking_tokens": 9, "return_hidden_states": "last"},
+    {"input_embeds": [[0.5, 1.5], [2.5, 3.5]], "sampling_params": PARAMS},
+]
+
+
+async def answered() -> AsyncGenerator[GenerationChunk, None]:
+    yield GenerationChunk(
+        index=0,
+        rid="r",
+        text="b",
+        token_ids=np.asarray([7], dtype=np.int32),
+        finish_reason=Length(1),
+        prompt_tokens=2,
+        completion_tokens=1,
+        cached_tokens=0,
+        retractions=0,
+        prompt_ids=np.asarray([5, 6], dtype=np.int32),
+    )
+
+
+@pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ", ".join({**ask, **ask["sampling_params"]}))
+async def test_it_asks_the_same_again(tmp_path: Path, ask: dict[str, Any]) -> None:
+    obj = parse_generate(ask)
+    async for _ in dumped(obj, answered(), str(tmp_path)):
+        pass
+    [file] = tmp_path.iterdir()
+    record = orjson.loads(file.read_bytes())
+    assert parse_generate(record["request"]) == obj
+    assert record["answers"] == [{"text": "b", "output_ids": [7], "finish_reason": {"type": "length", "length": 1}}]

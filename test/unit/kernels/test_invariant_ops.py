@@ -1,0 +1,169 @@
+"""Ops of deterministic inference: near their references, and each row the same bit for bit whatever is beside it."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fixtures.triton_on_cpu import run_interpreted
+from mysglang.srt.kernels.activation import gated
+from mysglang.srt.kernels.cpu import invariant
+from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight
+from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
+from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
+from mysglang.srt.kernels.op import Op, use_ops
+from mysglang.srt.kernels.rotary import rope_and_store
+from mysglang.srt.kernels.sampling import draw_tokens
+
+ROWS = 70
+WIDTHS = [33, 96, 3072]
+"""That fill no vectors, few, and so many that threads would share the rows."""
+
+pytestmark = pytest.mark.promise(26)
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def invariant_ops(request: pytest.FixtureRequest) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    torch.manual_seed(3)
+    use_ops("invariant")
+    yield
+    use_ops("fastest")
+    torch.set_num_threads(threads)
+
+
+def check_rows(rows_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """All rows by their numbers; any of them, in any order, are the same. Returns all."""
+    whole = rows_of(torch.arange(ROWS))
+    order = torch.randperm(ROWS)
+    for rows in (order[:1], order[:2], order[:7], order[:33], order):
+        assert torch.equal(rows_of(rows), whole[rows])
+    return whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(50, 33), (96, 96), (1024, 512)])
+def test_linear(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    x = torch.randn(ROWS, inputs).to(dtype)
+    plain = torch.randn(outputs, inputs).mul_(inputs**-0.5).to(dtype)
+    bias = torch.randn(outputs).to(dtype)
+    for weight in (plain, pack_linear_weight(plain)):
+        products = check_rows(lambda rows, weight=weight: linear(x[rows], weight, bias))
+        exact = F.linear(x.double(), plain.double(), bias.double())
+        assert float((products.double() - exact).norm() / exact.norm()) < (1e-5 if dtype is torch.float32 else 1e-2)
+        check_rows(lambda rows, weight=weight: gated_linear(x[rows], weight, bias, "silu"))
+
+
+def test_a_product_whose_places_differ_is_done_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_place(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The second half of eight and more rows comes out a little different."""
+        out = F.linear(x, weight, bias)
+        if len(x) >= 8:
+            out[len(x) // 2 :] *= 1 + 1e-6
+        return out
+
+    monkeypatch.setattr(invariant.gemm, "linear", by_place)
+    monkeypatch.setattr(invariant, "_rows_at_once", {})
+    weight, x = torch.randn(40, 24), torch.randn(ROWS, 24)
+    check_rows(lambda rows: linear(x[rows], weight, None))
+    assert list(invariant._rows_at_once.values()) == [4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("op", gated.values(), ids=gated)
+def test_gates(op: Op[[Tensor], Tensor], width: int, dtype: torch.dtype) -> None:
+    x = torch.randn(ROWS, 2 * width).to(dtype)
+    whole = check_rows(lambda rows: op(x[rows]))
+    torch.testing.assert_close(whole, op.reference(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norms(width: int, dtype: torch.dtype) -> None:
+    x, residual = torch.randn(2, ROWS, width).to(dtype)
+    weight = torch.randn(width).to(dtype)
+    whole = check_rows(lambda rows: rms_norm(x[rows], weight, 1e-5))
+    torch.testing.assert_close(whole, rms_norm.reference(x, weight, 1e-5))
+    check_rows(lambda rows: torch.cat(fused_add_rms_norm(x[rows], residual[rows], weight, 1e-5), dim=1))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "dim"), [(3, 24), (16, 128)])
+def test_rotary(heads: int, dim: int, normed: bool) -> None:
+    qkv = torch.randn(ROWS, 3 * heads * dim)
+    angles = torch.rand(500, dim // 2) * 6
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    positions = torch.randint(500, (ROWS,))
+    norms = (torch.randn(dim), torch.randn(dim), 1e-5) if normed else None
+
+    def turned(rows: Tensor) -> Tensor:
+        caches = torch.zeros(2, len(rows), heads, dim)
+        q, k, v = qkv[rows].chunk(3, dim=-1)
+        rope_and_store(q, k, v, positions[rows], table, norms, *caches, torch.arange(len(rows)))
+        return torch.cat((q, k, caches[0].flatten(1), caches[1].flatten(1)), dim=-1)
+
+    check_rows(turned)
+
+
+@pytest.mark.parametrize("vocab", [1003, 50257])
+def test_log_probabilities(vocab: int) -> None:
+    # Many equals.
+    logits = torch.randn(ROWS, vocab).mul_(4).bfloat16()
+    whole = check_rows(lambda rows: log_probabilities(logits[rows]))
+    assert torch.allclose(whole, log_probabilities.reference(logits), atol=1e-5)
+    ids = check_rows(lambda rows: most_likely(whole[rows], 20)[1])
+    values, fewer = most_likely(whole, 5)
+    assert torch.equal(fewer, ids[:, :5]) and torch.equal(values, most_likely.reference(whole, 5)[0])
+    ranked = whole.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(ids, ranked.indices[:, :20])
+    assert most_likely(whole, 0)[0].shape == (ROWS, 0)
+
+
+def test_the_most_likely_of_no_numbers() -> None:
+    values, ids = most_likely(torch.full((2, 30), float("nan")), 3)
+    assert values.isnan().all() and ids.tolist() == [[0, 1, 2]] * 2
+
+
+def test_draws() -> None:
+    """Also beside rows with filters that a row has not."""
+    logits, uniforms = torch.randn(ROWS, 40000), torch.rand(ROWS, dtype=torch.float64)
+    heat = torch.rand(ROWS) + 0.5
+    everything = torch.full((ROWS,), 1 << 30, dtype=torch.int32)
+
+    def drawn(rows: Tensor) -> Tensor:
+        top_k = everything[rows] if len(rows) % 2 else None
+        return draw_tokens(logits[rows], uniforms[rows], heat[rows], top_k, None, None)
+
+    check_rows(drawn)
+
+
+TRITON = """
+from fixtures.op_cases import OPS, check_op
+from mysglang.srt.kernels.cuda import invariant_gemm, invariant_logprobs
+from mysglang.srt.kernels.op import use_ops
+use_ops("invariant")
+linears = [name for name, (op, _) in OPS.items() if op.name == "linear"]
+OPS[linears[0]][0].invariant = {"cpu": OPS[linears[0]][0].invariant["cuda"]}
+for name in linears:
+    check_op(name, "cpu", torch.float32, 1e-5)
+x, weight, bias = torch.randn(70, 40), torch.randn(100, 40), torch.randn(100)
+whole = invariant_gemm.linear(x, weight, bias)
+for rows in (torch.tensor([69]), torch.randperm(70), torch.arange(3, 12)):
+    assert torch.equal(invariant_gemm.linear(x[rows], weight, bias), whole[rows])
+assert invariant_gemm.linear(x[:0], weight, bias).shape == (0, 100)
+logits = torch.randn(5, 1003)
+found = invariant_logprobs.log_probabilities(logits)
+assert torch.allclose(found, logits.log_softmax(-1), atol=1e-5) and found.shape == logits.shape
+values, ids = invariant_logprobs.most_likely(found.round(), 9)
+assert torch.equal(ids, found.round().sort(dim=-1, descending=True, stable=True).indices[:, :9])
+print("all agree")
+"""
+
+
+def test_triton_under_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    assert run_interpreted(TRITON).strip() == "all agree"

@@ -1,0 +1,56 @@
+"""The attention of deterministic inference: the stories of every backend, and each query the same bit for bit however
+its row comes: in one step, in chunks, token by token, beside others."""
+
+import pytest
+import torch
+
+from fixtures.attention_cases import Step, check_shared_pages, check_story, every_spec, every_story
+from fixtures.invariant_attention import check_bits
+from fixtures.triton_on_cpu import run_interpreted
+from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.layers.attention.invariant_torch import InvariantTorchBackend
+
+TRITON = """
+from dataclasses import replace
+from fixtures.attention_cases import MIXED, PLAIN, STORIES, check_shared_pages, check_story
+from fixtures.invariant_attention import check_bits
+from mysglang.srt.kernels.cuda import invariant_attention
+from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBackend
+# So that short rows have several spans too.
+invariant_attention.SPAN = 64
+small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16)
+windowed = replace(small, num_heads=3, window=5, logit_cap=3.0)
+for story in (STORIES["chunks"], STORIES["prompt then decode"], MIXED):
+    for spec in (small, windowed, replace(small, head_dim=24)):
+        check_story(InvariantTritonBackend, story, spec, page_size=4, tolerance=1e-4)
+check_shared_pages(InvariantTritonBackend)
+for spec in (small, windowed, replace(small, window=70)):
+    check_bits(InvariantTritonBackend, spec, length=150, single_from=145)
+print("all agree")
+"""
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@every_spec
+@every_story
+def test_stories(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
+    torch.set_num_threads(1)
+    check_story(InvariantTorchBackend, story, spec, page_size=page_size)
+
+
+def test_shared_pages() -> None:
+    check_shared_pages(InvariantTorchBackend)
+
+
+@every_spec
+@pytest.mark.promise(26)
+def test_bits(spec: AttentionSpec) -> None:
+    torch.set_num_threads(1)
+    check_bits(InvariantTorchBackend, spec, length=300, single_from=270)
+
+
+@pytest.mark.promise(26)
+@pytest.mark.timeout(150)
+def test_triton_under_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    assert run_interpreted(TRITON).strip() == "all agree"

@@ -1,0 +1,72 @@
+"""What a front counts of answers, by a clock that the test moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mysglang.srt.managers.request_metrics import NoMetrics, SheetMetrics
+from mysglang.srt.observability import instruments as told
+from mysglang.srt.observability.sheet import Histogram, Instrument, Sheet
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def numbers(metrics: SheetMetrics, instrument: Instrument) -> list[float]:
+    return told.FRONT.part(metrics.total_row(), instrument)
+
+
+def seen(metrics: SheetMetrics, histogram: Histogram) -> tuple[float, float]:
+    """How many values, and their sum."""
+    *counts, total = numbers(metrics, histogram)
+    return sum(counts), total
+
+
+def test_an_answer() -> None:
+    clock = Clock()
+    metrics = SheetMetrics(Sheet.alone(told.FRONT), clock)
+    metrics.opened("r")
+    metrics.sent("r", has_grammar=True)
+    clock.now += 2
+    metrics.grew("r", 10, 1, 4)
+    clock.now += 3
+    metrics.grew("r", 10, 4, 4)
+    metrics.grew("r", 10, 4, 4)
+    clock.now += 1
+    metrics.ended("r", whole=True)
+    metrics.ended("r", whole=False)
+    assert numbers(metrics, told.PROMPT_TOKENS) == [10]
+    assert numbers(metrics, told.CACHED_TOKENS) == [4]
+    assert numbers(metrics, told.GENERATION_TOKENS) == [4]
+    assert numbers(metrics, told.NUM_REQUESTS) == [1]
+    assert numbers(metrics, told.NUM_SO_REQUESTS) == [1]
+    assert numbers(metrics, told.NUM_ABORTED_REQUESTS) == [0]
+    assert seen(metrics, told.TIME_TO_FIRST_TOKEN) == (1, 2)
+    assert seen(metrics, told.INTER_TOKEN_LATENCY) == (3, 3)
+    assert seen(metrics, told.E2E_REQUEST_LATENCY) == (1, 6)
+    assert seen(metrics, told.PROMPT_TOKENS_HISTOGRAM) == (1, 10)
+    assert seen(metrics, told.GENERATION_TOKENS_HISTOGRAM) == (1, 4)
+
+
+def test_what_was_given_up() -> None:
+    metrics = SheetMetrics(Sheet.alone(told.FRONT))
+    metrics.opened("refused")
+    metrics.ended("refused", whole=False)
+    metrics.opened("left")
+    metrics.sent("left", has_grammar=False)
+    metrics.ended("left", whole=False)
+    assert numbers(metrics, told.NUM_ABORTED_REQUESTS) == [1]
+    assert numbers(metrics, told.NUM_REQUESTS) == [0]
+    assert seen(metrics, told.E2E_REQUEST_LATENCY) == (0, 0)
+
+
+def test_nobody_asks() -> None:
+    metrics = NoMetrics()
+    metrics.grew("unknown", 1, 1, 0)
+    assert len(metrics.total_row()) == told.FRONT.width
+    assert not any(metrics.total_row())

@@ -1,0 +1,80 @@
+"""Deterministic inference on the CPU: a request's tokens and log-probabilities are those it gets alone, bit for bit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fixtures.solo_runs import PROMPTS, answer, answer_together, check_worker
+from fixtures.tiny_checkpoints import make_checkpoint
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.kernels.op import use_ops
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.tp_worker import TpModelWorker
+
+
+@pytest.fixture(autouse=True)
+def plain_ops_afterwards() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    use_ops("fastest")
+
+
+def make_worker(
+    folder: Path, dtype: str, page_size: int = 1, numerics: str = "invariant", **more: object
+) -> TpModelWorker:
+    config = RunnerConfig(
+        device="cpu",
+        max_total_tokens=6400,
+        max_running_requests=48,
+        page_size=page_size,
+        numerics=numerics,
+        **more,
+    )
+    return TpModelWorker(config, ModelConfig.from_path(str(folder), dtype=dtype), LoadConfig())
+
+
+@pytest.mark.promise(26)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("model", "dtype"), [("qwen3", "float32"), ("qwen3", "bfloat16"), ("llama", "float32")])
+def test_promise_26_as_alone(tmp_path: Path, model: str, dtype: str, threads: int) -> None:
+    torch.set_num_threads(threads)
+    make_checkpoint(model, tmp_path)
+    check_worker(lambda page_size: make_worker(tmp_path, dtype, page_size), seeds=range(2))
+
+
+def test_without_it_neighbours_do_matter(tmp_path: Path) -> None:
+    """Or else the test above would show nothing."""
+    torch.set_num_threads(1)
+    make_checkpoint("qwen3", tmp_path)
+    worker = make_worker(tmp_path, "float32", numerics="fastest")
+    alone = [answer(worker, request) for request in range(len(PROMPTS))]
+    worker = make_worker(tmp_path, "float32", numerics="fastest")
+    together = answer_together(worker, 0, chunk=7, retracting=False)
+    assert any(one.logprobs != other.logprobs for one, other in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("option", ["attention_backend", "decode_attention_backend", "sampling_backend"])
+def test_it_has_kernels_of_its_own(tmp_path: Path, option: str) -> None:
+    make_checkpoint("qwen3", tmp_path)
+    with pytest.raises(ConfigError, match="leave out --"):
+        make_worker(tmp_path, "float32", **{option: "pytorch" if option == "sampling_backend" else "torch_native"})
+
+
+def test_it_says_what_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_checkpoint("qwen3", tmp_path)
+    with caplog.at_level("INFO"):
+        worker = make_worker(tmp_path, "float32")
+    assert worker.attention_backend == "invariant_torch"
+    assert any(record.message.startswith("Deterministic: attention invariant_torch") for record in caplog.records)
+
+
+def test_references_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MYSGLANG_REFERENCE_OPS", "1")
+    with pytest.raises(ConfigError, match="MYSGLANG_REFERENCE_OPS"):
+        use_ops("invariant")

@@ -1,0 +1,87 @@
+"""Requests that wait or run for too long, by a clock of the test's own, and on the late device."""
+
+from __future__ import annotations
+
+import pytest
+
+from fixtures.fake_worker import solo
+from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from mysglang.srt.messages.outputs import TIMED_OUT, Abort
+from mysglang.srt.scheduling.timeouts import LOOK_S, RequestTimeouts
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run_all(scheduler: LateScheduler, clock: Clock, seconds_per_turn: float) -> None:
+    while any(answer.finish is None for answer in scheduler.answers.values()):
+        clock.now += seconds_per_turn
+        scheduler.turn()
+    scheduler.run()
+
+
+@pytest.mark.promise(18)
+def test_who_waits_too_long_is_answered_and_forgotten() -> None:
+    """One slot: the first runs for about ten seconds, the second would wait as long, and the third comes later."""
+    clock = Clock()
+    scheduler = LateScheduler(Setup(num_slots=1, timeouts=RequestTimeouts(5.0, None, clock)))
+    scheduler.send("first", [1, 2], 100, ignore_eos=True)
+    scheduler.send("second", [3, 4], 4, ignore_eos=True)
+    while scheduler.answers["second"].finish is None:
+        clock.now += 0.1
+        scheduler.turn()
+        if len(scheduler.answers["first"].ids) == 80 and "third" not in scheduler.answers:
+            scheduler.send("third", [5, 6], 4, ignore_eos=True)
+    assert 1005 <= clock.now <= 1005.5
+    finish = scheduler.answers["second"].finish
+    assert isinstance(finish, Abort) and (finish.status, finish.kind) == (503, TIMED_OUT)
+    assert "--req-waiting-timeout" in finish.message
+    scheduler.send("third", [5, 6], 4, ignore_eos=True)
+    run_all(scheduler, clock, 0.01)
+    assert scheduler.answers["first"].ids == solo([1, 2], 100, VOCAB, ignore_eos=True)
+    assert scheduler.answers["third"].ids == solo([5, 6], 4, VOCAB, ignore_eos=True)
+
+
+@pytest.mark.promise(18)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_runs_too_long_is_cut_off_with_what_it_has(overlap: bool) -> None:
+    """The time in the queue does not count, nor does it begin again with a retraction."""
+    clock = Clock()
+    scheduler = LateScheduler(Setup(overlap=overlap, num_slots=1, timeouts=RequestTimeouts(None, 5.0, clock)))
+    for rid, number in (("a", 40), ("b", 40), ("c", 200)):
+        scheduler.send(rid, [number, len(rid)], number, ignore_eos=True)
+    run_all(scheduler, clock, 0.1)
+    assert len(scheduler.answers["a"].ids) == len(scheduler.answers["b"].ids) == 40
+    answer = scheduler.answers["c"]
+    assert isinstance(answer.finish, Abort) and answer.finish.kind == TIMED_OUT
+    assert "--req-running-timeout" in answer.finish.message
+    assert 45 <= len(answer.ids) <= 55
+    assert answer.ids == solo([200, 1], 200, VOCAB, ignore_eos=True)[: len(answer.ids)]
+
+
+def test_who_waits_for_a_grammar_waits() -> None:
+    clock = Clock()
+    setup = Setup(timeouts=RequestTimeouts(2.0, None, clock), grammar_delay=1_000_000)
+    scheduler = LateScheduler(setup)
+    scheduler.send("r", [1, 2], 4, regex="7")
+    run_all(scheduler, clock, LOOK_S)
+    finish = scheduler.answers["r"].finish
+    assert isinstance(finish, Abort) and finish.kind == TIMED_OUT
+    assert 1002 <= clock.now <= 1002.5
+
+
+def test_looks_now_and_then_and_forgets_who_is_gone() -> None:
+    clock = Clock()
+    timeouts = RequestTimeouts(1.0, 1.0, clock)
+    scheduler = LateScheduler(Setup(timeouts=timeouts))
+    for number in range(20):
+        scheduler.send(f"r{number}", [1 + number], 3, ignore_eos=True)
+        run_all(scheduler, clock, 0.2)
+    clock.now += 1
+    scheduler.turn()
+    assert timeouts._seen == {}

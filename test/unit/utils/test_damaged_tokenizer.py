@@ -1,0 +1,92 @@
+"""A tokenizer whose files are damaged, by accident or on purpose: it is refused with a ConfigError, or it works. The
+chat templates in it are read alike."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.small_tokenizer import KINDS, write
+from mysglang.srt.errors import ConfigError, InvalidRequest
+from mysglang.srt.parser.template_manager import TemplateManager
+from mysglang.srt.utils.tokenizer import Tokenizer
+
+FILES = ("tokenizer.json", "tokenizer_config.json")
+WRONG: list[Any] = [
+    None, True, -1, 0, 1 << 31, 1 << 40, 0.5, "", "x", "[", "(?<", "\x00", [], [[]], [None], {}, {"type": "ByteLevel"},
+    {"type": "nobody knows"}, {"content": 5}, {"content": "<s>", "id": -5}, [{"name": "default", "template": 5}],
+    "{{ messages.__class__.__mro__[1].__subclasses__() }}", "{% for a in range(10**6) %}{% for b in [] %}", "{{",
+    [{"name": "default", "template": "{{ ''.join.__globals__ }}"}], "../../../etc/passwd", {"auto_map": "a.b"},
+]  # fmt: skip
+DAMAGES = 250
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a JSON value; of long lists and objects the first few and the last."""
+    yield path
+    if isinstance(value, dict):
+        names = list(value)
+        for name in names[:12] + names[12:][-1:]:
+            yield from places(value[name], (*path, name))
+    elif isinstance(value, list):
+        for index in [*range(len(value))[:2], *range(len(value))[2:][-1:]]:
+            yield from places(value[index], (*path, index))
+
+
+def damaged(draw: random.Random, text: str) -> str:
+    """The file with one thing in it replaced or taken away."""
+    value = json.loads(text)
+    path = draw.choice([*places(value)][1:])
+    inner = value
+    for step in path[:-1]:
+        inner = inner[step]
+    if draw.random() < 0.3:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = draw.choice(WRONG)
+    return json.dumps(value)
+
+
+def use(folder: Path) -> None:
+    """What a server does with a tokenizer."""
+    tokenizer = Tokenizer.load(folder)
+    ids = tokenizer.encode("The quick brown fox: 10, señor 你好 <think>")
+    tokenizer.decode(ids)
+    templates = TemplateManager(tokenizer.config, tokenizer.special_tokens)
+    try:
+        templates.render([{"role": "user", "content": "Hello"}])
+    except InvalidRequest as error:
+        assert str(error)
+
+
+@pytest.mark.promise(39)
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_named_or_harmless(tmp_path: Path, kind: str, file: str) -> None:
+    write(tmp_path, kind, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    sound = (tmp_path / file).read_text(encoding="utf-8")
+    draw = random.Random(f"{kind} {file}")
+    named = 0
+    for _ in range(DAMAGES):
+        (tmp_path / file).write_text(damaged(draw, sound), encoding="utf-8")
+        try:
+            use(tmp_path)
+        except ConfigError as error:
+            assert str(error)
+            named += 1
+    # Nearly all of the second file may be missing.
+    assert named < DAMAGES and (named > 0 or file != "tokenizer.json")
+
+
+@pytest.mark.promise(39)
+@pytest.mark.parametrize("file", FILES)
+def test_bytes_that_are_no_json(tmp_path: Path, file: str) -> None:
+    write(tmp_path, "byte_level")
+    sound = (tmp_path / file).read_bytes()
+    for content in (b"", b"\xff\xfe\x00", b"[]", b"null", sound[: len(sound) // 2], b"[" * 100_000, b'{"a":' * 100_000):
+        (tmp_path / file).write_bytes(content)
+        with pytest.raises(ConfigError, match=r"tokenizer"):
+            use(tmp_path)
