@@ -35,7 +35,7 @@ PERSON = {
     "required": ["name", "age", "home"],
     "additionalProperties": False,
 }
-TAGS = {
+TAGS: dict[str, Any] = {
     "structures": [{"begin": "<call=f>", "schema": {"type": "object"}, "end": "</call>"}],
     "triggers": ["<call="],
 }
@@ -172,7 +172,7 @@ def test_a_structural_tag(rich_backend: GrammarBackend, newer: bool) -> None:
     (structure,) = TAGS["structures"]
     tag = {
         "type": "tag",
-        "begin": structure["begin"],  # type: ignore[index]
+        "begin": structure["begin"],
         "content": {"type": "json_schema", "json_schema": {"type": "object"}},
         "end": "</call>",
     }
@@ -186,6 +186,69 @@ def test_a_structural_tag(rich_backend: GrammarBackend, newer: bool) -> None:
     for token in TOKENIZER.encode('f>{"a": 1}</call> and', add_special_tokens=False):
         assert matcher.accept(token)
     assert EOS in allowed(rich_backend, matcher)
+
+
+AWKWARD = {
+    "type": "object",
+    "properties": {
+        "é": {"type": "string", "maxLength": 4},
+        "dot": {"type": "string", "pattern": "^a.b$"},
+        "list": {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 3}, "maxItems": 2},
+    },
+    "required": ["é", "dot", "list"],
+    "additionalProperties": False,
+}
+"""Strings whose grammars xgrammar leaves too wide, and a name that it writes as an escape."""
+
+
+def said_in_tag(backend: GrammarBackend, content: dict[str, Any], seed: int) -> str:
+    """A random text that the content of a tag allows."""
+    elements = [{"type": "const_string", "value": "<t>"}, content, {"type": "const_string", "value": "</t>"}]
+    form = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+    matcher = compiled(backend, "structural_tag", json.dumps(form)).matcher()
+    text: str = walk(backend, matcher, random.Random(seed), free=30)
+    return text.removeprefix("<t>").removesuffix("</t>")
+
+
+@pytest.mark.parametrize("any_order", [False, True])
+def test_json_in_a_structural_tag_is_json(any_order: bool) -> None:
+    """No control character in a string, no quote from a pattern, no more white space than is allowed."""
+    backend = backend_named("xgrammar")
+    content = {"type": "json_schema", "json_schema": AWKWARD, "any_order": any_order}
+    for seed in range(20):
+        text = said_in_tag(backend, content, seed)
+        # In any order, the library does not ask for all that is required.
+        assert json.loads(text).keys() <= {"é", "dot", "list"}
+        assert any_order or json.loads(text).keys() == {"é", "dot", "list"}
+        assert not re.search(r"\s{3}", text)
+
+
+def test_json_in_the_markup_of_a_structural_tag_is_json() -> None:
+    """A parameter that is a string may hold anything, lines too; JSON in another may not."""
+    backend = backend_named("xgrammar")
+    inner = {"type": "object", "properties": {"x": {"type": "string", "maxLength": 3}}, "required": ["x"]}
+    properties = {"free": {"type": "string", "maxLength": 3}, "held": {**inner, "additionalProperties": False}}
+    schema = {"type": "object", "properties": properties, "required": ["free", "held"], "additionalProperties": False}
+    content = {"type": "json_schema", "json_schema": schema, "style": "qwen_xml"}
+    form = {"type": "structural_tag", "format": content}
+    grammar = compiled(backend, "structural_tag", json.dumps(form))
+    for held, fits in (('{"x": "ab"}', True), ('{"x": "\t"}', False)):
+        matcher = grammar.matcher()
+        text = f'<parameter=free>"\n\\</parameter><parameter=held>{held}</parameter>'
+        assert all(map(matcher.accept, TOKENIZER.encode(text, add_special_tokens=False))) is fits
+
+
+@pytest.mark.parametrize("demanded", [False, True])
+def test_a_structural_tag_may_be_demanded(demanded: bool) -> None:
+    backend = backend_named("xgrammar")
+    matcher = compiled(backend, "structural_tag", json.dumps({**TAGS, "at_least_one": demanded})).matcher()
+    assert (EOS in allowed(backend, matcher)) is not demanded
+
+
+def test_llguidance_says_that_it_cannot_demand_a_structural_tag() -> None:
+    pytest.importorskip("llguidance")
+    with pytest.raises(GrammarError, match="without options"):
+        backend_named("llguidance").compile(GrammarSpec("structural_tag", json.dumps({**TAGS, "at_least_one": True})))
 
 
 def test_eos_comes_when_the_answer_may_end_and_alone_when_it_must(backend: GrammarBackend) -> None:

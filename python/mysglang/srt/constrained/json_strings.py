@@ -14,6 +14,7 @@ NOT_PLAIN = r"\0-\x1f\"\\"
 """What stands in a JSON string only behind a backslash."""
 
 _ANY = r"\0-\U0010ffff"
+_ANY_IN_STRING = r"[^\"\\\r\n]"
 _SPACES = re.compile(r"\\[fnrtv]")
 
 # Literals are only passed over: a bracket in one begins no class.
@@ -24,11 +25,22 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?P<inside>(?:[^\]\\]|\\.)*)\]', re.DO
 def json_safe(grammar: str) -> str:
     """`grammar` with classes that JSON allows; the very same if it has no others."""
     narrowed = _TOKEN.sub(_narrowed, grammar)
-    return grammar if narrowed == grammar else _ESCAPE.sub(_of_fixed_length, narrowed)
+    return grammar if narrowed == grammar else of_fixed_length(narrowed)
 
 
-def _of_fixed_length(escape: re.Match[str]) -> str:
-    r"""xgrammar writes é before an a as `\xe9a`, and reads that as one character."""
+def json_safe_in_markup(grammar: str) -> str:
+    """The same for a grammar in which JSON stands in the values of markup, whose own strings may hold anything: only
+    strings without a pattern are narrowed. With escapes of a fixed length.
+    """
+    return of_fixed_length(grammar.replace(_ANY_IN_STRING, f"[^{NOT_PLAIN}]"))
+
+
+def of_fixed_length(grammar: str) -> str:
+    r"""`grammar` as xgrammar reads it: it writes é before an a as `\xe9a`, and reads that as one character."""
+    return _ESCAPE.sub(_four_digits, grammar)
+
+
+def _four_digits(escape: re.Match[str]) -> str:
     return rf"\u00{escape[1]}" if escape[1] else escape[0]
 
 

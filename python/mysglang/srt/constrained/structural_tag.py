@@ -6,12 +6,16 @@ one. Here both become the first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from mysglang.srt.constrained.backend import GrammarError
+
+SCHEMA_PARTS = ("json_schema", "qwen_xml_parameter")
+"""Types of parts that keep to a JSON schema."""
 
 
 class _Structure(msgspec.Struct, frozen=True):
@@ -23,6 +27,7 @@ class _Structure(msgspec.Struct, frozen=True):
 class _Older(msgspec.Struct, frozen=True):
     structures: list[_Structure]
     triggers: list[str]
+    at_least_one: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +58,28 @@ def with_format(text: str) -> dict[str, Any]:
         }
         for structure in older.structures
     ]
-    return {
-        "type": "structural_tag",
-        "format": {"type": "triggered_tags", "triggers": older.triggers, "tags": contents},
-    }
+    form: dict[str, Any] = {"type": "triggered_tags", "triggers": older.triggers, "tags": contents}
+    if older.at_least_one:
+        form["at_least_one"] = True
+    return {"type": "structural_tag", "format": form}
+
+
+def with_schemas(tag: dict[str, Any], grammar_of: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
+    """`tag` with a grammar for each part of its format that keeps to a JSON schema.
+
+    grammar_of: the part, such as `{"type": "json_schema", "json_schema": …}` -> EBNF with a rule `root`.
+    """
+    return {**tag, "format": _with_grammars(tag["format"], grammar_of)}
+
+
+def _with_grammars(part: Any, grammar_of: Callable[[dict[str, Any]], str]) -> Any:
+    if isinstance(part, list):
+        return [_with_grammars(inner, grammar_of) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") in SCHEMA_PARTS and "json_schema" in part:
+        return {"type": "grammar", "grammar": grammar_of(part)}
+    return {key: _with_grammars(inner, grammar_of) for key, inner in part.items()}
 
 
 def json_tags(text: str) -> list[Tag]:

@@ -6,18 +6,21 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import xgrammar as xgr
 
 from mysglang.srt.constrained.backend import MANY, CompiledGrammar, GrammarError, JsonStyle, Matcher, fill_threads
-from mysglang.srt.constrained.json_strings import json_safe
-from mysglang.srt.constrained.structural_tag import with_format
+from mysglang.srt.constrained.json_strings import json_safe, json_safe_in_markup, of_fixed_length
+from mysglang.srt.constrained.structural_tag import with_format, with_schemas
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarSpec
 from mysglang.srt.utils.hardware import usable_cores
 
 NEVER_UTF8 = bytes([0xC0, 0xC1, *range(0xF5, 0x100)])
+
+_JSON_PART = {"type", "json_schema", "style", "any_order"}
 
 # "[12:00:00] /project/cpp/file.cc:12: What is wrong" -> "What is wrong"
 _WHERE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
@@ -101,14 +104,11 @@ class XGrammarBackend:
                 bits[row] = 0
 
     def _compile(self, compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
-        style = self._style
         match spec.kind:
             case "json_schema" if spec.text == ANY_JSON:
                 return compiler.compile_builtin_json_grammar()
             case "json_schema":
-                grammar = xgr.Grammar.from_json_schema(
-                    spec.text, any_whitespace=style.any_whitespace, max_whitespace_cnt=style.max_whitespace
-                )
+                grammar = self._of_schema(spec.text)
                 text = str(grammar)
                 safe = json_safe(text)
                 return compiler.compile_grammar(grammar if safe == text else safe)
@@ -117,7 +117,24 @@ class XGrammarBackend:
             case "ebnf":
                 return compiler.compile_grammar(spec.text)
             case "structural_tag":
-                return compiler.compile_structural_tag(json.dumps(with_format(spec.text)))
+                tag = with_schemas(with_format(spec.text), self._part_of_tag)
+                return compiler.compile_structural_tag(json.dumps(tag))
+
+    def _of_schema(self, schema: str, *, any_order: bool = False) -> xgr.Grammar:
+        return xgr.Grammar.from_json_schema(
+            schema,
+            any_whitespace=self._style.any_whitespace,
+            max_whitespace_cnt=self._style.max_whitespace,
+            any_order=any_order,
+        )
+
+    def _part_of_tag(self, part: dict[str, Any]) -> str:
+        """The grammar of a part that keeps to a schema, as JSON or as a model's own markup, with JSON inside."""
+        if part.keys() <= _JSON_PART and part.get("style", "json") == "json":
+            grammar = self._of_schema(json.dumps(part["json_schema"]), any_order=bool(part.get("any_order", False)))
+            return of_fixed_length(json_safe(str(grammar)))
+        alone = {"type": "structural_tag", "format": part}
+        return json_safe_in_markup(str(xgr.Grammar.from_structural_tag(json.dumps(alone))))
 
 
 def _valid(piece: bytes) -> bytes:

@@ -52,6 +52,7 @@ class StructuralTagFormat(StrictModel):
     format: dict[str, Any] | None = None
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
+    at_least_one: bool | None = None
 
 
 ResponseFormat = Annotated[
