@@ -40,6 +40,17 @@ def test_names_keys_and_loads(http: httpx.Client) -> None:
     assert (load["num_running_reqs"], load["num_waiting_reqs"]) == (0, 0)
 
 
+@pytest.mark.promise(40)
+def test_promise_40_what_one_key_sent_is_not_cached_for_another(http: httpx.Client) -> None:
+    def cached(key: str, **fields: object) -> int:
+        body = {**PROMPT, "text": "A prompt that nobody else here sends, of some length.", **fields}
+        answer = http.post("/generate", json=body, headers={"x-api-key": key}).raise_for_status().json()
+        return int(answer["meta_info"]["cached_tokens"])
+
+    assert [cached("one"), cached("two"), cached("two", cache_salt="s"), cached("one", cache_salt="s")] == [0] * 4
+    assert min(cached("one"), cached("two"), cached("one", cache_salt="s")) > 0
+
+
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_a_pause_holds_requests_and_changes_no_answer(http: httpx.Client, mode: str) -> None:
     expected = http.post("/generate", json=PROMPT).json()["output_ids"]

@@ -23,6 +23,7 @@ OWN_OPTIONS = {
     "max_batch_lines",
     "req_running_timeout",  # SGLang reads these two from its environment
     "req_waiting_timeout",
+    "share_cache_between_keys",
     "write_timeout",
     "fair_share_by",
 }

@@ -17,6 +17,9 @@ def test_keys_come_from_the_flag_and_from_a_file(tmp_path: Path) -> None:
     assert ServingArgs(api_key="k", api_key_file=str(file)).keys() == ("k", "one", "two")
     assert not ServingArgs().has_keys
     assert ServingArgs(api_key_file=str(file)).has_keys
+    assert ServingArgs(api_key_file=str(file)).keeps_keys_apart
+    assert not ServingArgs(api_key_file=str(file), share_cache_between_keys=True).keeps_keys_apart
+    assert not ServingArgs(api_key="k").keeps_keys_apart
 
 
 @pytest.mark.parametrize(

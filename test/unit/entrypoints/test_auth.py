@@ -150,6 +150,21 @@ def test_other_names(name: str) -> None:
     assert not is_loopback(name)
 
 
+@pytest.mark.promise(38)
+@pytest.mark.parametrize(("admin_key", "sent", "status"), [(None, None, 403), ("a", None, 401), ("a", "a", 200)])
+async def test_strangers_without_a_key_change_nothing_for_others(
+    admin_key: str | None, sent: str | None, status: int
+) -> None:
+    """On an address that other machines reach."""
+    async with serve(options=AppOptions(strangers_may_ask=True, admin_key=admin_key)) as served:
+        headers = {} if sent is None else bearer(sent)
+        assert (await served.client.post("/flush_cache", headers=headers)).status_code == status
+        aborted = await served.client.post("/abort_request", json={"abort_all": True}, headers=headers)
+        assert aborted.status_code == status
+        assert bool(served.engine.sent) == (status == 200)
+        assert (await served.client.post("/generate", json={"text": "a"})).status_code == 200
+
+
 async def test_each_of_several_keys_counts() -> None:
     async with serve(options=AppOptions(api_keys=("k", "l"), admin_key="a")) as served:
         statuses = [(await served.client.get("/v1/models", headers=bearer(key))).status_code for key in "klam"]

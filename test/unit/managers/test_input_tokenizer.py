@@ -360,3 +360,21 @@ async def test_the_caller_goes_with_the_request(tokenizer: Tokenizer, pool: Text
         CALLER.reset(token)
     [request] = await front(input_ids=[5])
     assert (request.api_key, request.routing_key) == ("", "")
+
+
+@pytest.mark.promise(40)
+async def test_each_key_has_a_cache_of_its_own_where_they_are_kept_apart(tokenizer: Tokenizer, pool: TextPool) -> None:
+    async def namespaces(front: InputTokenizer) -> list[str]:
+        found = []
+        for key in ("a" * 32, "b" * 32):
+            token = CALLER.set(Caller(api_key=key))
+            for fields in ({}, {"extra_key": "x"}, {"cache_salt": "x"}, {"extra_key": "b" * 32 + "/x"}):
+                obj = GenerateReqInput(input_ids=[5], clip_max_new_tokens=True, **fields)
+                unfolded = unfold(obj, LIMITS.vocab_size, 100)
+                found += [request.extra_key for request in await front.tokenize(obj, unfolded, unfolded.rids)]
+            CALLER.reset(token)
+        return found
+
+    shared = await namespaces(InputTokenizer(tokenizer, LIMITS, pool))
+    assert shared[:4] == shared[4:]
+    assert len(set(await namespaces(InputTokenizer(tokenizer, LIMITS, pool, keeps_keys_apart=True)))) == 8

@@ -23,6 +23,9 @@ class ServingArgs:
         None, help="File of such keys, one on each line: several, and not to be seen in the list of processes."
     )
     admin_api_key: str | None = arg(None, help="The key for routes that change what the server does, instead.")
+    share_cache_between_keys: bool = arg(
+        False, help="Let requests with different API keys find each other's prompts in the prefix cache."
+    )
     ssl_certfile: str | None = arg(None, help="Certificate chain in PEM; the server then speaks HTTPS.")
     ssl_keyfile: str | None = arg(None, help="The certificate's private key in PEM.")
     ssl_keyfile_password: str | None = arg(None, help="Password of the private key.")
@@ -75,6 +78,11 @@ class ServingArgs:
     def has_keys(self) -> bool:
         """Whether clients need a key."""
         return bool(self.api_key) or self.api_key_file is not None
+
+    @property
+    def keeps_keys_apart(self) -> bool:
+        """Whether each key has a prefix cache of its own: where there are several, unless they may share."""
+        return not self.share_cache_between_keys and len(set(self.keys())) > 1
 
     def keys(self) -> tuple[str, ...]:
         """Every key of clients, read anew."""

@@ -45,6 +45,8 @@ class AppOptions:
     admin_key: str | None = None
     loopback_only: bool = False
     """Whether requests must name this machine in their Host header."""
+    strangers_may_ask: bool = False
+    """Whether other machines can reach the server, and need neither a key nor a certificate."""
     incremental_streaming_output: bool = False
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
     enable_metrics: bool = False
@@ -80,6 +82,7 @@ class AppOptions:
             admin_key=serving.admin_api_key,
             # Who brings a key came here on purpose, under whatever name.
             loopback_only=is_loopback(serving.host) and not serving.has_keys,
+            strangers_may_ask=not is_loopback(serving.host) and not serving.has_keys and serving.ssl_ca_certs is None,
             incremental_streaming_output=serving.incremental_streaming_output,
             heartbeat_limit_s=min(HEARTBEAT_LIMIT_S, args.observability.watchdog_timeout),
             enable_metrics=args.observability.enable_metrics,

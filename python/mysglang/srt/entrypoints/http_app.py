@@ -86,7 +86,7 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
     own_desk = options.desk if owner is None else None
     desk = desk_for(own_desk, front, batch_endpoints(front, models, options.serving, answers, options.pooling))
     metrics = _metrics_router(front, options)
-    access = Access(open=_paths(health) | _paths(metrics), admin=_paths(control), locked=_paths(operation))
+    access = _access(options, health, metrics, control, operation)
     app: FastAPI = FastAPI(
         title="mysglang",
         version=__version__,
@@ -165,6 +165,18 @@ def _middleware(options: AppOptions, access: Access) -> list[Middleware]:
         auth,
         Middleware(Callers),
     ]
+
+
+def _access(
+    options: AppOptions, health: APIRouter, metrics: APIRouter, control: APIRouter, operation: APIRouter
+) -> Access:
+    """What empties the cache or ends others' requests is as open as the rest on this machine alone: where strangers may
+    ask without a key, it is locked like what steers the server.
+    """
+    opened, for_admins, locked = _paths(health) | _paths(metrics), _paths(control), _paths(operation)
+    if options.strangers_may_ask:
+        return Access(open=opened, admin=frozenset(), locked=locked | for_admins)
+    return Access(open=opened, admin=for_admins, locked=locked)
 
 
 def _paths(router: APIRouter) -> frozenset[str]:

@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import AppOptions
-from mysglang.srt.entrypoints.auth import is_loopback
 from mysglang.srt.entrypoints.error_responses import SHUTTING_DOWN, ErrorFacts, describe, error_response
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_app import build_app
@@ -37,6 +36,13 @@ KEEP_ALIVE_S = 75
 
 CLOSE_S = 2
 """For connections to close by themselves at the end."""
+
+
+OPEN_TO_ALL = (
+    "WARNING: whoever reaches %s may use this server: it listens beyond this machine and asks for no key. Give "
+    "--api-key-file (or --api-key), or listen on 127.0.0.1 behind something that checks who comes; docs/security.md "
+    "says how. Meanwhile /flush_cache and /abort_request answer to an --admin-api-key alone."
+)
 
 
 class Gate:
@@ -127,9 +133,10 @@ class HttpFront:
         """Put the application behind the gate, and open it. `owner`: who keeps what lives between requests, if that is
         another front. Raises ConfigError if it cannot begin its work.
         """
-        if owner is None and not is_loopback(args.serving.host) and not args.serving.has_keys:
-            logger.warning("Whoever reaches %s may use this server: it has no --api-key.", args.serving.host)
-        app = build_app(front, AppOptions.from_args(args, model_config), owner)
+        options = AppOptions.from_args(args, model_config)
+        if owner is None and options.strangers_may_ask:
+            logger.warning(OPEN_TO_ALL, args.serving.host)
+        app = build_app(front, options, owner)
         # Not uvicorn's business: it began before there was an application.
         await self._lives.enter_async_context(app.router.lifespan_context(app))
         self.gate.open(app)

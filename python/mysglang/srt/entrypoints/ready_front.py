@@ -102,7 +102,13 @@ def make_front(
     seed, share_by = args.model.random_seed, args.schedule.fair_share_by
     manager = TokenizerManager(
         # Fronts that draw the same seeds would give requests that differ in nothing the same answers.
-        InputTokenizer(text.tokenizer, limits, pool, seed=None if seed is None else seed + links.fronts.index),
+        InputTokenizer(
+            text.tokenizer,
+            limits,
+            pool,
+            seed=None if seed is None else seed + links.fronts.index,
+            keeps_keys_apart=args.serving.keeps_keys_apart,
+        ),
         limits,
         links.to_scheduler,
         links.from_workers,

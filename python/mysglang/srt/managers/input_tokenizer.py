@@ -79,13 +79,22 @@ class InputTokenizer:
     """Makes requests for the scheduler. Without a tokenizer it takes token ids only."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, limits: FrontLimits, pool: TextPool, *, seed: int | None = None
+        self,
+        tokenizer: Tokenizer | None,
+        limits: FrontLimits,
+        pool: TextPool,
+        *,
+        seed: int | None = None,
+        keeps_keys_apart: bool = False,
     ) -> None:
-        """`seed`: of the seeds drawn for requests that bring none; from the system if None."""
+        """`seed`: of the seeds drawn for requests that bring none; from the system if None. `keeps_keys_apart`: whether
+        callers with different API keys find nothing of each other's in the prefix cache.
+        """
         self._tokenizer = tokenizer
         self._limits = limits
         self._pool = pool
         self._seeds = random.Random(seed)
+        self._keeps_keys_apart = keeps_keys_apart
 
     async def tokenize(
         self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]
@@ -141,7 +150,7 @@ class InputTokenizer:
             first_seed = seed if params.sampling_seed is None else params.sampling_seed
             embeds = self._embeds(prompt.content)
             # No other request shares their pages, but the copies of a prompt, and this one if it is computed again.
-            extra_key = f"input_embeds {uuid.uuid4().hex}" if embeds else unfolded.extra_key
+            extra_key = f"input_embeds {uuid.uuid4().hex}" if embeds else self._namespace(unfolded, caller)
             packed, wish = pack_ids(ids), _logprob_request(prompt.logprobs, len(ids))
             grammar_after, thought_start = self._thinking(params, obj)
             bad_words = self._bad_words(params.bad_words)
@@ -291,6 +300,12 @@ class InputTokenizer:
             raise InvalidRequest(f"{field} must be integers.", param=field)
         wrong = next(token for token in ids if not 0 <= token <= last)
         raise InvalidRequest(f"{field}: token id {wrong} is outside the vocabulary (0 to {last}).", param=field)
+
+    def _namespace(self, unfolded: Unfolded, caller: Caller) -> str:
+        """Of the prefix cache. The names of keys are equally long, so no extra_key can make one caller look like
+        another.
+        """
+        return f"{caller.api_key}/{unfolded.extra_key}" if self._keeps_keys_apart else unfolded.extra_key
 
     def _settle(self, prompt: Prompt, length: int, *, spare: int) -> SamplingParams:
         """The prompt's parameters as the scheduler wants them: one answer, its length known to fit.

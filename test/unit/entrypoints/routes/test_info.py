@@ -85,6 +85,10 @@ def test_options_of_a_server(tmp_path: Path) -> None:
     assert usual.heartbeat_limit_s == HEARTBEAT_LIMIT_S
     assert not options(tmp_path, host="0.0.0.0").loopback_only
     assert not options(tmp_path, api_key="k").loopback_only
+    assert options(tmp_path, host="0.0.0.0").strangers_may_ask
+    assert not options(tmp_path, host="0.0.0.0", api_key="k").strangers_may_ask
+    assert not options(tmp_path, host="0.0.0.0", ssl_ca_certs="ca.pem").strangers_may_ask
+    assert not usual.strangers_may_ask
     assert options(tmp_path, sampling_defaults="openai").serving.defaults == SamplingDefaults()
     assert options(tmp_path, enable_cache_report=True).serving.report_cached_tokens
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from mysglang.srt.entrypoints.openai.batches_store import BatchStore, no_batch
 from mysglang.srt.entrypoints.openai.files_record import BATCH_INPUT, now, page
 from mysglang.srt.entrypoints.openai.files_store import FileStore
 from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
+from mysglang.srt.managers.caller import CALLER, Caller
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +112,10 @@ class Batches:
         answer = self._endpoints.answers[record.endpoint]
         run = BatchRun(record.id, self._store, self._files, self._room, answer)
         self._runs[record.id] = run
-        task = asyncio.create_task(run.live(), name=record.id)
+        # The lines are their owner's, also those that are asked after another start.
+        context = contextvars.copy_context()
+        context.run(CALLER.set, Caller(api_key=record.owner))
+        task = asyncio.create_task(run.live(), name=record.id, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
