@@ -11,6 +11,8 @@ import pytest
 from fixtures import small_tokenizer
 from fixtures.fake_engine import FakeEngine, Row
 from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, WorkerDied
+from mysglang.srt.managers import unread
+from mysglang.srt.managers.caller import CALLER, Caller
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.queue_shares import EqualShares
 from mysglang.srt.managers.request_state import GenerationChunk
@@ -19,7 +21,7 @@ from mysglang.srt.managers.tokenizer_manager import TokenizerManager
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.control import DetokenizerBeat, FlushCacheReqInput, FlushCacheReqOutput, HeartBeat
 from mysglang.srt.messages.generate import GenerateReqInput
-from mysglang.srt.messages.outputs import Abort, Length, Stop
+from mysglang.srt.messages.outputs import Abort, Length, RowLogprobs, Stop
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils.tokenizer import Tokenizer
@@ -377,6 +379,66 @@ class TestErrors:
         again, [late] = await bench.started(routing_key="a")
         bench.engine.say(Row(late.rid, "", [], Length(0)))
         await again
+
+
+class TestUnread:
+    """Promise 16: what a stream grows by while its reader is stuck is bounded."""
+
+    TOKENS, TOP_NUM = 300, 100
+    """Of one message, with some 240 KB of log-probabilities."""
+
+    def logprobs(self, tokens: int) -> RowLogprobs:
+        one, top = bytes(4 * tokens), bytes(4 * tokens * self.TOP_NUM)
+        return RowLogprobs(output_vals=one, output_ids=one, output_top_vals=top, output_top_ids=top)
+
+    async def stuck(self, bench: Bench, messages: int, *, remote: bool, stream: bool = True) -> tuple[Any, str]:
+        """A reader that took nothing while so many messages came, and the wire name of its request."""
+        caller = CALLER.set(Caller(remote=remote))
+        reader = bench.ask(return_logprob=True, top_logprobs_num=self.TOP_NUM, stream=stream)
+        first = asyncio.ensure_future(anext(reader))
+        [request] = await bench.engine.requests(1)
+        CALLER.reset(caller)
+        if stream:
+            bench.engine.say(Row(request.rid, "a", [5], logprobs=self.logprobs(1)))
+            await first
+        for _ in range(messages):
+            bench.engine.say(Row(request.rid, "b", [5] * self.TOKENS, logprobs=self.logprobs(self.TOKENS)))
+            await asyncio.sleep(0.01)
+        return (reader if stream else first), request.rid
+
+    @pytest.mark.promise(16)
+    async def test_a_reader_that_is_stuck_is_cut_off(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(unread, "STUCK_S", 0.02)
+        reader, rid = await self.stuck(bench, 8, remote=True)
+        assert bench.engine.aborts() == [rid]
+        assert not bench.manager.rid_to_state
+        assert bench.manager.counters.aborted == 1
+        with pytest.raises(Aborted, match="was not read"):
+            await anext(reader)
+        assert bench.quiet()
+
+    async def test_a_front_that_was_busy_itself_cuts_nobody_off(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(unread, "STUCK_S", 60)
+        reader, _ = await self.stuck(bench, 8, remote=True)
+        assert not bench.engine.aborts()
+        assert len((await anext(reader)).token_ids) == 8 * self.TOKENS
+        await reader.aclose()
+
+    @pytest.mark.parametrize(("remote", "stream"), [(False, True), (True, False)])
+    async def test_who_is_not_bounded(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, remote: bool, stream: bool
+    ) -> None:
+        """Who reads in this process keeps its own memory; a whole answer is read at its end."""
+        monkeypatch.setattr(unread, "STUCK_S", 0.02)
+        reader, _ = await self.stuck(bench, 8, remote=remote, stream=stream)
+        assert not bench.engine.aborts()
+        if stream:
+            await reader.aclose()
+        else:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
 
 
 class TestDeath:

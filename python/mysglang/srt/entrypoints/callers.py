@@ -22,7 +22,8 @@ class Callers:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        caller = Caller(api_key=owner_of(scope), routing_key=Headers(scope=scope).get(ROUTING_KEY, ""))
+        routing_key = Headers(scope=scope).get(ROUTING_KEY, "")
+        caller = Caller(api_key=owner_of(scope), routing_key=routing_key, remote=True)
         token = CALLER.set(caller)
         try:
             await self._app(scope, receive, send)

@@ -13,6 +13,8 @@ class Caller:
     api_key: str = ""
     """The name of the key that was sent, which is not the key; empty where none is needed."""
     routing_key: str = ""
+    remote: bool = False
+    """Whether it asks over HTTP, and so may leave unread what comes for it."""
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - frozen

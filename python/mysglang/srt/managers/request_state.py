@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mysglang.srt.errors import Aborted, InvalidRequest, ServerEnded
+from mysglang.srt.managers.unread import Unread
 from mysglang.srt.messages.codec import ID_BYTES, unpack_ids
 from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
 from mysglang.srt.messages.requests import LogprobRequest
@@ -131,6 +132,7 @@ class ReqState:
         "_logprobs",
         "_stream",
         "_text",
+        "_unread",
         "_vector",
         "_weight_versions",
         "finish_reason",
@@ -144,7 +146,18 @@ class ReqState:
         "wish",
     )
 
-    def __init__(self, rid: str, wire_rid: str, index: int, inbox: Inbox, *, stream: bool, tenant: str = "") -> None:
+    def __init__(
+        self,
+        rid: str,
+        wire_rid: str,
+        index: int,
+        inbox: Inbox,
+        *,
+        stream: bool,
+        tenant: str = "",
+        unread: Unread | None = None,
+    ) -> None:
+        """`unread`: measures what its reader leaves lying; None if that may be as much as it likes."""
         self.rid = rid
         self.tenant = tenant
         """Who shares the room for open answers with others."""
@@ -160,6 +173,7 @@ class ReqState:
         """Of the hidden states that it asked for; None if it did not."""
         self._inbox = inbox
         self._stream = stream
+        self._unread = unread
         self._in_inbox = False
         self._text: list[str] = []
         self._ids: list[bytes] = []
@@ -192,6 +206,13 @@ class ReqState:
         self.finish_reason = finish_reason
         self._tell()
 
+    def is_neglected(self, grown: int) -> bool:
+        """Whether its reader has left too much lying, now that it grew by so many bytes."""
+        if self._unread is None or self.finish_reason is not None:
+            return False
+        self._unread.grow(grown)
+        return self._unread.too_much
+
     def note_weights(self, version: str) -> None:
         """What `add` brings next was computed with the weights of that name."""
         if not self._weight_versions or self._weight_versions[-1][0] != version:
@@ -201,6 +222,11 @@ class ReqState:
         """End it from this side."""
         self.finish_reason = reason
         self._tell()
+
+    def cut_off(self, why: Abort) -> None:
+        """The same, without what its reader has not taken."""
+        self._forget()
+        self.finish(why)
 
     def fail(self, error: ServerEnded) -> None:
         """The engine is gone: its reader gets this error."""
@@ -212,6 +238,8 @@ class ReqState:
         What it refused because of a field is an InvalidRequest, as if the front had found out.
         """
         self._in_inbox = False
+        if self._unread is not None:
+            self._unread.taken()
         match self.finish_reason:
             case Abort(message=message, status=400, param=str(param)):
                 raise InvalidRequest(message, param=param)
@@ -234,11 +262,15 @@ class ReqState:
             weight_versions=self._weight_versions or ((FIRST_VERSION, 0),),
             hidden_states=None if self.hidden_size is None else _states(self._hidden, self.hidden_size),
         )
+        self._forget()
+        return chunk
+
+    def _forget(self) -> None:
+        """What came and was not taken, or was taken."""
         self._hidden.clear()
         self._text.clear()
         self._ids.clear()
         self._logprobs.clear()
-        return chunk
 
     def _tell(self) -> None:
         if not self._in_inbox and (self._stream or self.finish_reason is not None):

@@ -17,6 +17,7 @@ import numpy as np
 from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
 from mysglang.srt.managers.beam_search import beam_search, wants_beams
 from mysglang.srt.managers.board import Column
+from mysglang.srt.managers.caller import CALLER
 from mysglang.srt.managers.control_client import ControlClient
 from mysglang.srt.managers.front_held import FrontHeld
 from mysglang.srt.managers.fronts import Fronts
@@ -24,6 +25,7 @@ from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.queue_shares import OneForAll, QueueShares
 from mysglang.srt.managers.request_state import GenerationChunk, Inbox, ReqState, RowCounters
 from mysglang.srt.managers.unfold import Unfolded, unfold
+from mysglang.srt.managers.unread import UNREAD, Unread, bytes_of
 from mysglang.srt.messages.channels import AsyncReceiver, Sender
 from mysglang.srt.messages.codec import ID_BYTES, ToScheduler, ToTokenizer, unpack_ids
 from mysglang.srt.messages.control import (
@@ -269,8 +271,17 @@ class TokenizerManager:
         inbox = Inbox()
         # The serial number tells apart two requests that a client gives the same name, one after the other.
         wire_rids = [wire_rid(rid, self._serial, self._fronts.index) for rid in unfolded.rids]
+        bounded = obj.stream and CALLER.get().remote
         states = [
-            ReqState(rid, wire, index, inbox, stream=obj.stream, tenant=tenant)
+            ReqState(
+                rid,
+                wire,
+                index,
+                inbox,
+                stream=obj.stream,
+                tenant=tenant,
+                unread=Unread() if bounded else None,
+            )
             for index, (rid, wire) in enumerate(zip(unfolded.rids, wire_rids, strict=True))
         ]
         for state in states:
@@ -361,9 +372,18 @@ class TokenizerManager:
                 state.note_weights(output.weight_version)
                 hidden = output.hidden_states.get(row, b"")
                 state.add(text, ids, RowCounters(*numbers), finish_reason, logprobs, vector, hidden)
+                if (logprobs or hidden) and state.is_neglected(len(hidden) + bytes_of(logprobs)):
+                    self._cut_off(state)
             start = end
         if output.finished:
             self._publish()
+
+    def _cut_off(self, state: ReqState) -> None:
+        """Its reader is stuck, and what came for it meanwhile grew too large."""
+        self._to_scheduler.send(AbortReq(rid=state.wire_rid))
+        self._complete(state, UNREAD)
+        state.cut_off(UNREAD)
+        self._publish()
 
     def _complete(self, state: ReqState, reason: FinishReason) -> None:
         del self.rid_to_state[state.wire_rid]
