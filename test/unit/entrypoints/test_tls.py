@@ -3,12 +3,11 @@
 import asyncio
 import socket
 import ssl
-import subprocess
-from pathlib import Path
 
 import httpx
 import pytest
 
+from fixtures.certificate import make_certificate
 from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.entrypoints.http_front import HttpFront
 
@@ -16,15 +15,7 @@ from mysglang.srt.entrypoints.http_front import HttpFront
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Paths of a certificate for 127.0.0.1, signed by itself, and of its key."""
-    folder: Path = tmp_path_factory.mktemp("tls")
-    paths = str(folder / "cert.pem"), str(folder / "key.pem")
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    try:
-        subprocess.run([*command, "-out", paths[0], "-keyout", paths[1]], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("needs openssl to make a certificate")
-    return paths
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.mark.parametrize("ask_clients", [False, True])
