@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mysglang.srt.errors import InvalidRequest
 
 OFF: Sequence[object] = (False,)
+
+
+def empty(kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
+    """The default of a field that holds several, if nothing is sent. Made anew: pydantic would copy a given one, deeply
+    and at several times the cost, for each request.
+    """
+    return Field(default_factory=kind, json_schema_extra={"default": kind()})
 
 
 def not_here(*fields: str, unless: Sequence[object] = ()) -> dict[str, Sequence[object]]:

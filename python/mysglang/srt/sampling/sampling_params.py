@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import reprlib
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -99,17 +100,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def verify(self, vocab_size: int) -> None:
         """Raise InvalidRequest, naming the first field that is out of its range and the range."""
-        for name, ok, limit in self._rules():
-            if not ok:
+        for name, holds, limit in _RULES:
+            if not holds(self):
+                words = limit if isinstance(limit, str) else limit(self)
                 # Shortened: what a client sent too much of is not sent back to it.
-                raise InvalidRequest(f"{name} must be {limit}, got {reprlib.repr(getattr(self, name))}.", param=name)
-        id_lists = {
+                raise InvalidRequest(f"{name} must be {words}, got {reprlib.repr(getattr(self, name))}.", param=name)
+        id_lists: dict[str, Collection[int] | None] = {
             "stop_token_ids": self.stop_token_ids,
-            "logit_bias": list(self.logit_bias),
-            "allowed_token_ids": self.allowed_token_ids or [],
+            "logit_bias": self.logit_bias,
+            "allowed_token_ids": self.allowed_token_ids,
         }
         for name, ids in id_lists.items():
-            if wrong := [i for i in ids if not 0 <= i < vocab_size]:
+            if ids and (wrong := [i for i in ids if not 0 <= i < vocab_size]):
                 message = f"{name}: token id {wrong[0]} is outside the vocabulary (0 to {vocab_size - 1})."
                 raise InvalidRequest(message, param=name)
         for pattern in self.stop_regex:
@@ -119,61 +121,75 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _grammars(self) -> dict[GrammarKind, str | None]:
         return {kind: getattr(self, kind) for kind in KINDS}
 
-    def _rules(self) -> list[tuple[str, bool, str]]:
-        """(field, holds, the range in words) of every rule that needs no other fact than the params."""
-        max_new = self.max_new_tokens
-        return [
-            ("max_new_tokens", max_new is None or 0 <= max_new <= _INT32_MAX, f"between 0 and {_INT32_MAX}"),
-            ("min_new_tokens", 0 <= self.min_new_tokens <= _INT32_MAX, f"between 0 and {_INT32_MAX}"),
-            (
-                "min_new_tokens",
-                max_new is None or self.min_new_tokens <= max_new,
-                f"at most max_new_tokens ({max_new})",
-            ),
-            ("temperature", math.isfinite(self.temperature) and self.temperature >= 0, "a finite number >= 0"),
-            ("top_p", 0 < self.top_p <= 1, "greater than 0 and at most 1"),
-            ("top_k", self.top_k == -1 or 1 <= self.top_k <= TOP_K_ALL, f"-1 (all) or between 1 and {TOP_K_ALL}"),
-            ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
-            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
-            ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
-            ("repetition_penalty", 0 < self.repetition_penalty <= 2, "greater than 0 and at most 2"),
-            ("n", 1 <= self.n <= MAX_N, f"between 1 and {MAX_N}"),
-            ("beam_width", self.beam_width is None or 1 <= self.beam_width <= MAX_N, f"between 1 and {MAX_N}"),
-            ("length_penalty", self.length_penalty == 1 or self.beam_width is not None, "1 without beam search"),
-            (
-                "length_penalty",
-                math.isfinite(self.length_penalty) and abs(self.length_penalty) <= MAX_LENGTH_PENALTY,
-                f"between -{MAX_LENGTH_PENALTY} and {MAX_LENGTH_PENALTY}",
-            ),
-            (
-                "stream_interval",
-                self.stream_interval is None or 1 <= self.stream_interval <= _INT32_MAX,
-                "at least 1",
-            ),
-            ("stop", len(self.stop) <= MAX_STOP_STRINGS, f"a list of at most {MAX_STOP_STRINGS} strings"),
-            (
-                "stop",
-                all(0 < len(s) <= MAX_STOP_LENGTH for s in self.stop),
-                f"made of strings of 1 to {MAX_STOP_LENGTH} characters",
-            ),
-            ("stop_regex", len(self.stop_regex) <= MAX_STOP_STRINGS, f"a list of at most {MAX_STOP_STRINGS} patterns"),
-            (
-                "stop_token_ids",
-                len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
-                f"a list of at most {MAX_STOP_TOKEN_IDS} ids",
-            ),
-            ("logit_bias", len(self.logit_bias) <= MAX_LOGIT_BIAS, f"a map of at most {MAX_LOGIT_BIAS} entries"),
-            ("logit_bias", all(math.isfinite(v) for v in self.logit_bias.values()), "a map of finite numbers"),
-            ("bad_words", len(self.bad_words) <= MAX_BAD_WORDS, f"a list of at most {MAX_BAD_WORDS} words"),
-            (
-                "bad_words",
-                all(word.strip() and len(word) <= MAX_BAD_WORD_LENGTH for word in self.bad_words),
-                f"made of words of 1 to {MAX_BAD_WORD_LENGTH} characters that are not all spaces",
-            ),
-            ("allowed_token_ids", self.allowed_token_ids != [], "a list of at least one token id"),
-            (
-                "sampling_seed",
-                self.sampling_seed is None or -_INT64_MAX - 1 <= self.sampling_seed <= _INT64_MAX,
-                "a 64-bit integer",
-            ),
-        ]
+
+class _Rule(NamedTuple):
+    """One that needs no other fact than the params."""
+
+    field: str
+    holds: Callable[[SamplingParams], bool]
+    limit: str | Callable[[SamplingParams], str]
+    """What the field must be, in words."""
+
+
+# Every request is held to each of them: words are found only for the one that is broken.
+_RULES: tuple[_Rule, ...] = (
+    _Rule(
+        "max_new_tokens",
+        lambda p: p.max_new_tokens is None or 0 <= p.max_new_tokens <= _INT32_MAX,
+        f"between 0 and {_INT32_MAX}",
+    ),
+    _Rule("min_new_tokens", lambda p: 0 <= p.min_new_tokens <= _INT32_MAX, f"between 0 and {_INT32_MAX}"),
+    _Rule(
+        "min_new_tokens",
+        lambda p: p.max_new_tokens is None or p.min_new_tokens <= p.max_new_tokens,
+        lambda p: f"at most max_new_tokens ({p.max_new_tokens})",
+    ),
+    _Rule("temperature", lambda p: 0 <= p.temperature < math.inf, "a finite number >= 0"),
+    _Rule("top_p", lambda p: 0 < p.top_p <= 1, "greater than 0 and at most 1"),
+    _Rule("top_k", lambda p: p.top_k == -1 or 1 <= p.top_k <= TOP_K_ALL, f"-1 (all) or between 1 and {TOP_K_ALL}"),
+    _Rule("min_p", lambda p: 0 <= p.min_p <= 1, "between 0 and 1"),
+    _Rule("frequency_penalty", lambda p: -2 <= p.frequency_penalty <= 2, "between -2 and 2"),
+    _Rule("presence_penalty", lambda p: -2 <= p.presence_penalty <= 2, "between -2 and 2"),
+    _Rule("repetition_penalty", lambda p: 0 < p.repetition_penalty <= 2, "greater than 0 and at most 2"),
+    _Rule("n", lambda p: 1 <= p.n <= MAX_N, f"between 1 and {MAX_N}"),
+    _Rule("beam_width", lambda p: p.beam_width is None or 1 <= p.beam_width <= MAX_N, f"between 1 and {MAX_N}"),
+    _Rule("length_penalty", lambda p: p.length_penalty == 1 or p.beam_width is not None, "1 without beam search"),
+    _Rule(
+        "length_penalty",
+        lambda p: abs(p.length_penalty) <= MAX_LENGTH_PENALTY,
+        f"between -{MAX_LENGTH_PENALTY} and {MAX_LENGTH_PENALTY}",
+    ),
+    _Rule("stream_interval", lambda p: p.stream_interval is None or 1 <= p.stream_interval <= _INT32_MAX, "at least 1"),
+    _Rule("stop", lambda p: len(p.stop) <= MAX_STOP_STRINGS, f"a list of at most {MAX_STOP_STRINGS} strings"),
+    _Rule(
+        "stop",
+        lambda p: not p.stop or all(0 < len(s) <= MAX_STOP_LENGTH for s in p.stop),
+        f"made of strings of 1 to {MAX_STOP_LENGTH} characters",
+    ),
+    _Rule(
+        "stop_regex", lambda p: len(p.stop_regex) <= MAX_STOP_STRINGS, f"a list of at most {MAX_STOP_STRINGS} patterns"
+    ),
+    _Rule(
+        "stop_token_ids",
+        lambda p: len(p.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
+        f"a list of at most {MAX_STOP_TOKEN_IDS} ids",
+    ),
+    _Rule("logit_bias", lambda p: len(p.logit_bias) <= MAX_LOGIT_BIAS, f"a map of at most {MAX_LOGIT_BIAS} entries"),
+    _Rule(
+        "logit_bias",
+        lambda p: not p.logit_bias or all(map(math.isfinite, p.logit_bias.values())),
+        "a map of finite numbers",
+    ),
+    _Rule("bad_words", lambda p: len(p.bad_words) <= MAX_BAD_WORDS, f"a list of at most {MAX_BAD_WORDS} words"),
+    _Rule(
+        "bad_words",
+        lambda p: not p.bad_words or all(word.strip() and len(word) <= MAX_BAD_WORD_LENGTH for word in p.bad_words),
+        f"made of words of 1 to {MAX_BAD_WORD_LENGTH} characters that are not all spaces",
+    ),
+    _Rule("allowed_token_ids", lambda p: p.allowed_token_ids != [], "a list of at least one token id"),
+    _Rule(
+        "sampling_seed",
+        lambda p: p.sampling_seed is None or -_INT64_MAX - 1 <= p.sampling_seed <= _INT64_MAX,
+        "a 64-bit integer",
+    ),
+)

@@ -12,7 +12,7 @@ from pydantic import Field, PlainValidator, model_validator
 
 from mysglang.srt.entrypoints.openai.response_format import ResponseFormat
 from mysglang.srt.entrypoints.openai.tool_protocol import NamedToolChoice, Tool
-from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
+from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, empty, not_here
 from mysglang.srt.errors import InvalidRequest
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -86,15 +86,15 @@ class GenerationRequest(StrictModel):
     use_beam_search: bool = False
     """vLLM's way to ask: as many beams as answers are generated."""
     length_penalty: float = 1.0
-    stop: Texts = []
-    stop_regex: Texts = []
-    stop_token_ids: list[int] = []
+    stop: Texts = empty(list)
+    stop_regex: Texts = empty(list)
+    stop_token_ids: list[int] = empty(list)
     no_stop_trim: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    logit_bias: dict[str, float] = {}
-    bad_words: list[str] = []
+    logit_bias: dict[str, float] = empty(dict)
+    bad_words: list[str] = empty(list)
     allowed_token_ids: list[int] | None = None
     custom_logit_processor: str | None = None
     custom_params: dict[str, Any] | None = None
@@ -111,7 +111,7 @@ class GenerationRequest(StrictModel):
     priority: int = 0
 
     user: str | None = None
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = empty(dict)
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     without_effect = frozenset(
@@ -194,10 +194,10 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = empty(dict)
     continue_final_message: bool = False
     add_generation_prompt: bool = True
-    tools: list[Tool] = []
+    tools: list[Tool] = empty(list)
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice = "auto"
     parallel_tool_calls: bool = True
     separate_reasoning: bool = True
@@ -278,7 +278,7 @@ class ChatMessage(StrictModel):
     content: Content | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[ToolCall] = empty(list)
     tool_call_id: str | None = None
     unsupported = not_here("audio", "refusal", "function_call", "annotations", unless=([],))
 
@@ -297,8 +297,8 @@ class TokenizeRequest(StrictModel):
     model: str | None = None
     prompt: Texts | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
-    tools: list[Tool] = []
-    chat_template_kwargs: dict[str, Any] = {}
+    tools: list[Tool] = empty(list)
+    chat_template_kwargs: dict[str, Any] = empty(dict)
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
