@@ -12,6 +12,8 @@ import pytest
 # Before anything imports torch or tokenizers: the suite runs a worker per core, and child processes inherit this.
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+# Threads of a test that asks for two would spin away the core that the one they wait for needs: twenty times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
