@@ -16,9 +16,14 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from made_up import EOS, SCHEMA, VOCAB_SIZE, document, ids_of, made_up_vocabulary, tokens_of, words_of
 
 from mysglang.srt.constrained.answer_grammar import AnswerGrammar, AnswerMasks
 from mysglang.srt.constrained.backend import GrammarBackend, JsonStyle
@@ -27,74 +32,10 @@ from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import mask_words
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 
-VOCAB_SIZE = 128_256
-SPECIAL = 256
-EOS = VOCAB_SIZE - 1
 STEPS = 100
 COMPILES = 7
-LONGEST = 12
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "age": {"type": "integer"},
-        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}},
-        "home": {
-            "type": "object",
-            "properties": {"street": {"type": "string"}, "zip": {"type": "string", "pattern": "^[0-9]{5}$"}},
-            "required": ["street", "zip"],
-            "additionalProperties": False,
-        },
-    },
-    "required": ["name", "age", "tags", "home"],
-    "additionalProperties": False,
-}
 SPEC = GrammarSpec("json_schema", json.dumps(SCHEMA))
-
-
-def made_up_vocabulary() -> Vocabulary:
-    """Bytes, words with and without a space before them, numbers, and runs of what JSON is punctuated with."""
-    rng = random.Random(0)
-    letters, weights = "etaoinshrdlucmfwygpbvk", range(22, 0, -1)
-    pieces = {bytes([byte]) for byte in range(256)}
-    while len(pieces) < VOCAB_SIZE - SPECIAL:
-        word = "".join(rng.choices(letters, weights, k=rng.randint(2, 8)))
-        kind = rng.random()
-        if kind < 0.5:
-            word = " " + word
-        elif kind < 0.6:
-            word = "".join(rng.choices('",:{}[] \n.', k=rng.randint(2, 4)))
-        elif kind < 0.65:
-            word = str(rng.randrange(1000))
-        elif kind < 0.7:
-            word = word.capitalize()
-        pieces.add(word.encode())
-    return Vocabulary(sorted(pieces) + [b""] * SPECIAL, (EOS,))
-
-
-def document(rng: random.Random, words: list[str]) -> str:
-    def said(count: int) -> str:
-        return "".join(rng.choices(words, k=count)).strip()
-
-    return json.dumps(
-        {
-            "name": said(3),
-            "age": rng.randrange(100),
-            "tags": rng.choices(["red", "green", "blue"], k=rng.randrange(4)),
-            "home": {"street": said(4), "zip": f"{rng.randrange(100_000):05}"},
-        }
-    )
-
-
-def tokens_of(text: str, ids: dict[bytes, int]) -> list[int]:
-    """Cut by the longest token that fits, and ended."""
-    data, tokens, at = text.encode(), [], 0
-    while at < len(data):
-        size = next(size for size in range(LONGEST, 0, -1) if data[at : at + size] in ids and at + size <= len(data))
-        tokens.append(ids[data[at : at + size]])
-        at += size
-    return [*tokens, EOS]
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
@@ -106,8 +47,7 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
 def measure_steps(backend: GrammarBackend, vocabulary: Vocabulary, rows: int) -> dict[str, Any]:
     """Decode steps of `rows` answers, each of which starts anew when it ended."""
     rng = random.Random(rows)
-    ids = {piece: token for token, piece in enumerate(vocabulary.pieces) if piece}
-    words = [piece.decode() for piece in vocabulary.pieces if piece[:1] == b" " and piece[1:].isalpha()][:5000]
+    ids, words = ids_of(vocabulary), words_of(vocabulary)
     grammar = backend.load(SPEC, backend.compile(SPEC))
     masks = AnswerMasks(lambda: backend, VOCAB_SIZE, (EOS,))
     bits = np.zeros((rows, mask_words(VOCAB_SIZE)), dtype=np.int32)

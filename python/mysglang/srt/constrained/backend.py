@@ -82,7 +82,7 @@ class GrammarBackend(Protocol):
         """Work out whatever takes time. Raises GrammarError; may take any time and memory, or end the process."""
         ...
 
-    def load(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
+    def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:
         """What `compile` worked out for `spec`, in the process that uses it. Must not hold the GIL for long."""
         ...
 

@@ -48,7 +48,8 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
     """A job is done; `data` is for the backend's `load`."""
 
     number: int
-    data: bytes
+    data: memoryview
+    """A view of what came, since it can be 40 MB, and while that is copied nothing else of the process can run."""
     seconds: float = 0.0
 
 
@@ -78,8 +79,9 @@ class Frames(Generic[Message]):
             end = LENGTH_BYTES + int.from_bytes(self._buffer[:LENGTH_BYTES], "little")
             if len(self._buffer) < end:
                 break
-            messages.append(self._decoder.decode(bytes(self._buffer[LENGTH_BYTES:end])))
-            del self._buffer[:end]
+            # A message may go on looking at the buffer that it came in.
+            whole, self._buffer = self._buffer, self._buffer[end:]
+            messages.append(self._decoder.decode(memoryview(whole)[LENGTH_BYTES:end]))
         return messages
 
 

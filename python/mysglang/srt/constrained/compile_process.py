@@ -163,7 +163,7 @@ def answer(backend: GrammarBackend, job: Job, setup: CompilerSetup) -> ToParent:
     except Exception as error:  # the edge of a process: libraries raise what they like
         reason = _too_much_memory(setup) if "bad_alloc" in str(error) else " ".join(str(error).split())
         return Refused(job.number, shorten(reason or type(error).__name__), lasting=True)
-    return Compiled(job.number, data, time.monotonic() - began)
+    return Compiled(job.number, memoryview(data), time.monotonic() - began)
 
 
 def shorten(reason: str) -> str:

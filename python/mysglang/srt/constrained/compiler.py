@@ -251,7 +251,7 @@ class GrammarCompiler:
         return bool(data)
 
     @staticmethod
-    def _load(backend: GrammarBackend, spec: GrammarSpec, data: bytes) -> Outcome:
+    def _load(backend: GrammarBackend, spec: GrammarSpec, data: memoryview) -> Outcome:
         try:
             return backend.load(spec, data)
         except (RuntimeError, ValueError, MemoryError, GrammarError) as error:

@@ -106,8 +106,8 @@ class LLGuidanceBackend:
         self._matcher(text)
         return text.encode()
 
-    def load(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
-        return LLGuidanceCompiled(self._matcher(data.decode()), self._eos, 16 * len(data))
+    def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:
+        return LLGuidanceCompiled(self._matcher(str(data, "utf-8")), self._eos, 16 * len(data))
 
     def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
         handles = [matcher.handle for matcher in matchers if isinstance(matcher, LLGuidanceMatcher)]

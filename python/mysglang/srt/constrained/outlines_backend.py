@@ -85,8 +85,8 @@ class OutlinesBackend:
         _, (data,) = index.__reduce__()
         return bytes(data)
 
-    def load(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
-        return OutlinesCompiled(oc.Index.from_binary(data), frozenset(self._eos), 4 * len(data))
+    def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:
+        return OutlinesCompiled(oc.Index.from_binary(bytes(data)), frozenset(self._eos), 4 * len(data))
 
     def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
         first, *others = self._eos

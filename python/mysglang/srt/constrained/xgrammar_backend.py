@@ -85,8 +85,8 @@ class XGrammarBackend:
         except RuntimeError as error:  # the library raises nothing narrower
             raise GrammarError(_words(error)) from None
 
-    def load(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
-        compiled = xgr.CompiledGrammar.deserialize_json(data.decode(), self._info)
+    def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:
+        compiled = xgr.CompiledGrammar.deserialize_json(str(data, "utf-8"), self._info)
         return XGrammarCompiled(compiled, has_eos=self._has_eos)
 
     def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
