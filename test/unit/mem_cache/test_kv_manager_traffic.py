@@ -15,7 +15,7 @@ from fixtures.traffic import CountingMachine, drive
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.mem_cache.prefix_cache import PrefixMatch
+from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 
 NUM_SLOTS = 4
 POOL_TOKENS = 96

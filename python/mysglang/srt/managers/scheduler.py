@@ -14,6 +14,7 @@ import numpy as np
 
 from mysglang.srt.forward.worker import Worker
 from mysglang.srt.managers.standstill import Standstill
+from mysglang.srt.mem_cache.lower_tier import LowerTier
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToScheduler, ToTokenizer
 from mysglang.srt.messages.control import HeartBeat
@@ -66,6 +67,7 @@ class SchedulerParts:
     ratio: NewTokenRatio
     invariants: Invariants
     stats: SchedulerStats
+    lower: LowerTier
     to_tokenizer: Sender[ToTokenizer]
     make_req: Callable[[TokenizedGenerateReqInput], Req]
     weight_version: WeightVersion
@@ -105,6 +107,7 @@ class Scheduler:
 
     def recv_requests(self, lane: Lane) -> None:
         """Take every message that is there, and end who has had enough time."""
+        self._parts.lower.poll()
         late = self._parts.timeouts.expired(self.reqs)
         self.process_input_requests(self._parts.intake.drain(late), lane)
         for observe in self.turn_observers:
@@ -169,6 +172,7 @@ class Scheduler:
         """Hand the step to the worker, which returns before it is done if it can."""
         self._idle = False
         step = self._parts.builder.build(batch)
+        self._parts.lower.launch()
         return Launched(batch, Asked(step.logprobs, step.hidden), self._parts.worker.forward_batch_generation(step))
 
     def choose_tokens(self, launched: Launched) -> None:
@@ -187,11 +191,14 @@ class Scheduler:
 
     def on_idle(self, lane: Lane) -> None:
         """Nothing to run. On falling idle look for leaks; then sleep until a message comes."""
-        if not self._idle:
+        lower = self._parts.lower
+        lower.launch()
+        if not self._idle and not lower.busy:
             self._idle = True
             self._parts.stats.fall_idle()
             self.self_check_during_idle(lane)
-        self._parts.intake.wait(EXPECTING_WAIT_MS if self._parts.role.expecting else IDLE_WAIT_MS)
+        expecting = self._parts.role.expecting or lower.busy
+        self._parts.intake.wait(EXPECTING_WAIT_MS if expecting else IDLE_WAIT_MS)
 
     def self_check_during_idle(self, lane: Lane) -> None:
         """If really nobody is here, nothing may be held."""

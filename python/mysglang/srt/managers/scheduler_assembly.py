@@ -18,8 +18,8 @@ from mysglang.srt.managers.scheduler_memory import SchedulerMemory
 from mysglang.srt.managers.scheduler_profiler import SchedulerProfiler
 from mysglang.srt.managers.scheduler_weights import SchedulerWeights
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.mem_cache.prefix_cache import PrefixMatch
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts, NoPrefixGroups, PrefixGroups
+from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.messages.channels import Receiver, Sender
 from mysglang.srt.messages.codec import ToDetokenizer, ToScheduler, ToTokenizer, unpack_ids, unpack_vectors
 from mysglang.srt.messages.outputs import Abort
@@ -182,7 +182,7 @@ def _policy(
         return kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit)
 
     surroundings = Surroundings(
-        prefix_length=lambda req: match(req).num_tokens,
+        prefix_length=lambda req: match(req).reach,
         prefix_path=lambda req: kv.cache.path(match(req)),
         running=lambda: (req for req in table.reqs if req is not None),
         clock=clock,
@@ -252,6 +252,7 @@ def assemble(
             ratio=ratio,
             invariants=Invariants(kv, strict=options.strict),
             stats=stats,
+            lower=kv.cache.lower,
             to_tokenizer=channels.to_tokenizer,
             make_req=ReqMaker(max_request_len(worker), capacity.vocab_size, make_stop_text, options),
             weight_version=version,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
-from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache, PrefixMatch
+from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache
+from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.tree_node import NO_PAGES, NamespaceRoot, TreeNode
 
 

@@ -7,11 +7,25 @@ from typing import Literal
 
 from mysglang.srt.mem_cache.chunk_cache import ChunkCache
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES, EvictPolicyName
+from mysglang.srt.mem_cache.hiradix_cache import HiRadixCache, WritePolicyName
+from mysglang.srt.mem_cache.host_tier import HostTier
 from mysglang.srt.mem_cache.page_listener import PageListener
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.radix_cache import RadixCache
 
 PrefixCacheName = Literal["radix", "chunk"]
+
+
+def hierarchical_cache(
+    host: HostTier,
+    *,
+    write_policy: WritePolicyName = "write_through",
+    eviction_policy: EvictPolicyName = "lru",
+    listener: PageListener | None = None,
+) -> MakePrefixCache:
+    """A `radix` cache with `host` below it."""
+    policy = EVICT_POLICIES[eviction_policy]
+    return partial(HiRadixCache, host=host, policy=policy, listener=listener, write_policy=write_policy)
 
 
 def prefix_cache(

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from mysglang.srt.forward.worker_batch import Bools, Ints, Longs
-from mysglang.srt.mem_cache.tree_node import NamespaceRoot, TreeNode
+from mysglang.srt.mem_cache.tree_node import TreeNode, namespace_of
 
 GPU = "GPU"
 """The only medium there is: the memory that attention reads, which is the host's without a GPU."""
@@ -78,7 +78,7 @@ class KvEventLog:
         return events
 
     def stored(self, node: TreeNode, ids: Ints, pages: Ints, known: int) -> None:
-        namespace = _namespace(node)
+        namespace = namespace_of(node)
         parent = first_hash(namespace) if node.parent is None else int(self._hashes[node.value[-1]])
         size = self._page_size
         hashes = block_hashes(parent, ids, size)
@@ -131,10 +131,3 @@ def block_hashes(parent: int, ids: Ints, block_size: int) -> list[int]:
 
 def _to_int(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "big", signed=True)
-
-
-def _namespace(node: TreeNode) -> str:
-    while node.parent is not None:
-        node = node.parent
-    assert isinstance(node, NamespaceRoot)
-    return node.name

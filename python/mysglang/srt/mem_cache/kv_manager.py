@@ -5,6 +5,7 @@ A row is opened on a cached prefix, extended as it grows, committed as its token
 
     match ──> open ──> extend / extend_rows ──> commit ──> … ──> release
     (no lock) (slot)   (pages for positions)    (share)           (what is whole stays in the cache)
+                       └─> load_back, where the host holds more of the prefix than the device
 
     row   [ pages of the cache, locked through the node that the row stands on | pages of the row's own ]
             0 … node.end - 1                                                     node.end … held - 1
@@ -23,7 +24,8 @@ import numpy as np
 
 from mysglang.srt.forward.worker_batch import Ints, Slots, TableWrites
 from mysglang.srt.mem_cache.allocator import PageAllocator
-from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache, PrefixMatch
+from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
+from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool
 from mysglang.srt.mem_cache.tree_node import TreeNode
 
@@ -44,6 +46,9 @@ class KvState:
     locked_nodes: int
     free_slots: int
     open_rows: int
+    host_total: int = 0
+    """Tokens in the memory of the host, beside all that."""
+    host_free: int = 0
 
 
 class KvManager:
@@ -102,6 +107,14 @@ class KvManager:
         self.rows.append(slot, self.allocator.alloc(count))
         return True
 
+    def load_back(self, slot: int, match: PrefixMatch) -> None:
+        """Have what only the host holds of a match copied into the row, before the next step.
+
+        The row was opened with this match and has pages for all of it by now.
+        """
+        if match.host is not None:
+            self.cache.lower.load_back(match, self.rows.pages(slot)[match.num_pages : match.host.num_pages])
+
     def extend_rows(self, slots: Slots, new_lens: Ints) -> bool:
         """`extend` for many rows at once: all of them, or none. The slots are distinct.
 
@@ -158,6 +171,7 @@ class KvManager:
         self.cache.dec_lock_ref(node, urgency)
         self.allocator.free(pages[end:])
         self.rows.free(slot)
+        self.cache.lower.left(node, ids[: end * self.page_size])
 
     def discard(self, slot: int) -> None:
         """Close the row and cache nothing more of it than it shared already."""
@@ -255,6 +269,8 @@ class KvManager:
             locked_nodes=size.locked_nodes,
             free_slots=self.rows.free_slots,
             open_rows=len(self._nodes),
+            host_total=size.host_pages * self.page_size,
+            host_free=size.host_free * self.page_size,
         )
 
     def check(self) -> None:
@@ -287,7 +303,9 @@ class KvManager:
     def _make_room(self, num_pages: int) -> bool:
         """Evict until as many pages are free. Evicts nothing if it could not be enough."""
         short = num_pages - self.allocator.num_free
-        if short > self.cache.evictable_pages:
+        if short > self.cache.evictable_pages and not (
+            self.cache.lower.settle() and short <= self.cache.evictable_pages
+        ):
             return False
         if short > 0:
             self.cache.evict(short)

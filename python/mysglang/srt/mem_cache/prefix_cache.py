@@ -13,19 +13,9 @@ from typing import TypeAlias
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
+from mysglang.srt.mem_cache.lower_tier import NO_LOWER_TIER, LowerTier
+from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.tree_node import TreeNode
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """A cached prefix that was found. Nothing is locked: whatever evicts may shorten it; `PrefixCache.holds` tells."""
-
-    num_tokens: int
-    """A multiple of the page size."""
-    num_pages: int
-    extra_key: str
-    node: TreeNode | None
-    """Where the prefix ended when it was found; the cache's business."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +27,16 @@ class CacheSize:
     protected_pages: int
     num_nodes: int
     locked_nodes: int
+    host_pages: int = 0
+    """Pages of the host's memory, where it is used."""
+    host_free: int = 0
 
 
 class PrefixCache(ABC):
     """Pages by the tokens whose keys and values they hold."""
+
+    lower: LowerTier = NO_LOWER_TIER
+    """Where copies of pages may be beside."""
 
     @property
     @abstractmethod

@@ -11,7 +11,7 @@ leaves. Time is a counter of operations: all ranks see the same, and evict alike
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -95,6 +95,15 @@ class RadixTree:
             pages[step.parent.end : step.end] = step.value
             step = step.parent
         return pages
+
+    def path_ids(self, node: TreeNode) -> Ints:
+        """The tokens of these pages."""
+        ids = np.empty(node.end * self.page_size, np.int32)
+        step: TreeNode | None = node
+        while step is not None and step.parent is not None:
+            ids[step.parent.end * self.page_size : step.end * self.page_size] = step.key
+            step = step.parent
+        return ids
 
     def path(self, node: TreeNode) -> tuple[int, ...]:
         """Serials of the nodes from the root to `node`."""
@@ -191,11 +200,21 @@ class RadixTree:
             step.used(urgency)
             self.shared_nodes -= step.lock_ref == 1 and step.parent is not None
             if step.lock_ref == 0:
-                if step.parent is not None:
-                    self.evictable_pages += len(step.value)
-                    self.protected_pages -= len(step.value)
-                    self.locked_nodes -= 1
-                self._settle(step)
+                self._unlocked(step)
+            step = step.parent
+
+    def unpin(self, node: TreeNode) -> None:
+        """Take back one lock of somebody who was no row: that is no use, and makes nothing more recent."""
+        latest = 0
+        step: TreeNode | None = node
+        while step is not None:
+            assert step.lock_ref > 0, "unlocked more often than locked"
+            step.lock_ref -= 1
+            # What is above is as recent as what was hung below it meanwhile.
+            step.last_access = latest = max(latest, step.last_access)
+            self.shared_nodes -= step.lock_ref == 1 and step.parent is not None
+            if step.lock_ref == 0:
+                self._unlocked(step)
             step = step.parent
 
     # Trusting
@@ -207,16 +226,27 @@ class RadixTree:
             step.confirmed = True
             step = step.parent
 
+    def doubtful(self, node: TreeNode) -> TreeNode | None:
+        """The topmost node of the path to `node` that is unconfirmed; None if all of it is confirmed."""
+        top: TreeNode | None = None
+        while node.parent is not None and not node.confirmed:
+            top, node = node, node.parent
+        return top
+
     def condemn(self, node: TreeNode) -> Ints:
         """Take out what is unconfirmed of the path to `node`, with all below it: found by nobody any more, evicted as
         anything else, once nobody stands there. Returns the pages that could be found until now.
         """
-        top: TreeNode | None = None
-        while node.parent is not None and not node.confirmed:
-            top, node = node, node.parent
-        if top is None or top.condemned:
+        top = self.doubtful(node)
+        return NO_PAGES if top is None else self.take_out(top)
+
+    def take_out(self, top: TreeNode) -> Ints:
+        """The same for `top`, which holds pages, and all below it."""
+        parent = top.parent
+        assert parent is not None
+        if top.condemned:
             return NO_PAGES
-        del node.children[self._page_key(top.key, 0)]
+        del parent.children[self._page_key(top.key, 0)]
         self._detached[top.serial] = top
         stack = [top]
         pages: list[Ints] = []
@@ -225,16 +255,17 @@ class RadixTree:
             step.condemned = True
             pages.append(step.value)
             stack.extend(step.children.values())
-        self._settle(node)
+        self._settle(parent)
         return np.concatenate(pages)
 
     # Shrinking
 
-    def evict(self, num_pages: int) -> Ints:
+    def evict(self, num_pages: int, leaving: Callable[[TreeNode], None] | None = None) -> Ints:
         """Take out `num_pages` pages, or all that are evictable if these are fewer. Returns them.
 
         Leaves go in the order of the policy, a parent that became a leaf among them. Of the last one only as many
-        pages go as are wanted, from its end, so no cached token is lost without need.
+        pages go as are wanted, from its end, so no cached token is lost without need. `leaving` is told of each node
+        before anything of it goes.
         """
         wanted = min(num_pages, self.evictable_pages)
         self.evictable_pages -= wanted
@@ -246,10 +277,12 @@ class RadixTree:
                 heapq.heappop(self._queue)
             elif (current := self._policy(node)) != key:
                 heapq.heapreplace(self._queue, (current, serial, node))
-            elif len(node.value) > wanted:
-                taken.append(self._trim(node, wanted))
-                break
             else:
+                if leaving is not None:
+                    leaving(node)
+                if len(node.value) > wanted:
+                    taken.append(self._trim(node, wanted))
+                    break
                 heapq.heappop(self._queue)
                 self._remove(node)
                 taken.append(node.value)
@@ -257,6 +290,14 @@ class RadixTree:
         return np.concatenate(taken) if taken else NO_PAGES
 
     # Inside
+
+    def _unlocked(self, node: TreeNode) -> None:
+        """The last lock is gone."""
+        if node.parent is not None:
+            self.evictable_pages += len(node.value)
+            self.protected_pages -= len(node.value)
+            self.locked_nodes -= 1
+        self._settle(node)
 
     def _tick(self) -> int:
         self._clock += 1

@@ -74,3 +74,11 @@ class NamespaceRoot(TreeNode):
     def __init__(self, name: str, serial: int) -> None:
         super().__init__(None, NO_PAGES, NO_PAGES, serial)
         self.name = name
+
+
+def namespace_of(node: TreeNode) -> str:
+    """The name of the namespace in which a node stands, or stood."""
+    while node.parent is not None:
+        node = node.parent
+    assert isinstance(node, NamespaceRoot)
+    return node.name

@@ -15,7 +15,7 @@ import numpy as np
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import Floats, Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.mem_cache.prefix_cache import PrefixMatch
+from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.scheduling.admission import AdmissionRule
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.lane import Lane
@@ -145,7 +145,7 @@ class PrefillPlanner:
         """Give `req` a slot, its cached prefix and the pages of its first tokens; False if it does not fit now."""
         kv = self._kv
         match = kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit)
-        cached = match.num_tokens
+        cached = match.reach
         extend = len(req.ids) - cached
         # Alone it always fits, since requests larger than the memory are refused on arrival; a share of what it
         # may generate is asked for only where somebody else would suffer.
@@ -156,6 +156,7 @@ class PrefillPlanner:
         slot = kv.open(match)
         extended = kv.extend(slot, cached + take)
         assert extended, "a request was admitted that does not fit"
+        kv.load_back(slot, match)
         self._residency.enter(req, slot, cached=cached)
         step.admitted.append(req)
         step.cached += cached

@@ -1,0 +1,243 @@
+"""HostTier: the pages of a prefix cache that stand in the memory of the host. It plans copies; it touches no byte.
+
+    device tree   system ─┬─ a ── b            what attention reads; evicted when memory is wanted
+                          └─ c
+    host tree     system ─┬─ a ── b ── d       copies of what was there, and of what is there still; evicted by itself
+                          └─ c
+
+The host's pages have a tree and an allocator of their own, so that a prefix may stand here, there, or in both, and be
+split, trimmed and evicted on each side without a word to the other. Copies are collected while a step is planned and
+handed to the worker together, before it (`launch`). A page that is written out can be found at once, and loaded back
+once its copy is done; until then it is not evicted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mysglang.srt.forward.host_pages import NO_PAIRS, HostPages, PageCopies, PagePairs
+from mysglang.srt.forward.worker_batch import Ints, Longs
+from mysglang.srt.mem_cache.allocator import PageAllocator
+from mysglang.srt.mem_cache.evict_policy import EvictPolicy, lru
+from mysglang.srt.mem_cache.lower_tier import TierCounts
+from mysglang.srt.mem_cache.page_listener import NoListener, PageListener
+from mysglang.srt.mem_cache.prefix_match import HostMatch
+from mysglang.srt.mem_cache.radix_tree import RadixTree
+from mysglang.srt.mem_cache.tree_node import TreeNode
+
+LOAD_AT_LEAST = 10
+"""Tokens: for fewer a copy is not worth its launch."""
+
+Release = Callable[[], None]
+"""Unlocks the device's side of a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Pages on their way to the host, locked on both sides."""
+
+    number: int
+    """Of the call of `HostPages.copy`."""
+    node: TreeNode
+    """In the host's tree."""
+    release: Release
+
+
+class HostTier:
+    """Which prefixes the host holds, and the copies to and from it."""
+
+    allocator_type: type[PageAllocator] = PageAllocator
+
+    def __init__(
+        self, pages: HostPages, page_size: int, policy: EvictPolicy = lru, listener: PageListener | None = None
+    ) -> None:
+        self.page_size = page_size
+        self.tree = RadixTree(page_size, policy)
+        self.allocator = self.allocator_type(pages.num_pages, page_size)
+        self._written = self._loaded = self._dropped = 0
+        self._pages = pages
+        self._listener = NoListener() if listener is None else listener
+        self._ready_at: Longs = np.zeros(pages.num_pages + 1, dtype=np.int64)
+        """By page: the call of `copy` that writes it."""
+        self._started = 0
+        self._done = 0
+        self._writing: deque[Writing] = deque()
+        self._reading: list[TreeNode] = []
+        """Nodes that rows are to be loaded from, locked from their opening to the launch."""
+        self._writes: list[PagePairs] = []
+        self._loads: list[PagePairs] = []
+        self._urgent = False
+
+    # Finding and loading
+
+    def match(self, ids: Ints, extra_key: str, num_pages: int) -> HostMatch | None:
+        """The longest prefix of `ids` that can be loaded, if it is worth it beside the `num_pages` of the device."""
+        node, found = self.tree.match_prefix(ids, extra_key)
+        if node is None or (found - num_pages) * self.page_size < LOAD_AT_LEAST:
+            return None
+        if self._writing or self._writes:
+            found = self._ready(node, found)
+            if (found - num_pages) * self.page_size < LOAD_AT_LEAST:
+                return None
+        return HostMatch(found * self.page_size, found, node)
+
+    def holds(self, match: HostMatch) -> bool:
+        """Whether a match has lost nothing."""
+        return self.tree.node_at(match.node, match.num_pages) is not None
+
+    def hold(self, match: HostMatch) -> None:
+        """Keep a match that is still held until the next launch."""
+        node = self.tree.node_at(match.node, match.num_pages)
+        assert node is not None, "a stale match: match again after anything that may evict"
+        self.tree.inc_lock_ref(node)
+        self._reading.append(node)
+
+    def load(self, match: HostMatch, pages: Ints) -> None:
+        """Copy the last pages of a match that is kept to these of the device."""
+        node = self.tree.node_at(match.node, match.num_pages)
+        assert node is not None, "nobody kept this match"
+        source = self.tree.path_pages(node)[match.num_pages - len(pages) : match.num_pages]
+        self._loads.append(PagePairs(pages.copy(), source))
+        self._loaded += len(pages) * self.page_size
+
+    # Writing
+
+    def write(self, ids: Ints, pages: Ints, extra_key: str, release: Release, *, urgent: bool) -> bool:
+        """Copy a prefix from these pages of the device, as far as it is not here already and finds room.
+
+        ids: whole pages from the beginning on. If it returns True, `release` will be called when the copy is done;
+        until then the pages stay as they are, or, if it is urgent, until the next step.
+        """
+        node, known = self.tree.match_prefix(ids, extra_key)
+        if known == len(pages):
+            return False
+        node = self.tree.namespace(extra_key) if not known else self.tree.node_at(node, known)
+        assert node is not None
+        if known:
+            node = self.tree.split_at(node, known)
+        self.tree.inc_lock_ref(node)
+        count = self._room(len(pages) - known)
+        self._dropped += (len(pages) - known - count) * self.page_size
+        if count == 0:
+            self.tree.unpin(node)
+            return False
+        targets = self.allocator.alloc(count)
+        end = known + count
+        fresh = ids[known * self.page_size : end * self.page_size]
+        leaf = self.tree.append(node, fresh, targets)
+        assert leaf is not None, "what was not found is there"
+        self._listener.stored(node, fresh, targets, 0)
+        self._ready_at[targets] = self._started + 1
+        self._writes.append(PagePairs(pages[known:end].copy(), targets))
+        self._urgent |= urgent
+        self._writing.append(Writing(self._started + 1, leaf, release))
+        self._written += count * self.page_size
+        return True
+
+    def condemn(self, ids: Ints, num_pages: int, extra_key: str) -> None:
+        """Let nobody find what goes on from the first `num_pages` pages of this prefix with its next page."""
+        node, found = self.tree.match_prefix(ids, extra_key)
+        if found <= num_pages:
+            return
+        node = self.tree.node_at(node, num_pages + 1)
+        assert node is not None
+        if num_pages > node.end - len(node.value):
+            self.tree.split_at(node, num_pages)
+        self._listener.removed(self.tree.take_out(node))
+
+    # The loop's part
+
+    @property
+    def counts(self) -> TierCounts:
+        return TierCounts(self._written, self._loaded, self._dropped)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._writing or self._loads)
+
+    def launch(self) -> None:
+        if self._writes or self._loads:
+            self._copy(joined(self._loads))
+            self._forget_loads()
+
+    def poll(self) -> None:
+        if not self._writing:
+            return
+        self._done = self._pages.done()
+        while self._writing and self._writing[0].number <= self._done:
+            self._end(self._writing.popleft())
+
+    def settle(self) -> bool:
+        """Write what was planned and wait until it is done; whether there was anything. Loads are launched later."""
+        if not self._writing:
+            return False
+        if self._writes:
+            self._copy(NO_PAIRS)
+        self._pages.wait()
+        self.poll()
+        assert not self._writing, "waited for copies, and some are not done"
+        return True
+
+    def reset(self) -> None:
+        """Forget everything. What is on its way is waited for; what was only planned is dropped."""
+        self._forget_loads()
+        self._writes.clear()
+        self._pages.wait()
+        self._done = self._pages.done()
+        while self._writing:
+            self._end(self._writing.popleft())
+        self.allocator.free(self.tree.evict(self.tree.evictable_pages))
+        assert self.tree.num_nodes == 0
+        self._listener.cleared()
+
+    # Checking
+
+    def check(self) -> None:
+        """Walk everything; for tests."""
+        owned = self.tree.check([*(writing.node for writing in self._writing), *self._reading])
+        owners = np.bincount(np.concatenate([self.allocator.free_pages(), owned]), minlength=self._pages.num_pages + 1)
+        assert owners[0] == 0
+        assert (owners[1:] == 1).all(), f"host pages without exactly one owner: {1 + np.flatnonzero(owners[1:] != 1)}"
+
+    # Inside
+
+    def _ready(self, node: TreeNode, num_pages: int) -> int:
+        """How many of the first pages of a path can be loaded."""
+        late = self._ready_at[self.tree.path_pages(node)[:num_pages]] > self._done
+        return int(late.argmax()) if late.any() else num_pages
+
+    def _room(self, num_pages: int) -> int:
+        """Evict until so many pages are free, or as many as there can be."""
+        short = num_pages - self.allocator.num_free
+        if short > 0:
+            pages = self.tree.evict(short)
+            self._listener.removed(pages)
+            self.allocator.free(pages)
+        return min(num_pages, self.allocator.num_free)
+
+    def _end(self, writing: Writing) -> None:
+        self.tree.unpin(writing.node)
+        writing.release()
+
+    def _copy(self, load: PagePairs) -> None:
+        self._pages.copy(PageCopies(write=joined(self._writes), urgent=self._urgent, load=load))
+        self._started += 1
+        self._writes.clear()
+        self._urgent = False
+
+    def _forget_loads(self) -> None:
+        for node in self._reading:
+            self.tree.dec_lock_ref(node)
+        self._reading.clear()
+        self._loads.clear()
+
+
+def joined(pairs: list[PagePairs]) -> PagePairs:
+    """All of them, in order."""
+    if len(pairs) < 2:
+        return pairs[0] if pairs else NO_PAIRS
+    return PagePairs(np.concatenate([each.device for each in pairs]), np.concatenate([each.host for each in pairs]))

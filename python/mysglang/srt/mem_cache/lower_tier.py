@@ -1,0 +1,89 @@
+"""LowerTier: what a prefix cache does about copies of its pages elsewhere. NoLowerTier: there are none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.mem_cache.prefix_match import PrefixMatch
+from mysglang.srt.mem_cache.tree_node import TreeNode
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounts:
+    """Tokens, since the start."""
+
+    written: int = 0
+    """Copied to the host."""
+    loaded: int = 0
+    """Copied back to the device."""
+    dropped: int = 0
+    """That should have been written, and found no room."""
+
+
+class LowerTier(Protocol):
+    """Plans copies, and sees to it that they happen between the right steps."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether copies are planned or on their way: a lock may be held for them, though nobody runs."""
+        ...
+
+    @property
+    def counts(self) -> TierCounts: ...
+
+    def left(self, node: TreeNode, ids: Ints) -> None:
+        """A row has left that stood on `node`; its whole pages, those of `ids`, are cached as far as they are kept."""
+        ...
+
+    def load_back(self, match: PrefixMatch, pages: Ints) -> None:
+        """Copy the part of a match that only the host holds to these pages before the next step.
+
+        The match is locked, and its holder owns the pages.
+        """
+        ...
+
+    def settle(self) -> bool:
+        """Wait until no page is locked for being copied; whether any was."""
+        ...
+
+    def launch(self) -> None:
+        """Hand over what was planned. Called before each step is launched, and when there is none."""
+        ...
+
+    def poll(self) -> None:
+        """Take notice of what is done. Called on each turn of the loop."""
+        ...
+
+    def weights_changed(self) -> None:
+        """What is computed from now on is of another model than what may be stored elsewhere."""
+        ...
+
+
+class NoLowerTier:
+    """The null object."""
+
+    busy = False
+    counts = TierCounts()
+
+    def left(self, node: TreeNode, ids: Ints) -> None:
+        pass
+
+    def load_back(self, match: PrefixMatch, pages: Ints) -> None:
+        raise AssertionError("nothing is found below the device")
+
+    def settle(self) -> bool:
+        return False
+
+    def launch(self) -> None:
+        pass
+
+    def poll(self) -> None:
+        pass
+
+    def weights_changed(self) -> None:
+        pass
+
+
+NO_LOWER_TIER = NoLowerTier()
