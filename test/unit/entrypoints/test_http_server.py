@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from mysglang.srt.entrypoints import http_server
-from mysglang.srt.entrypoints.http_server import StopSignals, ready_text
+from mysglang.srt.entrypoints.http_server import StopSignals
+from mysglang.srt.entrypoints.server_life import ready_text
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.hardware import Hardware
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mysglang.srt.managers.detokenizer_process import DetokenizerLaunch
-from mysglang.srt.managers.scheduler_process import SchedulerLaunch, cpu_threads, scheduler_title
+from mysglang.srt.managers.child_specs import DetokenizerLaunch, SchedulerLaunch, scheduler_title
+from mysglang.srt.managers.scheduler_process import cpu_threads
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import Hardware
 

@@ -24,7 +24,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import public_options
 from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.engine_weights import EngineWeights
-from mysglang.srt.entrypoints.launcher import find_model
+from mysglang.srt.entrypoints.launcher import Subprocesses, find_model
 from mysglang.srt.entrypoints.native_responses import answer, responses
 from mysglang.srt.entrypoints.openai.pooling_protocol import RerankRequest, ScoringRequest
 from mysglang.srt.entrypoints.ready_front import ReadyFront
@@ -239,7 +239,7 @@ class Engine:
         self.shutdown()
 
     async def _start(self, model_config: ModelConfig) -> tuple[Runtime, ReadyFront]:
-        runtime = Runtime(self.server_args, model_config)
+        runtime = Runtime(self.server_args, model_config, Subprocesses(self.server_args))
         try:
             return runtime, await runtime.wait_ready()
         except BaseException:

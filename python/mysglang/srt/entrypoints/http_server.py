@@ -4,48 +4,31 @@
                                     … until a signal asks to end, or a process of ours has died …
     gate closed → open requests end, or are told why they cannot → children ended → sockets removed → exit code
 
-This file is the order of these things; each is done elsewhere. Importing it loads no web framework: that is left for
-the time in which the children load theirs.
+This file goes as far as the launched children and stays light, so that they start as early as can be; what follows
+(`server_life.py`) is loaded while they load what they need.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-import psutil
 import uvloop
 
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.entrypoints.front_launch import FrontLaunch
-from mysglang.srt.entrypoints.launcher import THE_CHILDREN, ChildModules, find_model
-from mysglang.srt.entrypoints.runtime import Death, Runtime
+from mysglang.srt.entrypoints.launcher import THE_CHILDREN, ChildModules, Subprocesses, find_model
 from mysglang.srt.errors import ConfigError, WorkerDied
-from mysglang.srt.managers.board import Column
-from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.exit_codes import ExitCode, complain
 from mysglang.srt.utils.logging import configure_logging
-from mysglang.srt.utils.network import bind_http_socket, http_url
-from mysglang.srt.utils.process import collect_rarely, freeze_heap
-
-if TYPE_CHECKING:
-    from mysglang.srt.entrypoints.http_front import HttpFront
+from mysglang.srt.utils.network import bind_http_socket
 
 logger = logging.getLogger(__name__)
-
-LOOK_S = 0.02
-"""How often it is looked whether requests are still open."""
-
-LAST_WORDS_S = 3.0
-"""For clients to be told why their request ends."""
 
 SAME_SIGNAL_S = 0.5
 """Wrappers (`timeout`, shells, supervisors) deliver one wish to end twice: to the process, and to its group."""
@@ -71,123 +54,14 @@ async def _serve(
     server_args: ServerArgs, model_config: ModelConfig, modules: ChildModules, listener: socket.socket
 ) -> ExitCode:
     """Raises ConfigError or WorkerDied if the server never came to be ready."""
-    runtime = Runtime(server_args, model_config, modules)
-    stop = StopSignals(runtime.kill)
+    children = Subprocesses(server_args, modules)
     try:
-        # Only now, while the children load what they need.
-        from mysglang.srt.entrypoints.http_front import HttpFront
+        stop = StopSignals(children.kill)
+        from mysglang.srt.entrypoints.server_life import serve
 
-        door = HttpFront(listener, server_args.serving, server_args.observability.log_level_http, runtime.board)
-        try:
-            return await _until_end(runtime, door, stop, listener)
-        finally:
-            await door.stop()
+        return await serve(server_args, model_config, children, stop.requested, listener)
     finally:
-        await runtime.stop()
-
-
-async def _until_end(runtime: Runtime, door: HttpFront, stop: StopSignals, listener: socket.socket) -> ExitCode:
-    life = asyncio.create_task(_live(runtime, door, listener))
-    asked = asyncio.create_task(stop.requested.wait())
-    shut = asyncio.create_task(door.ended())
-    try:
-        await asyncio.wait({life, asked, shut}, return_when=asyncio.FIRST_COMPLETED)
-        if asked.done():
-            code = await _drain(runtime, door)
-            return life.result().exit_code if life.done() else code
-        if life.done():
-            return await _bury(life.result(), runtime, door)
-        return await _bury(Death(shut.result(), ExitCode.WORKER_DIED), runtime, door)
-    finally:
-        for task in (life, asked, shut):
-            task.cancel()
-
-
-async def _live(runtime: Runtime, door: HttpFront, listener: socket.socket) -> Death:
-    """Become ready, and serve until a process of ours has died. Raises what keeps it from becoming ready."""
-    args = runtime.server_args
-    front = await runtime.wait_ready()
-    await door.open(front, args, runtime.model_config)
-    await _add_fronts(runtime, door, listener, front.facts)
-    freeze_heap()
-    collect_rarely()
-    since_start = time.time() - psutil.Process().create_time()
-    logger.info("The server is fired up and ready to roll! It took %.1f s.", since_start)
-    url = http_url(args.serving.host, door.port, tls=args.serving.ssl_certfile is not None)
-    print(ready_text(args, url), flush=True)
-    return await runtime.death()
-
-
-async def _add_fronts(runtime: Runtime, door: HttpFront, listener: socket.socket, facts: SchedulerFacts) -> None:
-    """Start the further fronts, side by side: each accepts on `listener`, and relays to `door` what is kept here."""
-    args, ports = runtime.server_args, runtime.port_args
-    count = args.serving.tokenizer_worker_num
-    if count == 1:
-        return
-    launches = []
-    with contextlib.ExitStack() as given:
-        for index in range(1, count):
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-            given.enter_context(theirs)
-            door.serve_pipe(ours)
-            descriptors = (listener.fileno(), theirs.fileno())
-            launch = FrontLaunch(
-                server_args=args,
-                port_args=ports,
-                facts=facts,
-                index=index,
-                listener=descriptors[0],
-                to_owner=descriptors[1],
-            )
-            launches.append(runtime.add_front(launch, descriptors))
-        await asyncio.gather(*launches)
-    await runtime.seal()
-
-
-async def _bury(death: Death, runtime: Runtime, door: HttpFront) -> ExitCode:
-    """A process of ours has died, and the runtime has told every open request."""
-    door.gate.close(death.error)
-    await _emptied(runtime, LAST_WORDS_S)
-    complain(death.error)
-    return death.exit_code
-
-
-async def _drain(runtime: Runtime, door: HttpFront) -> ExitCode:
-    """Asked to end: nobody new comes in, and who is in may finish, for a while."""
-    door.gate.drain()
-    runtime.drain()
-    patience = runtime.server_args.serving.drain_timeout
-    if open_requests := runtime.board.total(Column.OPEN_REQUESTS):
-        logger.info("Shutting down: %d open requests get %g s to end.", open_requests, patience)
-    if await _emptied(runtime, patience):
-        logger.info("Shut down.")
-        return ExitCode.DONE
-    open_requests = runtime.board.total(Column.OPEN_REQUESTS)
-    logger.warning("Shutting down: %d requests did not end in time and are cut off.", open_requests)
-    runtime.cut_off(f"it ends requests that are not complete {patience:g} s after it was told to (--drain-timeout)")
-    await _emptied(runtime, LAST_WORDS_S)
-    return ExitCode.CUT_OFF
-
-
-async def _emptied(runtime: Runtime, timeout: float) -> bool:
-    """Wait until no request is open at any front, but no longer than `timeout` seconds; whether that came true."""
-    end = time.monotonic() + timeout
-    while runtime.board.total(Column.OPEN_REQUESTS):
-        if time.monotonic() >= end:
-            return False
-        await asyncio.sleep(LOOK_S)
-    return True
-
-
-def ready_text(args: ServerArgs, url: str) -> str:
-    """Where the server answers, with a command that asks it something. A key is not shown."""
-    path = "/v1/chat/completions"
-    body = '{"model": "default", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
-    if args.model.skip_tokenizer_init:
-        path, body = "/generate", '{"input_ids": [1, 2, 3]}'
-    key = ' -H "Authorization: Bearer $API_KEY"' if args.serving.has_keys else ""
-    curl = f"curl -s {url}{path}{key} -H 'Content-Type: application/json' \\\n  -d '{body}'"
-    return f"\n{args.serving.served_model_name} answers on {url}\n\n{curl}\n"
+        await children.stop()
 
 
 class StopSignals:

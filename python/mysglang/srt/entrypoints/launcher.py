@@ -18,9 +18,8 @@ import msgspec
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.environ import START_TIMEOUT
 from mysglang.srt.errors import ConfigError, WorkerDied
-from mysglang.srt.managers.detokenizer_process import DetokenizerLaunch, detokenizer_title
+from mysglang.srt.managers.child_specs import DetokenizerLaunch, SchedulerLaunch, detokenizer_title, scheduler_title
 from mysglang.srt.managers.model_files import load_model_config
-from mysglang.srt.managers.scheduler_process import SchedulerLaunch, scheduler_title
 from mysglang.srt.messages.launch import Failed, FromChild, Ready, SchedulerFacts
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hf import resolve_model_path
@@ -75,6 +74,7 @@ class Subprocesses:
 
     def __init__(self, server_args: ServerArgs, modules: ChildModules = THE_CHILDREN) -> None:
         """Start them all, side by side. Must run in the event loop that watches them."""
+        self._modules = modules
         self.ipc_dir = make_ipc_dir()
         serving = server_args.serving
         self.port_args = make_port_args(
@@ -114,9 +114,9 @@ class Subprocesses:
         assert facts is not None, "a scheduler tells its facts"
         return facts
 
-    async def add(self, module: str, title: str, launch: msgspec.Struct, pass_fds: Sequence[int]) -> None:
+    async def add_front(self, title: str, launch: msgspec.Struct, pass_fds: Sequence[int]) -> None:
         """Start one more, which inherits these descriptors, and wait until it is ready. Raises likewise."""
-        child = Child(module, title, msgspec.json.encode(launch), pass_fds)
+        child = Child(self._modules.tokenizer_worker, title, msgspec.json.encode(launch), pass_fds)
         self._children.append(child)
         self._grown.set()
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.front_launch import FrontLaunch, front_title
 from mysglang.srt.entrypoints.front_orders import obey
-from mysglang.srt.entrypoints.launcher import THE_CHILDREN, ChildModules, Subprocesses
+from mysglang.srt.entrypoints.launcher import Subprocesses
 from mysglang.srt.entrypoints.ready_front import FrontLinks, FrontText, ReadyFront, make_front
 from mysglang.srt.entrypoints.warmup import warm_up
 from mysglang.srt.errors import ShuttingDown, WorkerDied
@@ -44,14 +44,13 @@ class Death:
 class Runtime:
     """Made and used inside one event loop. After `wait_ready` requests are served until `death` returns."""
 
-    def __init__(
-        self, server_args: ServerArgs, model_config: ModelConfig, modules: ChildModules = THE_CHILDREN
-    ) -> None:
-        """Launch the children. `server_args` have paths of this machine (`launcher.find_model`)."""
+    def __init__(self, server_args: ServerArgs, model_config: ModelConfig, subprocesses: Subprocesses) -> None:
+        """Around children that were launched, which end with it. `server_args` have paths of this machine
+        (`launcher.find_model`).
+        """
         self.server_args = server_args
         self.model_config = model_config
-        self._modules = modules
-        self._subprocesses = Subprocesses(server_args, modules)
+        self._subprocesses = subprocesses
         self._links = FrontLinks(self._subprocesses.port_args, 0, metrics=server_args.observability.enable_metrics)
         self._text_pool = TextPool()
         self._manager: TokenizerManager | None = None
@@ -96,7 +95,7 @@ class Runtime:
         ConfigError or WorkerDied.
         """
         assert self._manager is not None, "not ready yet"
-        await self._subprocesses.add(self._modules.tokenizer_worker, front_title(launch.index), launch, pass_fds)
+        await self._subprocesses.add_front(front_title(launch.index), launch, pass_fds)
         self._manager.signs.fronts[launch.index] = time.monotonic()
 
     async def death(self) -> Death:
@@ -122,10 +121,6 @@ class Runtime:
         self._text_pool.close()
         self._links.close()
         await self._subprocesses.stop()
-
-    def kill(self) -> None:
-        """The same at once, for a process that is about to end itself."""
-        self._subprocesses.kill()
 
     async def seal(self) -> None:
         """Remove the sockets' files once every link has carried a message: the warm-up request went over three, and a

@@ -5,30 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from mysglang.srt.managers.child import run_child, tell_parent
+from mysglang.srt.managers.child_specs import DetokenizerLaunch, detokenizer_title
 from mysglang.srt.managers.detokenizer_manager import DetokenizerManager
 from mysglang.srt.managers.model_files import load_tokenizer
 from mysglang.srt.messages.channels import Pull
 from mysglang.srt.messages.codec import ToDetokenizer, detokenizer_codec
 from mysglang.srt.messages.fanout import to_fronts
 from mysglang.srt.messages.launch import Ready
-from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.logging import configure_logging
 from mysglang.srt.utils.process import ParentLink, freeze_heap, set_title
-
-DETOKENIZER_TITLE = "mysglang::detokenizer"
-
-
-class DetokenizerLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """What the detokenizer process is told."""
-
-    server_args: ServerArgs
-    port_args: PortArgs
-    index: int = 0
-    """Which of several."""
-
-
-def detokenizer_title(index: int) -> str:
-    return DETOKENIZER_TITLE if index == 0 else f"{DETOKENIZER_TITLE}_{index}"
 
 
 def run_detokenizer_process(link: ParentLink) -> None:

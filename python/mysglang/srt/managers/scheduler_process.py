@@ -1,6 +1,6 @@
 """run_scheduler_process: one scheduler as a process. Set up, report ready, loop, report death.
 
-Importing this imports no torch: the launcher reads `SchedulerLaunch` here, and only the process itself loads the rest.
+Importing this imports no torch: it must know how many threads it may have before torch is loaded.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.managers.child import run_child, tell_parent
+from mysglang.srt.managers.child_specs import SchedulerLaunch, scheduler_title
 from mysglang.srt.messages.launch import Ready, SchedulerFacts
 from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.server_args import PortArgs, ServerArgs
@@ -29,18 +30,6 @@ FEW_CORES = 4
 
 Build: TypeAlias = Callable[[ServerArgs, PortArgs, int], tuple[Loop, SchedulerFacts]]
 """Options, links and rank -> a scheduler, connected and ready to turn, and what it found out about itself."""
-
-
-class SchedulerLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one scheduler process is told."""
-
-    server_args: ServerArgs
-    port_args: PortArgs
-    tp_rank: int
-
-
-def scheduler_title(tp_rank: int) -> str:
-    return f"mysglang::scheduler_TP{tp_rank}"
 
 
 def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:

@@ -12,8 +12,11 @@ from mysglang.srt.utils.hardware import GIB
 MIB = 1 << 20
 
 CPU_SLOTS = 128
+CPU_FULL_ROWS = 16
+"""Rows at their full length that the default CPU cache has room for; most requests are much shorter. All of it is
+touched at the start, and few cores do not compute so many long rows at once."""
 CPU_CONTEXT = 4096
-"""Tokens of each row that the default CPU cache has room for, at most."""
+"""Tokens that count as full length, at most; but one request as long as the context has room in any case."""
 CPU_FRACTION = 0.5
 """Of the memory left beside the weights: the host has other work than serving."""
 
@@ -78,10 +81,11 @@ def cuda_budget(
 
 
 def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, token_bytes: int, context: int) -> KvBudget:
-    """Room for every row up to CPU_CONTEXT, as far as a share of the free memory allows."""
+    """Room for CPU_FULL_ROWS rows of full length, as far as a share of the free memory allows."""
     fraction = config.mem_fraction_static or CPU_FRACTION
     slots = config.max_running_requests or CPU_SLOTS
-    wanted = config.max_total_tokens or slots * min(context, CPU_CONTEXT)
+    full_rows = min(slots, CPU_FULL_ROWS) * min(context, CPU_CONTEXT)
+    wanted = config.max_total_tokens or max(full_rows, context)
     room = int(after.free * fraction)
     if config.max_total_tokens is None:
         wanted = min(wanted, room // token_bytes)
