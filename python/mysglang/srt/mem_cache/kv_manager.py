@@ -212,6 +212,10 @@ class KvManager:
         """Tokens for which there are pages: free now, or after evicting all that nobody stands on."""
         return (self.allocator.num_free + self.cache.evictable_pages) * self.page_size
 
+    def free_tokens(self) -> int:
+        """Tokens for which there are pages without evicting anything."""
+        return self.allocator.num_free * self.page_size
+
     def tokens_alone(self, slot: int) -> int:
         """Tokens, in whole pages, that nobody but this row stands on: they come free, or evictable, if it goes."""
         node = self._nodes[slot]

@@ -8,12 +8,17 @@ import torch
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.forward.host_pages import HostPages, NoHostPages
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.mem_cache.kv_pool.host import HostKvPool, page_bytes
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool, mha_bytes_per_token
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.memory_budget import KvBudget, cpu_budget, cuda_budget, static_fraction
-from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.page_mover import PageMover
+from mysglang.srt.model_executor.runner_config import HostTierConfig, RunnerConfig
+from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import DeviceMemory, Platform
+from mysglang.srt.utils.hardware import GIB
 
 
 def plan_kv(
@@ -33,6 +38,22 @@ def plan_kv(
     chunk = config.chunked_prefill_size or config.max_prefill_tokens
     fraction = static_fraction(config, before.total, graph_sizes, chunk)
     return cuda_budget(config, fraction=fraction, before=before, after=after, token_bytes=token_bytes, context=context)
+
+
+def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platform) -> HostPages:
+    """The pages on the host below a pool, pinned where a device reads them. Raises ConfigError if there is no room."""
+    if config is None:
+        return NoHostPages()
+    size, free = page_bytes(pool), platform_named("cpu").memory().free
+    num_pages = int(config.size_gb * 1e9) // size if config.size_gb else int(config.ratio * pool.num_pages)
+    if num_pages < 1 or (num_pages + 1) * size > config.memory_fraction * free:
+        raise ConfigError(
+            f"--enable-hierarchical-cache: {num_pages} pages on the host take {num_pages * size / GIB:.2f} GiB; of the "
+            f"{free / GIB:.2f} GiB that are free there, --hicache-host-memory-fraction {config.memory_fraction} may be "
+            "taken, and at least one page must fit. Change --hicache-size or --hicache-ratio."
+        )
+    host = HostKvPool(pool, num_pages, layout=config.mem_layout, pinned=platform.device.type == "cuda")
+    return PageMover(pool, host, platform, config.io_backend)
 
 
 def make_pool(

@@ -29,7 +29,7 @@ from mysglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner, StepG
 from mysglang.srt.model_executor.device_occupation import DeviceOccupation
 from mysglang.srt.model_executor.eager_runner import EagerRunner, ForwardOutput
 from mysglang.srt.model_executor.graph_sizes import graph_sizes, prompt_sizes
-from mysglang.srt.model_executor.kv_setup import make_pool, plan_kv
+from mysglang.srt.model_executor.kv_setup import make_host_pages, make_pool, plan_kv
 from mysglang.srt.model_executor.live_weights import LiveWeights
 from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner, PromptGraphs
@@ -86,6 +86,8 @@ class ModelRunner:
             config, platform, specs, dtype, context=model_config.context_len, graph_sizes=sizes, before=before
         )
         pool, self._tables = make_pool(self.budget, specs, dtype, platform)
+        self.host_pages = make_host_pages(config.host_tier, pool, platform)
+        self._arrivals = pool.arrivals
         self._returns = StepReturns(platform, self._tables.padding_slot)
         backend = create_attention_backend(chosen, pool, self._tables.pages, specs)
         self._logits = logits = LogitsProcessor(model.compute_logits, model_config.vocab_size)
@@ -120,8 +122,12 @@ class ModelRunner:
     def launch(self, batch: ModelWorkerBatch) -> BatchResult:
         """Queue the step."""
         if self._graphs.covers(batch):
+            self._arrivals.wait_for_all()
             return self._replay(batch)
-        return self._replay_prompts(batch) if self._prompts.covers(batch) else self._run_eagerly(batch)
+        if self._prompts.covers(batch):
+            self._arrivals.wait_for_all()
+            return self._replay_prompts(batch)
+        return self._run_eagerly(batch)
 
     def drop(self) -> None:
         """Forget the graphs, and with them every address; no step may be launched until `restore`."""

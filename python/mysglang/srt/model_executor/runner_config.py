@@ -5,6 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mysglang.srt.kernels.op import Numerics
+from mysglang.srt.mem_cache.kv_pool.host import MemLayout
+from mysglang.srt.model_executor.page_mover import IoBackend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTierConfig:
+    """Pages of keys and values in the memory of the host, beside those of the device."""
+
+    ratio: float = 2.0
+    """As many pages as so many times those of the device."""
+    size_gb: float = 0.0
+    """Instead of that, what fits into so many GB (10^9 bytes); 0: by the ratio."""
+    memory_fraction: float = 0.8
+    """Of the free memory of the host, that may be taken at most."""
+    io_backend: IoBackend = "kernel"
+    mem_layout: MemLayout = "page_first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +35,8 @@ class RunnerConfig:
     """Share of the device's memory for weights and KV cache."""
     max_total_tokens: int | None = None
     """Tokens that the KV cache holds."""
+    host_tier: HostTierConfig | None = None
+    """None: no pages on the host."""
     max_running_requests: int | None = None
     """Requests that hold a row of the page table at once."""
     chunked_prefill_size: int | None = None

@@ -30,6 +30,7 @@ class TpModelWorker:
         )
         self.weights = self._runner.weights
         self.occupation = self._runner.occupation
+        self.host_pages = self._runner.host_pages
         self.device_name = self._runner.platform.device_name
         self.attention_backend = self._runner.attention_backend
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from mysglang.srt.platforms.interface import DeviceMemory, Event, Platform
+from mysglang.srt.platforms.interface import DeviceMemory, Event, Platform, SideQueue
 from mysglang.srt.utils.hardware import usable_cores
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -22,7 +23,7 @@ class CpuPlatform(Platform):
 
     name = "cpu"
     has_graphs = False
-    attention_backends = ("torch_native",)
+    attention_backends = ("cpu", "torch_native")
     invariant_attention_backends = ("invariant_torch",)
     sampling_backends = ("pytorch",)
 
@@ -47,6 +48,9 @@ class CpuPlatform(Platform):
     def record_event(self) -> Event:
         return Done()
 
+    def side_queue(self) -> SideQueue:
+        return NoQueue()
+
     def upload_bytes(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
 
@@ -62,6 +66,22 @@ class Done:
 
     def synchronize(self) -> None:
         pass
+
+    def is_past(self) -> bool:
+        return True
+
+    def hold_up(self) -> None:
+        pass
+
+
+class NoQueue:
+    """The queue of a device that does everything at once."""
+
+    def begin(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def record_event(self) -> Event:
+        return Done()
 
 
 def _processor_name() -> str:

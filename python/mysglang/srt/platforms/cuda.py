@@ -1,11 +1,17 @@
-"""CUDA: an NVIDIA GPU through torch. All work of a process runs on one stream: order there is order on the device."""
+"""CUDA: an NVIDIA GPU through torch. All steps of a process run on one stream: order there is order on the device.
+
+What runs beside them, copies of KV pages, has streams of its own, and events between these and that of the steps.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from mysglang.srt.platforms.interface import DeviceMemory, Event, Platform
+from mysglang.srt.platforms.interface import DeviceMemory, Event, Platform, SideQueue
 from mysglang.srt.utils.hardware import GIB
 
 # (less than this much device memory, largest decode graph); the last row is for all that is bigger.
@@ -37,6 +43,28 @@ class StreamEvent:
     def synchronize(self) -> None:
         self._event.synchronize()
 
+    def is_past(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def hold_up(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+
+
+class SideStream:
+    """A stream of its own, which waits for that of the steps only when asked to."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def record_event(self) -> Event:
+        return StreamEvent(self._stream)
+
 
 class CudaPlatform(Platform):
     """The current CUDA device."""
@@ -61,6 +89,9 @@ class CudaPlatform(Platform):
 
     def record_event(self) -> Event:
         return StreamEvent(torch.cuda.default_stream())
+
+    def side_queue(self) -> SideQueue:
+        return SideStream()
 
     def upload_bytes(self, nbytes: int) -> Tensor:
         """Pinned. The caching host allocator hands a block out again only when the copies from it are done."""

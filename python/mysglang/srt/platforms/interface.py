@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +29,26 @@ class Event(Protocol):
 
     def synchronize(self) -> None:
         """Block the host until the device has come past this point."""
+        ...
+
+    def is_past(self) -> bool:
+        """Whether the device has come past this point."""
+        ...
+
+    def hold_up(self) -> None:
+        """Let what is queued from now on, where work is queued now, wait until the device has come past this point."""
+        ...
+
+
+class SideQueue(Protocol):
+    """Work of the device beside its steps, in an order of its own."""
+
+    def begin(self) -> AbstractContextManager[None]:
+        """What is queued inside goes here, and begins when all work that was queued for steps so far is done."""
+        ...
+
+    def record_event(self) -> Event:
+        """The point that this work has been queued up to."""
         ...
 
 
@@ -61,6 +82,10 @@ class Platform(ABC):
     @abstractmethod
     def record_event(self) -> Event:
         """The point that the device's work has been queued up to."""
+
+    @abstractmethod
+    def side_queue(self) -> SideQueue:
+        """A new one."""
 
     @abstractmethod
     def upload_bytes(self, nbytes: int) -> Tensor:

@@ -42,6 +42,25 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: 
     )
 
 
+@triton.jit
+def _copy_pages_kernel(from_pages, to_pages, source, target, source_stride, target_stride, width, BLOCK: tl.constexpr):
+    pair = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    begin = tl.load(from_pages + pair).to(tl.int64) * source_stride
+    to = tl.load(to_pages + pair).to(tl.int64) * target_stride
+    tl.store(target + to + columns, tl.load(source + begin + columns, mask=inside), mask=inside)
+
+
+def copy_pages(from_pages: Tensor, to_pages: Tensor, source: Tensor, target: Tensor) -> None:
+    """As `kernels.kvcache.copy_pages`. The device reads and writes pinned memory of the host by itself."""
+    width = source[0].numel()
+    block = min(triton.next_power_of_2(width), 2048)
+    _copy_pages_kernel[(len(from_pages), triton.cdiv(width, block))](
+        from_pages, to_pages, source, target, source.stride(0), target.stride(0), width, BLOCK=block, num_warps=4
+    )
+
+
 PARTS = 8
 """Programs that share one row's pages."""
 

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import Rotation
+from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
 
 
 class KvPool(ABC):
@@ -22,6 +23,13 @@ class KvPool(ABC):
     num_pages: int
     """Pages that hold tokens; page 0 comes on top."""
     page_size: int
+    arrivals: Arrivals
+    """Pages that are still being loaded: `store` waits for those of its layer, since attention comes after it."""
+
+    @property
+    @abstractmethod
+    def layer_ids(self) -> tuple[int, ...]:
+        """Of the layers that attend, in the order in which they run."""
 
     @abstractmethod
     def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import AttentionSpec, Rotation
 from mysglang.srt.kernels.kvcache import store_kv
 from mysglang.srt.kernels.rotary import rope_and_store
+from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 
@@ -32,6 +33,7 @@ class MhaKvPool(KvPool):
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+        self.arrivals = Arrivals()
         # Zeros, since a masked key's score may be -inf but its value is still multiplied, and 0 * NaN is NaN.
         self._layers = {
             spec.layer_id: (
@@ -41,13 +43,19 @@ class MhaKvPool(KvPool):
             for spec in specs
         }
 
+    @property
+    def layer_ids(self) -> tuple[int, ...]:
+        return tuple(self._layers)
+
     def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
+        self.arrivals.wait(layer_id)
         keys, values = self._layers[layer_id]
         store_kv(k, v, keys, values, loc)
 
     def store_rotated(
         self, layer_id: int, loc: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rotation: Rotation
     ) -> None:
+        self.arrivals.wait(layer_id)
         keys, values = self._layers[layer_id]
         rope_and_store(q, k, v, positions, rotation.cos_sin, rotation.norms, keys, values, loc)
 

@@ -1,0 +1,26 @@
+"""Arrivals: pages that are loaded layer by layer while a step runs; each layer waits for its own, and no more."""
+
+from __future__ import annotations
+
+from mysglang.srt.platforms.interface import Event
+
+
+class Arrivals:
+    """Events that the next step has yet to wait for, by layer."""
+
+    def __init__(self) -> None:
+        self._events: dict[int, list[Event]] = {}
+
+    def expect(self, layer_id: int, event: Event) -> None:
+        """The layer's pages are there once the device has come past this event."""
+        self._events.setdefault(layer_id, []).append(event)
+
+    def wait(self, layer_id: int) -> None:
+        """What is queued from now on comes after the pages of this layer."""
+        for event in self._events.pop(layer_id, ()):
+            event.hold_up()
+
+    def wait_for_all(self) -> None:
+        """The same of all layers: for steps that cannot stop between two."""
+        for layer_id in list(self._events):
+            self.wait(layer_id)

@@ -1,0 +1,55 @@
+"""HostKvPool: pages of keys and values in the memory of the host, like those of a KvPool on the device.
+
+    page_first    page 0 | layer 0: keys values | layer 1: keys values | … |   page 1 | …      a page is one piece
+    layer_first   layer 0: keys of page 0, 1, … | values of page 0, 1, … |     layer 1: …      a layer is
+
+Page 0 is not used, so that page numbers mean the same on both sides.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+
+MemLayout = Literal["page_first", "layer_first"]
+
+
+def page_bytes(pool: KvPool) -> int:
+    """Bytes of one page's keys and values in all layers."""
+    return sum(tensor[0].nbytes for layer_id in pool.layer_ids for tensor in pool.pages(layer_id))
+
+
+class HostKvPool:
+    """Of the same layers, page size and dtype as `pool`; `pinned` where a device is to read it by itself."""
+
+    def __init__(self, pool: KvPool, num_pages: int, *, layout: MemLayout, pinned: bool) -> None:
+        self.num_pages = num_pages
+        self.page_bytes = page_bytes(pool)
+        rows = num_pages + 1
+        # The system gives this memory when it is first touched, unless it is pinned.
+        self._memory = torch.empty(rows * self.page_bytes, dtype=torch.uint8, pin_memory=pinned)
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        begin = 0
+        for layer_id in pool.layer_ids:
+            views = []
+            for tensor in pool.pages(layer_id):
+                width = tensor[0].nbytes
+                if layout == "page_first":
+                    block = self._memory.view(rows, self.page_bytes)[:, begin : begin + width]
+                else:
+                    block = self._memory[begin * rows : (begin + width) * rows].view(rows, width)
+                views.append(block.view(tensor.dtype).view(rows, *tensor.shape[1:]))
+                begin += width
+            self._layers[layer_id] = views[0], views[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes
+
+    def pages(self, layer_id: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, each [num_pages + 1, page_size, num_kv_heads, head_dim]."""
+        return self._layers[layer_id]

@@ -1,0 +1,141 @@
+"""PageMover: copies KV pages between device and host beside the steps; the HostPages of a real worker.
+
+    steps    ─[ step n ]────────[ step n+1:  layer 0 | layer 1 | layer 2 | … ]─    each layer waits for its own pages
+    loads              └─[ layer 0 | layer 1 | layer 2 | … ]
+    writes             └─[ what rows of step n have left ]──▶ done, when the scheduler asks
+
+Two queues, since the two directions do not share the bus. A write waits for the loads before it, which may read the
+host pages that it overwrites. Where the device has no queues, as on a CPU, all is done at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mysglang.srt.forward.host_pages import PageCopies, PagePairs
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.kernels.kvcache import copy_pages
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.mem_cache.kv_pool.host import HostKvPool
+from mysglang.srt.platforms.interface import Event, Platform
+from mysglang.srt.platforms.upload import Uploader
+
+IoBackend = Literal["kernel", "direct"]
+
+
+class Copier(Protocol):
+    """Copies pages of one layer, in the queue that is the current one."""
+
+    def __call__(self, source: Tensor, target: Tensor) -> None: ...
+
+
+class KernelCopier:
+    """The device gathers and scatters by page numbers, whatever their order."""
+
+    def __init__(self, from_pages: Tensor, to_pages: Tensor) -> None:
+        self._from_pages = from_pages
+        self._to_pages = to_pages
+
+    def __call__(self, source: Tensor, target: Tensor) -> None:
+        copy_pages(self._from_pages, self._to_pages, source, target)
+
+
+class DirectCopier:
+    """The copy engine takes runs of pages that stand side by side on both sides, one run at a time."""
+
+    def __init__(self, from_pages: Ints, to_pages: Ints) -> None:
+        self._runs = list(runs(from_pages, to_pages))
+
+    def __call__(self, source: Tensor, target: Tensor) -> None:
+        for begin, to, count in self._runs:
+            target[to : to + count].copy_(source[begin : begin + count], non_blocking=True)
+
+
+def runs(from_pages: Ints, to_pages: Ints) -> Iterator[tuple[int, int, int]]:
+    """(first page, first page on the other side, how many) of pages that follow one another on both sides."""
+    breaks = np.flatnonzero((np.diff(from_pages) != 1) | (np.diff(to_pages) != 1)) + 1
+    bounds = [0, *breaks.tolist(), len(from_pages)]
+    for begin, end in itertools.pairwise(bounds):
+        if begin < end:
+            yield int(from_pages[begin]), int(to_pages[begin]), end - begin
+
+
+@dataclass(frozen=True, slots=True)
+class OnItsWay:
+    """Copies that are queued. What they read the page numbers from is kept until they are done."""
+
+    event: Event
+    copier: Copier
+
+
+class PageMover:
+    """Between a pool of the device and one of the host."""
+
+    def __init__(self, pool: KvPool, host: HostKvPool, platform: Platform, io: IoBackend) -> None:
+        self.num_pages = host.num_pages
+        self._pool = pool
+        self._host = host
+        self._uploader = Uploader(platform)
+        self._direct = io == "direct"
+        self._write_queue = platform.side_queue()
+        self._load_queue = platform.side_queue()
+        self._calls = 0
+        self._writes: deque[tuple[int, OnItsWay]] = deque()
+        """By the number of the call."""
+        self._loads: deque[OnItsWay] = deque()
+
+    @torch.inference_mode()
+    def copy(self, copies: PageCopies) -> None:
+        self._calls += 1
+        if len(copies.write):
+            way = self._write(copies.write)
+            self._writes.append((self._calls, way))
+            if copies.urgent:
+                way.event.hold_up()
+        if len(copies.load):
+            while self._loads and self._loads[0].event.is_past():
+                self._loads.popleft()
+            self._loads.append(self._load(copies.load))
+
+    def done(self) -> int:
+        while self._writes and self._writes[0][1].event.is_past():
+            self._writes.popleft()
+        return self._writes[0][0] - 1 if self._writes else self._calls
+
+    def wait(self) -> None:
+        if self._writes:
+            self._writes[-1][1].event.synchronize()
+
+    def _write(self, pairs: PagePairs) -> OnItsWay:
+        copier = self._copier(pairs.device, pairs.host)
+        with self._write_queue.begin():
+            if self._loads:
+                self._loads[-1].event.hold_up()
+            for layer_id in self._pool.layer_ids:
+                for source, target in zip(self._pool.pages(layer_id), self._host.pages(layer_id), strict=True):
+                    copier(source, target)
+        return OnItsWay(self._write_queue.record_event(), copier)
+
+    def _load(self, pairs: PagePairs) -> OnItsWay:
+        copier = self._copier(pairs.host, pairs.device)
+        with self._load_queue.begin():
+            for layer_id in self._pool.layer_ids:
+                for source, target in zip(self._host.pages(layer_id), self._pool.pages(layer_id), strict=True):
+                    copier(source, target)
+                self._pool.arrivals.expect(layer_id, self._load_queue.record_event())
+        return OnItsWay(self._load_queue.record_event(), copier)
+
+    def _copier(self, from_pages: Ints, to_pages: Ints) -> Copier:
+        if self._direct:
+            return DirectCopier(from_pages, to_pages)
+        columns = {"from": from_pages.astype(np.int64), "to": to_pages.astype(np.int64)}
+        up = self._uploader.upload(columns)
+        return KernelCopier(up["from"], up["to"])

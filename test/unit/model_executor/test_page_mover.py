@@ -1,0 +1,213 @@
+"""Copies between device and host: the right bytes, in the right order, on a device that lags behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.forward.host_pages import PageCopies, PagePairs
+from mysglang.srt.mem_cache.kv_pool.host import HostKvPool, MemLayout
+from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
+from mysglang.srt.model_executor import page_mover
+from mysglang.srt.model_executor.page_mover import IoBackend, PageMover, runs
+from mysglang.srt.platforms.cpu import CpuPlatform
+from mysglang.srt.platforms.interface import Event, SideQueue
+
+PAGES, SIZE = 12, 2
+SPECS = [
+    AttentionSpec(layer_id=layer, num_heads=4, num_kv_heads=heads, head_dim=8, scale=1.0)
+    for layer, heads in ((0, 2), (1, 1), (3, 2))
+]
+
+
+def make_pool(dtype: torch.dtype = torch.float32) -> MhaKvPool:
+    """Each number says where it stands."""
+    pool = MhaKvPool(SPECS, num_pages=PAGES, page_size=SIZE, dtype=dtype, device=torch.device("cpu"))
+    for layer_id in pool.layer_ids:
+        for which, tensor in enumerate(pool.pages(layer_id)):
+            for page in range(PAGES + 1):
+                tensor[page] = 100 * layer_id + 50 * which + page
+    return pool
+
+
+def pairs(*two: tuple[int, int]) -> PagePairs:
+    return PagePairs(np.array([a for a, _ in two], np.int32), np.array([b for _, b in two], np.int32))
+
+
+def contents(pool: MhaKvPool, page: int) -> list[float]:
+    """What stands in a page, layer by layer, keys then values; fails if a page holds parts of several."""
+    found = []
+    for layer_id in pool.layer_ids:
+        for tensor in pool.pages(layer_id):
+            values = tensor[page].unique().tolist()
+            assert len(values) == 1
+            found += values
+    return found
+
+
+@pytest.mark.parametrize("io", ["kernel", "direct"])
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_there_and_back(layout: MemLayout, io: IoBackend, dtype: torch.dtype) -> None:
+    pool = make_pool(dtype)
+    mover = PageMover(pool, HostKvPool(pool, 20, layout=layout, pinned=False), CpuPlatform(), io)
+    before = {page: contents(pool, page) for page in range(1, PAGES + 1)}
+    mover.copy(PageCopies(write=pairs((3, 20), (4, 1), (5, 2), (12, 9))))
+    assert mover.done() == 1
+    mover.copy(PageCopies(load=pairs((1, 2), (2, 20), (7, 9), (8, 1))))
+    for page, source in ((1, 5), (2, 3), (7, 12), (8, 4)):
+        assert contents(pool, page) == before[source]
+    for page in (3, 4, 5, 6, 9, 10, 11, 12):
+        assert contents(pool, page) == before[page]
+    mover.copy(PageCopies(write=pairs((3, 4)), urgent=True, load=pairs((3, 20))))
+    assert mover.done() == 3
+
+
+def test_runs_are_as_long_as_both_sides_allow() -> None:
+    found = runs(np.array([1, 2, 3, 7, 8, 4], np.int32), np.array([5, 6, 9, 10, 11, 12], np.int32))
+    assert list(found) == [(1, 5, 2), (3, 9, 1), (7, 10, 2), (4, 12, 1)]
+    assert list(runs(np.zeros(0, np.int32), np.zeros(0, np.int32))) == []
+
+
+class Ticket:
+    """An event of the lagging device: a point in one queue."""
+
+    def __init__(self, device: LaggingDevice, queue: list[Callable[[], None]]) -> None:
+        self._device = device
+        self.over = False
+        queue.append(self._pass)
+
+    def _pass(self) -> None:
+        self.over = True
+
+    def record(self) -> None:
+        raise NotImplementedError
+
+    def is_past(self) -> bool:
+        return self.over
+
+    def synchronize(self) -> None:
+        self._device.run_until(self)
+
+    def hold_up(self) -> None:
+        device = self._device
+        device.current.append(lambda: device.run_until(self))
+
+
+class LaggingDevice(CpuPlatform):
+    """Runs nothing until it must: the steps' queue when somebody looks, the others when somebody waits for them. So
+    what is not waited for comes last, and is late.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Callable[[], None]] = []
+        self.queues: list[list[Callable[[], None]]] = [self.steps]
+        self.current = self.steps
+
+    def run_until(self, ticket: Ticket) -> None:
+        for queue in self.queues:
+            if ticket._pass in queue:
+                while not ticket.over:
+                    queue.pop(0)()
+
+    def run_steps(self) -> None:
+        while self.steps:
+            self.steps.pop(0)()
+
+    def side_queue(self) -> SideQueue:
+        return LaggingQueue(self)
+
+
+class LaggingQueue:
+    def __init__(self, device: LaggingDevice) -> None:
+        self._device = device
+        self._work: list[Callable[[], None]] = []
+        device.queues.append(self._work)
+
+    def begin(self) -> AbstractContextManager[None]:
+        return self._within()
+
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        device = self._device
+        ticket = Ticket(device, device.steps)
+        device.current = self._work
+        ticket.hold_up()
+        yield
+        device.current = device.steps
+
+    def record_event(self) -> Event:
+        return Ticket(self._device, self._work)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> LaggingDevice:
+    """Copies take their turn in its queues."""
+    device = LaggingDevice()
+    copy = page_mover.copy_pages
+
+    def queued(*arguments: torch.Tensor) -> None:
+        device.current.append(lambda: copy(*arguments))
+
+    monkeypatch.setattr(page_mover, "copy_pages", queued)
+    return device
+
+
+def test_a_layer_waits_for_its_own_pages_only(device: LaggingDevice) -> None:
+    pool = make_pool()
+    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", pinned=False), device, "kernel")
+    before = contents(pool, 5)
+    mover.copy(PageCopies(write=pairs((5, 1))))
+    assert mover.done() == 0
+    mover.wait()
+    assert mover.done() == 1
+    mover.copy(PageCopies(load=pairs((9, 1))))
+    for place, layer_id in enumerate(pool.layer_ids):
+        pool.arrivals.wait(layer_id)
+        device.run_steps()
+        assert contents(pool, 9)[: 2 * place + 2] == before[: 2 * place + 2]
+        later = contents(pool, 9)[2 * place + 2 :]
+        assert not set(later) & set(before)
+
+
+def test_a_step_that_cannot_stop_waits_for_all(device: LaggingDevice) -> None:
+    pool = make_pool()
+    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", pinned=False), device, "kernel")
+    before = contents(pool, 5)
+    mover.copy(PageCopies(write=pairs((5, 1)), urgent=True, load=pairs((9, 1))))
+    pool.arrivals.wait_for_all()
+    device.run_steps()
+    assert contents(pool, 9) == before
+
+
+def test_writes_come_after_the_step_that_fills_the_pages_and_before_the_one_that_takes_them(
+    device: LaggingDevice,
+) -> None:
+    pool = make_pool()
+    host = HostKvPool(pool, 4, layout="layer_first", pinned=False)
+    mover = PageMover(pool, host, device, "kernel")
+    keys = pool.pages(0)[0]
+    device.steps.append(lambda: keys[5].fill_(7))
+    mover.copy(PageCopies(write=pairs((5, 1)), urgent=True))
+    device.steps.append(lambda: keys[5].fill_(8))
+    device.run_steps()
+    assert (keys[5] == 8).all()
+    assert (host.pages(0)[0][1] == 7).all()
+
+
+def test_a_write_does_not_overtake_the_loads_before_it(device: LaggingDevice) -> None:
+    """It may write to a page that they read, since the scheduler gives that away once they are launched."""
+    pool = make_pool()
+    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", pinned=False), device, "kernel")
+    before = contents(pool, 5)
+    mover.copy(PageCopies(write=pairs((5, 1))))
+    mover.wait()
+    mover.copy(PageCopies(load=pairs((9, 1))))
+    mover.copy(PageCopies(write=pairs((6, 1))))
+    mover.wait()
+    assert contents(pool, 9) == before
