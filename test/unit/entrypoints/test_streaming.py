@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
+from starlette.requests import Request
 from starlette.types import Message
 
 from fixtures.scripted_engine import events
@@ -33,6 +34,10 @@ class Wire:
         self.sent.append(message)
         if self.stuck and message["type"] == "http.response.body":
             await asyncio.Event().wait()
+
+    @property
+    def request(self) -> Request:
+        return Request(self.scope, self.receive)
 
     @property
     def body(self) -> bytes:
@@ -157,7 +162,7 @@ async def test_work_goes_on_while_the_client_stays() -> None:
         await asyncio.sleep(0.01)
         return 7
 
-    assert await while_connected(wire.receive, work()) == 7
+    assert await while_connected(wire.request, work()) == 7
 
 
 async def test_work_ends_when_the_client_leaves() -> None:
@@ -169,7 +174,7 @@ async def test_work_ends_when_the_client_leaves() -> None:
         finally:
             ended.set()
 
-    waiting = asyncio.create_task(while_connected(wire.receive, work()))
+    waiting = asyncio.create_task(while_connected(wire.request, work()))
     await asyncio.sleep(0.01)
     wire.left.set()
     with pytest.raises(ClientDisconnected):
@@ -182,7 +187,7 @@ async def test_errors_of_work_are_its_callers() -> None:
         raise InvalidRequest("no")
 
     with pytest.raises(InvalidRequest):
-        await while_connected(Wire().receive, work())
+        await while_connected(Wire().request, work())
 
 
 class TestPings:

@@ -13,6 +13,7 @@ from fixtures.fake_engine import FakeEngine, Row
 from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, WorkerDied
 from mysglang.srt.managers import unread
 from mysglang.srt.managers.caller import CALLER, Caller
+from mysglang.srt.managers.generation import Generation
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.queue_shares import EqualShares
 from mysglang.srt.managers.request_state import GenerationChunk
@@ -531,3 +532,109 @@ async def test_a_storm_of_readers_that_leave(bench: Bench) -> None:
     assert bench.quiet()
     counters = bench.manager.counters
     assert counters.accepted == counters.finished + counters.aborted
+
+
+class Bucket:
+    """An outlet that keeps what is poured into it."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.has_room = True
+        self.on_room: Callable[[], None] | None = None
+
+    def take(self, chunk: GenerationChunk) -> None:
+        if chunk.text == "poison":
+            raise ValueError(chunk.text)
+        self.texts.append(chunk.text)
+
+    def call_when_room(self, call: Callable[[], None] | None) -> None:
+        self.on_room = call
+
+
+class TestPouring:
+    async def poured(self, bench: Bench, bucket: Bucket, **fields: Any) -> tuple[asyncio.Task[None], list[str]]:
+        stream = bench.ask(stream=True, **fields)
+        assert isinstance(stream, Generation)
+        task = asyncio.create_task(stream.pour(bucket))
+        return task, [request.rid for request in await bench.engine.requests(fields.get("count", 1))]
+
+    async def test_each_message_makes_a_chunk(self, bench: Bench) -> None:
+        bucket = Bucket()
+        task, [rid] = await self.poured(bench, bucket)
+        for number in range(3):
+            bench.engine.say(Row(rid, str(number), [number], Length(3) if number == 2 else None))
+            await settle()
+        await task
+        assert bucket.texts == ["0", "1", "2"] and bucket.on_room is None
+        assert bench.quiet()
+        assert bench.manager.counters.finished == 1
+
+    async def test_what_finds_no_room_piles_up(self, bench: Bench) -> None:
+        bucket = Bucket()
+        task, [rid] = await self.poured(bench, bucket)
+        bucket.has_room = False
+        for number in range(3):
+            bench.engine.say(Row(rid, str(number), [number]))
+            await settle()
+        assert bucket.texts == []
+        bucket.has_room = True
+        assert bucket.on_room is not None
+        bucket.on_room()
+        assert bucket.texts == ["012"]
+        bench.engine.say(Row(rid, "end", [4], Length(4)))
+        await task
+        assert bucket.texts == ["012", "end"]
+
+    async def test_the_rest_after_some_were_asked_for(self, bench: Bench) -> None:
+        bucket, stream = Bucket(), bench.ask(stream=True)
+        assert isinstance(stream, Generation)
+        first = asyncio.create_task(anext(stream))
+        [request] = await bench.engine.requests(1)
+        bench.engine.say(Row(request.rid, "a", [1]))
+        assert (await first).text == "a"
+        bench.engine.say(Row(request.rid, "b", [1]), Row(request.rid, "c", [1], Length(3)))
+        await settle()
+        await stream.pour(bucket)
+        assert bucket.texts == ["bc"]
+        assert [chunk async for chunk in stream] == []
+        await stream.pour(bucket)
+        assert bucket.texts == ["bc"]
+
+    async def test_cancelling_aborts(self, bench: Bench) -> None:
+        task, [rid] = await self.poured(bench, Bucket())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert bench.quiet()
+        await settle()
+        assert bench.engine.aborts() == [rid]
+
+    async def test_an_outlet_that_fails_ends_its_own_call_only(self, bench: Bench) -> None:
+        bad, good = Bucket(), Bucket()
+        failing, [first] = await self.poured(bench, bad)
+        other, [second] = await self.poured(bench, good)
+        bench.engine.say(Row(first, "poison", [1]), Row(second, "a", [1]))
+        with pytest.raises(ValueError, match="poison"):
+            await failing
+        assert good.texts == ["a"]
+        bench.engine.say(Row(second, "b", [1], Length(2)))
+        await other
+        assert good.texts == ["a", "b"]
+
+    async def test_the_engines_death(self, bench: Bench) -> None:
+        bucket = Bucket()
+        task, [rid] = await self.poured(bench, bucket)
+        bench.engine.say(Row(rid, "a", [1]))
+        await settle()
+        bench.manager.fail_all(WorkerDied("gone"))
+        with pytest.raises(WorkerDied, match="gone"):
+            await task
+        assert bucket.texts == ["a"]
+        assert bench.quiet()
+
+    async def test_a_refusal(self, bench: Bench) -> None:
+        stream = bench.ask(stream=True, sampling_params=SamplingParams(temperature=-1))
+        assert isinstance(stream, Generation)
+        with pytest.raises(InvalidRequest, match="temperature"):
+            await stream.pour(Bucket())
+        assert bench.quiet()

@@ -5,7 +5,9 @@ last one that the client has left: the first would then generate for nobody, to 
 is complete is not taken, and the connection is closed behind that answer; HTTP has clients send such a request again.
 
 uvicorn stops writing while more than 64 KiB wait for a client, and then waits for ever. Here a client that goes on
-taking nothing is cut off, which ends its request like any other departure. Knows no route.
+taking nothing is cut off, which ends its request like any other departure.
+
+What an answer needs beside ASGI it finds in the scope: this connection as a `Wire`. Knows no route.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ import asyncio
 import logging
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mysglang.srt.entrypoints.corked_transport import CorkedTransport
+from mysglang.srt.entrypoints.wire import STATE, WIRE
 from mysglang.srt.managers.board import Board, Column
 
 logger = logging.getLogger(__name__)
@@ -28,7 +33,7 @@ logger = logging.getLogger(__name__)
 LEAST_BYTES = 16 << 10
 """Who takes as much within the time that it has, or all that waits for it, reads slowly and is let be."""
 
-_STATE, _CONNECTIONS = "state", "mysglang.connections"
+_CONNECTIONS = "mysglang.connections"
 
 
 @dataclass(slots=True)
@@ -51,7 +56,7 @@ class Connections:
 
 def connections_of(scope: Scope) -> Connections:
     """Those that a request came with."""
-    found: Connections | None = scope.get(_STATE, {}).get(_CONNECTIONS)
+    found: Connections | None = scope.get(STATE, {}).get(_CONNECTIONS)
     return found or Connections(0.0)
 
 
@@ -60,16 +65,41 @@ class OneAtATime(HttpToolsProtocol):
 
     def __init__(self, *args: Any, common: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app_state = {**self.app_state, _CONNECTIONS: common}
+        # Weakly, so that a connection which ended is gone at once, whoever still holds a scope.
+        self.app_state = {**self.app_state, _CONNECTIONS: common, WIRE: ref(self)}
         self._common = common
         self._too_early = False
         """A request came while the one before it was being answered: it and all that follows are dropped."""
         self._watch: asyncio.TimerHandle | None = None
         self._waiting_bytes = 0
         """What waited for the client when it was last looked at."""
+        self._when_room: Callable[[], None] | None = None
+        self._when_left: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(CorkedTransport(transport, self.loop))  # type: ignore[arg-type]  # all that is used
+
+    # The wire
+
+    def write_piece(self, piece: bytes) -> None:
+        if piece and not self.cycle.disconnected:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    @property
+    def has_room(self) -> bool:
+        return not self.flow.write_paused
+
+    def call_when_room(self, call: Callable[[], None] | None) -> None:
+        self._when_room = call
+
+    def call_when_left(self, call: Callable[[], None] | None) -> None:
+        self._when_left = call
+        if call is None:
+            return
+        if self.cycle.disconnected:
+            call()
+        # A long body stops the reading, and who does not read hears of no departure.
+        self.flow.resume_reading()
 
     # What the client has to read
 
@@ -80,6 +110,8 @@ class OneAtATime(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._look_no_more()
+        if self._when_room is not None:
+            self._when_room()
         if self.cycle is not None and self.cycle.response_complete:
             self._look_after_the_rest()
 
@@ -92,6 +124,8 @@ class OneAtATime(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._look_no_more()
         super().connection_lost(exc)
+        if self._when_left is not None:
+            self._when_left()
 
     def _look_after_the_rest(self) -> None:
         """Nobody writes any more, so nobody would be paused, and closing would wait for the client."""

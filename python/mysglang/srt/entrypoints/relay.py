@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import httptools
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -111,7 +112,7 @@ class Relayed(Response):
             with contextlib.suppress(ConnectionError):
                 if body is None:
                     await _pass_body_on(receive, writer)
-            await while_connected(receive, _pass_answer_on(reader, send))
+            await while_connected(Request(scope, receive), _pass_answer_on(reader, send))
         except ClientDisconnected:
             logger.debug("a client left while its request was with the main process")
         finally:

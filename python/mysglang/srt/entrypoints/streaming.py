@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import cache
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mysglang.srt.entrypoints.body import ClientDisconnected
 from mysglang.srt.entrypoints.error_responses import describe, error_frame
+from mysglang.srt.entrypoints.wire import Wire, wire_of
 from mysglang.srt.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -26,25 +28,25 @@ DONE = b"data: [DONE]\n\n"
 EVENT_STREAM = "text/event-stream"
 
 Result = TypeVar("Result")
+Shortcut: TypeAlias = Callable[[Wire], Awaitable[None]]
 
 
-async def while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
+async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
     """The result of `work`, which is cancelled the moment the client leaves; then raises ClientDisconnected.
 
-    The body must have been read: what still arrives on `receive` is the end of the connection.
+    The body must have been read: what still arrives is the end of the connection.
     """
     task = asyncio.current_task()
     assert task is not None
     left = False
 
-    async def watch() -> None:
+    def leave() -> None:
         nonlocal left
-        while (await receive())["type"] != "http.disconnect":
-            pass
         left = True
         task.cancel()
 
-    watching = asyncio.create_task(watch())
+    wire = wire_of(request.scope)
+    watch = _AsgiWatch(request.receive, leave) if wire is None else _WireWatch(wire, leave)
     try:
         return await work
     except asyncio.CancelledError:
@@ -53,7 +55,33 @@ async def while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
             raise ClientDisconnected("The client left before its answer was complete.") from None
         raise
     finally:
-        watching.cancel()
+        watch.end()
+
+
+class _WireWatch:
+    """Over the client of a connection of ours."""
+
+    def __init__(self, wire: Wire, leave: Callable[[], None]) -> None:
+        self._wire = wire
+        wire.call_when_left(leave)
+
+    def end(self) -> None:
+        self._wire.call_when_left(None)
+
+
+class _AsgiWatch:
+    """Over any client: a task that waits for its departure."""
+
+    def __init__(self, receive: Receive, leave: Callable[[], None]) -> None:
+        self._task = asyncio.create_task(self._wait(receive, leave))
+
+    async def _wait(self, receive: Receive, leave: Callable[[], None]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        leave()
+
+    def end(self) -> None:
+        self._task.cancel()
 
 
 async def with_pings(frames: AsyncGenerator[bytes, None], ping: bytes, every_s: float) -> AsyncGenerator[bytes, None]:
@@ -93,15 +121,21 @@ class EventStream(Response):
     Raises what the generator raised before it had a frame: then nothing was sent.
     """
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], media_type: str = EVENT_STREAM) -> None:
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], media_type: str = EVENT_STREAM, shortcut: Shortcut | None = None
+    ) -> None:
+        """`shortcut`: called behind the first frame where the connection has a wire. What it writes there is what the
+        generator would yield, which then goes on behind that.
+        """
         self.status_code = 200
         self.background = None
         self.raw_headers = _headers(media_type).copy()
         self._frames = frames
+        self._shortcut = shortcut
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send_all(scope, send))
+            await while_connected(Request(scope, receive), self._send_all(scope, send))
         except ClientDisconnected:
             logger.debug("a client left its stream")
         finally:
@@ -112,6 +146,8 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": first, "more_body": True})
         try:
+            if self._shortcut is not None and (wire := wire_of(scope)) is not None:
+                await self._shortcut(wire)
             async for frame in self._frames:
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
         except Exception as error:

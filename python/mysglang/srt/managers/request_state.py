@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,31 +94,67 @@ class RowCounters(NamedTuple):
     retractions: int = 0
 
 
-class Inbox:
-    """The states that have news for one reader."""
+class Post:
+    """Tells the readers of one manager that they have news: all in one go, when what came in this turn was taken."""
 
     def __init__(self) -> None:
+        self._readers: list[Callable[[], None]] = []
+
+    def tell_soon(self, reader: Callable[[], None]) -> None:
+        """Call `reader` once those who run now have done what they do. It must not raise."""
+        if not self._readers:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._readers.append(reader)
+
+    def _tell(self) -> None:
+        readers, self._readers = self._readers, []
+        for reader in readers:
+            reader()
+
+
+class Inbox:
+    """The states that have news for one reader, who waits for them or is called."""
+
+    def __init__(self, post: Post | None = None) -> None:
+        self._post = post or Post()
         self._ready: deque[ReqState] = deque()
-        self._news = asyncio.Event()
         self._failure: ServerEnded | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._reader: Callable[[], None] | None = None
 
     def put(self, state: ReqState) -> None:
         self._ready.append(state)
-        self._news.set()
+        self._ring()
 
     def fail(self, error: ServerEnded) -> None:
         """Nothing will come any more: the reader gets what is there, then this error."""
         self._failure = error
-        self._news.set()
+        self._ring()
 
     async def get(self) -> ReqState:
         """The next state with news. Raises ServerEnded."""
-        while not self._ready:
-            if self._failure is not None:
-                raise self._failure.again()
-            self._news.clear()
-            await self._news.wait()
-        return self._ready.popleft()
+        while (state := self.next()) is None:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return state
+
+    def next(self) -> ReqState | None:
+        """The same, None if nobody has news. Raises ServerEnded."""
+        if self._ready:
+            return self._ready.popleft()
+        if self._failure is not None:
+            raise self._failure.again()
+        return None
+
+    def call_with_news(self, reader: Callable[[], None] | None) -> None:
+        """Have `reader` called, soon after news came; nobody any more if None."""
+        self._reader = reader
+
+    def _ring(self) -> None:
+        if self._reader is not None:
+            self._post.tell_soon(self._reader)
+        elif self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 class ReqState:

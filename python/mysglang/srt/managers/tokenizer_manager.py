@@ -21,10 +21,11 @@ from mysglang.srt.managers.caller import CALLER
 from mysglang.srt.managers.control_client import ControlClient
 from mysglang.srt.managers.front_held import FrontHeld
 from mysglang.srt.managers.fronts import Fronts
+from mysglang.srt.managers.generation import Call, Generation
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.queue_shares import OneForAll, QueueShares
-from mysglang.srt.managers.request_state import GenerationChunk, Inbox, ReqState, RowCounters
-from mysglang.srt.managers.unfold import Unfolded, unfold
+from mysglang.srt.managers.request_state import GenerationChunk, Inbox, Post, ReqState, RowCounters
+from mysglang.srt.managers.unfold import unfold
 from mysglang.srt.managers.unread import UNREAD, Unread, bytes_of
 from mysglang.srt.messages.channels import AsyncReceiver, Sender
 from mysglang.srt.messages.codec import ID_BYTES, ToScheduler, ToTokenizer, unpack_ids
@@ -91,17 +92,6 @@ class EngineSigns:
         return min(heard, key=itemgetter(1))
 
 
-@dataclass(slots=True)
-class _Call:
-    """What one caller asked for: its answers, read through one inbox."""
-
-    unfolded: Unfolded
-    inbox: Inbox
-    states: list[ReqState]
-    open_answers: int
-    """Those whose last chunk was not read yet."""
-
-
 class TokenizerManager:
     """Takes requests in and hands out what is generated. `handle_loop` must run while requests are served."""
 
@@ -141,6 +131,7 @@ class TokenizerManager:
         if max_queued_requests is not None:
             self._max_open = limits.max_running_requests + max_queued_requests
         self._serial = 0
+        self._post = Post()
         self._death: ServerEnded | None = None
 
     @property
@@ -158,16 +149,8 @@ class TokenizerManager:
             return beam_search(obj, self._generate, self.input_tokenizer, self.limits, self._max_open)
         return self._generate(obj)
 
-    async def _generate(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
-        call = self._open(obj)
-        try:
-            requests = await self._tokenize_one_request(obj, call)
-            for state, request in zip(call.states, requests, strict=True):
-                self._send_one_request(state, request)
-            while call.open_answers:
-                yield await self._wait_one_response(call)
-        finally:
-            self._close(call)
+    def _generate(self, obj: GenerateReqInput) -> Generation:
+        return Generation(self, obj)
 
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
         """Stop working for the answer or the call named `rid`, or for everybody; returns how many were told to stop.
@@ -256,8 +239,8 @@ class TokenizerManager:
             case reply:
                 self._control.answer(reply)
 
-    def _open(self, obj: GenerateReqInput) -> _Call:
-        """Name the answers. From here on they can be aborted."""
+    def open_call(self, obj: GenerateReqInput) -> Call:
+        """Name the answers. From here on they can be aborted. Raises InvalidRequest, Overloaded, ServerEnded."""
         self._check_alive()
         if obj.pool != self.limits.is_embedding:
             raise InvalidRequest(NO_VECTORS if obj.pool else NO_TEXT)
@@ -268,7 +251,7 @@ class TokenizerManager:
         tenant = self._shares.tenant(obj, unfolded)
         self._take_room(count, tenant)
         self._serial += 1
-        inbox = Inbox()
+        inbox = Inbox(self._post)
         # The serial number tells apart two requests that a client gives the same name, one after the other.
         wire_rids = [wire_rid(rid, self._serial, self._fronts.index) for rid in unfolded.rids]
         bounded = obj.stream and CALLER.get().remote
@@ -289,9 +272,15 @@ class TokenizerManager:
             self.rid_to_state[state.wire_rid] = state
             self._named[state.rid] = [state]
         self._named[unfolded.name] = states
-        return _Call(unfolded, inbox, states, count)
+        return Call(unfolded, inbox, states, count)
 
-    async def _tokenize_one_request(self, obj: GenerateReqInput, call: _Call) -> list[TokenizedGenerateReqInput]:
+    async def send_call(self, obj: GenerateReqInput, call: Call) -> None:
+        """Tokenize the call's prompts, and hand a request for each answer to the scheduler. Raises InvalidRequest."""
+        requests = await self._tokenize_one_request(obj, call)
+        for state, request in zip(call.states, requests, strict=True):
+            self._send_one_request(state, request)
+
+    async def _tokenize_one_request(self, obj: GenerateReqInput, call: Call) -> list[TokenizedGenerateReqInput]:
         """A request for each answer of the call."""
         wire_rids = [state.wire_rid for state in call.states]
         return await self.input_tokenizer.tokenize(obj, call.unfolded, wire_rids)
@@ -308,14 +297,7 @@ class TokenizerManager:
         self._fronts.metrics.sent(state.wire_rid, has_grammar=request.sampling_params.grammar is not None)
         self._to_scheduler.send(request)
 
-    async def _wait_one_response(self, call: _Call) -> GenerationChunk:
-        """The next chunk of any of the call's answers."""
-        chunk = (await call.inbox.get()).take()
-        if chunk.finish_reason is not None:
-            call.open_answers -= 1
-        return chunk
-
-    def _close(self, call: _Call) -> None:
+    def close_call(self, call: Call) -> None:
         """Forget the call, and tell the scheduler to stop what is not complete."""
         for state in call.states:
             del self._named[state.rid]

@@ -35,13 +35,13 @@ class AnthropicServing:
         rid = f"msg_{uuid.uuid4().hex}"
         if body.stream:
             return EventStream(with_pings(self._stream(body, rid), PING, PING_S))
-        return json_response(await while_connected(request.receive, self._complete(body, rid)))
+        return json_response(await while_connected(request, self._complete(body, rid)))
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of `request` has."""
         body = await read_model(request, CountTokensRequest)
         self._models.check(body.model)
-        return json_response({"input_tokens": await while_connected(request.receive, self._count(body))})
+        return json_response({"input_tokens": await while_connected(request, self._count(body))})
 
     async def _complete(self, body: MessagesRequest, rid: str) -> dict[str, object]:
         async with aclosing(self._read(body, rid)) as found:

@@ -36,7 +36,7 @@ class OllamaServingEmbedding:
         body = await read_model(request, OllamaEmbedRequest)
         check_name(self._models, body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
-        answers = await while_connected(request.receive, self._vectors(texts, "input", body.dimensions))
+        answers = await while_connected(request, self._vectors(texts, "input", body.dimensions))
         return json_response(
             {
                 "model": body.model,
@@ -51,7 +51,7 @@ class OllamaServingEmbedding:
         """Likewise."""
         body = await read_model(request, OllamaEmbeddingsRequest)
         check_name(self._models, body.model)
-        (answer,) = await while_connected(request.receive, self._vectors([body.prompt], "prompt", None))
+        (answer,) = await while_connected(request, self._vectors([body.prompt], "prompt", None))
         return json_response({"embedding": answer.vector.tolist()})
 
     async def _vectors(self, texts: list[str], field: str, dimensions: int | None) -> list[Pooled]:

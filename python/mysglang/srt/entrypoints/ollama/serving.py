@@ -84,7 +84,7 @@ class OllamaServing:
             return json_response({**self._head(job), **nothing, "done_reason": "load", "done": True})
         if job.body.stream:
             return EventStream(self._lines(job), NDJSON)
-        return json_response(await while_connected(request.receive, self._complete(job)))
+        return json_response(await while_connected(request, self._complete(job)))
 
     async def _lines(self, job: _Job) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._answer(job)) as answers:

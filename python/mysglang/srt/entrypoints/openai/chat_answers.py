@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -77,6 +78,20 @@ class Ask:
     new_counter: Callable[[], TokenCounter]
 
 
+class ChatReader:
+    """Chunks -> what they add to their choices."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._parsers = defaultdict[int, AnswerParser](ask.new_parser)
+        self._counters = defaultdict[int, TokenCounter](ask.new_counter)
+
+    def news(self, chunk: GenerationChunk) -> ChatNews:
+        parser = self._parsers[chunk.index]
+        parts = parser.feed(chunk.text, last=chunk.finish_reason is not None)
+        reasoning = self._counters[chunk.index].count(chunk.token_ids.tolist())
+        return ChatNews(parts, chunk, _ending(chunk, parser), reasoning)
+
+
 class ChatAnswers:
     """Needs a tokenizer and a chat template; what is missing is said when a request comes."""
 
@@ -90,15 +105,18 @@ class ChatAnswers:
 
         Closing it ends the request. Raises at any point.
         """
-        parsers = defaultdict[int, AnswerParser](ask.new_parser)
-        counters = defaultdict[int, TokenCounter](ask.new_counter)
-        with own_words({**CHAT_NAMES, **ask.names}):
-            async with aclosing(self._front.tokenizer_manager.generate_request(ask.obj)) as chunks:
+        reader = ChatReader(ask)
+        with own_words(ask.names):
+            async with aclosing(self.chunks(ask)) as chunks:
                 async for chunk in chunks:
-                    parser = parsers[chunk.index]
-                    parts = await self._taken_apart(parser, chunk, whole=not ask.obj.stream)
-                    reasoning = counters[chunk.index].count(chunk.token_ids.tolist())
-                    yield ChatNews(parts, chunk, _ending(chunk, parser), reasoning)
+                    if ask.obj.stream:
+                        yield reader.news(chunk)
+                    else:
+                        yield await self._front.text_pool.run_if_long(len(chunk.text), partial(reader.news, chunk))
+
+    def chunks(self, ask: Ask) -> AsyncGenerator[GenerationChunk, None]:
+        """The same for a ChatReader to read."""
+        return self._front.tokenizer_manager.generate_request(ask.obj)
 
     async def ask(self, body: ChatCompletionRequest, rid: str) -> Ask:
         """The request of a conversation. Raises InvalidRequest."""
@@ -135,7 +153,7 @@ class ChatAnswers:
             think_end=reasoning.end if reasoning is not None and thinks else None,
             think_start=think_start,
         )
-        names = names_of(body.response_format) | dict.fromkeys(plan.grammar or (), "tools")
+        names = CHAT_NAMES | names_of(body.response_format) | dict.fromkeys(plan.grammar or (), "tools")
         return Ask(obj, prompt, names, lambda: self._new_parser(body, plan, prompt), lambda: self._new_counter(prompt))
 
     def ask_plain(self, body: CompletionRequest, rid: str, max_tokens: int | None) -> Ask:
@@ -153,7 +171,7 @@ class ChatAnswers:
             return_logprob=body.logprobs is not None,
             top_logprobs_num=body.logprobs or 0,
         )
-        names = names_of(body.response_format) | {"text": "prompt"}
+        names = CHAT_NAMES | names_of(body.response_format) | {"text": "prompt"}
         return Ask(obj, prompt, names, lambda: AnswerParser(NoThoughts(), NoCalls()), NoCounter)
 
     def thinking_words(self, *, with_tools: bool) -> ThinkingWords:
@@ -171,13 +189,6 @@ class ChatAnswers:
             return []
         assert self._front.tokenizer is not None, "there was a prompt"
         return chat_tokens(self._front.tokenizer, positions(chunk.logprobs.output))
-
-    async def _taken_apart(self, parser: AnswerParser, chunk: GenerationChunk, *, whole: bool) -> list[AnswerPart]:
-        last = chunk.finish_reason is not None
-        if whole:
-            work = self._front.text_pool.run_if_long(len(chunk.text), lambda: parser.feed(chunk.text, last=last))
-            return await work
-        return parser.feed(chunk.text, last=last)
 
     def _with_plan(self, params: SamplingParams, plan: ToolPlan, body: ChatCompletionRequest) -> SamplingParams:
         """What the answer is held to, and whether it is shown with its special tokens."""

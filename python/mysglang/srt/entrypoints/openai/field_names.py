@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from mysglang.srt.errors import InvalidRequest
 
@@ -21,11 +20,19 @@ COMPLETION_NAMES = SAMPLING_NAMES | {"text": "prompt", "input_ids": "prompt", "t
 TOKENIZE_NAMES = {"text": "prompt", "input_ids": "tokens"}
 
 
-@contextmanager
-def own_words(names: Mapping[str, str]) -> Iterator[None]:
+class own_words:  # used like a function
     """Raise an InvalidRequest again in the words of a route that calls fields by the values of `names`."""
-    try:
-        yield
-    except InvalidRequest as error:
-        message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.message)
-        raise type(error)(message, param=names.get(error.param or "", error.param)) from None
+
+    __slots__ = ("_names",)
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _stack: object) -> None:
+        if isinstance(error, InvalidRequest):
+            names = self._names
+            message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.message)
+            raise type(error)(message, param=names.get(error.param or "", error.param)) from None

@@ -26,7 +26,8 @@ from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.usage import UsageMeter
-from mysglang.srt.entrypoints.streaming import EventStream, while_connected
+from mysglang.srt.entrypoints.streaming import while_connected
+from mysglang.srt.entrypoints.talk import Talk, talk_stream
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.generate import GenerateReqInput
@@ -76,8 +77,8 @@ class OpenAIServingBase(ABC, Generic[Body]):
         self._models.check(body.model)
         envelope = Envelope(self._rid(body), int(time.time()), self._models.name)
         if body.stream:
-            return EventStream(self._stream(body, envelope))
-        answer = await while_connected(request.receive, self._complete(body, envelope))
+            return talk_stream(lambda: self._talk(body, envelope))
+        answer = await while_connected(request, self._complete(body, envelope))
         return json_response(answer)
 
     async def answer(self, data: dict[str, object]) -> dict[str, object]:
@@ -93,8 +94,8 @@ class OpenAIServingBase(ABC, Generic[Body]):
         """The whole answer."""
 
     @abstractmethod
-    def _stream(self, body: Body, envelope: Envelope) -> AsyncGenerator[bytes, None]:
-        """The frames, the last one `[DONE]`. Raises at any point; no `[DONE]` then."""
+    async def _talk(self, body: Body, envelope: Envelope) -> Talk:
+        """What is told in a stream, the last thing `[DONE]`."""
 
     def _meter(self, body: Body) -> UsageMeter:
         return UsageMeter(body.n, report_cached=self._options.report_cached_tokens)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from contextlib import aclosing
 
 from mysglang.srt.entrypoints.front import Front
-from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews
+from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews, ChatReader
 from mysglang.srt.entrypoints.openai.chat_message import chat_message
 from mysglang.srt.entrypoints.openai.chat_stream import ChatStream
 from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES
@@ -15,7 +15,10 @@ from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, ServingOptions, note_usage
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
+from mysglang.srt.entrypoints.openai.usage import UsageMeter
 from mysglang.srt.entrypoints.streaming import DONE
+from mysglang.srt.entrypoints.talk import Talk
+from mysglang.srt.managers.request_state import GenerationChunk
 
 
 class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
@@ -42,27 +45,10 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
                 choices[news.chunk.index] = self._choice(news) | states.of(news.chunk.index)
         return self._answer(envelope.head("chat.completion"), choices, meter)
 
-    async def _stream(self, body: ChatCompletionRequest, envelope: Envelope) -> AsyncGenerator[bytes, None]:
-        options, meter = body.stream_options, self._meter(body)
-        with_usage = options.include_usage or options.continuous_usage_stats
-        frames = StreamFrames(envelope.head("chat.completion.chunk"), usage_key=with_usage)
+    async def _talk(self, body: ChatCompletionRequest, envelope: Envelope) -> Talk:
         ask = await self._answers.ask(body, envelope.rid)
-        stream, states = ChatStream(frames), LastStates()
-        async with aclosing(self._answers.read(ask)) as found:
-            async for news in found:
-                index = news.chunk.index
-                states.note(news.chunk)
-                note_usage(meter, news.chunk, news.reasoning_tokens)
-                usage = meter.of(index) if options.continuous_usage_stats else None
-                said = stream.begin(index) + stream.say(index, news.parts, self._logprobs(news), usage)
-                if news.ending is not None:
-                    said += stream.finish(index, news.ending.reason, news.ending.matched)
-                # Nothing, while what a chunk brings is incomplete.
-                if said:
-                    yield said
-        for index, found_states in states.all():
-            yield stream.add(index, found_states)
-        yield (frames.usage(meter.total()) if options.include_usage else b"") + DONE
+        frames = _Frames(body, envelope, self._meter(body), ChatReader(ask), self._logprobs)
+        return Talk(self._answers.chunks(ask), frames, ask.names)
 
     def _choice(self, news: ChatNews) -> dict[str, object]:
         assert news.ending is not None, "a request that does not stream has one chunk for each choice"
@@ -77,3 +63,42 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
     def _logprobs(self, news: ChatNews) -> dict[str, object] | None:
         found = self._answers.logprobs(news.chunk)
         return {"content": found, "refusal": None} if found else None
+
+
+class _Frames:
+    """Chunks -> frames."""
+
+    def __init__(
+        self,
+        body: ChatCompletionRequest,
+        envelope: Envelope,
+        meter: UsageMeter,
+        reader: ChatReader,
+        logprobs: Callable[[ChatNews], dict[str, object] | None],
+    ) -> None:
+        options = body.stream_options
+        self._meter = meter
+        self._reader = reader
+        self._logprobs = logprobs
+        self._total = options.include_usage
+        self._usage_so_far = options.continuous_usage_stats
+        head = envelope.head("chat.completion.chunk")
+        self._frames = StreamFrames(head, usage_key=self._total or self._usage_so_far)
+        self._stream = ChatStream(self._frames)
+        self._states = LastStates()
+
+    def tell(self, chunk: GenerationChunk) -> bytes:
+        index, stream = chunk.index, self._stream
+        news = self._reader.news(chunk)
+        self._states.note(chunk)
+        note_usage(self._meter, chunk, news.reasoning_tokens)
+        usage = self._meter.of(index) if self._usage_so_far else None
+        said = stream.begin(index) + stream.say(index, news.parts, self._logprobs(news), usage)
+        if news.ending is not None:
+            said += stream.finish(index, news.ending.reason, news.ending.matched)
+        # Nothing, while what a chunk brings is incomplete.
+        return said
+
+    def end(self) -> bytes:
+        last = b"".join(self._stream.add(index, said) for index, said in self._states.all())
+        return last + (self._frames.usage(self._meter.total()) if self._total else b"") + DONE

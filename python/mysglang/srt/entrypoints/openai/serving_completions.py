@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
 import msgspec
 
 from mysglang.srt.entrypoints.front import Front
@@ -16,9 +14,10 @@ from mysglang.srt.entrypoints.openai.response_format import names_of
 from mysglang.srt.entrypoints.openai.sampling import sampling_params
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, ServingOptions, note_usage
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
+from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames, TextFrame
 from mysglang.srt.entrypoints.openai.usage import UsageMeter, finish_words
 from mysglang.srt.entrypoints.streaming import DONE
+from mysglang.srt.entrypoints.talk import Talk
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.generate import GenerateReqInput
@@ -57,21 +56,10 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
         }
         return self._answer(envelope.head("text_completion"), choices, meter)
 
-    async def _stream(self, body: CompletionRequest, envelope: Envelope) -> AsyncGenerator[bytes, None]:
-        options, meter, teller = body.stream_options, self._meter(body), await self._teller(body)
-        with_usage = options.include_usage or options.continuous_usage_stats
-        frames = StreamFrames(envelope.head("text_completion"), usage_key=with_usage)
-        async with self._chunks(self._convert(body, envelope), names_of(body.response_format)) as chunks:
-            async for chunk in chunks:
-                note_usage(meter, chunk)
-                choice = teller.choice(chunk)
-                # There may be nothing to tell, while a character or a stop string is incomplete.
-                if any(choice.get(name) for name in ("text", "logprobs", "finish_reason", "token_ids")):
-                    yield frames.choice(choice, meter.of(chunk.index) if options.continuous_usage_stats else None)
-        for index, said in teller.states.all():
-            nothing_new = {"text": "", "logprobs": None, "finish_reason": None, "matched_stop": None}
-            yield frames.choice({"index": index, **nothing_new, **said})
-        yield (frames.usage(meter.total()) if options.include_usage else b"") + DONE
+    async def _talk(self, body: CompletionRequest, envelope: Envelope) -> Talk:
+        told = _Frames(body, envelope, self._meter(body), await self._teller(body))
+        chunks = self._front.tokenizer_manager.generate_request(self._convert(body, envelope))
+        return Talk(chunks, told, {**self.names, **names_of(body.response_format)})
 
     def _meter(self, body: CompletionRequest) -> UsageMeter:
         return UsageMeter(body.candidates, report_cached=self._options.report_cached_tokens)
@@ -124,6 +112,45 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
             return await coder.decode(prompt, skip_special_tokens=body.skip_special_tokens)
 
 
+class _Frames:
+    """Chunks -> frames."""
+
+    def __init__(self, body: CompletionRequest, envelope: Envelope, meter: UsageMeter, teller: _Teller) -> None:
+        options = body.stream_options
+        self._meter = meter
+        self._teller = teller
+        self._total = options.include_usage
+        self._usage_so_far = options.continuous_usage_stats
+        self._frames = StreamFrames(envelope.head("text_completion"), usage_key=self._total or self._usage_so_far)
+        self._texts: dict[int, TextFrame] = {}
+        """Of choices that tell nothing but text while they go on."""
+
+    def tell(self, chunk: GenerationChunk) -> bytes:
+        plain = self._texts.get(chunk.index)
+        if plain is not None and chunk.finish_reason is None:
+            return plain.with_text(chunk.text) if chunk.text else b""
+        note_usage(self._meter, chunk)
+        choice = self._teller.choice(chunk)
+        if self._teller.tells_only_text and not self._usage_so_far:
+            self._texts[chunk.index] = TextFrame(lambda text: self._frames.choice(_text_choice(chunk.index, text)))
+        # There may be nothing to tell, while a character or a stop string is incomplete.
+        if not any(choice.get(name) for name in ("text", "logprobs", "finish_reason", "token_ids")):
+            return b""
+        return self._frames.choice(choice, self._meter.of(chunk.index) if self._usage_so_far else None)
+
+    def end(self) -> bytes:
+        last = b""
+        for index, said in self._teller.states.all():
+            last += self._frames.choice(_text_choice(index, "") | said)
+        return last + (self._frames.usage(self._meter.total()) if self._total else b"") + DONE
+
+
+def _text_choice(
+    index: int, text: str, logprobs: object = None, reason: str | None = None, matched: int | str | None = None
+) -> dict[str, object]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, "matched_stop": matched}
+
+
 class _Teller:
     """Chunks -> choices, each telling what is new in it: its echoed prompt first, then its text."""
 
@@ -135,16 +162,17 @@ class _Teller:
         self.states = LastStates()
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
+    @property
+    def tells_only_text(self) -> bool:
+        """Whether the choices of later chunks differ by nothing else, but for the last."""
+        body = self._body
+        return body.logprobs is None and not body.return_token_ids and not body.return_hidden_states
+
     def choice(self, chunk: GenerationChunk) -> dict[str, object]:
         reason, matched = (None, None) if chunk.finish_reason is None else finish_words(chunk.finish_reason)
         first = chunk.index not in self._begun
-        choice: dict[str, object] = {
-            "index": chunk.index,
-            "text": self._echo(chunk.index) + chunk.text,
-            "logprobs": self._columns(chunk),
-            "finish_reason": reason,
-            "matched_stop": matched,
-        }
+        text = self._echo(chunk.index) + chunk.text
+        choice = _text_choice(chunk.index, text, self._columns(chunk), reason, matched)
         self.states.note(chunk)
         if self._body.return_token_ids:
             choice["token_ids"] = chunk.token_ids.tolist()

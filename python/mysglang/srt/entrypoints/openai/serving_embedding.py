@@ -35,7 +35,7 @@ class OpenAIServingEmbedding:
         """The answer to `request`. Raises what `error_responses` knows."""
         body = await read_model(request, EmbeddingRequest)
         self._models.check(body.model)
-        return json_response(await while_connected(request.receive, self._answer(body)))
+        return json_response(await while_connected(request, self._answer(body)))
 
     async def answer(self, data: dict[str, object]) -> dict[str, object]:
         """The same for a body that came by another way than a request."""

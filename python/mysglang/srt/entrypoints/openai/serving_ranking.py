@@ -43,20 +43,20 @@ class OpenAIServingRanking:
         """The likeliest label of each prompt, and the probabilities of all."""
         body = await read_model(request, ClassifyRequest)
         self._models.check(body.model)
-        return json_response(await while_connected(request.receive, self._classified(body)))
+        return json_response(await while_connected(request, self._classified(body)))
 
     async def rerank(self, request: Request) -> Response:
         """The documents, the most relevant first, as SGLang answers: a plain list."""
         body = await read_model(request, RerankRequest)
         self._models.check(body.model)
-        ranked = await while_connected(request.receive, self._ranked(body))
+        ranked = await while_connected(request, self._ranked(body))
         return json_response([one.response(body.documents, with_text=body.return_documents) for one in ranked])
 
     async def cohere_rerank(self, request: Request) -> Response:
         """The same as Cohere and Jina answer: an object with `results`."""
         body = await read_model(request, CohereRerankRequest)
         self._models.check(body.model)
-        ranked = await while_connected(request.receive, self._ranked(body))
+        ranked = await while_connected(request, self._ranked(body))
         results = [
             {
                 "index": one.index,
@@ -71,7 +71,7 @@ class OpenAIServingRanking:
         """How likely each label is as the next token of query and item, or a classifier's scores of them."""
         body = await read_model(request, ScoringRequest)
         self._models.check(body.model)
-        return json_response(await while_connected(request.receive, self._scored(body)))
+        return json_response(await while_connected(request, self._scored(body)))
 
     async def _classified(self, body: ClassifyRequest) -> dict[str, object]:
         config = require(self._pooling, "classify")

@@ -26,13 +26,13 @@ class OpenAIServingTokenize:
     async def tokenize(self, request: Request) -> Response:
         body = await read_model(request, TokenizeRequest)
         self._models.check(body.model)
-        answer = await while_connected(request.receive, self._tokenized(body))
+        answer = await while_connected(request, self._tokenized(body))
         return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_model(request, DetokenizeRequest)
         self._models.check(body.model)
-        answer = await while_connected(request.receive, self._detokenized(body))
+        answer = await while_connected(request, self._detokenized(body))
         return json_response(answer)
 
     async def _tokenized(self, body: TokenizeRequest) -> dict[str, object]:

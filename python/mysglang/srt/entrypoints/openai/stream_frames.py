@@ -5,9 +5,12 @@ Knows what stands around the choices, not what is in them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import orjson
+
+_MARK = "\0text\0"
+"""Where a text will stand. Nothing else in a frame holds it: names and ids are printable."""
 
 
 class StreamFrames:
@@ -27,6 +30,17 @@ class StreamFrames:
     def usage(self, usage: Mapping[str, object]) -> bytes:
         """The frame behind all choices, with what they used together."""
         return self._head + _usage_tail(usage)
+
+
+class TextFrame:
+    """A frame that differs from the others of its choice by nothing but a text: all around that is rendered once."""
+
+    def __init__(self, frame_with: Callable[[str], bytes]) -> None:
+        self._before, self._behind = frame_with(_MARK).split(orjson.dumps(_MARK))
+
+    def with_text(self, text: str) -> bytes:
+        """What `frame_with` makes of it."""
+        return self._before + orjson.dumps(text) + self._behind
 
 
 def _usage_tail(usage: Mapping[str, object]) -> bytes:

@@ -34,7 +34,7 @@ def control_router(manager: Manager) -> APIRouter:
         request: Request, timeout: Annotated[float, Query(ge=0, le=MAX_FLUSH_WAIT_S)] = 0.0
     ) -> Response:
         """Empty the prefix cache. 400 while requests run or wait; with `timeout`, waits that many seconds for idle."""
-        await while_connected(request.receive, _flush(manager, timeout))
+        await while_connected(request, _flush(manager, timeout))
         return PlainTextResponse("Cache flushed.\n")
 
     @router.post("/abort_request", response_class=Response, openapi_extra=takes(AbortRequest))

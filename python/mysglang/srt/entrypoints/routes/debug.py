@@ -28,7 +28,7 @@ def debug_router(front: Front) -> APIRouter:
     @router.get("/debug/state", openapi_extra=gives(dict[str, Any]))
     async def debug_state(request: Request) -> Response:
         """What each process holds for requests, and what it takes: memory, files, threads."""
-        state = await while_connected(request.receive, front.tokenizer_manager.get_internal_state())
+        state = await while_connected(request, front.tokenizer_manager.get_internal_state())
         processes = await asyncio.to_thread(_processes)
         held = front.tokenizer_manager.held()
         return json_response(

@@ -56,7 +56,7 @@ def health_router(
         """200 once one token was generated; 503 if that fails or takes too long."""
         try:
             async with asyncio.timeout(GENERATE_TIMEOUT_S):
-                await while_connected(request.receive, _generate_one(manager, is_embedding=is_embedding))
+                await while_connected(request, _generate_one(manager, is_embedding=is_embedding))
         except TimeoutError:
             return _unwell(request, f"No token was generated within {GENERATE_TIMEOUT_S:g} s.")
         except (RequestError, ServerEnded) as error:

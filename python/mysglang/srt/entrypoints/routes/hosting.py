@@ -42,6 +42,6 @@ def hosting_router(front: Front, chat: Callable[[Request], Awaitable[Response]],
         obj = body.batch()
         dicts = ResponseDicts(obj, front.tokenizer)
         work = answer(front.tokenizer_manager, obj, dicts)
-        return json_response({"predictions": await while_connected(request.receive, work)})
+        return json_response({"predictions": await while_connected(request, work)})
 
     return router

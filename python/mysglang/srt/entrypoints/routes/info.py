@@ -42,7 +42,7 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
     @router.get("/get_server_info", deprecated=True, openapi_extra=gives(ServerInfo))
     async def get_server_info(request: Request) -> Response:
         """The server's options, its capacity, and what the scheduler holds at this moment."""
-        state = await while_connected(request.receive, front.tokenizer_manager.get_internal_state())
+        state = await while_connected(request, front.tokenizer_manager.get_internal_state())
         return json_response(
             {
                 **server_info,
@@ -64,7 +64,7 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
         if unknown := sections - {"all", *LOAD_SECTIONS}:
             known = ", ".join(LOAD_SECTIONS)
             raise InvalidRequest(f"include: {min(unknown)!r} is none of all, {known}.", param="include")
-        state = await while_connected(request.receive, front.tokenizer_manager.get_internal_state())
+        state = await while_connected(request, front.tokenizer_manager.get_internal_state())
         now = datetime.now(UTC).isoformat()
         load = _load(state, LOAD_SECTIONS if "all" in sections else tuple(sections))
         return json_response({"timestamp": now, "version": __version__, "loads": [{"timestamp": now, **load}]})

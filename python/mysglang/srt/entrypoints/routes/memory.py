@@ -59,7 +59,7 @@ def memory_router(front: Front) -> APIRouter:
 
     async def carry_out(request: Request, make: Callable[[int], Command]) -> Response:
         work = front.tokenizer_manager.command(make, patience_s=PATIENCE_S)
-        reply = await while_connected(request.receive, work)
+        reply = await while_connected(request, work)
         if not reply.success:
             raise InvalidRequest(reply.message)
         return json_response({"status": "ok", "success": True, "message": reply.message})

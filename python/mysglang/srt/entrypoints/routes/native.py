@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Annotated
 
 import orjson
@@ -15,14 +14,16 @@ from mysglang.srt.entrypoints.body import parse_json, read_body, read_model
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.native_answers import Generated
-from mysglang.srt.entrypoints.native_responses import answer, responses
+from mysglang.srt.entrypoints.native_responses import answer
 from mysglang.srt.entrypoints.openai.answers import ErrorFrame
 from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.relay import Owner, Relayed
 from mysglang.srt.entrypoints.sessions import Sessions
-from mysglang.srt.entrypoints.streaming import DONE, EventStream, while_connected
+from mysglang.srt.entrypoints.streaming import DONE, while_connected
 from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
-from mysglang.srt.managers.response_dict import Response, ResponseDicts
+from mysglang.srt.entrypoints.talk import Talk, talk_stream
+from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.managers.response_dict import ResponseDicts
 from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
 
 
@@ -66,8 +67,8 @@ def native_router(front: Front, *, incremental: bool, owner: Owner | None = None
             return Relayed(owner, body)
         dicts = ResponseDicts(obj, front.tokenizer, incremental=incremental)
         if obj.stream:
-            return EventStream(_frames(responses(sessions, obj, dicts)))
-        return json_response(await while_connected(request.receive, answer(sessions, obj, dicts)))
+            return talk_stream(lambda: _talk(sessions.generate_request(obj), dicts))
+        return json_response(await while_connected(request, answer(sessions, obj, dicts)))
 
     @router.post("/open_session", openapi_extra=takes(OpenSessionReqInput) | gives(str))
     async def open_session(request: Request) -> HttpResponse:
@@ -84,8 +85,18 @@ def native_router(front: Front, *, incremental: bool, owner: Owner | None = None
     return router
 
 
-async def _frames(found: AsyncGenerator[Response, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(found):
-        async for response in found:
-            yield b"data: " + orjson.dumps(response) + b"\n\n"
-    yield DONE
+async def _talk(chunks: AsyncGenerator[GenerationChunk, None], dicts: ResponseDicts) -> Talk:
+    return Talk(chunks, _Frames(dicts), names={})
+
+
+class _Frames:
+    """Chunks -> frames."""
+
+    def __init__(self, dicts: ResponseDicts) -> None:
+        self._dicts = dicts
+
+    def tell(self, chunk: GenerationChunk) -> bytes:
+        return b"data: " + orjson.dumps(self._dicts.add(chunk)) + b"\n\n"
+
+    def end(self) -> bytes:
+        return DONE

@@ -102,7 +102,7 @@ def operation_router(front: Front) -> APIRouter:
     router.include_router(memory_router(front))
 
     async def carry_out(request: Request, make: Callable[[int], Command]) -> Response:
-        reply = await while_connected(request.receive, front.tokenizer_manager.command(make))
+        reply = await while_connected(request, front.tokenizer_manager.command(make))
         if not reply.success:
             raise InvalidRequest(reply.message)
         return json_response({"status": "ok", "success": True, "message": reply.message})

@@ -74,7 +74,7 @@ def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingCo
         """The vector of a prompt, or of each of a batch; of a model that classifies, its scores."""
         obj = parse_embedding(parse_json(await read_body(request)))
         generate = front.tokenizer_manager.generate_request
-        return json_response(await while_connected(request.receive, embeddings(generate, obj, pooling)))
+        return json_response(await while_connected(request, embeddings(generate, obj, pooling)))
 
     @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest) | gives(EmbeddingList))
     async def openai_embeddings(request: Request) -> Response:

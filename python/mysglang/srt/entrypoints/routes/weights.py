@@ -169,7 +169,7 @@ def weights_router(front: Front) -> APIRouter:
     _add_groups(router, front)
 
     async def ask(request: Request, make: Callable[[int], Command]) -> ControlReqOutput:
-        return _checked(await while_connected(request.receive, manager.command(make, patience_s=PATIENCE_S)))
+        return _checked(await while_connected(request, manager.command(make, patience_s=PATIENCE_S)))
 
     @router.post("/update_weight_version", openapi_extra=takes(UpdateWeightVersionReqInput) | gives(WeightsChanged))
     async def update_weight_version(request: Request) -> Response:
@@ -208,7 +208,7 @@ def _add_updates(router: APIRouter, front: Front) -> None:
         """Serve another checkpoint of the same model. It is checked in full before a weight changes."""
         body = await read_model(request, UpdateWeightFromDiskReqInput)
         work = update_from_disk(manager, body.model_path, body.update)
-        return _done(await while_connected(request.receive, work))
+        return _done(await while_connected(request, work))
 
     @router.post(
         "/update_weights_from_tensor", openapi_extra=takes(UpdateWeightsFromTensorReqInput) | gives(WeightsChanged)
@@ -229,13 +229,13 @@ def _add_updates(router: APIRouter, front: Front) -> None:
             )
             declared = request.headers.get("content-length", "")
             async with spooled(_parts(request), int(declared) if declared.isdigit() else None) as folder:
-                return _done(await while_connected(request.receive, update_from_folder(manager, folder, update)))
+                return _done(await while_connected(request, update_from_folder(manager, folder, update)))
         data = await read_body(request, MAX_ENCODED_BYTES)
         body = validate(UpdateWeightsFromTensorReqInput, parse_json(data))
         with private_folder() as folder:
             await asyncio.to_thread(write_encoded, folder, body.serialized_named_tensors)
             work = update_from_folder(manager, folder, body.update)
-            return _done(await while_connected(request.receive, work))
+            return _done(await while_connected(request, work))
 
     @router.post(
         "/update_weights_from_distributed",
@@ -255,7 +255,7 @@ def _add_updates(router: APIRouter, front: Front) -> None:
                 update=body.update,
             )
 
-        return _done(await while_connected(request.receive, manager.command(make, patience_s=PATIENCE_S)))
+        return _done(await while_connected(request, manager.command(make, patience_s=PATIENCE_S)))
 
 
 def _add_groups(router: APIRouter, front: Front) -> None:
@@ -273,7 +273,7 @@ def _add_groups(router: APIRouter, front: Front) -> None:
         def make(number: int) -> Command:
             return InitWeightsUpdateGroupReq(id=number, **body.model_dump())
 
-        return _done(await while_connected(request.receive, manager.command(make, patience_s=PATIENCE_S)))
+        return _done(await while_connected(request, manager.command(make, patience_s=PATIENCE_S)))
 
     @router.post(
         "/destroy_weights_update_group",
@@ -284,7 +284,7 @@ def _add_groups(router: APIRouter, front: Front) -> None:
         body = await read_model(request, DestroyWeightsUpdateGroupReqInput)
         name = body.group_name
         work = manager.command(lambda number: DestroyWeightsUpdateGroupReq(id=number, group_name=name))
-        return _done(await while_connected(request.receive, work))
+        return _done(await while_connected(request, work))
 
 
 def _checked(reply: ControlReqOutput) -> ControlReqOutput:

@@ -52,7 +52,7 @@ class OpenAIServingResponses:
             frames = self._stream(body) if not body.background else await self._start_stream(body)
             return EventStream(frames)
         answer = self._start(body) if body.background else self._complete(body)
-        return json_response(await while_connected(request.receive, answer))
+        return json_response(await while_connected(request, answer))
 
     def get(self, response_id: str) -> dict[str, Any]:
         """Raises NotFound."""

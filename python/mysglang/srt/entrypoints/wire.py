@@ -1,0 +1,42 @@
+"""Wire: what a connection of our own front door offers beyond ASGI, for answers that are written as they come.
+
+By ASGI each piece of a body is awaited through all that stands around a route, and that the client leaves is heard by
+a task that waits for it. Here both are calls. Other servers (and clients in tests) have no wire; then ASGI does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+from weakref import ReferenceType
+
+from starlette.types import Scope
+
+STATE, WIRE = "state", "mysglang.wire"
+
+
+class Wire(Protocol):
+    """One connection, while a request on it is answered."""
+
+    def write_piece(self, piece: bytes) -> None:
+        """Send a piece of the body, of an answer that was begun and has no length."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client reads as fast as we write."""
+        ...
+
+    def call_when_room(self, call: Callable[[], None] | None) -> None:
+        """Call this whenever there is room again; nothing any more if None."""
+        ...
+
+    def call_when_left(self, call: Callable[[], None] | None) -> None:
+        """Call this when the client leaves, or at once if it has left. The body of its request was read."""
+        ...
+
+
+def wire_of(scope: Scope) -> Wire | None:
+    """That of the connection which a request came by, if it is there and has one."""
+    found: ReferenceType[Wire] | None = scope.get(STATE, {}).get(WIRE)
+    return None if found is None else found()

@@ -1,0 +1,159 @@
+"""Generation: the chunks of one call, for a reader who asks for one after the other or has them poured out.
+
+A reader who asks is woken for each chunk: a task goes on through all that stands around it. One who has chunks poured
+into an outlet is called in the turn in which they come, and waits only for the end. Both get the same chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from mysglang.srt.managers.request_state import GenerationChunk, Inbox, ReqState
+from mysglang.srt.managers.unfold import Unfolded
+from mysglang.srt.messages.generate import GenerateReqInput
+
+
+@dataclass(slots=True)
+class Call:
+    """What one caller asked for: its answers, read through one inbox."""
+
+    unfolded: Unfolded
+    inbox: Inbox
+    states: list[ReqState]
+    open_answers: int
+    """Those whose last chunk was not read yet."""
+
+    def take(self, state: ReqState) -> GenerationChunk:
+        """What is new in one of its answers. Raises what `ReqState.take` raises."""
+        chunk = state.take()
+        if chunk.finish_reason is not None:
+            self.open_answers -= 1
+        return chunk
+
+
+class CallDesk(Protocol):
+    """Who answers calls: the TokenizerManager."""
+
+    def open_call(self, obj: GenerateReqInput) -> Call:
+        """Name the answers: from here on they can be aborted."""
+        ...
+
+    async def send_call(self, obj: GenerateReqInput, call: Call) -> None:
+        """Tokenize, and hand all to the scheduler."""
+        ...
+
+    def close_call(self, call: Call) -> None:
+        """Forget the call, and stop what is not complete."""
+        ...
+
+
+class Outlet(Protocol):
+    """Where chunks are poured."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it wants more. What comes while it does not piles up, and makes one chunk for each answer."""
+        ...
+
+    def take(self, chunk: GenerationChunk) -> None: ...
+
+    def call_when_room(self, call: Callable[[], None] | None) -> None:
+        """Call this whenever there is room again; nothing any more if None."""
+        ...
+
+
+class Generation(AsyncGenerator[GenerationChunk, None]):
+    """Closing or dropping it aborts what is not complete, as does whatever is raised in it."""
+
+    def __init__(self, desk: CallDesk, obj: GenerateReqInput) -> None:
+        self._desk = desk
+        self._obj = obj
+        self._call: Call | None = None
+        self._over = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __anext__(self) -> GenerationChunk:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            call = self._call or await self._begin()
+            if call.open_answers:
+                return call.take(await call.inbox.get())
+        except BaseException:
+            self._end()
+            raise
+        self._end()
+        raise StopAsyncIteration
+
+    async def pour(self, outlet: Outlet) -> None:
+        """Hand all chunks that are still to come to `outlet`. Raises what iterating raises, and what `outlet` does."""
+        if self._over:
+            return
+        try:
+            call = self._call or await self._begin()
+            await _poured(call, outlet)
+        finally:
+            self._end()
+
+    async def aclose(self) -> None:
+        self._end()
+
+    async def asend(self, value: None) -> GenerationChunk:
+        return await self.__anext__()
+
+    async def athrow(
+        self,
+        typ: type[BaseException] | BaseException,
+        val: BaseException | object = None,
+        tb: TracebackType | None = None,
+    ) -> GenerationChunk:
+        self._end()
+        raise typ
+
+    def __del__(self) -> None:
+        if self._call is not None and not self._over and self._loop is not None:
+            # Objects may be dropped in any thread, and at the very end.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._desk.close_call, self._call)
+
+    async def _begin(self) -> Call:
+        self._loop = asyncio.get_running_loop()
+        self._call = self._desk.open_call(self._obj)
+        await self._desk.send_call(self._obj, self._call)
+        return self._call
+
+    def _end(self) -> None:
+        if not self._over and self._call is not None:
+            self._desk.close_call(self._call)
+        self._over = True
+
+
+async def _poured(call: Call, outlet: Outlet) -> None:
+    """Until the last chunk of `call` was taken."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def hand_over() -> None:
+        if done.done():
+            return
+        try:
+            while call.open_answers and outlet.has_room and (state := call.inbox.next()) is not None:
+                outlet.take(call.take(state))
+        except Exception as error:
+            done.set_exception(error)
+        else:
+            if not call.open_answers:
+                done.set_result(None)
+
+    outlet.call_when_room(hand_over)
+    call.inbox.call_with_news(hand_over)
+    try:
+        hand_over()
+        await done
+    finally:
+        call.inbox.call_with_news(None)
+        outlet.call_when_room(None)

@@ -1,0 +1,128 @@
+"""What goes past the generator on a connection's wire is what the generator would have sent."""
+
+import asyncio
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from fixtures.scripted_engine import Script, Step, Stop, endless, events, hello, logprob_row, serve
+from fixtures.wired import Wired
+from mysglang.srt.errors import WorkerDied
+from mysglang.srt.messages.outputs import Abort, Length, RowLogprobs
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+
+WORDS = ["Once", "", ' "quoted"', " \\ \n\u2028", " é漢🙂", "\x00\x1f", " <think>", "x" * 300]
+
+
+def story(_request: TokenizedGenerateReqInput) -> Iterable[Step]:
+    steps = [Step(word, [number + 3]) for number, word in enumerate(WORDS)]
+    return [*steps, Step("", [9, 2], Stop(2))]
+
+
+def cut_short(_request: TokenizedGenerateReqInput) -> Iterable[Step]:
+    return [Step("a"), Step("b"), Step("", [], Length(2))]
+
+
+def aborted(_request: TokenizedGenerateReqInput) -> Iterable[Step]:
+    return [Step("a"), Step("b"), Step("", [], Abort("Aborted by the client."))]
+
+
+def broken(_request: TokenizedGenerateReqInput) -> Iterable[Step]:
+    return [Step("a"), Step("b"), Step("", [], Abort("max_new_tokens is bad", status=400, param="max_new_tokens"))]
+
+
+def with_logprobs(request: TokenizedGenerateReqInput) -> Iterable[Step]:
+    for step in story(request):
+        row = logprob_row(step.ids, [-0.5] * len(step.ids), [[(5, -0.5), (6, -1.5)]] * len(step.ids))
+        yield Step(step.text, step.ids, step.finish, RowLogprobs(**row))
+
+
+COMPLETION = {"prompt": "Hi", "rid": "r"}
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "rid": "r"}
+NATIVE = {"text": "Hi", "rid": "r"}
+USAGE = {"stream_options": {"include_usage": True}}
+EVERY_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+SEVERAL = {"prompt": ["a", "b"], "n": 2, "rid": "r"}
+
+CASES: list[tuple[str, dict[str, Any], Script]] = [
+    *(("/v1/completions", COMPLETION, script) for script in (hello, story, cut_short, aborted, broken)),
+    ("/v1/completions", COMPLETION | USAGE, story),
+    ("/v1/completions", COMPLETION | EVERY_USAGE, story),
+    ("/v1/completions", COMPLETION | {"echo": True}, story),
+    ("/v1/completions", COMPLETION | {"return_token_ids": True}, story),
+    ("/v1/completions", COMPLETION | {"logprobs": 2}, with_logprobs),
+    ("/v1/completions", SEVERAL, story),
+    *(("/v1/chat/completions", CHAT, script) for script in (hello, story, cut_short, aborted, broken)),
+    ("/v1/chat/completions", CHAT | USAGE, story),
+    ("/v1/chat/completions", CHAT | EVERY_USAGE, story),
+    ("/v1/chat/completions", CHAT | {"n": 3}, story),
+    ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}, with_logprobs),
+    *(("/generate", NATIVE, script) for script in (hello, story, cut_short, aborted, broken)),
+    ("/generate", NATIVE | {"return_logprob": True, "top_logprobs_num": 2}, with_logprobs),
+    ("/generate", {"text": ["a", "b"], "rid": ["r1", "r2"]}, story),
+]
+
+
+def told(body: bytes) -> list[bytes]:
+    """The frames without what differs from one request to the next."""
+    times = rb'"(created|e2e_latency|response_sent_to_client_ts|request_id|id)":("[^"]*"|[0-9.]+)'
+    return [re.sub(times, rb'"\1":0', frame) for frame in events(body)]
+
+
+@pytest.mark.parametrize(("path", "body", "script"), CASES)
+async def test_the_wire_carries_what_the_generator_yields(path: str, body: dict[str, Any], script: Script) -> None:
+    async with serve(script) as served:
+        by_generator = await served.post(path, body | {"stream": True})
+        wired = Wired(served.app)
+        wired.post(path, body | {"stream": True})
+        by_wire = await wired.answer()
+        assert not served.front.tokenizer_manager.rid_to_state and not served.front.tokenizer_manager._named
+    assert by_wire.status_code == by_generator.status_code == 200
+    assert by_wire.headers["content-type"] == by_generator.headers["content-type"]
+    assert wired.pieces > 0
+    found, wanted = told(by_wire.content), told(by_generator.content)
+    assert len(wanted) > 2
+    assert sorted(found) == sorted(wanted) if "n" in body or isinstance(body.get("text"), list) else found == wanted
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", COMPLETION), ("/generate", NATIVE)])
+async def test_who_leaves_is_aborted(path: str, body: dict[str, Any]) -> None:
+    async with serve(endless) as served:
+        wired = Wired(served.app)
+        wired.post(path, body | {"stream": True})
+        await wired.until(lambda: b"data: " in wired.transport.written)
+        assert not served.engine.aborted
+        wired.leave()
+        await wired.until(lambda: bool(served.engine.aborted))
+        await wired.until(lambda: not served.front.tokenizer_manager.rid_to_state)
+
+
+async def test_who_does_not_read_gets_what_piled_up_in_one_frame() -> None:
+    async with serve(endless) as served:
+        wired, engine = Wired(served.app), served.engine
+        wired.post("/v1/completions", COMPLETION | {"stream": True})
+        await wired.until(lambda: b"data: " in wired.transport.written)
+        wired.protocol.pause_writing()
+        before = wired.transport.written
+        for number in range(5):
+            engine.say(engine.requests[0], Step(f" {number}"), 2 + number)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert wired.transport.written == before
+        wired.protocol.resume_writing()
+        engine.say(engine.requests[0], Step(" end", [2], Stop(2)), 8)
+        frames = events((await wired.answer()).content)
+    assert sum(b'"text":" 0 1 2 3 4"' in frame for frame in frames) == 1
+    assert frames[-1] == b"[DONE]"
+
+
+async def test_the_engines_death_is_the_last_frame() -> None:
+    async with serve(endless) as served:
+        wired = Wired(served.app)
+        wired.post("/v1/completions", COMPLETION | {"stream": True})
+        await wired.until(lambda: b"data: " in wired.transport.written)
+        served.front.tokenizer_manager.fail_all(WorkerDied("the scheduler was killed"))
+        frames = events((await wired.answer()).content)
+    assert b"engine_dead" in frames[-1] and b"[DONE]" not in frames
