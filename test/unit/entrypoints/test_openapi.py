@@ -2,8 +2,22 @@
 
 from typing import Any
 
+import msgspec
+import pytest
+
+from fixtures.dialect_chat import CALL, OPTIONS, PARAMETERS, TEMPLATE, says
 from fixtures.scripted_engine import serve
 from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.openai.responses.answers import (
+    ContentPartDone,
+    FunctionCallItem,
+    MessageItem,
+    OutputTextPart,
+    ReasoningItem,
+    ReasoningTextPart,
+    ResponseEvent,
+    ResponseObject,
+)
 
 
 async def document(options: AppOptions | None = None) -> dict[str, Any]:
@@ -73,3 +87,37 @@ async def test_what_only_we_may_say_is_not_offered() -> None:
     assert "pool" not in schemas["GenerateReqInput"]["properties"]
     assert schemas["GenerateReqInput"]["additionalProperties"] is False
     assert {"type": "null"} in schemas["GenerateReqInput"]["properties"]["stream"]["anyOf"]
+
+
+async def test_a_list_of_one_may_be_its_entry() -> None:
+    schemas = (await document())["components"]["schemas"]
+    one_or_several = [{"type": "string"}, {"items": {"type": "string"}, "type": "array"}, {"type": "null"}]
+    for body in ("SamplingParams", "ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"):
+        assert schemas[body]["properties"]["stop"]["anyOf"] == one_or_several
+    assert schemas["SamplingParams"]["properties"]["stop_regex"]["anyOf"] == one_or_several
+
+
+@pytest.mark.parametrize("include", [[], ["message.output_text.logprobs"]])
+async def test_the_output_of_a_response_is_described(include: list[str]) -> None:
+    """Each item and part by its type, none of it as any object."""
+    schemas = (await document())["components"]["schemas"]
+    assert set(schemas["OutputTextPart"]["required"]) == {"type", "text", "annotations", "logprobs"}
+    items = schemas["ResponseObject"]["properties"]["output"]["items"]
+    assert {one["$ref"].rpartition("/")[2] for one in items["anyOf"]} == {
+        "MessageItem",
+        "ReasoningItem",
+        "FunctionCallItem",
+    }
+    async with serve(says(CALL), OPTIONS, template=TEMPLATE) as served:
+        tool = {"type": "function", "name": "weather", "parameters": PARAMETERS}
+        body = {"input": "Hi", "tools": [tool], "include": include, "chat_template_kwargs": {"enable_thinking": True}}
+        whole = await served.post("/v1/responses", body)
+        stream = await served.post("/v1/responses", {**body, "stream": True})
+    response = msgspec.convert(whole.json(), ResponseObject)
+    assert [type(item) for item in response.output] == [ReasoningItem, MessageItem, FunctionCallItem]
+    told = [msgspec.json.decode(frame.partition(b"data: ")[2], type=ResponseEvent) for frame in frames(stream.content)]
+    assert {OutputTextPart, ReasoningTextPart} == {type(e.part) for e in told if isinstance(e, ContentPartDone)}
+
+
+def frames(stream: bytes) -> list[bytes]:
+    return stream.split(b"\n\n")[:-1]

@@ -25,6 +25,7 @@ from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.batches_endpoints import batch_endpoints
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
 from mysglang.srt.entrypoints.openai.files_desk import desk_for
+from mysglang.srt.entrypoints.openai.fill_in import FillIn
 from mysglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openapi import describe
@@ -71,7 +72,12 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
         front.tokenizer,
         grammar_backend=options.grammar_backend,
     )
-    answers = ChatAnswers(front, formats, options.serving.defaults)
+    answers = ChatAnswers(
+        front,
+        formats,
+        options.serving.defaults,
+        FillIn.choose(options.serving.completion_template, front.tokenizer),
+    )
     is_embedding = options.pooling is not None
     vertex = options.vertex
     health = health_router(

@@ -178,16 +178,26 @@ def _as_sent(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         return schema
     required = schema.get("required", [])
     fields = {
-        name: field if name in required else _or_null(field)
+        name: field if name in required else _or_null(or_one(field))
         for name, field in schema["properties"].items()
         if name not in INTERNAL
     }
     return {**schema, "properties": fields, "additionalProperties": False}
 
 
+def or_one(field: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A field that may be one entry of its list without the list, where it is marked so."""
+    if "x-or-one" not in field:
+        return field
+    about = {name: value for name, value in field.items() if name not in ("type", "items", "x-or-one")}
+    return {"anyOf": [field["items"], {"type": "array", "items": field["items"]}], **about}
+
+
 def _or_null(field: Mapping[str, Any]) -> Mapping[str, Any]:
     if {"type": "null"} in field.get("anyOf", ()):
         return field
+    if "anyOf" in field:
+        return {**field, "anyOf": [*field["anyOf"], {"type": "null"}]}
     about = {name: field[name] for name in ("default", "title", "description") if name in field}
     plain = {name: value for name, value in field.items() if name not in about}
     return {"anyOf": [plain, {"type": "null"}], **about}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -33,6 +33,9 @@ MAX_BAD_WORD_LENGTH = 256
 MAX_N = 128
 MAX_LENGTH_PENALTY = 10
 
+OR_ONE = msgspec.Meta(extra_json_schema={"x-or-one": True})
+"""Marks a list that clients may leave out around its only entry; `parse_sampling_params` puts it there."""
+
 _INT32_MAX = (1 << 31) - 1
 _INT64_MAX = (1 << 63) - 1
 
@@ -46,8 +49,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     max_new_tokens: int | None = 128
     min_new_tokens: int = 0
-    stop: list[str] = []
-    stop_regex: list[str] = []
+    stop: Annotated[list[str], OR_ONE] = []
+    stop_regex: Annotated[list[str], OR_ONE] = []
     """Patterns that end the answer like stop strings; see utils/stop_regex.py for what they may be."""
     stop_token_ids: list[int] = []
     temperature: float = 1.0

@@ -7,10 +7,12 @@ import orjson
 import pytest
 
 from fixtures.dialect_chat import CALL, OFFERED, OPTIONS, PARAMETERS, TEMPLATE, says
-from fixtures.scripted_engine import CONTEXT_LEN, Length, Served, Step, Stop, endless, logprob_row, serve
+from fixtures.scripted_engine import CONTEXT_LEN, Length, Served, Step, Stop, endless, logprob_row, serve, small
 from mysglang.srt.entrypoints.ollama.answer import joined
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
+from mysglang.srt.parser import completion_template
+from mysglang.srt.parser.completion_template import CompletionTemplate
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -234,6 +236,7 @@ async def test_a_model_that_generates_makes_no_vectors() -> None:
         (GENERATE, {"suffix": "x"}, "suffix"),
         (GENERATE, {"context": [1, 2]}, "context"),
         (GENERATE, {"raw": True, "system": "s"}, "system"),
+        (GENERATE, {"suffix": "x", "system": "s"}, "system: not with a suffix"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -243,6 +246,19 @@ async def test_refused_by_name(path: str, fields: dict[str, Any], name: str, str
         assert not served.engine.requests
     assert response.status_code == 400
     assert re.search(name, response.json()["error"]), response.text
+
+
+@pytest.mark.parametrize("prompt", ["def f(", ""])
+async def test_what_stands_before_a_suffix(monkeypatch: pytest.MonkeyPatch, prompt: str) -> None:
+    """Asked as the model was trained to be, without the chat template."""
+    marks = ("<s>", "<|turn|>", "<think>")
+    family = CompletionTemplate("<s>{prompt}<|turn|>{suffix}<think>", marks)
+    monkeypatch.setattr(completion_template, "COMPLETION_TEMPLATES", {"ours": family})
+    async with serve(says("a, b"), OPTIONS, template=TEMPLATE) as served:
+        response = await served.post(GENERATE, asked(GENERATE, prompt=prompt, suffix="): pass", stream=False))
+        [request] = served.engine.requests
+    assert response.json()["response"] == "a, b"
+    assert unpack_ids(request.input_ids).tolist() == small("byte_level").encode(f"<s>{prompt}<|turn|>): pass<think>")
 
 
 @pytest.mark.parametrize(

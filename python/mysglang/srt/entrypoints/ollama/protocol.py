@@ -135,11 +135,13 @@ class OllamaGenerateRequest(OllamaRequest):
     """POST /api/generate. Without a prompt it asks only whether the model is there."""
 
     prompt: str = ""
+    suffix: str = ""
+    """What stands behind the answer, for a model that was trained to fill in; the chat template is left out then."""
     system: str = ""
     raw: bool = False
     """Whether the prompt is complete, and needs no chat template."""
     unsupported = {
-        **not_here("suffix", "template", unless=("",)),
+        **not_here("template", unless=("",)),
         **not_here("images", "context", unless=([],)),
         **not_here("truncate", "shift", unless=OFF),
         **not_here("width", "height", "steps"),
@@ -147,10 +149,16 @@ class OllamaGenerateRequest(OllamaRequest):
 
     @model_validator(mode="after")
     def _raw_is_all_there_is(self) -> OllamaGenerateRequest:
-        if self.raw and (self.system or self.think):
+        if self.plain and (self.system or self.think):
             field = "system" if self.system else "think"
-            raise InvalidRequest(f"{field}: not with raw=true, which leaves the chat template out.", param=field)
+            why = "raw=true" if self.raw else "a suffix"
+            raise InvalidRequest(f"{field}: not with {why}, which leaves the chat template out.", param=field)
         return self
+
+    @property
+    def plain(self) -> bool:
+        """Whether the chat template is left out."""
+        return self.raw or bool(self.suffix)
 
 
 class OllamaShowRequest(StrictModel):

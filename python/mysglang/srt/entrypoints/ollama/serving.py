@@ -69,12 +69,13 @@ class OllamaServing:
         body = await read_model(request, OllamaGenerateRequest)
 
         async def ask() -> Ask:
-            if body.raw:
+            if body.plain:
                 return self._answers.ask_plain(raw_request(body), _new_rid(), max_tokens(body))
             words = self._answers.thinking_words(with_tools=False)
             return await self._answers.ask(generate_request(body, words), _new_rid())
 
-        return await self._respond(request, _Job(body, ask, _as_response, PROMPT_NAMES), loads=not body.prompt)
+        nothing = not body.prompt and not body.suffix
+        return await self._respond(request, _Job(body, ask, _as_response, PROMPT_NAMES), loads=nothing)
 
     async def _respond(self, request: Request, job: _Job, *, loads: bool) -> Response:
         self._card.check(job.body.model)

@@ -49,7 +49,7 @@ def raw_request(body: OllamaGenerateRequest) -> CompletionRequest:
     fields = _sampling(body)
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs
-    return validate(CompletionRequest, {"prompt": body.prompt, **fields})
+    return validate(CompletionRequest, {"prompt": body.prompt, "suffix": body.suffix, **fields})
 
 
 def max_tokens(body: OllamaRequest) -> int | None:

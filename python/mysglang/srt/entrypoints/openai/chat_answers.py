@@ -31,6 +31,7 @@ from mysglang.srt.entrypoints.openai.chat_prompt import (
     thinking_words,
 )
 from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES, own_words
+from mysglang.srt.entrypoints.openai.fill_in import FillIn
 from mysglang.srt.entrypoints.openai.logprobs import chat_tokens, positions
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from mysglang.srt.entrypoints.openai.response_format import names_of
@@ -95,10 +96,11 @@ class ChatReader:
 class ChatAnswers:
     """Needs a tokenizer and a chat template; what is missing is said when a request comes."""
 
-    def __init__(self, front: Front, formats: AnswerFormats, defaults: SamplingDefaults) -> None:
+    def __init__(self, front: Front, formats: AnswerFormats, defaults: SamplingDefaults, fill_in: FillIn) -> None:
         self._front = front
         self._formats = formats
         self._defaults = defaults
+        self._fill_in = fill_in
 
     async def read(self, ask: Ask) -> AsyncGenerator[ChatNews, None]:
         """What the answer says: as it comes, or, without `stream`, each choice in one piece.
@@ -163,6 +165,7 @@ class ChatAnswers:
         """
         (prompt,) = body.prompt
         assert isinstance(prompt, str), "made by a dialect, out of a text"
+        prompt = self._fill_in.prompt(prompt, body.suffix)
         obj = GenerateReqInput(
             text=prompt,
             sampling_params=sampling_params(body, self._defaults, max_tokens),

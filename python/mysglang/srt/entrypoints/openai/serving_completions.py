@@ -7,6 +7,7 @@ import msgspec
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.best_of import likeliest
 from mysglang.srt.entrypoints.openai.field_names import COMPLETION_NAMES, own_words
+from mysglang.srt.entrypoints.openai.fill_in import FillIn
 from mysglang.srt.entrypoints.openai.last_states import LastStates
 from mysglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, positions
 from mysglang.srt.entrypoints.openai.protocol import CompletionRequest
@@ -21,7 +22,6 @@ from mysglang.srt.entrypoints.talk import Talk
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.generate import GenerateReqInput
-from mysglang.srt.parser.completion_template import choose_completion_template
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 
@@ -34,12 +34,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
     def __init__(self, front: Front, models: OpenAIServingModels, options: ServingOptions) -> None:
         """Raises ConfigError for a completion template that is not the model's."""
         super().__init__(front, models, options)
-        tokenizer = front.tokenizer
-        self._fill_in = None
-        if tokenizer is not None:
-            self._fill_in = choose_completion_template(
-                options.completion_template, lambda mark: tokenizer.id_of(mark) is not None
-            )
+        self._fill_in = FillIn.choose(options.completion_template, front.tokenizer)
 
     async def _complete(self, body: CompletionRequest, envelope: Envelope) -> dict[str, object]:
         meter, teller = self._meter(body), await self._teller(body)
@@ -67,7 +62,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
     def _convert(self, body: CompletionRequest, envelope: Envelope) -> GenerateReqInput:
         wants_logprobs = body.logprobs is not None
         params = sampling_params(body, self._options.defaults, body.max_tokens)
-        texts = [self._with_suffix(prompt, body) for prompt in body.prompt if isinstance(prompt, str)]
+        texts = [self._fill_in.prompt(prompt, body.suffix) for prompt in body.prompt if isinstance(prompt, str)]
         ids: list[int | list[int]] = [prompt for prompt in body.prompt if isinstance(prompt, list)]
         return GenerateReqInput(
             text=texts or None,
@@ -86,16 +81,6 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
             cache_salt=body.cache_salt,
             priority=body.priority,
         )
-
-    def _with_suffix(self, prompt: str, body: CompletionRequest) -> str:
-        if not body.suffix:
-            return prompt
-        if self._fill_in is None:
-            message = (
-                "suffix: nothing is known of how this model is asked for the middle of a text (--completion-template)."
-            )
-            raise InvalidRequest(message, param="suffix")
-        return self._fill_in.render(prompt, body.suffix)
 
     async def _teller(self, body: CompletionRequest) -> _Teller:
         if body.logprobs is not None and self._front.tokenizer is None:

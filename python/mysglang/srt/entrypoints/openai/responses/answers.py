@@ -4,11 +4,62 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
+from msgspec import UNSET, UnsetType
+
 from mysglang.srt.entrypoints.openai.answers import CachedTokens, ChatToken, ReasoningTokens
 from mysglang.srt.entrypoints.openapi import Answer
 
-Item: TypeAlias = dict[str, Any]
-"""A message, a thought, a call, or what a call gave."""
+InputItem: TypeAlias = dict[str, Any]
+"""A message, a thought, a call, or what a call gave, as it was sent or told."""
+
+ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputTextPart(Answer, tag_field="type", tag="output_text"):
+    """The text of a message. Nothing here makes annotations; log-probabilities are there if they were asked for."""
+
+    text: str
+    annotations: list[dict[str, Any]]
+    logprobs: list[ChatToken]
+
+
+class ReasoningTextPart(Answer, tag_field="type", tag="reasoning_text"):
+    """The text of a thought."""
+
+    text: str
+
+
+class MessageItem(Answer, tag_field="type", tag="message"):
+    """What the model said."""
+
+    id: str
+    role: Literal["assistant"]
+    content: list[OutputTextPart]
+    status: ItemStatus
+
+
+class ReasoningItem(Answer, tag_field="type", tag="reasoning"):
+    """What it thought; there is no summary."""
+
+    id: str
+    summary: list[dict[str, Any]]
+    content: list[ReasoningTextPart]
+    status: ItemStatus
+    encrypted_content: str | UnsetType = UNSET
+
+
+class FunctionCallItem(Answer, tag_field="type", tag="function_call"):
+    """A call that it makes."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+OutputItem: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem
+Part: TypeAlias = OutputTextPart | ReasoningTextPart
 
 
 class ResponseError(Answer):
@@ -63,7 +114,7 @@ class ResponseObject(Answer):
     max_tool_calls: None
     metadata: dict[str, str] | None
     model: str
-    output: list[Item]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
@@ -94,7 +145,7 @@ class ItemPage(Answer):
     """GET /v1/responses/{response_id}/input_items."""
 
     object: Literal["list"]
-    data: list[Item]
+    data: list[InputItem]
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -127,14 +178,14 @@ class OutputItemAdded(_Event, tag="response.output_item.added"):
     """An item begins."""
 
     output_index: int
-    item: Item
+    item: OutputItem
 
 
 class ContentPartAdded(_ItemEvent, tag="response.content_part.added"):
     """Its content begins."""
 
     content_index: int
-    part: dict[str, Any]
+    part: Part
 
 
 class TextDelta(_ItemEvent, tag="response.output_text.delta"):
@@ -184,14 +235,14 @@ class ContentPartDone(_ItemEvent, tag="response.content_part.done"):
     """An item's content is complete."""
 
     content_index: int
-    part: dict[str, Any]
+    part: Part
 
 
 class OutputItemDone(_Event, tag="response.output_item.done"):
     """An item is complete."""
 
     output_index: int
-    item: Item
+    item: OutputItem
 
 
 class ResponseCompleted(_Event, tag="response.completed"):
