@@ -81,28 +81,44 @@ class TestSize:
         assert response.status_code == 400
         assert "depth" in response.json()["message"]
 
-    @pytest.mark.promise(33)
-    def test_a_megabyte_of_prompt_does_not_hold_up_a_probe(self, http: httpx.Client) -> None:
+
+ROOMY = ("--json-model-override-args", '{"max_position_embeddings": 1000000}', "--max-total-tokens", "4096")
+"""A context for which a megabyte of text is not too long to be tokenized."""
+
+
+@pytest.mark.promise(33)
+@pytest.mark.parametrize(("path", "field", "status"), [("/tokenize", "prompt", 200), ("/generate", "text", 400)])
+def test_a_megabyte_of_prompt_does_not_hold_up_a_probe(
+    roomy_server: ServerProcess, path: str, field: str, status: int
+) -> None:
+    """Within 100 ms. The machine does other things too, one of which may hold up a probe as well: so the best counts."""
+    body = {field: "The quick brown fox jumps. " * 40_000}
+
+    def slowest_probe() -> float:
         answers: list[httpx.Response] = []
-        prompt = "The quick brown fox jumps. " * 40_000
-
-        def post() -> None:
-            answers.append(httpx.post(f"{http.base_url}/tokenize", json={"prompt": prompt[:7_000]}, timeout=60))
-            answers.append(httpx.post(f"{http.base_url}/generate", json={"text": prompt}, timeout=60))
-
-        posting = threading.Thread(target=post)
+        posting = threading.Thread(target=lambda: answers.append(http.post(path, json=body)))
         http.get("/health")
         posting.start()
-        slowest = 0.0
+        slowest, probes = 0.0, 0
         while posting.is_alive():
             begun = time.perf_counter()
             assert http.get("/health").status_code == 200
-            slowest = max(slowest, time.perf_counter() - begun)
+            slowest, probes = max(slowest, time.perf_counter() - begun), probes + 1
         posting.join()
-        assert [answer.status_code for answer in answers] == [200, 400]
-        assert "context length" in answers[1].json()["message"]
-        # Generous: the machine has other things to do.
-        assert slowest < 0.5
+        assert (answers[0].status_code, probes > 3) == (status, True), answers[0].text[:200]
+        return slowest
+
+    with httpx.Client(base_url=roomy_server.url, timeout=60) as http:
+        tries = [slowest_probe()]
+        while tries[-1] >= 0.1 and len(tries) < 6:
+            tries.append(slowest_probe())
+    assert tries[-1] < 0.1, tries
+
+
+@pytest.fixture(scope="module")
+def roomy_server() -> Iterator[ServerProcess]:
+    with ServerProcess("--log-level", "warning", *ROOMY) as server:
+        yield server
 
 
 @contextmanager

@@ -6,11 +6,13 @@ t t t t </think> a a a a EOS            t: anything but the end of the answer; a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mysglang.srt.constrained.backend import GrammarBackend, Matcher
+from mysglang.srt.constrained.backend import MANY, GrammarBackend, Matcher
+from mysglang.srt.constrained.patience import SLOW_S, Patience
 from mysglang.srt.forward.worker_batch import Ints, mask_words
 from mysglang.srt.scheduling.grammar import Grammar
 
@@ -18,14 +20,22 @@ from mysglang.srt.scheduling.grammar import Grammar
 class AnswerGrammar:
     """Implements Grammar."""
 
-    __slots__ = ("_ruled", "_thought", "_thought_end", "matcher", "thought_start")
+    __slots__ = ("_ruled", "_thought", "_thought_end", "matcher", "patience", "thought_start")
 
-    def __init__(self, matcher: Matcher, thought_end: Sequence[int] = (), thought_start: int | None = None) -> None:
+    def __init__(
+        self,
+        matcher: Matcher,
+        thought_end: Sequence[int] = (),
+        thought_start: int | None = None,
+        patience: Patience | None = None,
+    ) -> None:
         """`thought_end`: the tokens that end the thinking; none: there is no thinking.
 
         `thought_start`: the token with which the answer may begin it; None: the answer begins in a thought.
+        `patience`: with the grammar; None for one of its own.
         """
         self.matcher = matcher
+        self.patience = patience or Patience()
         self.thought_start = thought_start
         self._thought_end = list(thought_end)
         self._thought: list[int] = []
@@ -52,8 +62,17 @@ class AnswerGrammar:
         if self.thinking or (self.may_think and token == self.thought_start):
             self._thought.append(token)
             return True
+        if self.too_slow:
+            return False
         self._ruled += 1
-        return self.matcher.accept(token)
+        began = time.thread_time()
+        accepted = self.matcher.accept(token)
+        self.patience.took(time.thread_time() - began)
+        return accepted
+
+    @property
+    def too_slow(self) -> bool:
+        return self.patience.over
 
     def rollback(self, count: int) -> None:
         ruled = min(count, self._ruled)
@@ -72,23 +91,41 @@ class AnswerMasks:
         self._backend = backend
         self._free = free_mask(vocab_size, eos_ids)
         self._last_word = free_mask(vocab_size, ())[-1]
+        self._suspicious = False
+        """Whether masks that were filled together took long: then each is looked at by itself."""
 
     def fill(self, grammars: Sequence[Grammar], bits: Ints) -> None:
-        matchers, rows = [], []
+        ruled, rows = [], []
         for row, grammar in enumerate(grammars):
             assert isinstance(grammar, AnswerGrammar)
             if grammar.thinking:
                 bits[row] = self._free
+            elif grammar.too_slow:
+                bits[row] = 0
             else:
-                matchers.append(grammar.matcher)
+                ruled.append(grammar)
                 rows.append(row)
-        if matchers:
-            self._backend().fill(matchers, bits, rows)
+        if ruled:
+            self._fill(ruled, bits, rows)
             # Some libraries set bits behind the last token.
             bits[:, -1] &= self._last_word
         for row, grammar in enumerate(grammars):
             if isinstance(grammar, AnswerGrammar) and grammar.may_think and grammar.thought_start is not None:
                 bits[row].view(np.uint32)[grammar.thought_start >> 5] |= np.uint32(1 << (grammar.thought_start & 31))
+
+    def _fill(self, grammars: Sequence[AnswerGrammar], bits: Ints, rows: Sequence[int]) -> None:
+        """Together where there are many, unless one of them was slow and it must be found out which."""
+        backend = self._backend()
+        if len(grammars) >= MANY and not self._suspicious:
+            began = time.perf_counter()
+            backend.fill([grammar.matcher for grammar in grammars], bits, rows)
+            self._suspicious = time.perf_counter() - began > SLOW_S
+            return
+        self._suspicious = False
+        for grammar, row in zip(grammars, rows, strict=True):
+            began = time.thread_time()
+            backend.fill([grammar.matcher], bits, [row])
+            grammar.patience.took(time.thread_time() - began)
 
 
 def free_mask(vocab_size: int, eos_ids: Sequence[int]) -> Ints:

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from mysglang.srt.constrained.backend import GrammarBackend, GrammarError
+from mysglang.srt.constrained.backend import GrammarBackend, GrammarError, Matcher
 from mysglang.srt.constrained.compile_messages import (
     Compiled,
     CompilerSetup,
@@ -35,6 +35,7 @@ from mysglang.srt.constrained.compile_messages import (
     frame,
 )
 from mysglang.srt.constrained.factory import make_backend
+from mysglang.srt.constrained.patience import SLOW_S
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import mask_words
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
@@ -42,8 +43,8 @@ from mysglang.srt.utils.process import die_with_parent, set_title
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 TRIAL_TOKENS = 24
-"""Tokens of a random answer that each grammar is tried on."""
-TRIAL_STEP_S = 0.1
+"""Tokens of each answer that a grammar is tried on."""
+TRIAL_STEP_S = SLOW_S
 """One mask may take so long; later it would be the time that every other request waits."""
 NICENESS = 5
 MAX_REASON = 300
@@ -172,22 +173,32 @@ def shorten(reason: str) -> str:
 
 
 def try_out(backend: GrammarBackend, spec: GrammarSpec, data: bytes, vocab_size: int) -> None:
-    """Follow the grammar a few tokens at random. Raises GrammarError for one that cannot be used."""
-    matcher = backend.load(spec, data).matcher()
+    """Follow the grammar a few tokens, at random and by the same token again and again, which brings out ambiguity.
+
+    Raises GrammarError for one that cannot be used.
+    """
+    compiled = backend.load(spec, data)
+    for again in (False, True):
+        _follow(backend, compiled.matcher(), vocab_size, again=again)
+
+
+def _follow(backend: GrammarBackend, matcher: Matcher, vocab_size: int, *, again: bool) -> None:
     bits = np.zeros((1, mask_words(vocab_size)), dtype=np.int32)
     choose = random.Random(0)
-    slowest = 0.0
+    token, slowest = -1, 0.0
     for place in range(TRIAL_TOKENS):
         if matcher.finished:
             break
         began = time.thread_time()
         backend.fill([matcher], bits, [0])
         slowest = max(slowest, time.thread_time() - began)
-        allowed = np.flatnonzero(np.unpackbits(bits[0].view(np.uint8), count=vocab_size, bitorder="little"))
-        if not len(allowed):
+        allowed = np.unpackbits(bits[0].view(np.uint8), count=vocab_size, bitorder="little")
+        if not allowed.any():
             raise GrammarError(f"no token of this model can stand at position {place} of an answer")
+        if not (again and token >= 0 and allowed[token]):
+            token = int(choose.choice(np.flatnonzero(allowed)))
         began = time.thread_time()
-        matcher.accept(int(choose.choice(allowed)))
+        matcher.accept(token)
         slowest = max(slowest, time.thread_time() - began)
         if slowest > TRIAL_STEP_S:
             milliseconds = f"{1000 * TRIAL_STEP_S:g} ms"

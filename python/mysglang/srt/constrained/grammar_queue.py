@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from mysglang.srt.constrained.answer_grammar import AnswerGrammar
 from mysglang.srt.constrained.backend import CompiledGrammar
 from mysglang.srt.constrained.compiler import Compiler, Failure, Outcome
+from mysglang.srt.constrained.patience import Patience
 from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.scheduling.request import Req
@@ -21,6 +22,10 @@ from mysglang.srt.scheduling.request import Req
 CACHED_BYTES = 512 << 20
 CACHED_GRAMMARS = 1024
 WRONG_GRAMMARS = 1024
+
+TOO_SLOW = Failure(
+    "it is too ambiguous: to choose its tokens takes so long that other requests would wait", lasting=True
+)
 
 
 class GrammarCache:
@@ -31,14 +36,24 @@ class GrammarCache:
         self._max_bytes = max_bytes
         self._compiled: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
         self._wrong: OrderedDict[GrammarSpec, Failure] = OrderedDict()
+        self._patience: dict[GrammarSpec, Patience] = {}
+        """With those that were compiled."""
         self._nbytes = 0
 
     def get(self, spec: GrammarSpec) -> Outcome | None:
         """What became of the grammar; None if it must be compiled."""
         if spec in self._compiled:
+            if self._patience[spec].over:
+                self._drop(spec)
+                self.put(spec, TOO_SLOW)
+                return TOO_SLOW
             self._compiled.move_to_end(spec)
             return self._compiled[spec]
         return self._wrong.get(spec)
+
+    def patience(self, spec: GrammarSpec) -> Patience:
+        """With a grammar that is here: all answers that follow it must have this one."""
+        return self._patience[spec]
 
     def put(self, spec: GrammarSpec, outcome: Outcome) -> None:
         """Remember a grammar that is not here."""
@@ -49,10 +64,14 @@ class GrammarCache:
                 self._wrong.popitem(last=False)
             return
         self._compiled[spec] = outcome
+        self._patience[spec] = Patience()
         self._nbytes += outcome.nbytes
         while len(self._compiled) > self._max_grammars or (self._nbytes > self._max_bytes and len(self._compiled) > 1):
-            _, dropped = self._compiled.popitem(last=False)
-            self._nbytes -= dropped.nbytes
+            self._drop(next(iter(self._compiled)))
+
+    def _drop(self, spec: GrammarSpec) -> None:
+        self._nbytes -= self._compiled.pop(spec).nbytes
+        del self._patience[spec]
 
 
 class GrammarQueue:
@@ -102,5 +121,6 @@ class GrammarQueue:
         if isinstance(outcome, Failure):
             req.finish = Abort(f"{spec.kind}: {outcome.reason}.", status=outcome.status, param=spec.kind)
         else:
-            req.grammar = AnswerGrammar(outcome.matcher(), req.grammar_after.tolist(), req.thought_start)
+            patience = self._cache.patience(spec)
+            req.grammar = AnswerGrammar(outcome.matcher(), req.grammar_after.tolist(), req.thought_start, patience)
         self._ready.append(req)

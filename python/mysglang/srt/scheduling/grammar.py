@@ -16,6 +16,11 @@ class Grammar(Protocol):
         """Whether the answer is complete and nothing may follow, the end-of-sequence token included."""
         ...
 
+    @property
+    def too_slow(self) -> bool:
+        """Whether it was given up because its steps take so long that others wait: it accepts and allows nothing."""
+        ...
+
     def accept(self, token: int) -> bool:
         """Take the next token. False: it is not allowed here, or the grammar cannot go on; there is no way back."""
         ...

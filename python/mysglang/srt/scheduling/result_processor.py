@@ -24,6 +24,12 @@ GRAMMAR_FAILED = Abort(
     "No token that the model has continues the answer as its grammar demands.", status=500, kind="InternalServerError"
 )
 
+GRAMMAR_TOO_SLOW = Abort(
+    "The grammar is too ambiguous: to choose a token by it takes so long that other requests would wait.",
+    status=400,
+    kind="BadRequestError",
+)
+
 NOTHING_ALLOWED = Abort(
     "No token is left that bad_words, allowed_token_ids and the grammar allow here.", status=400, kind="BadRequestError"
 )
@@ -131,7 +137,7 @@ class ResultProcessor:
         if grammar is None:
             return None
         if not grammar.accept(token):
-            return GRAMMAR_FAILED
+            return GRAMMAR_TOO_SLOW if grammar.too_slow else GRAMMAR_FAILED
         return Stop(token) if grammar.finished else None
 
     def _at_eos(self, slots: Slots, tokens: Ints, known: Ints) -> list[int]:

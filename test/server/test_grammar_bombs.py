@@ -1,0 +1,137 @@
+"""Promise 34: grammars that would take for ever are refused in time, and nobody beside them waits for that."""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from fixtures.oracle import assert_quiet
+from fixtures.server_process import ServerProcess
+from fixtures.side_by_side import assert_hardly_longer, percentile
+from fixtures.toy_server import PROGRAM, Faults, reference
+
+pytest.importorskip("xgrammar")
+
+LIMIT_S = 2.0
+"""For compiling."""
+SLACK_S = 4.0
+"""For a compiler to be replaced, and for a machine with other things to do."""
+
+
+SOON = "[0-9]{40}"
+"""More tokens than a grammar is tried out with."""
+
+
+def two_ways(depth: int) -> str:
+    """A schema with two choices at each level: 2 to the power of `depth` ways through it."""
+    levels = {
+        f"d{level}": {
+            "oneOf": [{"$ref": f"#/$defs/d{level + 1}"}, {"type": "array", "items": {"$ref": f"#/$defs/d{level + 1}"}}]
+        }
+        for level in range(depth)
+    }
+    return json.dumps({"$ref": "#/$defs/d0", "$defs": {**levels, f"d{depth}": {"type": "string"}}})
+
+
+STARS = "(((((.*)*)*)*)*)*x"
+COUNTS = "".join(["(", "|".join(f"(a{{1,{count}}}b)*" for count in range(1, 300)), "){1,50}"])
+BOMBS: dict[str, dict[str, Any]] = {
+    "itself": {"json_schema": json.dumps({"$ref": "#"})},
+    "counts in counts": {"regex": "((((a{1,1000}){1,1000}){1,1000}){1,1000})"},
+    "much memory": {"regex": COUNTS},
+    "slow to follow": {"regex": STARS},
+    "slow to follow, later than it is tried out": {"regex": f"[0-9]{{40}}{STARS}"},
+    "parentheses": {"regex": "(" * 30_000 + "a" + ")" * 30_000},
+}
+LARGE: dict[str, dict[str, Any]] = {
+    "oneOf in oneOf": {"json_schema": two_ways(20)},
+    "5000 choices": {"json_schema": json.dumps({"enum": [f"choice {number}" for number in range(5000)]})},
+}
+"""No bombs, but work."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """Whose steps take 10 ms, in which the host does next to nothing."""
+    options = ("--log-level", "critical", "--grammar-compile-timeout", f"{LIMIT_S}", "--max-total-tokens", "16384")
+    with ServerProcess(*options, program=PROGRAM, **Faults(step_ms=10).env) as started:
+        assert started.url
+        yield started
+
+
+def body(params: dict[str, Any], prompt: int = 7) -> dict[str, Any]:
+    return {"input_ids": [prompt, 8, 9], "sampling_params": {"max_new_tokens": 90, "min_new_tokens": 60, **params}}
+
+
+@pytest.mark.promise(34)
+@pytest.mark.parametrize("name", BOMBS)
+def test_promise_34_bombs_are_refused_in_time(server: ServerProcess, name: str) -> None:
+    begun = time.monotonic()
+    answer = httpx.post(f"{server.url}/generate", json=body(BOMBS[name]), timeout=60)
+    assert answer.status_code == 400, answer.text[:300]
+    assert time.monotonic() - begun < LIMIT_S + SLACK_S
+    assert_quiet(server.url)
+
+
+@pytest.mark.promise(34)
+@pytest.mark.parametrize("name", LARGE)
+def test_promise_34_what_is_only_large_is_served(server: ServerProcess, name: str) -> None:
+    params = {**LARGE[name], "min_new_tokens": 0}
+    answer = httpx.post(f"{server.url}/generate", json=body(params), timeout=60)
+    assert answer.status_code == 200, answer.text[:300]
+    assert answer.json()["text"].startswith(('"', "["))
+
+
+@pytest.mark.promise(34)
+@pytest.mark.timeout(180)
+async def test_promise_34_others_wait_hardly_longer_for_their_tokens(server: ServerProcess) -> None:
+    numbers = itertools.count()
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+
+        async def gaps_of(prompt: int) -> list[float]:
+            """Seconds between the tokens of one stream, which must be the right ones."""
+            params = {"max_new_tokens": 100, "min_new_tokens": 0, "ignore_eos": True}
+            gaps, last = list[float](), time.monotonic()
+            async with client.stream("POST", "/generate", json=body(params, prompt) | {"stream": True}) as stream:
+                async for line in stream.aiter_lines():
+                    if line.startswith("data: {"):
+                        gaps.append(time.monotonic() - last)
+                        last, found = time.monotonic(), json.loads(line.removeprefix("data: "))
+            assert found["output_ids"] == reference([prompt, 8, 9], 100, ignore_eos=True)
+            return gaps[1:]
+
+        async def slowest_gaps() -> float:
+            """The gap that 95 % of those of eight streams do not exceed."""
+            streams = await asyncio.gather(*map(gaps_of, range(20, 28)))
+            return percentile([gap for gaps in streams for gap in gaps], 0.95)
+
+        @asynccontextmanager
+        async def bombed() -> AsyncIterator[None]:
+            """Two bombs at a time, of which none was seen before."""
+
+            async def explode() -> None:
+                for number in numbers:
+                    bomb = STARS if number % 2 else COUNTS
+                    answer = await client.post("/generate", json=body({"regex": f"{bomb}{number}"}))
+                    assert answer.status_code == 400, answer.text[:300]
+
+            exploding = [asyncio.create_task(explode()) for _ in range(2)]
+            await asyncio.sleep(0.2)
+            yield
+            assert not any(task.done() for task in exploding)
+            for task in exploding:
+                task.cancel()
+            await asyncio.gather(*exploding, return_exceptions=True)
+
+        async def beside_bombs() -> float:
+            async with bombed():
+                return await slowest_gaps()
+
+        await assert_hardly_longer(beside_bombs, slowest_gaps, bound=2.0)
+    await asyncio.to_thread(assert_quiet, server.url, 30)
