@@ -1,10 +1,15 @@
-"""What a scheduler tells of itself with its heartbeat, against what it was given to do."""
+"""What a scheduler tells of itself with its heartbeat and in its log, against what it was given to do."""
 
 from __future__ import annotations
+
+import logging
+import re
 
 import pytest
 
 from fixtures.late_scheduler import LateScheduler, Setup
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.messages.control import HeartBeat, SchedulerFigures
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Instrument
@@ -57,3 +62,76 @@ def test_retractions_are_counted_and_wait_only_once() -> None:
     assert numbers(said, told.NUM_RETRACTED) == [scheduler.retractions]
     assert scheduler.retractions > 0
     assert sum(numbers(said, told.QUEUE_TIME)[:-1]) == 3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_step_is_timed_once(overlap: bool) -> None:
+    scheduler = LateScheduler(Setup(chunk=16, overlap=overlap))
+    scheduler.send("first", list(range(2, 42)), 5, ignore_eos=True)
+    scheduler.run()
+    said = figures(scheduler)
+    *prompts, prompt_seconds = numbers(said, told.PREFILL_STEP)
+    *decodes, decode_seconds = numbers(said, told.DECODE_STEP)
+    assert sum(prompts) == 3
+    assert sum(decodes) == 4
+    assert prompt_seconds > 0 and decode_seconds > 0
+    assert said.num_available_tokens == scheduler.setup.num_tokens
+    # The last token of an answer is computed for nobody.
+    assert said.num_available_tokens - said.num_free_tokens == 40 + 4
+    assert numbers(said, told.CPU_SECONDS)[0] > 0
+
+
+def test_steps_on_graphs_are_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = LateScheduler(Setup(overlap=False, decode_log_interval=2))
+    launch = scheduler.worker.forward_batch_generation
+
+    def replay(batch: ModelWorkerBatch) -> BatchResult:
+        result = launch(batch)
+        result.on_graph = batch.mode.is_decode
+        return result
+
+    scheduler.worker.forward_batch_generation = replay  # type: ignore[method-assign]
+    scheduler.send("r", [2, 3, 4], 5, ignore_eos=True)
+    with caplog.at_level(logging.INFO):
+        scheduler.run()
+    said = figures(scheduler)
+    assert numbers(said, told.DECODE_GRAPHS) == [4]
+    assert numbers(said, told.PREFILL_GRAPHS) == [0]
+    prefill, decode, _ = (record.getMessage() for record in caplog.records)
+    assert "cuda graph: False" in prefill
+    assert "cuda graph: True" in decode
+
+
+NUMBER = r"(\d+)"
+REAL = r"(\d+\.\d\d)"
+PREFILL_LINE = re.compile(
+    f"Prefill batch, #new-seq: {NUMBER}, #new-token: {NUMBER}, #cached-token: {NUMBER}, token usage: {REAL}, "
+    f"#running-req: {NUMBER}, #queue-req: {NUMBER}, #pending-token: {NUMBER}, cuda graph: False, "
+    rf"input throughput \(token/s\): {REAL}, cache hit rate: {REAL}, step time \(ms\): {REAL}"
+)
+DECODE_LINE = re.compile(
+    f"Decode batch, #running-req: {NUMBER}, #token: {NUMBER}, token usage: {REAL}, cuda graph: False, "
+    rf"gen throughput \(token/s\): {REAL}, #queue-req: {NUMBER}, step time \(ms\): {REAL}"
+)
+
+
+def test_the_lines_about_steps_say_what_sglang_says(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = LateScheduler(Setup(overlap=False, chunk=16, num_slots=1, num_tokens=256, decode_log_interval=2))
+    scheduler.send("first", list(range(2, 42)), 4, ignore_eos=True)
+    scheduler.send("second", list(range(2, 12)), 4, ignore_eos=True)
+    with caplog.at_level(logging.INFO):
+        scheduler.run()
+    lines = [record.getMessage() for record in caplog.records]
+    prefills = [found.groups() for line in lines if (found := PREFILL_LINE.fullmatch(line))]
+    decodes = [found.groups() for line in lines if (found := DECODE_LINE.fullmatch(line))]
+    assert len(prefills) + len(decodes) == len(lines) == 7
+    # New sequences, new and cached tokens, usage, running, queueing, tokens to come: three chunks of the first prompt
+    # while the second waits, then the second, all of whose tokens but one are cached.
+    assert [line[:7] for line in prefills] == [
+        ("1", "16", "0", "0.06", "1", "1", "34"),
+        ("0", "16", "0", "0.12", "1", "1", "18"),
+        ("0", "8", "0", "0.16", "1", "1", "10"),
+        ("1", "1", "9", "0.04", "1", "0", "0"),
+    ]
+    assert prefills[-1][8] == "0.90"
+    assert [(line[0], line[4]) for line in decodes] == [("1", "1"), ("1", "0"), ("0", "0")]

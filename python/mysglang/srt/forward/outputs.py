@@ -44,9 +44,11 @@ class StepOutput:
 class BatchResult:
     """A step that was launched. `complete` waits for it; calling it again returns the same output."""
 
-    __slots__ = ("_choose", "_finish", "_output")
+    __slots__ = ("_choose", "_finish", "_output", "on_graph")
 
     def __init__(self, finish: Callable[[], StepOutput]) -> None:
+        self.on_graph = False
+        """Whether the step was a captured graph, replayed; its worker says so."""
         self._finish: Callable[[], StepOutput] | None = finish
         self._choose: Callable[[TokenMask], BatchResult] | None = None
         self._output: StepOutput | None = None
@@ -56,6 +58,7 @@ class BatchResult:
         """A step whose tokens are not chosen yet; `choose` does it, and returns before it is done if it can."""
         result = cls.__new__(cls)
         result._finish, result._choose, result._output = None, choose, None
+        result.on_graph = False
         return result
 
     @property

@@ -139,6 +139,7 @@ class DetokenizerManager:
             logprobs=message.logprobs,
             vectors=message.vectors,
             hidden_states=message.hidden_states,
+            times=message.times,
         )
 
     def _new_status(self, message: BatchTokenIDOutput, row: int) -> Status:

@@ -33,6 +33,7 @@ from mysglang.srt.scheduling.result_processor import ResultProcessor
 from mysglang.srt.scheduling.role import Role
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.scheduling.step_planner import StepPlanner
+from mysglang.srt.scheduling.timeline import Timeline
 from mysglang.srt.scheduling.timeouts import Timeouts
 from mysglang.srt.scheduling.token_masks import TokenMasks
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
@@ -67,6 +68,7 @@ class SchedulerParts:
     ratio: NewTokenRatio
     invariants: Invariants
     stats: SchedulerStats
+    timeline: Timeline
     lower: LowerTier
     to_tokenizer: Sender[ToTokenizer]
     make_req: Callable[[TokenizedGenerateReqInput], Req]
@@ -173,7 +175,9 @@ class Scheduler:
         self._idle = False
         step = self._parts.builder.build(batch)
         self._parts.lower.launch()
-        return Launched(batch, Asked(step.logprobs, step.hidden), self._parts.worker.forward_batch_generation(step))
+        at = time.perf_counter()
+        result = self._parts.worker.forward_batch_generation(step)
+        return Launched(batch, Asked(step.logprobs, step.hidden), result, at)
 
     def choose_tokens(self, launched: Launched) -> None:
         """Let a step that waits for its mask go on. Called when the step before it is finished."""
@@ -185,7 +189,8 @@ class Scheduler:
         parts = self._parts
         ended = parts.results.apply(launched.batch, launched.result.complete(), launched.asked, lane)
         self._answer(ended, lane)
-        parts.stats.record(launched.batch, lane.size, len(parts.waiting))
+        parts.timeline.applied(launched.batch)
+        parts.stats.record(launched, lane, parts.waiting)
         for observe in self.step_observers:
             observe()
 
@@ -198,7 +203,8 @@ class Scheduler:
             self._parts.stats.fall_idle()
             self.self_check_during_idle(lane)
         expecting = self._parts.role.expecting or lower.busy
-        self._parts.intake.wait(EXPECTING_WAIT_MS if expecting else IDLE_WAIT_MS)
+        with self._parts.stats.idling():
+            self._parts.intake.wait(EXPECTING_WAIT_MS if expecting else IDLE_WAIT_MS)
 
     def self_check_during_idle(self, lane: Lane) -> None:
         """If really nobody is here, nothing may be held."""

@@ -54,6 +54,7 @@ from mysglang.srt.scheduling.role import Role, UnifiedRole
 from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.scheduling.step_planner import OrderName, StepPlanner, step_order
+from mysglang.srt.scheduling.timeline import NoTimeline, RequestTimeline
 from mysglang.srt.scheduling.timeouts import NoTimeouts, Timeouts
 from mysglang.srt.scheduling.token_masks import TokenMasks
 from mysglang.srt.scheduling.token_rules import token_rules
@@ -89,6 +90,8 @@ class SchedulerOptions:
     """What reading shared pages once costs beside; None: every row reads for itself."""
     stream_interval: int = 1
     decode_log_interval: int = 40
+    timed: bool = False
+    """Whether it is told with each answer when its request stood where."""
     rank: int = 0
     weight_version: str = FIRST_VERSION
     rules: tuple[AdmissionRule, ...] = ()
@@ -218,7 +221,8 @@ def assemble(
     table = RequestTable(capacity.num_slots, capacity.max_context, stream_interval=options.stream_interval)
     sampling = SamplingBuilder(table, options.eos_token_ids)
     ratio = NewTokenRatio(options.conservativeness)
-    stats = SchedulerStats(kv, decode_log_interval=options.decode_log_interval)
+    stats = SchedulerStats(table, kv, decode_log_interval=options.decode_log_interval)
+    timeline = RequestTimeline(table) if options.timed else NoTimeline()
     version = WeightVersion(options.weight_version)
     clock = PromptClock()
     policy, accounts = _policy(options, table, kv, clock)
@@ -248,10 +252,11 @@ def assemble(
                 table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids
             ),
             results=results,
-            streamer=OutputStreamer(table, channels.to_detokenizer, version),
+            streamer=OutputStreamer(table, channels.to_detokenizer, version, timeline),
             ratio=ratio,
             invariants=Invariants(kv, strict=options.strict),
             stats=stats,
+            timeline=timeline,
             lower=kv.cache.lower,
             to_tokenizer=channels.to_tokenizer,
             make_req=ReqMaker(max_request_len(worker), capacity.vocab_size, make_stop_text, options),

@@ -46,6 +46,15 @@ class GetInternalStateReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     last_gen_throughput: float
     forward_steps: int
     num_retractions: int
+    host_tokens: int = 0
+    """That a tier of the cache in the memory of the host holds at most; 0: there is none."""
+    host_free_tokens: int = 0
+    host_written_tokens: int = 0
+    """Copied there since the start."""
+    host_loaded_tokens: int = 0
+    """Copied back since the start, instead of being computed."""
+    host_dropped_tokens: int = 0
+    """That should have been copied there, and found no room."""
     memory_usage: dict[str, float] = {}
 
 
@@ -129,8 +138,17 @@ class SchedulerFigures(msgspec.Struct, frozen=True, array_like=True):
     """Of the KV cache, by requests that run."""
     gen_throughput: float = 0.0
     """Tokens per second lately; 0 while nothing runs."""
+    host_used_tokens: int = 0
+    """Of the tier of the cache in the memory of the host."""
+    host_total_tokens: int = 0
     cache_hit_rate: float = 0.0
     """Of the prompts that began last: the part of their tokens that the prefix cache held."""
+    is_cuda_graph: bool = False
+    """Whether the last step was a captured graph, and something runs."""
+    num_free_tokens: int = 0
+    """Of the KV cache, held by nobody and nothing."""
+    num_available_tokens: int = 0
+    """The same, and those that only the prefix cache holds, which may be evicted."""
     counted: list[float] = msgspec.field(default_factory=lambda: [0.0] * SCHEDULER.width)
     """A row of `observability.instruments.SCHEDULER`."""
 

@@ -73,6 +73,20 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     retractions: bytes
 
 
+class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
+    """When a request stood where: seconds of the machine's clock that only goes forward (`time.perf_counter`), which
+    all its processes share. 0 for what did not come to pass.
+    """
+
+    arrived: float
+    """At the scheduler."""
+    started: float
+    """It got its first place."""
+    first_token: float
+    """Its prompt was computed."""
+    ended: float
+
+
 class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Scheduler -> detokenizer. Row i got `token_counts[i]` of `token_ids` since the last message about it."""
 
@@ -92,6 +106,8 @@ class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """float32: what a model that does not generate made of a row's prompt. It comes with the end of the request."""
     hidden_states: dict[int, bytes] = {}
     """float32: those of a row that became known, one position after the other."""
+    times: dict[int, RequestTimes] = {}
+    """Of rows that ended, where requests are traced."""
     stops: dict[int, list[str]] = {}
     """Stop strings of a row, sent with its first tokens: text that may become one of them is held back."""
     stop_regexes: dict[int, list[str]] = {}
@@ -112,3 +128,4 @@ class BatchStrOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     logprobs: dict[int, RowLogprobs] = {}
     vectors: dict[int, bytes] = {}
     hidden_states: dict[int, bytes] = {}
+    times: dict[int, RequestTimes] = {}

@@ -59,5 +59,30 @@ PREFILL_COMPUTE = Counter(
 )
 PREFILL_CACHE = Counter(PREFILL_COMPUTE.name, PREFILL_COMPUTE.help, (("mode", "prefill_cache"),))
 DECODE = Counter(PREFILL_COMPUTE.name, PREFILL_COMPUTE.help, (("mode", "decode"),))
+PREFILL_STEP = Histogram(
+    "sglang:step_time_seconds",
+    "From a step's launch, or its forerunner's end, to its result.",
+    GAPS,
+    (("mode", "prefill"),),
+)
+DECODE_STEP = Histogram(PREFILL_STEP.name, PREFILL_STEP.help, GAPS, (("mode", "decode"),))
+PREFILL_GRAPHS = Counter("sglang:cuda_graph_passes_total", "Steps that were a captured graph.", (("mode", "prefill"),))
+DECODE_GRAPHS = Counter(PREFILL_GRAPHS.name, PREFILL_GRAPHS.help, (("mode", "decode"),))
+IDLE_SECONDS = Counter("sglang:scheduler_idle_seconds_total", "Time that the scheduler had nothing to do.")
+CPU_SECONDS = Counter("sglang:scheduler_process_cpu_seconds_total", "Processor time of the scheduler's process.")
 
-SCHEDULER = Layout((QUEUE_TIME, NUM_RETRACTED, PREFILL_COMPUTE, PREFILL_CACHE, DECODE))
+SCHEDULER = Layout(
+    (
+        QUEUE_TIME,
+        NUM_RETRACTED,
+        PREFILL_COMPUTE,
+        PREFILL_CACHE,
+        DECODE,
+        PREFILL_STEP,
+        DECODE_STEP,
+        PREFILL_GRAPHS,
+        DECODE_GRAPHS,
+        IDLE_SECONDS,
+        CPU_SECONDS,
+    )
+)

@@ -12,12 +12,14 @@ from mysglang.srt.scheduling.lane import Lane
 class Launched:
     """A step that the worker has taken."""
 
-    __slots__ = ("asked", "batch", "result")
+    __slots__ = ("asked", "at", "batch", "result")
 
-    def __init__(self, batch: ScheduleBatch, asked: Asked, result: BatchResult) -> None:
+    def __init__(self, batch: ScheduleBatch, asked: Asked, result: BatchResult, at: float) -> None:
+        """`at`: when, in seconds."""
         self.batch = batch
         self.asked = asked
         self.result = result
+        self.at = at
 
 
 class Stepped(Protocol):

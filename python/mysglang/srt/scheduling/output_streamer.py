@@ -13,6 +13,7 @@ from mysglang.srt.messages.outputs import BatchTokenIDOutput, Counters, FinishRe
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.timeline import Timeline
 from mysglang.srt.scheduling.weight_version import WeightVersion
 
 NO_INTS: Ints = np.zeros(0, dtype=np.int32)
@@ -22,9 +23,14 @@ class OutputStreamer:
     """Sends tokens to the detokenizer when a request ended or enough of them piled up."""
 
     def __init__(
-        self, table: RequestTable, to_detokenizer: Sender[ToDetokenizer], weight_version: WeightVersion
+        self,
+        table: RequestTable,
+        to_detokenizer: Sender[ToDetokenizer],
+        weight_version: WeightVersion,
+        timeline: Timeline,
     ) -> None:
         self._table = table
+        self._timeline = timeline
         self._weight_version = weight_version
         self._to_detokenizer = to_detokenizer
 
@@ -55,6 +61,7 @@ class OutputStreamer:
                 row: req.vector.tobytes() for row, req in enumerate(ended, start=len(due)) if req.vector is not None
             },
             hidden_states=self._hidden(due, ended),
+            times=self._timeline.of(ended, first_row=len(due)),
             stops={row: params.stop for row, params in new.items() if params.stop},
             stop_regexes={row: params.stop_regex for row, params in new.items() if params.stop_regex},
         )

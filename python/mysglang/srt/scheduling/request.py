@@ -71,6 +71,10 @@ class Req:
     slot: int = NO_SLOT
     arrived_at: float = field(default_factory=time.perf_counter)
     """Seconds, to be told how long it waited; nothing is planned by it."""
+    started_at: float = 0.0
+    """When it got its first place; 0 if it has had none."""
+    first_token_at: float = 0.0
+    """When its prompt was computed; 0 if it is not, or if nobody notes it."""
     sent: int = 0
     """Tokens of `ids` that need not be sent any more, kept while the request has no slot."""
     cached_tokens: int = 0

@@ -4,105 +4,147 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.messages.control import SchedulerFigures
-from mysglang.srt.observability.instruments import (
-    DECODE,
-    NUM_RETRACTED,
-    PREFILL_CACHE,
-    PREFILL_COMPUTE,
-    QUEUE_TIME,
-    SCHEDULER,
-)
+from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Sheet
 from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.loops import Launched
 from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
 
 
 class SchedulerStats:
-    """Counts steps and tokens. The only part of scheduling that reads a clock; nothing is planned by it."""
+    """Counts steps and tokens. With the timeline the only part of scheduling that reads a clock; nothing is planned by
+    it.
+    """
 
-    def __init__(self, kv: KvManager, *, decode_log_interval: int) -> None:
+    def __init__(self, table: RequestTable, kv: KvManager, *, decode_log_interval: int) -> None:
+        self._table = table
         self._kv = kv
         self._interval = decode_log_interval
         self.forward_steps = 0
         self.last_gen_throughput = 0.0
-        self._sheet = Sheet.alone(SCHEDULER)
+        self._sheet = Sheet.alone(told.SCHEDULER)
         self._cache_hit_rate = 0.0
+        self._on_graph = False
         self._decode_steps = 0
         self._generated = 0
         self._since = time.perf_counter()
         self._last_prefill = self._since
+        self._last_result = self._since
+        self._cpu_seconds = 0.0
 
-    def record(self, batch: ScheduleBatch, running: int, waiting: int) -> None:
+    def record(self, launched: Launched, lane: Lane, waiting: WaitingQueue) -> None:
         """A step's result was applied."""
+        batch = launched.batch
         self.forward_steps += 1
-        self._count(batch)
+        self._on_graph = launched.result.on_graph
+        step_time = self._time(launched)
+        self._count(batch, step_time)
         if batch.mode.is_decode:
             self._decode_steps += 1
             self._generated += len(batch)
             if self._decode_steps % self._interval == 0:
-                self._log_decode(running, waiting)
+                self._log_decode(lane, waiting, step_time)
         elif logger.isEnabledFor(logging.INFO):
-            self._log_prefill(batch, running, waiting)
+            self._log_prefill(batch, lane, waiting, step_time)
 
     def started(self, req: Req) -> None:
         """A request got its first place."""
-        self._sheet.observe(QUEUE_TIME, time.perf_counter() - req.arrived_at)
+        req.started_at = time.perf_counter()
+        self._sheet.observe(told.QUEUE_TIME, req.started_at - req.arrived_at)
 
     def retracted(self) -> None:
         """A request lost its place."""
-        self._sheet.add(NUM_RETRACTED)
+        self._sheet.add(told.NUM_RETRACTED)
 
     def figures(self, *, running: int, compiling: int) -> SchedulerFigures:
         """While so many requests run, and so many wait for their grammar."""
+        spent = time.process_time()
+        self._sheet.add(told.CPU_SECONDS, spent - self._cpu_seconds)
+        self._cpu_seconds = spent
         return SchedulerFigures(
             num_grammar_queue_reqs=compiling,
             num_used_tokens=self._used(),
             gen_throughput=self.last_gen_throughput if running else 0.0,
             cache_hit_rate=self._cache_hit_rate,
+            is_cuda_graph=self._on_graph and bool(running),
+            num_free_tokens=self._kv.free_tokens(),
+            num_available_tokens=self._kv.available_tokens(),
             counted=self._sheet.total_row(),
         )
-
-    def _count(self, batch: ScheduleBatch) -> None:
-        decoding = len(batch) - batch.num_prompts
-        computed = batch.new_tokens - decoding if batch.num_prompts else 0
-        self._sheet.add(DECODE, decoding)
-        self._sheet.add(PREFILL_COMPUTE, computed)
-        self._sheet.add(PREFILL_CACHE, batch.cached_tokens)
-        if batch.new_seqs:
-            self._cache_hit_rate = batch.cached_tokens / (batch.cached_tokens + computed)
 
     def fall_idle(self) -> None:
         """Time without work does not count as slow work."""
         self._restart(time.perf_counter())
 
-    def _log_prefill(self, batch: ScheduleBatch, running: int, waiting: int) -> None:
+    @contextmanager
+    def idling(self) -> Iterator[None]:
+        """While there is nothing to do."""
+        began = time.perf_counter()
+        yield
+        self._sheet.add(told.IDLE_SECONDS, time.perf_counter() - began)
+
+    def _time(self, launched: Launched) -> float:
+        """Seconds from the step's launch to its result, without those in which the step before it was not done."""
+        now = time.perf_counter()
+        began, self._last_result = max(launched.at, self._last_result), now
+        return now - began
+
+    def _count(self, batch: ScheduleBatch, step_time: float) -> None:
+        sheet, prompts = self._sheet, batch.num_prompts
+        decoding = len(batch) - prompts
+        sheet.add(told.DECODE, decoding)
+        sheet.observe(told.PREFILL_STEP if prompts else told.DECODE_STEP, step_time)
+        if self._on_graph:
+            sheet.add(told.PREFILL_GRAPHS if prompts else told.DECODE_GRAPHS)
+        if not prompts:
+            return
+        computed = batch.new_tokens - decoding
+        sheet.add(told.PREFILL_COMPUTE, computed)
+        sheet.add(told.PREFILL_CACHE, batch.cached_tokens)
+        if batch.new_seqs:
+            self._cache_hit_rate = batch.cached_tokens / (batch.cached_tokens + computed)
+
+    def _log_prefill(self, batch: ScheduleBatch, lane: Lane, waiting: WaitingQueue, step_time: float) -> None:
         now = time.perf_counter()
         speed = batch.new_tokens / max(now - self._last_prefill, 1e-9)
         self._last_prefill = now
         logger.info(
             "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, "
-            "#queue-req: %d, input throughput (token/s): %.2f",
-            *(batch.new_seqs, batch.new_tokens, batch.cached_tokens, self._usage(), running, waiting, speed),
+            "#queue-req: %d, #pending-token: %d, cuda graph: %s, input throughput (token/s): %.2f, "
+            "cache hit rate: %.2f, step time (ms): %.2f",
+            *(batch.new_seqs, batch.new_tokens, batch.cached_tokens, self._usage(), lane.size),
+            *(len(waiting), waiting.pending_tokens() + self._rest(lane.chunked), self._on_graph, speed),
+            *(self._cache_hit_rate, step_time * 1e3),
         )
 
-    def _log_decode(self, running: int, waiting: int) -> None:
+    def _log_decode(self, lane: Lane, waiting: WaitingQueue, step_time: float) -> None:
         now = time.perf_counter()
         self.last_gen_throughput = self._generated / max(now - self._since, 1e-9)
         self._restart(now)
         logger.info(
-            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f, "
-            "#queue-req: %d",
-            *(running, self._used(), self._usage(), self.last_gen_throughput, waiting),
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, cuda graph: %s, "
+            "gen throughput (token/s): %.2f, #queue-req: %d, step time (ms): %.2f",
+            *(lane.size, self._used(), self._usage(), self._on_graph),
+            *(self.last_gen_throughput, len(waiting), step_time * 1e3),
         )
 
     def _restart(self, now: float) -> None:
         self._generated = 0
         self._since = self._last_prefill = now
+
+    def _rest(self, chunked: Req | None) -> int:
+        """Tokens to come of a prompt of which a part was computed."""
+        return 0 if chunked is None else len(chunked.ids) - int(self._table.planned[chunked.slot])
 
     def _used(self) -> int:
         return self._kv.total_tokens - self._kv.available_tokens()

@@ -41,6 +41,10 @@ class WaitingQueue:
         if gone:
             self._reqs = deque(req for req in self._reqs if req not in gone)
 
+    def pending_tokens(self) -> int:
+        """Tokens of all who wait, whatever of them may be cached."""
+        return sum(len(req.ids) for req in self._reqs)
+
     def __len__(self) -> int:
         return len(self._reqs)
 

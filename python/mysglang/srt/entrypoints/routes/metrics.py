@@ -24,10 +24,15 @@ NUM_USED_TOKENS = Gauge("sglang:num_used_tokens", "Tokens of the KV cache that r
 TOKEN_USAGE = Gauge("sglang:token_usage", "The part of the KV cache that running requests hold, 0 to 1.")
 GEN_THROUGHPUT = Gauge("sglang:gen_throughput", "Tokens generated per second lately; 0 while nothing runs.")
 CACHE_HIT_RATE = Gauge("sglang:cache_hit_rate", "Of the prompts that began last, the part that was cached, 0 to 1.")
+KV_AVAILABLE_TOKENS = Gauge("sglang:kv_available_tokens", "Tokens of the KV cache that nobody and nothing holds.")
+KV_EVICTABLE_TOKENS = Gauge("sglang:kv_evictable_tokens", "Tokens that only the prefix cache holds.")
+KV_USED_TOKENS = Gauge("sglang:kv_used_tokens", "Tokens that running requests hold.")
+IS_CUDA_GRAPH = Gauge("sglang:is_cuda_graph", "1 if the last step was a captured graph, else 0.")
 UTILIZATION = Gauge("sglang:utilization", "Running requests, as a part of those that may run at once.")
 MAX_TOTAL_NUM_TOKENS = Gauge("sglang:max_total_num_tokens", "Tokens that the KV cache holds.")
 CONTEXT_LEN = Gauge("sglang:context_len", "Tokens of the longest request that the model allows.")
 PAGE_SIZE = Gauge("sglang:page_size", "Tokens of a page of the KV cache.")
+NUM_PAGES = Gauge("sglang:num_pages", "Pages of the KV cache.")
 MEMORY = {
     "weights": Gauge("sglang:weight_memory_usage_gb", "GiB that the weights take."),
     "kvcache": Gauge("sglang:kv_cache_memory_usage_gb", "GiB that the KV cache takes."),
@@ -60,6 +65,7 @@ def _gauge_facts(page: Page, facts: SchedulerFacts) -> None:
     page.gauge(MAX_TOTAL_NUM_TOKENS, facts.max_total_num_tokens)
     page.gauge(CONTEXT_LEN, facts.context_len)
     page.gauge(PAGE_SIZE, facts.page_size)
+    page.gauge(NUM_PAGES, facts.max_total_num_tokens // facts.page_size)
     for purpose, gauge in MEMORY.items():
         if purpose in facts.memory_usage:
             page.gauge(gauge, facts.memory_usage[purpose])
@@ -74,4 +80,8 @@ def _gauge_scheduler(page: Page, beat: HeartBeat, facts: SchedulerFacts) -> None
     page.gauge(TOKEN_USAGE, figures.num_used_tokens / facts.max_total_num_tokens)
     page.gauge(GEN_THROUGHPUT, figures.gen_throughput)
     page.gauge(CACHE_HIT_RATE, figures.cache_hit_rate)
+    page.gauge(KV_AVAILABLE_TOKENS, figures.num_free_tokens)
+    page.gauge(KV_EVICTABLE_TOKENS, figures.num_available_tokens - figures.num_free_tokens)
+    page.gauge(KV_USED_TOKENS, figures.num_used_tokens)
+    page.gauge(IS_CUDA_GRAPH, figures.is_cuda_graph)
     page.gauge(UTILIZATION, beat.num_running_reqs / facts.max_running_requests)
