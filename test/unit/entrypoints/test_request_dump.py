@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 
 from mysglang.srt.entrypoints.request_dump import dumped
 from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.generate import parse_generate
 from mysglang.srt.messages.outputs import Length
 
@@ -35,13 +35,13 @@ async def answered() -> AsyncGenerator[GenerationChunk, None]:
         index=0,
         rid="r",
         text="b",
-        token_ids=np.asarray([7], dtype=np.int32),
+        token_bytes=pack_ids([7]),
         finish_reason=Length(1),
         prompt_tokens=2,
         completion_tokens=1,
         cached_tokens=0,
         retractions=0,
-        prompt_ids=np.asarray([5, 6], dtype=np.int32),
+        prompt_bytes=pack_ids([5, 6]),
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from mysglang.srt.entrypoints.front import Manager, RequestLogSettings
 from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.errors import Overloaded
 from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Length
 from mysglang.srt.sampling.sampling_params import SamplingParams
@@ -24,7 +24,7 @@ def chunk(*, last: bool) -> GenerationChunk:
         index=0,
         rid="r1",
         text=SECRET,
-        token_ids=np.array([1], dtype=np.int32),
+        token_bytes=pack_ids([1]),
         finish_reason=Length(2) if last else None,
         prompt_tokens=3,
         completion_tokens=2,

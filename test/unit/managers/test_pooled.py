@@ -43,7 +43,7 @@ class FakeManager:
                 index=index,
                 rid=f"r{index}",
                 text="",
-                token_ids=np.zeros(0, dtype=np.int32),
+                token_bytes=b"",
                 finish_reason=Length(0) if vector is not None else Abort("gone"),
                 prompt_tokens=3 + index,
                 completion_tokens=0,

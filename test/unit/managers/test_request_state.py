@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from mysglang.srt.errors import Aborted, WorkerDied
-from mysglang.srt.managers.request_state import Inbox, ReqState, RowCounters
+from mysglang.srt.managers.request_state import Inbox, ReqState
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.outputs import Abort, Length, RowLogprobs
 from mysglang.srt.messages.requests import LogprobRequest
+
+NOTHING = (0, 0, 0, 0)
 
 
 def floats(*values: float) -> bytes:
@@ -42,20 +44,20 @@ class TestPiling:
         inbox = Inbox()
         answer = state(inbox)
         for number in range(3):
-            answer.add(str(number), pack_ids([number]), RowCounters(1, number + 1, 0, 0), None, None)
+            answer.add(str(number), pack_ids([number]), (1, number + 1, 0, 0), None)
         assert await inbox.get() is answer
         chunk = answer.take()
         assert (chunk.text, chunk.token_ids.tolist(), chunk.completion_tokens) == ("012", [0, 1, 2], 3)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(inbox.get(), 0.01)
-        answer.add("3", pack_ids([3]), RowCounters(1, 4, 0, 0), Length(4), None)
+        answer.add("3", pack_ids([3]), (1, 4, 0, 0), Length(4))
         assert await inbox.get() is answer
         assert (answer.take().text, answer.finish_reason) == ("3", Length(4))
 
     async def test_without_stream_only_the_end_is_told(self) -> None:
         inbox = Inbox()
         answer = state(inbox, stream=False)
-        answer.add("a", pack_ids([1]), RowCounters(), None, None)
+        answer.add("a", pack_ids([1]), NOTHING, None)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(inbox.get(), 0.01)
         answer.finish(Abort("gone"))
@@ -71,7 +73,7 @@ class TestPiling:
     async def test_failure_comes_behind_what_is_there(self) -> None:
         inbox = Inbox()
         answer = state(inbox)
-        answer.add("a", pack_ids([1]), RowCounters(), None, None)
+        answer.add("a", pack_ids([1]), NOTHING, None)
         answer.fail(WorkerDied("gone"))
         assert await inbox.get() is answer
         with pytest.raises(WorkerDied, match="gone"):
@@ -91,8 +93,10 @@ class TestLogprobs:
     def test_columns_of_several_messages(self) -> None:
         answer = state(Inbox())
         answer.wish = self.WISH
-        answer.add("a", pack_ids([1]), RowCounters(), None, output(1, self.PROMPT))
-        answer.add("b", pack_ids([2]), RowCounters(), None, output(2))
+        answer.add_numbers(output(1, self.PROMPT))
+        answer.add("a", pack_ids([1]), NOTHING, None)
+        answer.add_numbers(output(2))
+        answer.add("b", pack_ids([2]), NOTHING, None)
         found = answer.take().logprobs
         assert found is not None
         assert found.token_ids.tolist() == [7]
@@ -110,9 +114,11 @@ class TestLogprobs:
     def test_the_prompts_come_once(self) -> None:
         answer = state(Inbox())
         answer.wish = self.WISH
-        answer.add("a", pack_ids([1]), RowCounters(), None, output(1, self.PROMPT))
+        answer.add_numbers(output(1, self.PROMPT))
+        answer.add("a", pack_ids([1]), NOTHING, None)
         answer.take()
-        answer.add("b", pack_ids([2]), RowCounters(), Length(2), output(2))
+        answer.add_numbers(output(2))
+        answer.add("b", pack_ids([2]), NOTHING, Length(2))
         found = answer.take().logprobs
         assert found is not None
         assert found.input is None
@@ -121,7 +127,7 @@ class TestLogprobs:
     def test_no_output_yet(self) -> None:
         answer = state(Inbox())
         answer.wish = LogprobRequest()
-        answer.add("", b"", RowCounters(), Abort("early"), None)
+        answer.add("", b"", NOTHING, Abort("early"))
         found = answer.take().logprobs
         assert found is not None
         assert found.output.top_ids.shape == (0, 0)

@@ -1,5 +1,6 @@
 """Native responses in SGLang's shapes."""
 
+import base64
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from fixtures import small_tokenizer
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk, LogprobChunk, TokenLogprobs
 from mysglang.srt.managers.response_dict import LOWEST, ResponseDicts, finish_reason_dict
+from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, Length, Stop
 from mysglang.srt.sampling.sampling_params import SamplingParams
@@ -28,7 +30,7 @@ def chunk(text: str, ids: list[int], index: int = 0, **fields: Any) -> Generatio
         "cached_tokens": 2,
         "retractions": 1,
     }
-    return GenerationChunk(index=index, rid=f"r{index}", text=text, token_ids=ints(*ids), **{**defaults, **fields})
+    return GenerationChunk(index=index, rid=f"r{index}", text=text, token_bytes=pack_ids(ids), **{**defaults, **fields})
 
 
 def logprobs(values: list[float], ids: list[int], top: list[list[float]], asked: list[list[float]]) -> TokenLogprobs:
@@ -115,6 +117,48 @@ def test_logprobs() -> None:
         assert found[1]["output_token_logprobs_length"] == (1 if incremental else 2)
         assert len(found[1]["input_token_logprobs"]) == (0 if incremental else 2)
         assert b"null" in orjson.dumps(found)
+
+
+@pytest.mark.parametrize("in_base64", [False, True])
+@pytest.mark.parametrize("incremental", [False, True])
+def test_the_likeliest_as_arrays(in_base64: bool, incremental: bool) -> None:
+    """The same numbers as the tuples', chunk by chunk; tuples of these there are none then."""
+    ask: dict[str, Any] = {"text": "a", "stream": True, "return_logprob": True}
+    wishes = {f"return_flat_raw{side}_top_logprobs": True for side in ("", "_output")}
+    flat = ResponseDicts(
+        GenerateReqInput(**ask, **wishes, return_flat_raw_top_logprobs_b64=in_base64), None, incremental=incremental
+    )
+    tuples = ResponseDicts(GenerateReqInput(**ask), None, incremental=incremental)
+    prompt = logprobs([np.nan, -1, -2], [1, 2, 3], [[np.nan, np.nan], [-1, -3], [-2, -np.inf]], [[]] * 3)
+    outputs = [logprobs([-0.5], [4], [[-0.5, -0.75]], [[]]), logprobs([-5], [5], [[-0.25, -5]], [[]])]
+    for output, found in zip(outputs, (prompt, None), strict=True):
+        piece = chunk("x", [4], logprobs=LogprobChunk(output, found, ints()))
+        arrays, rows = flat.add(piece)["meta_info"], tuples.add(piece)["meta_info"]
+        for side in ("input", "output"):
+            name = f"{side}_top_logprobs"
+            assert name not in arrays
+            if not rows[name]:
+                assert f"{name}_shape" not in arrays
+                continue
+            nulls, shape = arrays[f"{name}_null_prefix"], arrays[f"{name}_shape"]
+            assert [row is None for row in rows[name]] == [at < nulls for at in range(len(rows[name]))]
+            entries = [entry for row in rows[name] if row is not None for entry in row]
+            assert shape == [len(rows[name]) - nulls, 2]
+            if in_base64:
+                assert (arrays[f"{name}_val_flat_b64_dtype"], arrays[f"{name}_idx_flat_b64_dtype"]) == (
+                    "float32",
+                    "int32",
+                )
+                vals = np.frombuffer(base64.b64decode(arrays[f"{name}_val_flat_b64"]), dtype="<f4").tolist()
+                ids = np.frombuffer(base64.b64decode(arrays[f"{name}_idx_flat_b64"]), dtype="<i4").tolist()
+            else:
+                vals, ids = arrays[f"{name}_val_flat"], arrays[f"{name}_idx_flat"]
+            assert list(zip(vals, ids, strict=True)) == [(value, token) for value, token, _ in entries]
+
+
+def test_a_form_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="return_flat_raw_top_logprobs_b64"):
+        ResponseDicts(GenerateReqInput(text="a", return_flat_raw_top_logprobs_b64=True), None)
 
 
 def test_columns_that_nobody_asked_for_are_absent() -> None:

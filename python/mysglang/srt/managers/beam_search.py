@@ -19,7 +19,7 @@ from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.request_state import GenerationChunk, LogprobChunk
 from mysglang.srt.managers.unfold import MAX_TOP_LOGPROBS, unfold
-from mysglang.srt.messages.codec import unpack_ids
+from mysglang.srt.messages.codec import pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
@@ -161,13 +161,13 @@ class _Task:
             index=index,
             rid=rid,
             text=await coder.answer_text(_shown(beam, params), params),
-            token_ids=np.asarray(beam.ids, dtype=np.int32),
+            token_bytes=pack_ids(list(beam.ids)),
             finish_reason=beam.finish,
             prompt_tokens=len(prompt),
             completion_tokens=len(beam.ids),
             cached_tokens=self.cached_tokens or 0,
             retractions=0,
-            prompt_ids=prompt,
+            prompt_bytes=self.request.input_ids,
             sequence_score=self.search.score(beam),
         )
 

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -62,8 +62,8 @@ class GenerationChunk(msgspec.Struct, frozen=True):
     rid: str
     text: str
     """What the text grew by; may be empty while a character or a stop string is incomplete."""
-    token_ids: Ints
-    """What the tokens grew by; a stop token is among them, its text is not."""
+    token_bytes: bytes
+    """`token_ids` as int32 bytes."""
     finish_reason: FinishReason | None
     """Set in the last chunk of the answer."""
     prompt_tokens: int
@@ -72,8 +72,8 @@ class GenerationChunk(msgspec.Struct, frozen=True):
     retractions: int
     logprobs: LogprobChunk | None = None
     """None if not asked for."""
-    prompt_ids: Ints | None = None
-    """The prompt as the model reads it."""
+    prompt_bytes: bytes | None = None
+    """`prompt_ids` as int32 bytes."""
     vector: Floats | None = None
     """Of a request that asked for one: in its only chunk."""
     weight_versions: tuple[tuple[str, int], ...] = ((FIRST_VERSION, 0),)
@@ -84,14 +84,21 @@ class GenerationChunk(msgspec.Struct, frozen=True):
     hidden_states: Floats | None = None
     """[n, hidden_size], those that the chunk brings; None if not asked for."""
 
+    # Most readers want the text alone, and an array costs as much as the whole chunk.
 
-class RowCounters(NamedTuple):
-    """A request's counters so far."""
+    @property
+    def token_ids(self) -> Ints:
+        """What the tokens grew by; a stop token is among them, its text is not."""
+        return unpack_ids(self.token_bytes)
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    retractions: int = 0
+    @property
+    def prompt_ids(self) -> Ints | None:
+        """The prompt as the model reads it."""
+        return None if self.prompt_bytes is None else unpack_ids(self.prompt_bytes)
+
+
+RowCounters: TypeAlias = tuple[int, int, int, int]
+"""A request's counters so far: prompt_tokens, completion_tokens, cached_tokens, retractions."""
 
 
 class Post:
@@ -216,32 +223,26 @@ class ReqState:
         self._ids: list[bytes] = []
         self._logprobs: list[RowLogprobs] = []
         self._hidden: list[bytes] = []
-        self._counters = RowCounters()
+        self._counters: RowCounters = (0, 0, 0, 0)
         self._vector: Floats | None = None
         self._weight_versions: tuple[tuple[str, int], ...] = ()
 
-    def add(
-        self,
-        text: str,
-        ids: bytes,
-        counters: RowCounters,
-        finish_reason: FinishReason | None,
-        logprobs: RowLogprobs | None,
-        vector: bytes | None = None,
-        hidden: bytes = b"",
-    ) -> None:
+    def add(self, text: str, ids: bytes, counters: RowCounters, finish_reason: FinishReason | None) -> None:
         """Take what a message says about it."""
+        self._text.append(text)
+        self._ids.append(ids)
+        self._counters = counters
+        self.finish_reason = finish_reason
+        self._tell()
+
+    def add_numbers(self, logprobs: RowLogprobs | None, vector: bytes | None = None, hidden: bytes = b"") -> None:
+        """Take what few requests ask for, before `add` takes the rest of the same message."""
         if vector is not None:
             self._vector = np.frombuffer(vector, dtype=np.float32)
         if hidden:
             self._hidden.append(hidden)
-        self._text.append(text)
-        self._ids.append(ids)
         if logprobs is not None:
             self._logprobs.append(logprobs)
-        self._counters = counters
-        self.finish_reason = finish_reason
-        self._tell()
 
     def is_neglected(self, grown: int) -> bool:
         """Whether its reader has left too much lying, now that it grew by so many bytes."""
@@ -253,7 +254,7 @@ class ReqState:
     def note_weights(self, version: str) -> None:
         """What `add` brings next was computed with the weights of that name."""
         if not self._weight_versions or self._weight_versions[-1][0] != version:
-            self._weight_versions += ((version, self._counters.completion_tokens),)
+            self._weight_versions += ((version, self._counters[1]),)
 
     def finish(self, reason: FinishReason) -> None:
         """End it from this side."""
@@ -277,24 +278,21 @@ class ReqState:
         self._in_inbox = False
         if self._unread is not None:
             self._unread.taken()
-        match self.finish_reason:
-            case Abort(message=message, status=400, param=str(param)):
-                raise InvalidRequest(message, param=param)
-            case Abort(message=message, status=int(status), kind=kind):
-                raise Aborted(message, status=status, kind=kind)
-        counters = self._counters
+        if self.finish_reason is not None:
+            _raise_refusal(self.finish_reason)
+        prompt_tokens, completion_tokens, cached_tokens, retractions = self._counters
         chunk = GenerationChunk(
             index=self.index,
             rid=self.rid,
             text="".join(self._text),
-            token_ids=unpack_ids(b"".join(self._ids)),
+            token_bytes=b"".join(self._ids),
             finish_reason=self.finish_reason,
-            prompt_tokens=counters.prompt_tokens,
-            completion_tokens=counters.completion_tokens,
-            cached_tokens=counters.cached_tokens,
-            retractions=counters.retractions,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cached_tokens=cached_tokens,
+            retractions=retractions,
             logprobs=None if self.wish is None else join_logprobs(self._logprobs, self.wish),
-            prompt_ids=unpack_ids(self.prompt_ids),
+            prompt_bytes=self.prompt_ids,
             vector=self._vector,
             weight_versions=self._weight_versions or ((FIRST_VERSION, 0),),
             hidden_states=None if self.hidden_size is None else _states(self._hidden, self.hidden_size),
@@ -304,15 +302,25 @@ class ReqState:
 
     def _forget(self) -> None:
         """What came and was not taken, or was taken."""
-        self._hidden.clear()
         self._text.clear()
         self._ids.clear()
-        self._logprobs.clear()
+        if self._logprobs or self._hidden:
+            self._logprobs.clear()
+            self._hidden.clear()
 
     def _tell(self) -> None:
         if not self._in_inbox and (self._stream or self.finish_reason is not None):
             self._in_inbox = True
             self._inbox.put(self)
+
+
+def _raise_refusal(reason: FinishReason) -> None:
+    """If it is one."""
+    match reason:
+        case Abort(message=message, status=400, param=str(param)):
+            raise InvalidRequest(message, param=param)
+        case Abort(message=message, status=int(status), kind=kind):
+            raise Aborted(message, status=status, kind=kind)
 
 
 def _states(pieces: list[bytes], hidden_size: int) -> Floats:

@@ -338,26 +338,25 @@ class TokenizerManager:
 
     def _handle_batch_output(self, output: BatchStrOutput) -> None:
         """Give every row to its state. Rows of requests that are gone are dropped: their abort is on its way."""
+        state_of, grew, finished = self.rid_to_state.get, self._fronts.metrics.grew, output.finished
+        has_numbers = bool(output.logprobs or output.vectors or output.hidden_states)
         ends = (np.cumsum(unpack_ids(output.token_counts), dtype=np.int64) * ID_BYTES).tolist()
         start = 0
-        for row, (rid, text, end, numbers) in enumerate(
-            zip(output.rids, output.texts, ends, _rows(output.counters), strict=True)
-        ):
-            state = self.rid_to_state.get(rid)
+        rows = zip(output.rids, output.texts, ends, _rows(output.counters), strict=True)
+        for row, (rid, text, end, counters) in enumerate(rows):
+            state = state_of(rid)
             if state is not None:
-                self._fronts.metrics.grew(rid, *numbers[:3])
-                finish_reason = output.finished.get(row)
+                grew(rid, *counters[:3])
+                finish_reason = finished.get(row)
                 if finish_reason is not None:
                     self._complete(state, finish_reason)
-                ids = output.token_ids[start:end]
-                logprobs, vector = output.logprobs.get(row), output.vectors.get(row)
                 state.note_weights(output.weight_version)
-                hidden = output.hidden_states.get(row, b"")
-                state.add(text, ids, RowCounters(*numbers), finish_reason, logprobs, vector, hidden)
-                if (logprobs or hidden) and state.is_neglected(len(hidden) + bytes_of(logprobs)):
+                grown = _add_numbers(state, output, row) if has_numbers else 0
+                state.add(text, output.token_ids[start:end], counters, finish_reason)
+                if grown and state.is_neglected(grown):
                     self._cut_off(state)
             start = end
-        if output.finished:
+        if finished:
             self._publish()
 
     def _cut_off(self, state: ReqState) -> None:
@@ -382,7 +381,14 @@ class TokenizerManager:
             raise self._death.again()
 
 
-def _rows(counters: Counters) -> Iterable[tuple[int, int, int, int]]:
+def _add_numbers(state: ReqState, output: BatchStrOutput, row: int) -> int:
+    """Give what few requests ask for to the state of a row; how many bytes will wait for its reader."""
+    logprobs, hidden = output.logprobs.get(row), output.hidden_states.get(row, b"")
+    state.add_numbers(logprobs, output.vectors.get(row), hidden)
+    return len(hidden) + bytes_of(logprobs)
+
+
+def _rows(counters: Counters) -> Iterable[RowCounters]:
     """The counters row by row."""
     columns = (counters.prompt_tokens, counters.completion_tokens, counters.cached_tokens, counters.retractions)
     return zip(*(unpack_ids(column).tolist() for column in columns), strict=True)
