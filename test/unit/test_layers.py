@@ -57,8 +57,8 @@ MAY_IMPORT = {
     "constrained": "scheduling.role scheduling.request scheduling.grammar forward.worker_batch messages.outputs "
     "sampling.grammar_spec",
     # the processes
-    "managers": "scheduling mem_cache forward.worker forward.weights forward.occupation multimodal parser sampling "
-    "messages server_args args configs",
+    "managers": "scheduling mem_cache forward.worker forward.weights forward.occupation forward.host_pages multimodal "
+    "parser sampling messages server_args args configs",
     "managers.scheduler_builder": PLUG_INS + " distributed",
     "managers.worker_factory": "model_executor.tp_worker model_executor.pooling_worker model_executor.encoder_worker "
     "model_executor.runner_config speculative",

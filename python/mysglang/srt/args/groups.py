@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from mysglang.srt.args.field import Option, flag_of, options
 from mysglang.srt.args.grammar import GrammarArgs
+from mysglang.srt.args.hicache import HicacheArgs
 from mysglang.srt.args.kernels import KernelArgs
 from mysglang.srt.args.memory import MemoryArgs
 from mysglang.srt.args.model import ModelArgs
@@ -35,6 +36,7 @@ class ArgGroups:
     kernels: KernelArgs = field(default_factory=KernelArgs)
     grammar: GrammarArgs = field(default_factory=GrammarArgs)
     memory: MemoryArgs = field(default_factory=MemoryArgs)
+    hicache: HicacheArgs = field(default_factory=HicacheArgs)
     serving: ServingArgs = field(default_factory=ServingArgs)
     storage: StorageArgs = field(default_factory=StorageArgs)
     observability: ObservabilityArgs = field(default_factory=ObservabilityArgs)

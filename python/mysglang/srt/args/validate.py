@@ -14,6 +14,8 @@ from pathlib import Path
 
 from mysglang.srt.args.field import flag_of
 from mysglang.srt.args.groups import ArgGroups
+from mysglang.srt.args.hicache import OTHER_STORAGE_BACKENDS, STORAGE_BACKENDS, HicacheArgs
+from mysglang.srt.args.hicache import complaint_about as hicache_complaint
 from mysglang.srt.args.kv_events import complaint_about
 from mysglang.srt.args.parsers import REASONING_PARSERS
 from mysglang.srt.args.schedule import CHUNKING_OFF
@@ -119,6 +121,43 @@ RULES = (
         lambda _: "--radix-eviction-policy: with --disable-radix-cache nothing is kept that could be evicted.",
     ),
     Rule(
+        lambda a, _: a.hicache.enable_hierarchical_cache and a.memory.disable_radix_cache,
+        lambda _: "--enable-hierarchical-cache: with --disable-radix-cache there are no prefixes to keep.",
+    ),
+    Rule(
+        lambda a, _: a.hicache != HicacheArgs() and not a.hicache.enable_hierarchical_cache,
+        lambda _: "--hicache-…: only with --enable-hierarchical-cache.",
+    ),
+    Rule(
+        lambda a, _: a.hicache.hicache_storage_backend not in (None, *STORAGE_BACKENDS),
+        lambda a: f"--hicache-storage-backend {a.hicache.hicache_storage_backend}: {_no_storage_backend(a)}.",
+    ),
+    Rule(
+        lambda a, _: (
+            a.hicache.hicache_storage_backend is None
+            and (a.hicache.hicache_storage_backend_extra_config, a.hicache.hicache_storage_prefetch_policy)
+            != (None, HicacheArgs().hicache_storage_prefetch_policy)
+        ),
+        lambda _: (
+            "--hicache-storage-prefetch-policy and --hicache-storage-backend-extra-config: only with "
+            "--hicache-storage-backend."
+        ),
+    ),
+    Rule(
+        lambda a, _: a.hicache.hicache_storage_backend == "file" and not a.hicache.storage_path,
+        lambda _: (
+            "--hicache-storage-backend file: say where, as in --hicache-storage-backend-extra-config "
+            '\'{"path": "/var/cache/kv"}\'.'
+        ),
+    ),
+    Rule(
+        lambda a, _: hicache_complaint(a.hicache.hicache_storage_backend_extra_config) is not None,
+        lambda a: (
+            "--hicache-storage-backend-extra-config: "
+            f"{hicache_complaint(a.hicache.hicache_storage_backend_extra_config)}."
+        ),
+    ),
+    Rule(
         lambda a, _: a.schedule.chunked_prefill_size == 0,
         lambda _: f"--chunked-prefill-size 0: give a number of tokens, or {CHUNKING_OFF} for whole prompts.",
     ),
@@ -152,6 +191,12 @@ def validate(groups: ArgGroups, hardware: Hardware) -> None:
     problems = [*groups.bad_values()] or [*_broken(groups, hardware)]
     if problems:
         raise ConfigError(*problems)
+
+
+def _no_storage_backend(groups: ArgGroups) -> str:
+    known = groups.hicache.hicache_storage_backend in OTHER_STORAGE_BACKENDS
+    reason = "this version does not support it" if known else "there is no such backend"
+    return f"{reason}; give {' or '.join(STORAGE_BACKENDS)}"
 
 
 def _broken(groups: ArgGroups, hardware: Hardware) -> Iterator[str]:

@@ -39,6 +39,10 @@ class EventPublisher(Protocol):
     @property
     def listener(self) -> PageListener: ...
 
+    def host_listener(self, num_pages: int) -> PageListener:
+        """Hears of the pages of a tier on the host."""
+        ...
+
     def flush(self) -> None:
         """Send what happened since the last time. Costs nothing if nothing did."""
         ...
@@ -48,6 +52,9 @@ class NoPublisher:
     """Nobody is told."""
 
     listener: PageListener = NoListener()
+
+    def host_listener(self, num_pages: int) -> PageListener:
+        return NoListener()
 
     def flush(self) -> None:
         pass
@@ -71,6 +78,9 @@ class ZmqPublisher:
     @property
     def listener(self) -> PageListener:
         return self._log
+
+    def host_listener(self, num_pages: int) -> PageListener:
+        return self._log.of_host(num_pages)
 
     def flush(self) -> None:
         events = self._log.take()

@@ -17,6 +17,7 @@ from mysglang.srt.constrained.compile_messages import CompilerSetup
 from mysglang.srt.constrained.factory import NO_BACKEND, choose_backend
 from mysglang.srt.constrained.structured_output import StructuredOutput
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.host_pages import HostPages
 from mysglang.srt.forward.occupation import Occupation
 from mysglang.srt.forward.weights import ModelWeights
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
@@ -30,9 +31,12 @@ from mysglang.srt.managers.scheduler_assembly import (
     max_request_len,
 )
 from mysglang.srt.managers.worker_factory import make_worker
-from mysglang.srt.mem_cache.factory import prefix_cache
+from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES, EvictPolicy
+from mysglang.srt.mem_cache.factory import PrefixCacheName, hierarchical_cache, prefix_cache
+from mysglang.srt.mem_cache.host_tier import HostTier
 from mysglang.srt.mem_cache.kv_events import KvEventLog
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.page_listener import PageListener
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts
 from mysglang.srt.messages.channels import Pull
@@ -66,6 +70,9 @@ class NamedWorker(Worker, Protocol):
     @property
     def occupation(self) -> Occupation: ...
 
+    @property
+    def host_pages(self) -> HostPages: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Makers:
@@ -73,6 +80,7 @@ class Makers:
 
     worker: Callable[[ServerArgs, ModelConfig], NamedWorker] = make_worker
     kv: Callable[[int, int, int, int, MakePrefixCache], KvManager] = KvManager
+    host_tier: Callable[[HostPages, int, EvictPolicy, PageListener], HostTier] = HostTier
 
 
 THE_MAKERS = Makers()
@@ -93,11 +101,7 @@ def build_scheduler(
         capacity.page_size,
         capacity.num_slots,
         capacity.max_context,
-        prefix_cache(
-            "chunk" if args.memory.disable_radix_cache or model.needs_whole_prompts else "radix",
-            eviction_policy=args.memory.radix_eviction_policy,
-            listener=events.listener,
-        ),
+        _prefix_cache(args, model, worker, events, makers),
     )
     channels = Channels(
         requests=Pull(ports.scheduler_input_ipc_name, scheduler_codec()),
@@ -138,6 +142,20 @@ def build_scheduler(
         memory_usage=capacity.memory_usage,
     )
     return assembled.loop, facts
+
+
+def _prefix_cache(
+    args: ServerArgs, model: ModelConfig, worker: NamedWorker, events: EventPublisher, makers: Makers
+) -> MakePrefixCache:
+    eviction, hicache = args.memory.radix_eviction_policy, args.hicache
+    if not hicache.enable_hierarchical_cache:
+        name: PrefixCacheName = "chunk" if args.memory.disable_radix_cache or model.needs_whole_prompts else "radix"
+        return prefix_cache(name, eviction_policy=eviction, listener=events.listener)
+    pages, page_size = worker.host_pages, worker.capacity.page_size
+    host = makers.host_tier(pages, page_size, EVICT_POLICIES[eviction], events.host_listener(pages.num_pages))
+    return hierarchical_cache(
+        host, write_policy=hicache.hicache_write_policy, eviction_policy=eviction, listener=events.listener
+    )
 
 
 DTYPE_BYTES = {"float32": 4}

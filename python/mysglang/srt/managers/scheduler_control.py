@@ -103,7 +103,7 @@ class SchedulerControl:
 
     def get_internal_state(self, message: GetInternalStateReq, lane: Lane) -> None:
         """What is held now."""
-        kv = self._kv.state()
+        kv, copied = self._kv.state(), self._kv.cache.lower.counts
         self._to_tokenizer.send(
             GetInternalStateReqOutput(
                 id=message.id,
@@ -119,6 +119,11 @@ class SchedulerControl:
                 last_gen_throughput=self._stats.last_gen_throughput,
                 forward_steps=self._stats.forward_steps,
                 num_retractions=self._retraction.count,
+                host_tokens=kv.host_total,
+                host_free_tokens=kv.host_free,
+                host_written_tokens=copied.written,
+                host_loaded_tokens=copied.loaded,
+                host_dropped_tokens=copied.dropped,
                 memory_usage=self._capacity.memory_usage,
             )
         )

@@ -7,7 +7,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_executor.encoder_worker import EncoderWorker
 from mysglang.srt.model_executor.pooling_worker import PoolingWorker
-from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.runner_config import HostTierConfig, RunnerConfig
 from mysglang.srt.model_executor.tp_worker import TpModelWorker
 from mysglang.srt.server_args import ServerArgs
 
@@ -16,11 +16,26 @@ def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker | Pooling
     """Load the model and size its memory. Raises ConfigError for what the user must change."""
     if args.kernels.enable_deterministic_inference and model.pooling is not None:
         raise ConfigError("--enable-deterministic-inference is for models that generate; leave it out for this one.")
+    if args.hicache.enable_hierarchical_cache and model.pooling is not None:
+        raise ConfigError("--enable-hierarchical-cache is for models that generate; leave it out for this one.")
     load = LoadConfig(load_format=args.model.load_format, seed=args.model.random_seed or 0)
     runner = _runner_config(args, model)
     if model.encoder is not None:
         return EncoderWorker(runner, model, load)
     return TpModelWorker(runner, model, load) if model.pooling is None else PoolingWorker(runner, model, load)
+
+
+def _host_tier(args: ServerArgs) -> HostTierConfig | None:
+    hicache = args.hicache
+    if not hicache.enable_hierarchical_cache:
+        return None
+    return HostTierConfig(
+        ratio=hicache.hicache_ratio,
+        size_gb=hicache.hicache_size,
+        memory_fraction=hicache.hicache_host_memory_fraction,
+        io_backend=hicache.hicache_io_backend,
+        mem_layout=hicache.hicache_mem_layout,
+    )
 
 
 def _runner_config(args: ServerArgs, model: ModelConfig) -> RunnerConfig:
@@ -30,6 +45,7 @@ def _runner_config(args: ServerArgs, model: ModelConfig) -> RunnerConfig:
         page_size=memory.page_size,
         mem_fraction_static=memory.mem_fraction_static,
         max_total_tokens=memory.max_total_tokens,
+        host_tier=_host_tier(args),
         max_running_requests=schedule.max_running_requests,
         chunked_prefill_size=None if model.needs_whole_prompts else schedule.prefill_chunk,
         max_prefill_tokens=schedule.max_prefill_tokens,

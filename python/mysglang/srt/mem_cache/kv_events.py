@@ -18,7 +18,9 @@ from mysglang.srt.forward.worker_batch import Bools, Ints, Longs
 from mysglang.srt.mem_cache.tree_node import TreeNode, namespace_of
 
 GPU = "GPU"
-"""The only medium there is: the memory that attention reads, which is the host's without a GPU."""
+"""The medium of pages that attention reads, in the host's memory though it is without a GPU."""
+CPU = "CPU"
+"""That of pages in a tier on the host: from there they are copied back before they are read."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -65,16 +67,23 @@ class KvEventLog:
     Pages are told of when they are planned, like all sharing here: a step before they are computed at most.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, medium: str = GPU, events: list[KvEvent] | None = None) -> None:
+        """`events`: where to write; a list of its own if it is None."""
         self._page_size = page_size
+        self._medium = medium
         self._hashes: Longs = np.zeros(num_pages + 1, dtype=np.int64)
         """By page; says something while the page is told of."""
         self._told: Bools = np.zeros(num_pages + 1, dtype=np.bool_)
-        self._events: list[KvEvent] = []
+        self._events: list[KvEvent] = [] if events is None else events
+
+    def of_host(self, num_pages: int) -> KvEventLog:
+        """A log for the pages of a tier on the host, whose events come in order with those of this one."""
+        return HostEventLog(num_pages, self._page_size, CPU, self._events)
 
     def take(self) -> list[KvEvent]:
         """What happened since it was last asked, in order."""
-        events, self._events = self._events, []
+        events = self._events.copy()
+        self._events.clear()
         return events
 
     def stored(self, node: TreeNode, ids: Ints, pages: Ints, known: int) -> None:
@@ -92,7 +101,7 @@ class KvEventLog:
                 None if is_first else above,
                 ids[known * size : len(pages) * size].tolist(),
                 size,
-                medium=GPU,
+                medium=self._medium,
                 cache_salt=namespace or None,
             )
         )
@@ -101,11 +110,18 @@ class KvEventLog:
         gone = pages[self._told[pages]]
         if len(gone):
             self._told[gone] = False
-            self._events.append(BlockRemoved(self._hashes[gone].tolist(), medium=GPU))
+            self._events.append(BlockRemoved(self._hashes[gone].tolist(), medium=self._medium))
 
     def cleared(self) -> None:
         self._told[:] = False
         self._events.append(AllBlocksCleared())
+
+
+class HostEventLog(KvEventLog):
+    """Of a tier below another cache, with which it is cleared and which tells of that."""
+
+    def cleared(self) -> None:
+        self._told[:] = False
 
 
 def first_hash(namespace: str) -> int:

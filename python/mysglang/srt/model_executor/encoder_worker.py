@@ -11,6 +11,7 @@ import torch
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.forward.host_pages import HostPages, NoHostPages
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
@@ -39,6 +40,7 @@ class EncoderWorker:
     """Implements `forward.worker.Worker`."""
 
     tokens_per_step = 1
+    host_pages: HostPages = NoHostPages()
     attention_backend = "sdpa"
 
     def __init__(self, config: RunnerConfig, model_config: ModelConfig, load_config: LoadConfig) -> None:

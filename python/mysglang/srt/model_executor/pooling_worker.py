@@ -10,6 +10,7 @@ import torch
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.forward.host_pages import HostPages, NoHostPages
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
@@ -37,6 +38,7 @@ class PoolingWorker:
     """Implements `forward.worker.Worker`."""
 
     tokens_per_step = 1
+    host_pages: HostPages = NoHostPages()
 
     def __init__(self, config: RunnerConfig, model_config: ModelConfig, load_config: LoadConfig) -> None:
         """Load the model and take the memory. Raises ConfigError with what to do."""

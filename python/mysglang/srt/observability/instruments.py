@@ -70,6 +70,11 @@ PREFILL_GRAPHS = Counter("sglang:cuda_graph_passes_total", "Steps that were a ca
 DECODE_GRAPHS = Counter(PREFILL_GRAPHS.name, PREFILL_GRAPHS.help, (("mode", "decode"),))
 IDLE_SECONDS = Counter("sglang:scheduler_idle_seconds_total", "Time that the scheduler had nothing to do.")
 CPU_SECONDS = Counter("sglang:scheduler_process_cpu_seconds_total", "Processor time of the scheduler's process.")
+BACKUP = Counter("sglang:hicache_backup_tokens_total", "Tokens copied to the tier of the cache on the host.")
+LOAD_BACK = Counter("sglang:load_back_tokens_total", "Tokens copied back from there, instead of being computed.")
+BACKUP_DROPPED = Counter(
+    "sglang:hicache_backup_dropped_tokens_total", "Tokens that should have been copied there, and found no room."
+)
 
 SCHEDULER = Layout(
     (
@@ -84,5 +89,8 @@ SCHEDULER = Layout(
         DECODE_GRAPHS,
         IDLE_SECONDS,
         CPU_SECONDS,
+        BACKUP,
+        LOAD_BACK,
+        BACKUP_DROPPED,
     )
 )

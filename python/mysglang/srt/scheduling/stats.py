@@ -34,6 +34,7 @@ class SchedulerStats:
         self.last_gen_throughput = 0.0
         self._sheet = Sheet.alone(told.SCHEDULER)
         self._cache_hit_rate = 0.0
+        self._copies = kv.cache.lower.counts
         self._on_graph = False
         self._decode_steps = 0
         self._generated = 0
@@ -71,16 +72,27 @@ class SchedulerStats:
         spent = time.process_time()
         self._sheet.add(told.CPU_SECONDS, spent - self._cpu_seconds)
         self._cpu_seconds = spent
+        size = self._kv.cache.size()
+        self._count_copies()
         return SchedulerFigures(
             num_grammar_queue_reqs=compiling,
             num_used_tokens=self._used(),
             gen_throughput=self.last_gen_throughput if running else 0.0,
+            host_used_tokens=(size.host_pages - size.host_free) * self._kv.page_size,
+            host_total_tokens=size.host_pages * self._kv.page_size,
             cache_hit_rate=self._cache_hit_rate,
             is_cuda_graph=self._on_graph and bool(running),
             num_free_tokens=self._kv.free_tokens(),
             num_available_tokens=self._kv.available_tokens(),
             counted=self._sheet.total_row(),
         )
+
+    def _count_copies(self) -> None:
+        before, after = self._copies, self._kv.cache.lower.counts
+        self._copies = after
+        self._sheet.add(told.BACKUP, after.written - before.written)
+        self._sheet.add(told.LOAD_BACK, after.loaded - before.loaded)
+        self._sheet.add(told.BACKUP_DROPPED, after.dropped - before.dropped)
 
     def fall_idle(self) -> None:
         """Time without work does not count as slow work."""

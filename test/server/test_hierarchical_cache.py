@@ -1,0 +1,88 @@
+"""The hierarchical cache of a real server around a real model: answers are those without it, to the token, with memory
+for a small part of what is asked again and again. Freed pages hold NaN, so a copy to or from the wrong one is an error.
+"""
+
+import asyncio
+import random
+from typing import Any
+
+import httpx
+import pytest
+
+from fixtures.oracle import assert_quiet, held
+from fixtures.server_process import ServerProcess
+from fixtures.shaky_memory import Shakes
+from fixtures.toy_server import PROGRAM, Faults
+
+PAGE = 16
+# In float32 the order of a sum changes a logit too little to change which is the largest.
+PRECISE = ("--log-level", "warning", "--dtype", "float32", "--page-size", f"{PAGE}", "--chunked-prefill-size", "64")
+TIERS = (*PRECISE, "--max-total-tokens", "640", "--max-running-requests", "4", "--enable-hierarchical-cache")
+WAYS = {
+    "write_through": ("--hicache-ratio", "6"),
+    "selective, layers first": (
+        *("--hicache-ratio", "6", "--hicache-write-policy", "write_through_selective"),
+        *("--hicache-mem-layout", "layer_first"),
+    ),
+    "write_back, direct": (
+        "--hicache-size",
+        "0.02",
+        "--hicache-write-policy",
+        "write_back",
+        "--hicache-io-backend",
+        "direct",
+    ),
+    "short on the host, sync": ("--hicache-ratio", "1.5", "--disable-overlap-schedule"),
+}
+FAULTS = Faults(toy=False, shakes=Shakes(retract_every=40, fail_host_every=9))
+
+
+def make_prompts() -> list[list[int]]:
+    """Beginnings that come again after others took their memory."""
+    draw = random.Random(12)
+    texts = [[draw.randrange(3, 4096) for _ in range(8 * PAGE)] for _ in range(10)]
+    return [
+        draw.choice(texts)[: draw.randrange(5, 8) * PAGE]
+        + [draw.randrange(3, 4096) for _ in range(draw.choice([1, 9]))]
+        for _ in range(120)
+    ]
+
+
+async def answer_all(url: str, at_once: int = 6) -> list[list[int]]:
+    gate = asyncio.Semaphore(at_once)
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+
+        async def one(prompt: list[int]) -> list[int]:
+            params = {"max_new_tokens": 6, "temperature": 0.0, "ignore_eos": True}
+            async with gate:
+                found: dict[str, Any] = (
+                    await client.post("/generate", json={"input_ids": prompt, "sampling_params": params})
+                ).json()
+            ids: list[int] = found["output_ids"]
+            return ids
+
+        return await asyncio.gather(*map(one, make_prompts()))
+
+
+@pytest.fixture(scope="module")
+def without_tiers() -> list[list[int]]:
+    with ServerProcess(*PRECISE, "--disable-radix-cache") as server:
+        return asyncio.run(answer_all(server.url))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.promise(24)
+@pytest.mark.promise(25)
+@pytest.mark.parametrize("way", WAYS)
+def test_with_the_tier_as_without(way: str, without_tiers: list[list[int]]) -> None:
+    with ServerProcess(*TIERS, *WAYS[way], program=PROGRAM, **FAULTS.env) as server:
+        assert asyncio.run(answer_all(server.url)) == without_tiers
+        assert_quiet(server.url)
+        [state] = httpx.get(f"{server.url}/server_info", timeout=30).json()["internal_states"]
+        assert state["host_written_tokens"] > 500
+        assert state["host_loaded_tokens"] > 500
+        assert httpx.post(f"{server.url}/flush_cache", timeout=30).status_code == 200
+        [state] = httpx.get(f"{server.url}/server_info", timeout=30).json()["internal_states"]
+        assert state["host_free_tokens"] == state["host_tokens"] > 0
+        assert not any(held(server.url).values())
