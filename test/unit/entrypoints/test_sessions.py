@@ -10,6 +10,7 @@ from mysglang.srt.entrypoints import sessions as module
 from mysglang.srt.entrypoints.sessions import Sessions
 from mysglang.srt.errors import InvalidRequest, Overloaded
 from mysglang.srt.messages.codec import unpack_ids
+from mysglang.srt.messages.generate import GenerateReqInput, SessionParams
 
 ANSWER = [7, 8, 9, 2]
 
@@ -111,3 +112,34 @@ async def test_names_that_are_used_again_make_no_circle() -> None:
         again = await ask(served, {"id": session, "rid": "a", "replace": True}, [6], "a")
         assert again.status_code == 200
         assert last_prompt(served) == [3, *ANSWER, 4, *ANSWER, 5, *ANSWER, 6]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_streaming_session_only_grows(stream: bool) -> None:
+    async with serve() as served:
+        session = {"id": (await served.post("/open_session", {"streaming": True})).json()}
+        grown: list[int] = []
+        for turn in ([3, 4], [5], [6]):
+            assert (await ask(served, session, turn, "the same", stream=stream)).status_code == 200
+            grown += turn
+            assert last_prompt(served) == grown
+            grown += ANSWER
+        for more in ({"rid": "the same"}, {"offset": 2}, {"replace": True}, {"drop_previous_output": True}):
+            refused = await ask(served, {**session, **more}, [7], "x")
+            assert refused.status_code == 400 and refused.json()["param"] == "session_params"
+
+
+async def test_a_streaming_session_takes_one_request_at_a_time() -> None:
+    async with serve() as served:
+        sessions = Sessions(served.front.tokenizer_manager)
+        session = sessions.open(streaming=True)
+        obj = GenerateReqInput(input_ids=[3], session_params=SessionParams(id=session), stream=True)
+        first = sessions.generate_request(obj)
+        await anext(first)
+        with pytest.raises(InvalidRequest, match="one at a time"):
+            await anext(sessions.generate_request(obj))
+        # Whoever leaves takes the turn back.
+        await first.aclose()
+        chunks = [chunk async for chunk in sessions.generate_request(obj)]
+        assert chunks[-1].finish_reason is not None
+        assert last_prompt(served) == [3]

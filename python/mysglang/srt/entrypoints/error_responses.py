@@ -178,8 +178,16 @@ def describe(error: Exception) -> ErrorFacts:
             return ErrorFacts(status, str(error.detail))
     for kind, status, code in _TABLE:
         if isinstance(error, kind):
-            return ErrorFacts(status, _words(error), getattr(error, "param", None), code)
+            return ErrorFacts(status, _words(error), _param(error), code)
     return ErrorFacts(500, "Internal server error; the server's log says more.")
+
+
+def _param(error: Exception) -> str | None:
+    """The field to blame, if it is one."""
+    if isinstance(error, RequestValidationError):
+        return str(error.errors()[0]["loc"][-1])
+    param: str | None = getattr(error, "param", None)
+    return param
 
 
 def _words(error: Exception) -> str:

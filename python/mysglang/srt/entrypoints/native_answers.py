@@ -55,6 +55,23 @@ class MetaInfo(Answer):
     output_token_logprobs: list[LogprobTuple] | UnsetType = UNSET
     input_top_logprobs: LogprobRows | UnsetType = UNSET
     output_top_logprobs: LogprobRows | UnsetType = UNSET
+    input_top_logprobs_val_flat: list[float] | UnsetType = UNSET
+    input_top_logprobs_idx_flat: list[int] | UnsetType = UNSET
+    input_top_logprobs_shape: tuple[int, int] | UnsetType = UNSET
+    """Positions behind the null prefix, and tokens of each."""
+    input_top_logprobs_null_prefix: int | UnsetType = UNSET
+    input_top_logprobs_val_flat_b64: str | UnsetType = UNSET
+    input_top_logprobs_idx_flat_b64: str | UnsetType = UNSET
+    input_top_logprobs_val_flat_b64_dtype: str | UnsetType = UNSET
+    input_top_logprobs_idx_flat_b64_dtype: str | UnsetType = UNSET
+    output_top_logprobs_val_flat: list[float] | UnsetType = UNSET
+    output_top_logprobs_idx_flat: list[int] | UnsetType = UNSET
+    output_top_logprobs_shape: tuple[int, int] | UnsetType = UNSET
+    output_top_logprobs_null_prefix: int | UnsetType = UNSET
+    output_top_logprobs_val_flat_b64: str | UnsetType = UNSET
+    output_top_logprobs_idx_flat_b64: str | UnsetType = UNSET
+    output_top_logprobs_val_flat_b64_dtype: str | UnsetType = UNSET
+    output_top_logprobs_idx_flat_b64_dtype: str | UnsetType = UNSET
     input_token_ids_logprobs: LogprobRows | UnsetType = UNSET
     output_token_ids_logprobs: LogprobRows | UnsetType = UNSET
     output_token_logprobs_length: int | UnsetType = UNSET
@@ -149,9 +166,19 @@ class ServerInfo(Answer, forbid_unknown_fields=False):
 
 
 class QueueLoad(Answer):
-    """Requests."""
+    """Requests that wait; how many of them for their grammar."""
 
     waiting: int
+    grammar: int
+
+
+class MemoryLoad(Answer):
+    """GiB by purpose."""
+
+    weight_gb: float
+    kv_cache_gb: float
+    graph_gb: float
+    token_capacity: int
 
 
 class Load(Answer):
@@ -167,8 +194,9 @@ class Load(Answer):
     max_running_requests: int | UnsetType = UNSET
     token_usage: float | UnsetType = UNSET
     gen_throughput: float | UnsetType = UNSET
+    cache_hit_rate: float | UnsetType = UNSET
     utilization: float | UnsetType = UNSET
-    memory: dict[str, float] | UnsetType = UNSET
+    memory: MemoryLoad | UnsetType = UNSET
     queues: QueueLoad | UnsetType = UNSET
 
 

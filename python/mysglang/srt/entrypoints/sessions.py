@@ -1,8 +1,9 @@
 """Sessions: requests that go on where an earlier one of the same session ended; a client sends only what is new.
 
 A session remembers the token ids of its finished requests by their names, as a tree: each grew out of another one, or
-begins anew. Nothing is held in the engine: what a session says again is found in the prefix cache while it is there,
-and computed again if not. Knows no route.
+begins anew. A streaming session is a line instead: each request goes on from the one before, one at a time, and only
+the last is remembered. Nothing is held in the engine: what a session says again is found in the prefix cache while it
+is there, and computed again if not. Knows no route.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class _Session:
     idle_s: float | None
     """Seconds without a request after which it may be forgotten."""
     used: float
+    streaming: bool = False
+    turn: object = None
+    """The open request of a streaming session; None if there is none."""
     turns: dict[str, _Turn] = field(default_factory=dict)
 
     def forget_after(self, rid: str) -> None:
@@ -63,7 +67,7 @@ class Sessions:
         self._clock = clock
         self._sessions: dict[str, _Session] = {}
 
-    def open(self, session_id: str | None = None, idle_s: float | None = None) -> str:
+    def open(self, session_id: str | None = None, idle_s: float | None = None, *, streaming: bool = False) -> str:
         """A new session and its id. Raises InvalidRequest for an id that is taken, Overloaded if there are too many."""
         self._expire()
         name = uuid.uuid4().hex if session_id is None else session_id
@@ -73,7 +77,7 @@ class Sessions:
             raise InvalidRequest(f"session_id {name!r} is open already.", param="session_id")
         if len(self._sessions) >= MAX_SESSIONS:
             raise Overloaded(f"{MAX_SESSIONS} sessions are open; close some, or open them with a timeout.")
-        self._sessions[name] = _Session(idle_s, self._clock())
+        self._sessions[name] = _Session(idle_s, self._clock(), streaming)
         return name
 
     def close(self, session_id: str) -> None:
@@ -89,7 +93,35 @@ class Sessions:
     async def _go_on(self, obj: GenerateReqInput, params: SessionParams) -> AsyncGenerator[GenerationChunk, None]:
         _check_single(obj)
         session = self._find(params.id)
-        before = _before(session, params)
+        if not session.streaming:
+            chunks = self._behind(obj, session, _before(session, params), params.rid)
+        else:
+            _check_only_appends(session, params)
+            chunks = self._in_line(obj, session)
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
+    async def _in_line(self, obj: GenerateReqInput, session: _Session) -> AsyncGenerator[GenerationChunk, None]:
+        """One more turn of a streaming session. One that does not finish leaves the session as it was."""
+        turn = session.turn = object()
+        try:
+            last = next(iter(session.turns), None)
+            before = [] if last is None else _before(session, SessionParams(id="", rid=last))
+            async with contextlib.aclosing(self._behind(obj, session, before, None)) as chunks:
+                async for chunk in chunks:
+                    if chunk.finish_reason is not None:
+                        # Whoever has the last chunk may ask for the next turn at once.
+                        session.turn = None
+                    yield chunk
+        finally:
+            if session.turn is turn:
+                session.turn = None
+
+    async def _behind(
+        self, obj: GenerateReqInput, session: _Session, before: list[int], parent: str | None
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """The answer to what stands behind `before`, remembered as grown out of `parent`."""
         own = obj.input_ids or []
         if obj.text is not None:
             assert isinstance(obj.text, str)
@@ -102,7 +134,7 @@ class Sessions:
                 output += chunk.token_ids.tobytes()
                 if chunk.finish_reason is not None and not isinstance(chunk.finish_reason, Abort):
                     prompt = b"" if chunk.prompt_ids is None else pack_ids(chunk.prompt_ids)
-                    _remember(session, rid, _Turn(prompt, output, params.rid))
+                    _remember(session, rid, _Turn(prompt, output, parent))
                 yield chunk
 
     def _find(self, session_id: str) -> _Session:
@@ -135,6 +167,15 @@ def _check_single(obj: GenerateReqInput) -> None:
         raise InvalidRequest("Exactly one of text and input_ids must be given.", param="text")
 
 
+def _check_only_appends(session: _Session, params: SessionParams) -> None:
+    if params.rid or params.offset or params.replace or params.drop_previous_output:
+        message = "session_params: a streaming session goes on from its last request, and takes the id alone."
+        raise InvalidRequest(message, param="session_params")
+    if session.turn is not None:
+        message = "session_params: a request of this streaming session is open; it takes one at a time."
+        raise InvalidRequest(message, param="session_params")
+
+
 def _before(session: _Session, params: SessionParams) -> list[int]:
     """The ids that the new prompt stands behind."""
     if params.rid is None:
@@ -156,6 +197,8 @@ def _before(session: _Session, params: SessionParams) -> list[int]:
 
 
 def _remember(session: _Session, rid: str, turn: _Turn) -> None:
+    if session.streaming:
+        session.turns.clear()
     session.turns[rid] = turn
     while len(session.turns) > MAX_REQUESTS:
         del session.turns[next(iter(session.turns))]

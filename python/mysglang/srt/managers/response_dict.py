@@ -7,13 +7,14 @@ SGLang's names for all of it; knows no HTTP.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import isnan
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.managers.flat_logprobs import FlatTops
 from mysglang.srt.managers.request_state import GenerationChunk, Ints, LogprobChunk, TokenLogprobs
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
@@ -34,10 +35,12 @@ class ResponseDicts:
     """The responses of one call. Feed it every chunk, in order."""
 
     def __init__(self, obj: GenerateReqInput, tokenizer: Tokenizer | None, *, incremental: bool = False) -> None:
-        """Raises InvalidRequest if `obj` asks for token texts and there is no tokenizer."""
+        """Raises InvalidRequest if `obj` asks for token texts and there is no tokenizer, or for a form of nothing."""
         if obj.return_text_in_logprobs and tokenizer is None:
             message = "return_text_in_logprobs needs a tokenizer, and this server runs without one."
             raise InvalidRequest(message, param="return_text_in_logprobs")
+        self._flat = _flat_sides(obj)
+        self._flat_in_base64 = obj.return_flat_raw_top_logprobs_b64
         self._text_of: Callable[[int], str | None] = _no_text
         if obj.return_text_in_logprobs and tokenizer is not None:
             self._text_of = tokenizer.token_text
@@ -55,7 +58,9 @@ class ResponseDicts:
         """The response that `chunk` makes; in a stream of several answers it says which by `index`."""
         known = None if self._incremental else self._answers.get(chunk.index)
         if known is None:
-            known = self._answers[chunk.index] = _AnswerSoFar(self._text_of)
+            known = self._answers[chunk.index] = _AnswerSoFar(
+                self._text_of, {side: FlatTops(side, in_base64=self._flat_in_base64) for side in self._flat}
+            )
         known.add(chunk)
         if chunk.hidden_states is not None:
             known.add_hidden(chunk.hidden_states.tolist(), self._prompt_states(chunk))
@@ -89,8 +94,10 @@ class ResponseDicts:
 class _AnswerSoFar:
     """What an answer's chunks add up to."""
 
-    def __init__(self, text_of: Callable[[int], str | None]) -> None:
+    def __init__(self, text_of: Callable[[int], str | None], flat: Mapping[str, FlatTops]) -> None:
+        """`flat`: what collects the likeliest tokens of the sides, input or output, that are told as arrays."""
         self.text = ""
+        self._flat = flat
         self.ids: list[int] = []
         self._text_of = text_of
         self._columns: dict[str, list[Any]] = {}
@@ -119,10 +126,13 @@ class _AnswerSoFar:
         if not self._columns:
             return {}
         columns = {name: list(rows) for name, rows in self._columns.items()}
+        for tops in self._flat.values():
+            columns |= tops.fields(LOWEST)
         return {**columns, "output_token_logprobs_length": len(columns["output_token_logprobs"])}
 
     def _add(self, side: str, found: TokenLogprobs | None, chunk: LogprobChunk) -> None:
-        wants_top = chunk.output.top_ids.shape[1] > 0
+        flat = self._flat.get(side)
+        wants_top = chunk.output.top_ids.shape[1] > 0 and flat is None
         chosen = self._columns.setdefault(f"{side}_token_logprobs", [])
         top = self._columns.setdefault(f"{side}_top_logprobs", []) if wants_top else []
         asked = self._columns.setdefault(f"{side}_token_ids_logprobs", []) if len(chunk.token_ids) else []
@@ -130,7 +140,10 @@ class _AnswerSoFar:
             return
         vals = [told(value) for value in found.vals.tolist()]
         chosen += [(value, token, self._text_of(token)) for value, token in zip(vals, found.ids.tolist(), strict=True)]
-        top += self._rows(vals, found.top_vals.tolist(), found.top_ids)
+        if wants_top:
+            top += self._rows(vals, found.top_vals.tolist(), found.top_ids)
+        elif flat is not None:
+            flat.add(found)
         asked += self._rows(
             vals, found.token_ids_vals.tolist(), np.broadcast_to(chunk.token_ids, found.token_ids_vals.shape)
         )
@@ -178,6 +191,17 @@ def _weight_versions(chunk: GenerationChunk) -> dict[str, Any]:
     ends = [start for _, start in found[1:]] + [chunk.completion_tokens]
     rows = [{"version": name, "start": start, "end": end} for (name, start), end in zip(found, ends, strict=True)]
     return {"weight_versions": rows}
+
+
+def _flat_sides(obj: GenerateReqInput) -> list[str]:
+    """The sides whose likeliest tokens are told as arrays. Raises InvalidRequest."""
+    wishes = {"input": obj.return_flat_raw_top_logprobs, "output": obj.return_flat_raw_output_top_logprobs}
+    sides = [side for side, wanted in wishes.items() if wanted]
+    if obj.return_flat_raw_top_logprobs_b64 and not sides:
+        field = "return_flat_raw_top_logprobs_b64"
+        message = f"{field}: only with return_flat_raw_top_logprobs or return_flat_raw_output_top_logprobs."
+        raise InvalidRequest(message, param=field)
+    return sides
 
 
 def _several(obj: GenerateReqInput) -> bool:

@@ -27,9 +27,7 @@ UNSUPPORTED: dict[str, object] = {
     **dict.fromkeys(("external_trace_header", "received_time", "watermark", "kv_hints", "encoder_urls")),
     **dict.fromkeys(("multi_item_delimiter_indices", "token_indices_to_pool", "sampling_logprobs_mode")),
     "num_items_assigned": None,
-    **dict.fromkeys(("return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs"), False),
-    **dict.fromkeys(("return_flat_raw_top_logprobs_b64", "return_sampling_mask"), False),
-    **dict.fromkeys(("return_routed_experts", "return_indexer_topk"), False),
+    **dict.fromkeys(("return_sampling_mask", "return_routed_experts", "return_indexer_topk"), False),
     **dict.fromkeys(("return_bytes", "return_entropy", "use_audio_in_video", "require_reasoning"), False),
     **dict.fromkeys(("need_wait_for_mm_inputs", "background"), False),
     "routed_experts_start_len": 0,
@@ -88,6 +86,12 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     token_ids_logprob: list[int | list[int] | None] | None = None
     """Ids whose logprob is wanted at every position; the same for all prompts, or a list for each."""
     return_text_in_logprobs: bool = False
+    return_flat_raw_top_logprobs: bool = False
+    """Whether the prompt's likeliest tokens are told as arrays (managers/flat_logprobs.py), not as tuples."""
+    return_flat_raw_output_top_logprobs: bool = False
+    """The same for those of the output."""
+    return_flat_raw_top_logprobs_b64: bool = False
+    """Whether these arrays are told in base64: little-endian float32 and int32."""
     custom_logit_processor: str | list[str | None] | None = None
     """Name of the processor that changes the logits: one of the server's, to which `custom_params` are told."""
     max_thinking_tokens: int | None = None

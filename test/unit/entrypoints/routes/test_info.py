@@ -104,10 +104,14 @@ async def test_loads() -> None:
         everything = (await served.client.get("/v1/loads")).json()
         queues = (await served.client.get("/v1/loads?include=queues")).json()
         refused = await served.client.get("/v1/loads?include=core,lora")
+        other_format = await served.client.get("/v1/loads?format=prometheus")
         other_rank = await served.client.get("/v1/loads?dp_rank=1")
     [load] = everything["loads"]
     assert (load["num_running_reqs"], load["token_usage"], load["max_running_requests"]) == (0, 0, 8)
     assert load["memory"]["token_capacity"] == 1000
+    assert {"weight_gb", "kv_cache_gb", "graph_gb"} < load["memory"].keys()
+    assert load["queues"] == {"waiting": 0, "grammar": 0} and load["cache_hit_rate"] == 0
+    assert (other_format.status_code, other_format.json()["param"]) == (400, "format")
     assert queues["loads"][0].keys() == {"timestamp", "dp_rank", "queues"}
     assert (refused.status_code, refused.json()["param"]) == (400, "include")
     assert other_rank.status_code == 400

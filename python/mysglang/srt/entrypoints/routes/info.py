@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request
@@ -17,10 +17,12 @@ from mysglang.srt.entrypoints.native_answers import Loads, ModelInfo, ServerInfo
 from mysglang.srt.entrypoints.openapi import gives
 from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.messages.control import GetInternalStateReqOutput
+from mysglang.srt.messages.control import GetInternalStateReqOutput, SchedulerFigures
 from mysglang.srt.utils.version import __version__
 
 LOAD_SECTIONS = ("core", "memory", "queues")
+LOAD_MEMORY = {"weight_gb": "weights", "kv_cache_gb": "kvcache", "graph_gb": "graph"}
+"""SGLang's name -> what the worker calls it."""
 
 
 def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mapping[str, Any]) -> APIRouter:
@@ -58,15 +60,22 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
         )
 
     @router.get("/v1/loads", openapi_extra=gives(Loads))
-    async def loads(request: Request, include: str = "all", dp_rank: Annotated[int, Query(ge=0, le=0)] = 0) -> Response:
-        """How much each scheduler has to do. `include`: all, or which of core, memory and queues, by commas."""
+    async def loads(
+        request: Request,
+        include: str = "all",
+        dp_rank: Annotated[int, Query(ge=0, le=0)] = 0,
+        format: Literal["json"] = "json",
+    ) -> Response:
+        """How much each scheduler has to do. `include`: all, or which of core, memory and queues, by commas. Prometheus
+        asks /metrics.
+        """
         sections = set(include.split(","))
         if unknown := sections - {"all", *LOAD_SECTIONS}:
             known = ", ".join(LOAD_SECTIONS)
             raise InvalidRequest(f"include: {min(unknown)!r} is none of all, {known}.", param="include")
         state = await while_connected(request, front.tokenizer_manager.get_internal_state())
         now = datetime.now(UTC).isoformat()
-        load = _load(state, LOAD_SECTIONS if "all" in sections else tuple(sections))
+        load = _load(state, _figures(front), LOAD_SECTIONS if "all" in sections else tuple(sections))
         return json_response({"timestamp": now, "version": __version__, "loads": [{"timestamp": now, **load}]})
 
     return router
@@ -78,7 +87,13 @@ def _weight_version(front: Front, model_info: Mapping[str, Any]) -> Any:
     return model_info.get("weight_version") if heartbeat is None else heartbeat.weight_version
 
 
-def _load(state: GetInternalStateReqOutput, sections: Collection[str]) -> dict[str, Any]:
+def _figures(front: Front) -> SchedulerFigures:
+    """As the scheduler told last, about a second ago."""
+    heartbeat = front.tokenizer_manager.signs.heartbeat
+    return SchedulerFigures() if heartbeat is None else heartbeat.figures
+
+
+def _load(state: GetInternalStateReqOutput, figures: SchedulerFigures, sections: Collection[str]) -> dict[str, Any]:
     held = state.max_total_num_tokens - state.free_tokens - state.evictable_tokens
     core = {
         "dp_rank": 0,
@@ -90,11 +105,14 @@ def _load(state: GetInternalStateReqOutput, sections: Collection[str]) -> dict[s
         "max_running_requests": state.max_running_requests,
         "token_usage": held / state.max_total_num_tokens,
         "gen_throughput": state.last_gen_throughput,
+        "cache_hit_rate": figures.cache_hit_rate,
         "utilization": state.num_running_reqs / state.max_running_requests,
     }
-    memory = {f"{purpose}_gb": size for purpose, size in state.memory_usage.items()}
-    found = {"memory": {**memory, "token_capacity": state.max_total_num_tokens}}
-    found["queues"] = {"waiting": state.num_waiting_reqs}
+    memory: dict[str, float] = {name: state.memory_usage.get(purpose, 0.0) for name, purpose in LOAD_MEMORY.items()}
+    found = {
+        "memory": {**memory, "token_capacity": state.max_total_num_tokens},
+        "queues": {"waiting": state.num_waiting_reqs, "grammar": figures.num_grammar_queue_reqs},
+    }
     chosen = {name: section for name, section in found.items() if name in sections}
     return {**(core if "core" in sections else {"dp_rank": 0}), **chosen}
 

@@ -20,7 +20,7 @@ from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.relay import Owner, Relayed
 from mysglang.srt.entrypoints.sessions import Sessions
 from mysglang.srt.entrypoints.streaming import DONE, while_connected
-from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
+from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.entrypoints.talk import Talk, talk_stream
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import ResponseDicts
@@ -35,7 +35,8 @@ class OpenSessionReqInput(StrictModel):
     session_id: str | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds without a request after which it is forgotten; never if unset."""
-    unsupported = not_here("streaming", unless=OFF)
+    streaming: bool = False
+    """Whether each request goes on from the one before it, without saying so."""
     without_effect = frozenset({"capacity_of_str_len"})
 
 
@@ -74,7 +75,7 @@ def native_router(front: Front, *, incremental: bool, owner: Owner | None = None
     async def open_session(request: Request) -> HttpResponse:
         """A session, whose requests can go on from earlier ones by `session_params`. Answers its id, a JSON string."""
         body = await read_model(request, OpenSessionReqInput)
-        return json_response(sessions.open(body.session_id, body.timeout))
+        return json_response(sessions.open(body.session_id, body.timeout, streaming=body.streaming))
 
     @router.post("/close_session", response_class=HttpResponse, openapi_extra=takes(CloseSessionReqInput))
     async def close_session(request: Request) -> HttpResponse:
