@@ -12,7 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mysgl_kernel.library import Launch, Library, current_stream
+from mysgl_kernel.compiled import Launch
+from mysgl_kernel.library import Library, current_stream
 
 HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)

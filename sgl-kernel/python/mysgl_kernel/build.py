@@ -1,4 +1,4 @@
-"""`python -m mysgl_kernel.build`: compile every declared library ahead of time, several at once.
+"""`python -m mysgl_kernel.build`: compile every declared CUDA library ahead of time, several at once.
 
 They go into the package's `lib` folder, where they are found before the cache is asked, also on a machine without nvcc.
 A server that finds nothing there has them compiled by `start_building` while it loads its model.
@@ -17,14 +17,18 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import TypeVar
 
 import mysgl_kernel
 from mysgl_kernel import sources
+from mysgl_kernel.compiled import CompiledLibrary
 from mysgl_kernel.environ import cache_directory
 from mysgl_kernel.library import NO_TRAITS, Library, present_arch
-from mysgl_kernel.toolchain import KernelBuildError, Nvcc, find_nvcc
+from mysgl_kernel.toolchain import Compiler, KernelBuildError, find_nvcc
 
 logger = logging.getLogger(__name__)
+
+AnyLibrary = TypeVar("AnyLibrary", bound=CompiledLibrary)
 
 CORES_LEFT = 2
 """For what the process itself does meanwhile."""
@@ -39,12 +43,12 @@ def declared_libraries() -> list[Library]:
 
 
 def build_all(
-    libraries: list[Library], arch: str, compiler: Nvcc, folder: Path, jobs: int
-) -> Iterator[tuple[Library, KernelBuildError | None, float]]:
+    libraries: list[AnyLibrary], arch: str, compiler: Compiler, folder: Path, jobs: int
+) -> Iterator[tuple[AnyLibrary, KernelBuildError | None, float]]:
     """Compile in parallel; yields each as it ends, with its error and the seconds since the start."""
     started = time.perf_counter()
     with ThreadPoolExecutor(jobs) as pool:
-        running: dict[Future[Path], Library] = {
+        running: dict[Future[Path], AnyLibrary] = {
             pool.submit(library.build, arch, compiler, folder): library for library in libraries
         }
         for done in as_completed(running):
@@ -69,11 +73,15 @@ def start_building(model: Mapping[str, object] = NO_TRAITS) -> None:
         if library.supports(arch) and library.serves(model) and not library.built(arch, compiler)
     ]
     if missing:
-        patient = compiler.in_background()
-        jobs = min(len(missing), max(1, (os.cpu_count() or 1) - CORES_LEFT))
-        logger.info("Compiling %d kernel sources for sm_%s in the background.", len(missing), arch)
-        arguments = (missing, arch, patient, cache_directory(), jobs)
-        threading.Thread(target=lambda: list(build_all(*arguments)), name="kernel build", daemon=True).start()
+        build_in_background(missing, arch, compiler)
+
+
+def build_in_background(missing: list[AnyLibrary], arch: str, compiler: Compiler) -> None:
+    """Compile them into the cache, several at once where there are cores to spare."""
+    jobs = min(len(missing), max(1, (os.cpu_count() or 1) - CORES_LEFT))
+    logger.info("Compiling %d kernel sources for %s in the background.", len(missing), compiler.describe(arch))
+    arguments = (missing, arch, compiler.in_background(), cache_directory(), jobs)
+    threading.Thread(target=lambda: list(build_all(*arguments)), name="kernel build", daemon=True).start()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,7 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mysgl_kernel.library import Launch, Library, current_stream
+from mysgl_kernel.compiled import Launch
+from mysgl_kernel.library import Library, current_stream
 
 MAX_ROWS = 8
 MAX_GROUP = 8

@@ -11,8 +11,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from mysgl_kernel.compiled import Launch
 from mysgl_kernel.gemm_plan import FORMS, LATE_FORM, WIDE_TILE, Device, Form, Plan, best_plan, has_late_gate
-from mysgl_kernel.library import Launch, Library, current_stream
+from mysgl_kernel.library import Library, current_stream
 
 GATES = {"silu": (1.0, 0.0), "gelu_tanh": (1.5957691216057308, 0.07135481282)}
 """(a, b) of a gate g * sigmoid(g * (a + b g^2))."""

@@ -1,4 +1,4 @@
-"""Where the CUDA sources stand, what a source includes, and the fingerprint of all that text. Compiles nothing."""
+"""Where the sources stand, what a source includes, and the fingerprint of all that text. Compiles nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIB = _HOME / "lib"
 
 def all_sources() -> list[str]:
     """Every source, relative to CSRC, sorted."""
-    return sorted(path.relative_to(CSRC).as_posix() for path in CSRC.rglob("*.cu"))
+    return sorted(path.relative_to(CSRC).as_posix() for path in CSRC.rglob("*") if path.suffix in (".cu", ".cpp"))
 
 
 def files_of(source: Path) -> list[Path]:

@@ -1,4 +1,5 @@
-"""nvcc: where it is, which version it has, and how it is called. Knows neither the cache nor what is compiled."""
+"""Compilers: what they have in common, and nvcc: where it is and how it is called. Knows neither the cache nor what is
+compiled."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import hashlib
 import os
 import shutil
 import subprocess
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "-shared", "-Xcompiler", "-fPIC")
 ERROR_LINES = 25
@@ -19,14 +22,14 @@ class KernelBuildError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Nvcc:
+class Compiler(ABC):
     """One compiler."""
 
     path: str
     prefix: tuple[str, ...] = ()
     """Words before the command."""
 
-    def in_background(self) -> Nvcc:
+    def in_background(self) -> Self:
         """The same, giving way to everything else on the machine."""
         return replace(self, prefix=("nice", "-n", "10")) if shutil.which("nice") else self
 
@@ -41,23 +44,33 @@ class Nvcc:
 
     def compile(self, source: Path, target: Path, *, arch: str, include: Path, flags: tuple[str, ...]) -> None:
         """Make the shared library `target`. Raises KernelBuildError with the command and its last lines."""
-        command = [
-            *self.prefix,
-            self.path,
-            *FLAGS,
-            *flags,
-            f"-gencode=arch=compute_{arch},code=sm_{arch}",
-            f"-I{include}",
-            "-o",
-            str(target),
-            str(source),
-        ]
+        options = [*self.options(arch), *flags, f"-I{include}", "-o", str(target), str(source)]
+        command = [*self.prefix, self.path, *options]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
         if done.returncode:
             last = "\n".join(done.stdout.splitlines()[-ERROR_LINES:])
             raise KernelBuildError(
-                f"{source} does not compile for sm_{arch} (status {done.returncode}).\n{' '.join(command)}\n{last}"
+                f"{source} does not compile for {self.describe(arch)} (status {done.returncode}).\n"
+                f"{' '.join(command)}\n{last}"
             )
+
+    @abstractmethod
+    def options(self, arch: str) -> tuple[str, ...]:
+        """What is said for every source."""
+
+    @abstractmethod
+    def describe(self, arch: str) -> str:
+        """The architecture, as messages and the names of libraries have it."""
+
+
+class Nvcc(Compiler):
+    """Of CUDA sources."""
+
+    def options(self, arch: str) -> tuple[str, ...]:
+        return (*FLAGS, f"-gencode=arch=compute_{arch},code=sm_{arch}")
+
+    def describe(self, arch: str) -> str:
+        return f"sm_{arch}"
 
 
 def find_nvcc() -> Nvcc | None:

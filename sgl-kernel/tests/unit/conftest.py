@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from workshop import Workshop
 
-from mysgl_kernel import library
+from mysgl_kernel import compiled
 
 
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workshop]:
-    library._log_once.cache_clear()
+    compiled.log_once.cache_clear()
     yield Workshop(tmp_path, monkeypatch)

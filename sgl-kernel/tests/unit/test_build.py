@@ -9,6 +9,7 @@ import pytest
 from workshop import Workshop
 
 from mysgl_kernel import build, sources
+from mysgl_kernel.cpu import build as cpu_build
 from mysgl_kernel.environ import cache_directory
 from mysgl_kernel.library import Library
 from mysgl_kernel.toolchain import find_nvcc
@@ -102,7 +103,8 @@ def test_the_cache_follows_the_standard(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_every_source_is_declared() -> None:
-    assert {library.source for library in build.declared_libraries()} == set(sources.all_sources())
+    declared = [*build.declared_libraries(), *cpu_build.declared_libraries()]
+    assert {library.source for library in declared} == set(sources.all_sources())
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
-from mysglang.srt.kernels.gemm import linear, pack_linear_weight
+from mysglang.srt.kernels.cpu import gemm as onednn
+from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight, unpack_linear_weight
 from mysglang.srt.kernels.kvcache import store_kv
 from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
 from mysglang.srt.kernels.rotary import rope_and_store
@@ -73,14 +74,31 @@ class TestNormAndActivation:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("num_rows", [0, 1, 7, 70])
-def test_a_packed_weight_gives_the_same_bits(num_rows: int, with_bias: bool, dtype: torch.dtype) -> None:
+def test_onednn_gives_the_same_bits_for_its_layout(num_rows: int, with_bias: bool, dtype: torch.dtype) -> None:
     weight = torch.randn(96, 64).to(dtype)
     bias = torch.randn(96).to(dtype) if with_bias else None
     x = torch.randn(num_rows, 200).to(dtype)[:, 50:114]
+    packed = onednn.pack_linear_weight(weight)
+    assert torch.equal(onednn.linear(x, packed, bias), linear.reference(x, weight, bias))
+    assert torch.equal(onednn.unpack_linear_weight(packed).to(dtype), weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("num_rows", [0, 1, 7, 70])
+@pytest.mark.parametrize(("outputs", "inputs"), [(128, 64), (96, 64), (90, 64), (128, 63)])
+def test_packed_weights(outputs: int, inputs: int, num_rows: int, with_bias: bool, dtype: torch.dtype) -> None:
+    """Also in shapes that no kernel takes."""
+    weight = (torch.randn(outputs, inputs) / 8).to(dtype)
+    bias = torch.randn(outputs).to(dtype) if with_bias else None
+    x = torch.randn(num_rows, 200).to(dtype)[:, 50 : 50 + inputs]
     packed = pack_linear_weight(weight)
-    assert torch.equal(linear(x, packed, bias), linear.reference(x, weight, bias))
-    back = packed.to_dense() if packed.is_mkldnn else packed
-    assert torch.equal(back.to(dtype), weight)
+    wanted = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    close(linear(x, packed, bias), wanted)
+    gate, up = wanted.chunk(2, dim=-1)
+    close(gated_linear(x, packed, bias, "silu"), gate / (1 + (-gate).exp()) * up)
+    assert linear(x[None], packed, bias).shape == (1, num_rows, outputs)
+    assert torch.equal(unpack_linear_weight(packed), weight)
 
 
 def projections(tokens: int, layout: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

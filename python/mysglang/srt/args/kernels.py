@@ -7,8 +7,8 @@ from typing import Literal
 
 from mysglang.srt.args.field import arg
 
-AttentionBackend = Literal["auto", "torch_native", "triton", "flashinfer"]
-DecodeAttentionBackend = Literal["auto", "torch_native", "triton", "flashinfer", "sgl_kernel"]
+AttentionBackend = Literal["auto", "cpu", "torch_native", "triton", "flashinfer"]
+DecodeAttentionBackend = Literal["auto", "cpu", "torch_native", "triton", "flashinfer", "sgl_kernel"]
 SamplingBackend = Literal["auto", "pytorch", "triton"]
 
 

@@ -32,6 +32,7 @@ def _gelu_tanh_and_mul(x: Tensor) -> Tensor:
 silu_and_mul = Op(
     "silu_and_mul",
     reference=_silu_and_mul,
+    cpu="mysglang.srt.kernels.cpu.native:silu_and_mul",
     cuda="mysglang.srt.kernels.cuda.activation:silu_and_mul",
     invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:silu_and_mul"},
 )
@@ -42,7 +43,11 @@ gelu_and_mul = Op(
     invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:gelu_and_mul"},
 )
 gelu_tanh_and_mul = Op(
-    "gelu_tanh_and_mul", reference=_gelu_tanh_and_mul, cuda="mysglang.srt.kernels.cuda.activation:gelu_tanh_and_mul"
+    "gelu_tanh_and_mul",
+    reference=_gelu_tanh_and_mul,
+    cpu="mysglang.srt.kernels.cpu.native:gelu_tanh_and_mul",
+    cuda="mysglang.srt.kernels.cuda.activation:gelu_tanh_and_mul",
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:gelu_tanh_and_mul"},
 )
 gated: dict[Activation, GatedOp] = {
     "silu": silu_and_mul,

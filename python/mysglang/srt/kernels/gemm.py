@@ -32,7 +32,7 @@ def _unpack_linear_weight(weight: Tensor) -> Tensor:
 linear = Op(
     "linear",
     reference=_linear,
-    cpu="mysglang.srt.kernels.cpu.gemm:linear",
+    cpu=("mysglang.srt.kernels.cpu.packed_gemm:linear", "mysglang.srt.kernels.cpu.gemm:linear"),
     cuda=("mysglang.srt.kernels.cuda.wave_gemm:linear", "mysglang.srt.kernels.cuda.gemm:linear"),
     invariant={
         "cpu": "mysglang.srt.kernels.cpu.invariant:linear",
@@ -42,12 +42,22 @@ linear = Op(
 gated_linear = Op(
     "gated_linear",
     reference=_gated_linear,
+    cpu="mysglang.srt.kernels.cpu.packed_gemm:gated_linear",
     cuda="mysglang.srt.kernels.cuda.wave_gemm:gated_linear",
-    invariant={"cuda": ()},
+    invariant={"cpu": (), "cuda": ()},
 )
 pack_linear_weight = Op(
-    "pack_linear_weight", reference=_pack_linear_weight, cpu="mysglang.srt.kernels.cpu.gemm:pack_linear_weight"
+    "pack_linear_weight",
+    reference=_pack_linear_weight,
+    cpu=("mysglang.srt.kernels.cpu.packed_gemm:pack_linear_weight", "mysglang.srt.kernels.cpu.gemm:pack_linear_weight"),
+    invariant={"cpu": "mysglang.srt.kernels.cpu.gemm:pack_linear_weight"},
 )
 unpack_linear_weight = Op(
-    "unpack_linear_weight", reference=_unpack_linear_weight, cpu="mysglang.srt.kernels.cpu.gemm:unpack_linear_weight"
+    "unpack_linear_weight",
+    reference=_unpack_linear_weight,
+    cpu=(
+        "mysglang.srt.kernels.cpu.packed_gemm:unpack_linear_weight",
+        "mysglang.srt.kernels.cpu.gemm:unpack_linear_weight",
+    ),
+    invariant={"cpu": "mysglang.srt.kernels.cpu.gemm:unpack_linear_weight"},
 )

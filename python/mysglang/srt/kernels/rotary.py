@@ -52,7 +52,7 @@ def _rope_and_store(
 rope_and_store = Op(
     "rope_and_store",
     reference=_rope_and_store,
-    cpu="mysglang.srt.kernels.cpu.rotary:rope_and_store",
+    cpu=("mysglang.srt.kernels.cpu.native:rope_and_store", "mysglang.srt.kernels.cpu.rotary:rope_and_store"),
     cuda="mysglang.srt.kernels.cuda.rotary:rope_and_store",
     invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:rope_and_store"},
 )

@@ -71,7 +71,12 @@ def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     return found.clamp(max=weights.shape[1] - 1)
 
 
-greedy_tokens = Op("greedy_tokens", reference=_greedy_tokens, cuda="mysglang.srt.kernels.cuda.sampling:greedy_tokens")
+greedy_tokens = Op(
+    "greedy_tokens",
+    reference=_greedy_tokens,
+    cpu="mysglang.srt.kernels.cpu.native:greedy_tokens",
+    cuda="mysglang.srt.kernels.cuda.sampling:greedy_tokens",
+)
 draw_tokens = Op(
     "draw_tokens",
     reference=_draw_tokens,

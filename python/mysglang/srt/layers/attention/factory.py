@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mysglang.srt.environ import REFERENCE_OPS
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
 from mysglang.srt.layers.attention.split import split
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 BACKENDS = {
+    "cpu": "mysglang.srt.layers.attention.cpu_backend:CpuBackend",
     "flashinfer": "mysglang.srt.layers.attention.flashinfer_backend:FlashInferBackend",
     "invariant_torch": "mysglang.srt.layers.attention.invariant_torch:InvariantTorchBackend",
     "invariant_triton": "mysglang.srt.layers.attention.invariant_triton:InvariantTritonBackend",
@@ -85,6 +87,8 @@ def why_not(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype) -> st
         return "the package flashinfer is not installed here"
     if name in ("triton", "invariant_triton") and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed here"
+    if name == "cpu":
+        return _why_not_cpu(specs, dtype)
     if name == "sgl_kernel" and not _kernels_run({spec.head_dim for spec in specs}, dtype):
         return "its kernels are neither built nor can be compiled here (the log says why)"
     return ""
@@ -122,6 +126,19 @@ def _check(flag: str, name: str, available: Sequence[str], specs: Sequence[Atten
         raise ConfigError(f"{flag} {name} does not run here. Choose one of {', '.join(available)}.")
     if reason := why_not(name, specs, dtype):
         raise ConfigError(f"{flag} {name}: {reason}. Choose another, or none.")
+
+
+def _why_not_cpu(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str:
+    if dtype is not torch.bfloat16:
+        return f"it does not compute in {dtype}"
+    if REFERENCE_OPS.get():
+        return f"{REFERENCE_OPS.name} asks for plain torch"
+    if importlib.util.find_spec("mysgl_kernel") is None:
+        return "the package mysgl_kernel is not installed here"
+    kernel = importlib.import_module("mysgl_kernel.cpu.attention")
+    if any(spec.head_dim not in kernel.HEAD_DIMS for spec in specs):
+        return f"it takes heads of {', '.join(map(str, kernel.HEAD_DIMS))} dimensions only"
+    return "" if kernel.available() else "its kernel is neither built nor can be compiled here (the log says why)"
 
 
 def _kernels_run(dims: set[int], dtype: torch.dtype) -> bool:

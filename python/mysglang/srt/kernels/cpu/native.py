@@ -1,0 +1,76 @@
+"""Our C++ kernels (`mysgl_kernel.cpu`) for what is bfloat16 and laid out as they read it; for the rest, torch.
+
+Which is used is decided by dtypes and shapes alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mysgl_kernel.cpu import rows
+from mysglang.srt.kernels import activation as activations
+from mysglang.srt.kernels import norm, sampling
+from mysglang.srt.kernels.cpu import rotary
+from mysglang.srt.kernels.rotary import Norms
+
+available = rows.available
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `kernels/norm.py`."""
+    if _matrix(x) and weight.dtype is torch.bfloat16:
+        return rows.rms_norm(x, weight, eps)
+    return norm.rms_norm.reference(x, weight, eps)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `kernels/norm.py`."""
+    if _matrix(x) and _matrix(residual) and weight.dtype is torch.bfloat16 and residual.is_contiguous():
+        return rows.rms_norm(x, weight, eps, residual), residual
+    return norm.fused_add_rms_norm.reference(x, residual, weight, eps)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """See `kernels/activation.py`."""
+    if _matrix(x) and x.is_contiguous():
+        return rows.gated(x, "silu")
+    return activations.silu_and_mul.reference(x)
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """See `kernels/activation.py`."""
+    if _matrix(x) and x.is_contiguous():
+        return rows.gated(x, "gelu_tanh")
+    return activations.gelu_tanh_and_mul.reference(x)
+
+
+def rope_and_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    norms: Norms | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    locations: Tensor,
+) -> None:
+    """See `kernels/rotary.py`."""
+    dense = k_cache.is_contiguous() and v_cache.is_contiguous() and cos_sin.is_contiguous()
+    if dense and k_cache.dtype is torch.bfloat16 and all(_matrix(x) for x in (q, k, v)):
+        rows.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)
+    else:
+        rotary.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)
+
+
+def greedy_tokens(logits: Tensor) -> Tensor:
+    """See `kernels/sampling.py`."""
+    if _matrix(logits) and logits.shape[1] > 0:
+        return rows.greedy_tokens(logits)
+    return sampling.greedy_tokens.reference(logits)
+
+
+def _matrix(x: Tensor) -> bool:
+    """Whether these are bfloat16 rows, each dense."""
+    return x.dtype is torch.bfloat16 and x.dim() == 2 and x.stride(1) == 1

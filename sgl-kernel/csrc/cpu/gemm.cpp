@@ -1,0 +1,175 @@
+// Products of rows with weights that are packed once and read once for all rows.
+//
+//     weight [N, K]  ->  panels [N / 32][K / 2][32] of pairs (cpu/tile.h); N % 32 == 0, K % 2 == 0
+//
+// Threads share the panels. A panel stays in the cache for all rows, the rows stay there for all panels. Sums are taken
+// in one order along K, whatever the number of rows or threads.
+
+#include "cpu/activations.h"
+#include "cpu/threads.h"
+#include "cpu/tile.h"
+
+using namespace mysgl;
+
+namespace {
+
+constexpr long CHUNK_BYTES = 1 << 18;  // of weights that a thread takes at once to stream them
+constexpr long RESIDENT_ROWS = 768;    // rows that a cache should hold while panels pass by
+constexpr long INT8_LINES = 128;       // of a panel that are turned into bfloat16 at once: half of the nearest cache
+constexpr int AHEAD = 32;              // lines of a panel to prefetch, 128 bytes each
+
+struct Rows {
+  bf16 *out;
+  long out_stride;
+  const bf16 *x;
+  long x_stride, count;
+
+  Rows part(long first, long rows) const { return {out + first * out_stride, out_stride, x + first * x_stride, x_stride, rows}; }
+};
+
+// Weights as they are.
+struct Bf16Weights {
+  const Pairs *packed;
+  long pairs;
+
+  struct Panel {
+    const Pairs *lines;
+    long pairs;
+    void multiply_with(Tile &sums, const Rows &rows, long first, int count) const {
+      multiply(count, sums, rows.x + first * rows.x_stride, rows.x_stride, lines, pairs, rows.count <= ROWS ? AHEAD : 0);
+    }
+    void finish(Tile &, int) const {}
+  };
+  long panel_bytes() const { return pairs * 2 * long(sizeof(Pairs)); }
+  Panel panel(long index, int, long) const { return {packed + index * pairs * 2, pairs}; }
+};
+
+// Eight-bit integers in the same order, and a factor for each column.
+struct Int8Weights {
+  const int8_t *packed;
+  const float *scales;
+  long pairs;
+
+  static void widen(Pairs *to, const int8_t *from, long lines) {
+    for (long i = 0; i < 2 * lines; i++) {
+      typedef int8_t Bytes __attribute__((vector_size(32), may_alias));
+      typedef int8_t HalfBytes __attribute__((vector_size(16), may_alias));
+      Bytes bytes = load<Bytes>(from + i * 32);
+      HalfBytes halves[2];
+      std::memcpy(halves, &bytes, sizeof halves);
+      for (int h = 0; h < 2; h++)
+        store_bf16(reinterpret_cast<bf16 *>(to + i) + h * LANES, __builtin_convertvector(halves[h], Floats));
+    }
+  }
+
+  struct Panel {
+    const int8_t *bytes;
+    const float *scales;
+    const Pairs *lines;  // the whole panel in bfloat16, or null
+    long pairs;
+    void multiply_with(Tile &sums, const Rows &rows, long first, int count) const {
+      const bf16 *x = rows.x + first * rows.x_stride;
+      if (lines) return multiply(count, sums, x, rows.x_stride, lines, pairs);
+      alignas(64) Pairs some[2 * INT8_LINES];
+      for (long k = 0; k < pairs; k += INT8_LINES) {
+        long there = pairs - k < INT8_LINES ? pairs - k : INT8_LINES;
+        widen(some, bytes + k * 2 * COLUMNS, there);
+        multiply(count, sums, x + 2 * k, rows.x_stride, some, there);
+      }
+    }
+    void finish(Tile &sums, int count) const {
+      for (int n = 0; n < 2; n++) {
+        Floats scale = load<Floats>(scales + n * LANES);
+        for (int m = 0; m < count; m++) sums[m][n] *= scale;
+      }
+    }
+  };
+  long panel_bytes() const { return pairs * 2 * COLUMNS; }
+  Panel panel(long index, int slot, long rows) const {
+    const int8_t *bytes = packed + index * pairs * 2 * COLUMNS;
+    Pairs *lines = nullptr;
+    if (rows > ROWS) {
+      lines = scratch<Pairs>(slot, 2 * pairs);
+      widen(lines, bytes, pairs);
+    }
+    return {bytes, scales + index * COLUMNS, lines, pairs};
+  }
+};
+
+template <typename Panel>
+void sums_of(Tile &sums, const Panel &panel, const Rows &rows, long first, int count, const bf16 *bias) {
+  for (int m = 0; m < count; m++) sums[m][0] = sums[m][1] = Floats{};
+  panel.multiply_with(sums, rows, first, count);
+  panel.finish(sums, count);
+  if (!bias) return;
+  for (int n = 0; n < 2; n++) {
+    Floats b = load_bf16(bias + n * LANES);
+    for (int m = 0; m < count; m++) sums[m][n] += b;
+  }
+}
+
+// With an activation, the second half of the weight's columns is multiplied with what the first half gives.
+template <typename Weights>
+void product(const Rows &all, const Weights &weights, const bf16 *bias, long columns, int activation) {
+  const long out_columns = activation ? columns / 2 : columns, panels = out_columns / COLUMNS;
+  for (long begin = 0; begin < all.count; begin += RESIDENT_ROWS) {
+    const Rows rows = all.part(begin, all.count - begin < RESIDENT_ROWS ? all.count - begin : RESIDENT_ROWS);
+    const long blocks = (rows.count + ROWS - 1) / ROWS, block = (rows.count + blocks - 1) / blocks;
+    const long streamed = CHUNK_BYTES / weights.panel_bytes();
+    share(panels, rows.count > ROWS || streamed < 1 ? 1 : streamed, [&](long first_panel, long end_panel) {
+      for (long p = first_panel; p < end_panel; p++) {
+        const auto panel = weights.panel(p, 0, rows.count);
+        const auto second = weights.panel(activation ? p + panels : p, 1, activation ? rows.count : 0);
+        for (long first = 0; first < rows.count; first += block) {
+          const int count = int(rows.count - first < block ? rows.count - first : block);
+          Tile sums, factors;
+          sums_of(sums, panel, rows, first, count, bias ? bias + p * COLUMNS : nullptr);
+          if (activation) {
+            sums_of(factors, second, rows, first, count, bias ? bias + out_columns + p * COLUMNS : nullptr);
+            for (int m = 0; m < count; m++)
+              for (int n = 0; n < 2; n++) sums[m][n] = activate(activation, sums[m][n]) * factors[m][n];
+          }
+          for (int m = 0; m < count; m++)
+            for (int n = 0; n < 2; n++)
+              store_bf16(rows.out + (first + m) * rows.out_stride + p * COLUMNS + n * LANES, sums[m][n]);
+        }
+      }
+    });
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// packed: as above, of elements of `size` bytes, 1 or 2.
+void mysgl_pack(const char *weight, char *packed, long columns, long inner, long size) {
+  const long pairs = inner / 2, pair = 2 * size, line = COLUMNS * pair;
+  share(columns / COLUMNS, 1, [&](long first, long end) {
+    for (long p = first; p < end; p++)
+      for (long k0 = 0; k0 < pairs; k0 += LANES)
+        for (long c = 0; c < COLUMNS; c++)
+          for (long k = k0; k < k0 + LANES && k < pairs; k++) {
+            const char *from = weight + ((p * COLUMNS + c) * pairs + k) * pair;
+            char *to = packed + (p * pairs + k) * line + c * pair;
+            if (size == 2)
+              std::memcpy(to, from, 4);
+            else
+              std::memcpy(to, from, 2);
+          }
+  });
+}
+
+// bias may be null. activation: 0, or that of the first half of the columns (cpu/activations.h).
+void mysgl_linear(bf16 *out, long out_stride, const bf16 *x, long x_stride, long rows, const void *packed,
+                  const bf16 *bias, long columns, long inner, int activation) {
+  product(Rows{out, out_stride, x, x_stride, rows}, Bf16Weights{static_cast<const Pairs *>(packed), inner / 2}, bias,
+          columns, activation);
+}
+
+void mysgl_linear_int8(bf16 *out, long out_stride, const bf16 *x, long x_stride, long rows, const int8_t *packed,
+                       const float *scales, const bf16 *bias, long columns, long inner, int activation) {
+  product(Rows{out, out_stride, x, x_stride, rows}, Int8Weights{packed, scales, inner / 2}, bias, columns, activation);
+}
+
+}

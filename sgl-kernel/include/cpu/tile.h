@@ -1,0 +1,59 @@
+// The product of a few rows with 32 columns, which all matrix products here are made of.
+//
+// The columns are packed pair by pair along the inner dimension:
+//
+//     panel [pairs][32]      lane c of line k: elements 2k and 2k + 1 of column c
+#pragma once
+
+#include "cpu/vec.h"
+
+namespace mysgl {
+
+constexpr int COLUMNS = 32;
+
+// Rows of a tile: with their sums, two vectors each, the two of the panel and one of a row the registers are full.
+#ifdef __AVX512F__
+constexpr int ROWS = 12;
+#else
+constexpr int ROWS = 4;
+#endif
+
+typedef Floats Tile[ROWS][2];
+
+// sums[m] += a[m] times the panel. a: rows of `stride` elements. ahead: how far to prefetch the panel, in lines; for
+// panels that come from memory one after another.
+template <int M>
+[[gnu::noinline]] void multiply(Tile &sums, const bf16 *a, long stride, const Pairs *panel, long pairs, long ahead = 0) {
+  Floats s[M][2];
+  for (int m = 0; m < M; m++)
+    for (int n = 0; n < 2; n++) s[m][n] = sums[m][n];
+  for (long k = 0; k < pairs; k++) {
+    Pairs b0 = panel[2 * k], b1 = panel[2 * k + 1];
+    if (ahead) {
+      __builtin_prefetch(panel + 2 * (k + ahead));
+      __builtin_prefetch(panel + 2 * (k + ahead) + 1);
+    }
+#pragma GCC unroll 12
+    for (int m = 0; m < M; m++) {
+      Pairs x = splat(load_pair(a + m * stride + 2 * k));
+      s[m][0] = dot(s[m][0], x, b0);
+      s[m][1] = dot(s[m][1], x, b1);
+    }
+  }
+  for (int m = 0; m < M; m++)
+    for (int n = 0; n < 2; n++) sums[m][n] = s[m][n];
+}
+
+// The same for a number of rows that is known late.
+inline void multiply(int rows, Tile &sums, const bf16 *a, long stride, const Pairs *panel, long pairs, long ahead = 0) {
+  switch (rows) {
+#define CASE(M)                                                            \
+  case M:                                                                  \
+    if constexpr (M <= ROWS) multiply<M>(sums, a, stride, panel, pairs, ahead); \
+    return;
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#undef CASE
+  }
+}
+
+}  // namespace mysgl

@@ -1,0 +1,156 @@
+"""CompiledLibrary: one source as a loaded shared library, compiled at first use and kept.
+
+Looked for in this order: the package's `lib` folder (built ahead of time), the cache, the compiler. A file is named by
+source, architecture, fingerprint of all its text and flags, and fingerprint of the compiler, so a stale one is never
+taken; processes that want the same file at once wait on a lock while one of them compiles. Knows no kernel and no
+kind of device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, cached_property
+from pathlib import Path
+
+from mysgl_kernel import sources
+from mysgl_kernel.environ import cache_directory
+from mysgl_kernel.toolchain import Compiler, KernelBuildError
+
+logger = logging.getLogger(__name__)
+
+Launch = Callable[..., None]
+
+
+class CompiledLibrary(ABC):
+    """The functions of one source, for the present device."""
+
+    def __init__(self, source: str, *, flags: tuple[str, ...] = ()) -> None:
+        """`source` is relative to csrc. `flags` go to the compiler beside the common ones."""
+        self.source = source
+        self.flags = flags
+
+    def __repr__(self) -> str:
+        return " ".join([self.source, *self.flags])
+
+    @abstractmethod
+    def present_arch(self) -> str:
+        """The present device's architecture. Raises KernelBuildError if there is no device."""
+
+    @abstractmethod
+    def find_compiler(self) -> Compiler | None:
+        """The compiler for such sources, if there is one."""
+
+    @abstractmethod
+    def supports(self, arch: str) -> bool:
+        """Whether the source is written for this architecture."""
+
+    @abstractmethod
+    def describe(self, arch: str) -> str:
+        """The architecture in messages."""
+
+    @abstractmethod
+    def stem(self, arch: str) -> str:
+        """The beginning of the file's name: source, architecture, fingerprint of everything but the compiler."""
+
+    @abstractmethod
+    def no_compiler(self, arch: str) -> str:
+        """What to do where there is none."""
+
+    def load(self, path: Path) -> ctypes.CDLL:
+        """Load the library's file."""
+        return ctypes.CDLL(str(path))
+
+    def available(self) -> bool:
+        """Whether the present device can run it, compiling it now if that is still to do.
+
+        False, with the reason in the log once, on another architecture and where it is neither built nor can be.
+        """
+        return self._unavailable is None
+
+    def built(self, arch: str, compiler: Compiler | None) -> Path | None:
+        """The library as a file, if it is there already. Without a compiler, whichever compiler made it."""
+        stem = self.stem(arch)
+        if ahead := sorted(sources.LIB.glob(f"{stem}.*.so")):
+            return ahead[0]
+        mark = compiler.fingerprint if compiler else "*"
+        return next(iter(sorted(cache_directory().glob(f"{stem}.{mark}.so"))), None)
+
+    def build(self, arch: str, compiler: Compiler, folder: Path) -> Path:
+        """Compile into `folder` unless it is there. Raises KernelBuildError."""
+        target = folder / f"{self.stem(arch)}.{compiler.fingerprint}.so"
+        if target.exists():
+            return target
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(target.with_suffix(".lock")):
+                if not target.exists():  # nobody else made it while we waited
+                    self._compile(arch, compiler, target)
+        except OSError as error:
+            raise KernelBuildError(f"{self.source} cannot be built into {folder}: {error}") from None
+        return target
+
+    def _compile(self, arch: str, compiler: Compiler, target: Path) -> None:
+        logger.info("Compiling %s for %s.", self, self.describe(arch))
+        started = time.perf_counter()
+        for left in target.parent.glob(f"{target.stem}.*.part"):  # by a process that was killed: the lock is ours
+            left.unlink(missing_ok=True)
+        # Under its final name only when it is whole.
+        part = target.with_suffix(f".{os.getpid()}.part")
+        try:
+            compiler.compile(self.path, part, arch=arch, include=sources.INCLUDE, flags=self.flags)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+        logger.info("Compiled %s for %s in %.1f s.", self, self.describe(arch), time.perf_counter() - started)
+
+    @property
+    def path(self) -> Path:
+        """Of the source."""
+        return sources.CSRC / self.source
+
+    @cached_property
+    def loaded(self) -> ctypes.CDLL:
+        """Raises KernelBuildError if the library cannot be had."""
+        arch = self.present_arch()
+        if not self.supports(arch):
+            raise KernelBuildError(f"{self.source} is not written for {self.describe(arch)}.")
+        compiler = self.find_compiler()
+        path = self.built(arch, compiler)
+        if path is None:
+            if compiler is None:
+                raise KernelBuildError(self.no_compiler(arch))
+            path = self.build(arch, compiler, cache_directory())
+        try:
+            return self.load(path)
+        except OSError as error:
+            raise KernelBuildError(f"{path} cannot be loaded: {error}") from None
+
+    @cached_property
+    def _unavailable(self) -> str | None:
+        """Why it cannot be had here, None if it can."""
+        try:
+            self.loaded  # noqa: B018
+        except KernelBuildError as error:
+            log_once(str(error))
+            return str(error)
+        return None
+
+
+@cache
+def log_once(message: str) -> None:
+    logger.warning("%s", message)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone among all processes that lock this file. The lock ends with the process, however that ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,98 @@
+"""Paged causal attention in bfloat16: `csrc/cpu/attention.cpp`, which says how it works."""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_long, c_void_p
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from mysgl_kernel.compiled import Launch
+from mysgl_kernel.cpu.library import CpuLibrary
+
+HEAD_DIMS = (32, 64, 96, 128, 256)
+QUERIES = 48
+"""Query heads of new tokens that are computed together; as in the source."""
+
+_LIBRARY = CpuLibrary("cpu/attention.cpp")
+
+available = _LIBRARY.available
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRows:
+    """The rows of a step; what all layers share."""
+
+    slots: npt.NDArray[np.int64]
+    """[R] rows of the page table."""
+    ends: npt.NDArray[np.int32]
+    """[R] keys of each row, its new ones included."""
+    queries: npt.NDArray[np.int32]
+    """[R] its new tokens."""
+    firsts: npt.NDArray[np.int64]
+    """[R] where these begin among the tokens of the step."""
+    items: npt.NDArray[np.int64]
+    """[I, 2] row and block of queries, those with most keys first."""
+
+    @classmethod
+    def of(
+        cls,
+        slots: npt.NDArray[np.integer],
+        ends: npt.NDArray[np.integer],
+        queries: npt.NDArray[np.integer],
+        group: int,
+    ) -> AttentionRows:
+        """`group`: query heads of each KV head."""
+        blocks = -(-queries.astype(np.int64) * group // QUERIES)
+        rows = np.repeat(np.arange(len(blocks)), blocks)
+        block = np.arange(len(rows)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+        seen = (ends - queries)[rows] + (block + 1) * QUERIES // group
+        order = np.argsort(-seen, kind="stable")
+        return cls(
+            slots=np.ascontiguousarray(slots, dtype=np.int64),
+            ends=np.ascontiguousarray(ends, dtype=np.int32),
+            queries=np.ascontiguousarray(queries, dtype=np.int32),
+            firsts=np.cumsum(queries, dtype=np.int64) - queries,
+            items=np.stack((rows[order], block[order]), axis=1),
+        )
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    rows: AttentionRows,
+    *,
+    page_size: int,
+    window: int | None,
+    scale: float,
+    logit_cap: float,
+) -> Tensor:
+    """[T, heads * dim]; every new token of a row attends to the row's keys up to its own.
+
+    q: [T, heads * dim], rows at any distance. keys, values: [KV slots, kv_heads, dim], dense. table: [slots, max_pages]
+    int32. window: keys that a token sees, itself included; None for all. Scores are scaled, then capped softly by
+    logit_cap unless that is 0.
+    """
+    _, kv_heads, dim = keys.shape
+    out = q.new_empty(q.shape)
+    _attention()(
+        *(out.data_ptr(), q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr()),
+        *(table.data_ptr(), table.shape[1], page_size),
+        *(rows.slots.ctypes.data, rows.ends.ctypes.data, rows.queries.ctypes.data, rows.firsts.ctypes.data),
+        *(rows.items.ctypes.data, len(rows.items)),
+        *(len(rows.slots), q.shape[1] // dim, kv_heads, dim, window or 0, scale, logit_cap),
+    )
+    return out
+
+
+@cache
+def _attention() -> Launch:
+    tensors = (c_void_p, c_void_p, c_long, c_void_p, c_void_p)
+    pages = (c_void_p, c_long, c_long)
+    rows = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_long)
+    return _LIBRARY.function("mysgl_attention", *tensors, *pages, *rows, *(c_long,) * 5, c_float, c_float)

@@ -1,0 +1,99 @@
+"""Products of bfloat16 rows with packed weights: `csrc/cpu/gemm.cpp`, which says how it works."""
+
+from __future__ import annotations
+
+from ctypes import c_int, c_long, c_void_p
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mysgl_kernel.compiled import Launch
+from mysgl_kernel.cpu.library import CpuLibrary, cpu_flags
+
+COLUMNS = 32
+"""Outputs of a panel, of which a weight must have whole ones."""
+ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
+
+_LIBRARY = CpuLibrary("cpu/gemm.cpp")
+
+
+def available() -> bool:
+    """False also where the processor multiplies matrices in tiles (AMX), which these kernels do not use."""
+    return "amx_bf16" not in cpu_flags() and _LIBRARY.available()
+
+
+def packs(weight: Tensor) -> bool:
+    """Whether `pack` takes a weight of this shape and dtype."""
+    return (
+        weight.dtype in (torch.bfloat16, torch.int8)
+        and weight.dim() == 2
+        and weight.shape[0] % COLUMNS == 0
+        and weight.shape[1] % 2 == 0
+        and weight.numel() > 0
+    )
+
+
+def is_packed(weight: Tensor) -> bool:
+    """Whether `pack` made it."""
+    return weight.dim() == 4
+
+
+def pack(weight: Tensor) -> Tensor:
+    """[output, input], bfloat16 or int8 -> [output / 32, input / 2, 32, 2]: a copy in the order of reading."""
+    weight = weight.detach().contiguous()
+    outputs, inputs = weight.shape
+    packed = torch.empty(outputs // COLUMNS, inputs // 2, COLUMNS, 2, dtype=weight.dtype)
+    _pack()(weight.data_ptr(), packed.data_ptr(), outputs, inputs, weight.itemsize)
+    return packed
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """The opposite of `pack`."""
+    panels, pairs = packed.shape[:2]
+    return packed.permute(0, 2, 1, 3).reshape(panels * COLUMNS, pairs * 2)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    scales: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """[N, input] -> [N, output], or [N, output / 2] with an activation: act(first half) * second half.
+
+    x: bfloat16, rows at any distance. weight: packed; of int8, `scales` [output] float32 are what the columns are
+    multiplied by. bias: [output] bfloat16. With an activation, half the outputs must be whole panels.
+    """
+    panels, pairs = weight.shape[:2]
+    outputs, rows = panels * COLUMNS, len(x)
+    out = x.new_empty(rows, outputs if activation is None else outputs // 2)
+    where = (out.data_ptr(), out.shape[1], x.data_ptr(), x.stride(0), rows, weight.data_ptr())
+    bias_at = None if bias is None else bias.data_ptr()
+    how = (bias_at, outputs, pairs * 2, 0 if activation is None else ACTIVATIONS[activation])
+    if scales is None:
+        _linear()(*where, *how)
+    else:
+        _linear_int8()(*where, scales.data_ptr(), *how)
+    return out
+
+
+@cache
+def _pack() -> Launch:
+    return _LIBRARY.function("mysgl_pack", c_void_p, c_void_p, c_long, c_long, c_long)
+
+
+_WHERE = (c_void_p, c_long, c_void_p, c_long, c_long, c_void_p)
+_HOW = (c_void_p, c_long, c_long, c_int)
+
+
+@cache
+def _linear() -> Launch:
+    return _LIBRARY.function("mysgl_linear", *_WHERE, *_HOW)
+
+
+@cache
+def _linear_int8() -> Launch:
+    return _LIBRARY.function("mysgl_linear_int8", *_WHERE, c_void_p, *_HOW)

@@ -1,0 +1,90 @@
+"""CpuLibrary: one C++ source as a loaded shared library, compiled for the instructions that this processor has."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mysgl_kernel import sources
+from mysgl_kernel.compiled import CompiledLibrary, Launch
+from mysgl_kernel.cpu.toolchain import ARCHS, FLAGS, Gxx, find_gxx
+
+
+class CpuLibrary(CompiledLibrary):
+    """The functions of one C++ source."""
+
+    declared: list[CpuLibrary] = []
+    """Every one that a module of this package declares: what is built ahead of time."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        CpuLibrary.declared.append(self)
+
+    def function(self, name: str, *argtypes: Any) -> Launch:
+        """The function `name`, an `extern "C"` one that returns nothing. Raises KernelBuildError if the library cannot
+        be had, AttributeError if it has no such function.
+        """
+        function = getattr(self.loaded, name)
+        function.argtypes = argtypes
+        function.restype = None
+        launch: Launch = function
+        return launch
+
+    def load(self, path: Path) -> ctypes.CDLL:
+        _THREADS.loaded  # noqa: B018
+        return super().load(path)
+
+    def present_arch(self) -> str:
+        return present_arch()
+
+    def find_compiler(self) -> Gxx | None:
+        return find_gxx()
+
+    def supports(self, arch: str) -> bool:
+        return arch in ARCHS
+
+    def describe(self, arch: str) -> str:
+        return f"{platform.machine()}, {arch}"
+
+    def stem(self, arch: str) -> str:
+        name = self.source.removesuffix(".cpp").replace("/", "-")
+        return f"{name}.{arch}.{sources.fingerprint(self.path, arch, FLAGS + self.flags)}"
+
+    def no_compiler(self, arch: str) -> str:
+        return (
+            "There is no g++, and no library built ahead for this processor: products and attention are computed by "
+            "torch, which is slower. Install g++, or run `python -m mysgl_kernel.build` where there is one."
+        )
+
+
+class _Threads(CpuLibrary):
+    """The threads of all kernels: as many as torch has when the first kernel is loaded."""
+
+    def load(self, path: Path) -> ctypes.CDLL:
+        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # where the kernels' libraries look for it
+        library.mysgl_use_threads(torch.get_num_threads())
+        return library
+
+
+_THREADS = _Threads("cpu/threads.cpp")
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """What the processor says about itself; nothing where Linux is not there to tell."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return frozenset()
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+@cache
+def present_arch() -> str:
+    """The most of `ARCHS` that this processor has."""
+    return next(arch for arch, needs in ARCHS.items() if cpu_flags().issuperset(needs.split()))

@@ -1,0 +1,89 @@
+"""What is done to each bfloat16 row or head by itself: `csrc/cpu/rows.cpp`."""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int, c_long, c_void_p
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mysgl_kernel.compiled import Launch
+from mysgl_kernel.cpu.gemm import ACTIVATIONS
+from mysgl_kernel.cpu.library import CpuLibrary
+
+_LIBRARY = CpuLibrary("cpu/rows.cpp")
+
+available = _LIBRARY.available
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """[N, width], rows at any distance -> dense [N, width]. residual: dense; x is added to it first."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    residual_at = None if residual is None else residual.data_ptr()
+    _rms_norm()(out.data_ptr(), x.data_ptr(), x.stride(0), residual_at, weight.data_ptr(), *x.shape, eps)
+    return out
+
+
+def gated(x: Tensor, activation: str) -> Tensor:
+    """Dense [N, 2 * width] -> [N, width]: act(first half) * second half."""
+    out = x.new_empty(len(x), x.shape[1] // 2)
+    _gated()(out.data_ptr(), x.data_ptr(), *out.shape, ACTIVATIONS[activation])
+    return out
+
+
+def rope_and_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    norms: tuple[Tensor, Tensor, float] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    locations: Tensor,
+) -> None:
+    """Norm each head of q and k, if norms are given, turn it in place, and copy k and v to their places in the caches.
+
+    q: [T, heads * dim]; k, v: [T, kv_heads * dim]; only their last dimension is dense. positions, locations: [T] int64.
+    cos_sin: [max_position, dim] float32, cosines, then sines. Caches: [slots, kv_heads, dim], dense.
+    """
+    _, kv_heads, dim = k_cache.shape
+    q_norm, k_norm, eps = (norms[0].data_ptr(), norms[1].data_ptr(), norms[2]) if norms else (None, None, 0.0)
+    _rope_and_store()(
+        *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
+        *(positions.data_ptr(), cos_sin.data_ptr(), q_norm, k_norm, eps),
+        *(k_cache.data_ptr(), v_cache.data_ptr(), locations.data_ptr()),
+        *(len(q), q.shape[1] // dim, kv_heads, dim),
+    )
+
+
+def greedy_tokens(logits: Tensor) -> Tensor:
+    """[S, vocab], rows at any distance -> [S] int64: the first of the largest; -1 where a logit is not finite."""
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    _greedy()(tokens.data_ptr(), logits.data_ptr(), logits.stride(0), *logits.shape)
+    return tokens
+
+
+@cache
+def _rms_norm() -> Launch:
+    pointer = c_void_p
+    return _LIBRARY.function("mysgl_rms_norm", pointer, pointer, c_long, pointer, pointer, c_long, c_long, c_float)
+
+
+@cache
+def _gated() -> Launch:
+    return _LIBRARY.function("mysgl_gated", c_void_p, c_void_p, c_long, c_long, c_int)
+
+
+@cache
+def _rope_and_store() -> Launch:
+    rows = (c_void_p, c_long) * 3
+    turning = (c_void_p, c_void_p, c_void_p, c_void_p, c_float)
+    storing = (c_void_p, c_void_p, c_void_p)
+    return _LIBRARY.function("mysgl_rope_and_store", *rows, *turning, *storing, c_long, c_long, c_long, c_long)
+
+
+@cache
+def _greedy() -> Launch:
+    return _LIBRARY.function("mysgl_greedy", c_void_p, c_void_p, c_long, c_long, c_long)

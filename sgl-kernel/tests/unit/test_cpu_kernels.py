@@ -1,0 +1,218 @@
+"""CPU kernels against references in float32, at every level of instructions that this processor has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mysgl_kernel.cpu import attention, gemm, library, rows
+from mysgl_kernel.cpu.toolchain import ARCHS, find_gxx
+
+pytestmark = pytest.mark.skipif(find_gxx() is None, reason="no g++")
+
+HERE = [arch for arch in ARCHS if library.cpu_flags().issuperset(ARCHS[arch].split())]
+
+
+@pytest.fixture(params=HERE)
+def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """All kernels compiled for this architecture."""
+    monkeypatch.setattr(library, "present_arch", lambda: request.param)
+    _forget()
+    yield request.param
+    _forget()
+
+
+def _forget() -> None:
+    for module in (attention, gemm, rows):
+        module._LIBRARY.__dict__.pop("loaded", None)
+        for thing in vars(module).values():
+            if hasattr(thing, "cache_clear"):
+                thing.cache_clear()
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+
+
+def close(found: Tensor, wanted: Tensor, *, relative: float = 0.02) -> None:
+    """Within some roundings to bfloat16 of the largest value."""
+    found, wanted = found.float(), wanted.float()
+    assert found.shape == wanted.shape and found.isfinite().all()
+    assert (found - wanted).abs().max() <= relative * wanted.abs().max()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 11, 12, 13, 29])
+@pytest.mark.parametrize(("inputs", "outputs"), [(2, 32), (70, 96), (512, 64)])
+def test_linear(arch: str, count: int, inputs: int, outputs: int) -> None:
+    wide, weight, bias = draw(count, inputs + 6), draw(outputs, inputs, seed=1), draw(outputs, seed=2)
+    x, packed = wide[:, :inputs], gemm.pack(weight)
+    close(gemm.linear(x, packed), x.float() @ weight.float().T)
+    close(gemm.linear(x, packed, bias), x.float() @ weight.float().T + bias.float())
+    assert torch.equal(gemm.unpack(packed), weight)
+
+
+@pytest.mark.parametrize("count", [1, 7, 40])
+def test_a_row_does_not_depend_on_the_others(arch: str, count: int) -> None:
+    x, packed = draw(count, 300), gemm.pack(draw(64, 300, seed=1))
+    alone = torch.cat([gemm.linear(row[None], packed) for row in x])
+    assert torch.equal(gemm.linear(x, packed), alone)
+
+
+@pytest.mark.parametrize("count", [1, 12, 30])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated_linear(arch: str, count: int, activation: str) -> None:
+    x, weight, bias = draw(count, 100), draw(128, 100, seed=1) / 10, draw(128, seed=2)
+    gate, up = (x.float() @ weight.float().T + bias.float()).chunk(2, dim=-1)
+    act = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    close(gemm.linear(x, gemm.pack(weight), bias, activation=activation), act * up)
+
+
+@pytest.mark.parametrize("count", [1, 12, 30])
+@pytest.mark.parametrize("inputs", [64, 700])
+def test_int8_weights(arch: str, count: int, inputs: int) -> None:
+    x = draw(count, inputs)
+    weight = torch.randint(-127, 128, (64, inputs), generator=torch.Generator().manual_seed(1)).to(torch.int8)
+    scales = torch.linspace(0.001, 0.02, 64)
+    whole = x.float() @ (weight.float() * scales[:, None]).T
+    packed = gemm.pack(weight)
+    close(gemm.linear(x, packed, scales=scales), whole)
+    gate, up = whole.chunk(2, dim=-1)
+    close(gemm.linear(x, packed, scales=scales, activation="silu"), F.silu(gate) * up)
+    assert torch.equal(gemm.unpack(packed), weight)
+
+
+def test_no_rows(arch: str) -> None:
+    assert gemm.linear(draw(0, 64), gemm.pack(draw(32, 64))).shape == (0, 32)
+    assert rows.rms_norm(draw(0, 64), draw(64), 1e-6).shape == (0, 64)
+
+
+def test_what_packs() -> None:
+    assert gemm.packs(draw(64, 10)) and not gemm.packs(draw(63, 10)) and not gemm.packs(draw(64, 11))
+    assert not gemm.packs(draw(64, 10).float())
+
+
+@pytest.mark.parametrize("width", [1, 16, 37, 1024])
+def test_rms_norm(arch: str, width: int) -> None:
+    wide, residual, weight = draw(21, width + 3), draw(21, width, seed=1), draw(width, seed=2)
+    x = wide[:, :width]
+    close(rows.rms_norm(x, weight, 1e-5), F.rms_norm(x.float(), (width,), weight.float(), 1e-5))
+    total = (x.float() + residual.float()).to(torch.bfloat16)
+    found = rows.rms_norm(x, weight, 1e-5, residual)
+    assert torch.equal(residual, total)
+    close(found, F.rms_norm(total.float(), (width,), weight.float(), 1e-5))
+
+
+@pytest.mark.parametrize("width", [1, 16, 37, 1024])
+def test_gated(arch: str, width: int) -> None:
+    x = draw(19, 2 * width) * 4
+    gate, up = x.float().chunk(2, dim=-1)
+    close(rows.gated(x, "silu"), F.silu(gate) * up)
+    close(rows.gated(x, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up)
+
+
+def test_extreme_activations(arch: str) -> None:
+    gate = torch.tensor([-1e38, -200.0, -80.0, 0.0, 80.0, 200.0, 1e38], dtype=torch.bfloat16)
+    x = torch.cat((gate, torch.ones_like(gate)))[None]
+    close(rows.gated(x, "silu"), F.silu(gate.float())[None])
+    assert rows.gated(torch.full((1, 32), float("nan"), dtype=torch.bfloat16), "silu").isnan().all()
+
+
+@pytest.mark.parametrize("dim", [16, 48, 64, 128])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rope_and_store(arch: str, dim: int, normed: bool) -> None:
+    tokens, heads, kv_heads = 9, 4, 2
+    qkv = draw(tokens, (heads + 2 * kv_heads) * dim)
+    q, k, v = (part for part in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=-1))
+    positions = torch.randint(0, 50, (tokens,), generator=torch.Generator().manual_seed(3))
+    locations = torch.randperm(20, generator=torch.Generator().manual_seed(4))[:tokens]
+    angles = torch.rand(50, dim // 2, generator=torch.Generator().manual_seed(5)) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    norms = (draw(dim, seed=6), draw(dim, seed=7), 1e-6) if normed else None
+    cos, sin = cos_sin[positions][:, None].chunk(2, dim=-1)
+    wanted = []
+    for x, weight in zip((q, k), norms[:2] if norms else (None, None), strict=True):
+        turned = x.float().view(tokens, -1, dim)
+        if weight is not None:
+            turned = F.rms_norm(turned, (dim,), weight.float(), 1e-6)
+        left, right = turned.chunk(2, dim=-1)
+        wanted.append(torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).flatten(1))
+    keys, values = (torch.zeros(20, kv_heads, dim, dtype=torch.bfloat16) for _ in range(2))
+    v_before = v.clone()
+    rows.rope_and_store(q, k, v, positions, cos_sin, norms, keys, values, locations)
+    close(q, wanted[0])
+    close(k, wanted[1])
+    assert torch.equal(keys[locations].flatten(1), k) and torch.equal(values[locations].flatten(1), v_before)
+    assert keys.count_nonzero(dim=(1, 2)).ne(0).sum() == tokens
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 100, 4099])
+def test_greedy_tokens(arch: str, width: int) -> None:
+    wide = draw(6, width + 5) - 9
+    logits = wide[:, :width]
+    first = logits.float().argmax(dim=-1)
+    assert torch.equal(rows.greedy_tokens(logits), first)
+    logits[1, width // 2 :] = 3.0
+    logits[2, width - 1] = float("nan")
+    logits[3, 0] = float("inf")
+    logits[4, width // 2] = float("-inf")
+    assert rows.greedy_tokens(logits).tolist() == [int(first[0]), width // 2, -1, -1, -1, int(first[5])]
+
+
+def attention_reference(
+    q: Tensor, keys: Tensor, values: Tensor, places: Tensor, *, window: int | None, scale: float, cap: float
+) -> Tensor:
+    """One row in float32, with a mask. places: KV slots of its keys; its queries are the last of them."""
+    _, kv_heads, dim = keys.shape
+    queries = q.view(len(q), -1, dim).float()
+    k, v = (x[places].float().repeat_interleave(queries.shape[1] // kv_heads, dim=1) for x in (keys, values))
+    scores = torch.einsum("qhd,lhd->hql", queries, k) * scale
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    distance = torch.arange(len(places) - len(q), len(places))[:, None] - torch.arange(len(places))
+    seen = (distance >= 0) & (distance < (window or len(places)))
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hql,lhd->qhd", weights, v).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("dim", "heads"), [(32, (2, 2)), (64, (6, 2)), (64, (12, 1)), (96, (3, 3)), (128, (4, 2)), (256, (2, 1))]
+)
+@pytest.mark.parametrize(("page_size", "window", "cap"), [(1, None, 0.0), (16, None, 5.0), (1, 40, 0.0), (16, 7, 0.0)])
+def test_attention(arch: str, dim: int, heads: tuple[int, int], page_size: int, window: int | None, cap: float) -> None:
+    slots, max_pages = 5, 320 // page_size
+    pages = torch.randperm(slots * max_pages, generator=torch.Generator().manual_seed(1)) + 1
+    table = pages.view(slots, max_pages).to(torch.int32)
+    keys, values = (draw((slots * max_pages + 1) * page_size, heads[1], dim, seed=s) for s in (2, 3))
+    # decoding, a whole prompt, a chunk, a few tokens, one token in all
+    ends, queries = np.array([300, 61, 290, 129, 1]), np.array([1, 61, 33, 2, 1])
+    order = np.array([3, 1, 0, 4, 2])
+    wide = draw(int(queries.sum()), heads[0] * dim + 64, seed=4)
+    q = wide[:, : heads[0] * dim]
+    plan = attention.AttentionRows.of(order, ends, queries, heads[0] // heads[1])
+    found = attention.attend(
+        q, keys, values, table, plan, page_size=page_size, window=window, scale=0.11, logit_cap=cap
+    )
+    first = 0
+    for slot, end, count in zip(order.tolist(), ends.tolist(), queries.tolist(), strict=True):
+        at = torch.arange(end)
+        places = table[slot, at // page_size].long() * page_size + at % page_size
+        own = q[first : first + count]
+        wanted = attention_reference(own, keys, values, places, window=window, scale=0.11, cap=cap)
+        close(found[first : first + count], wanted)
+        first += count
+
+
+def test_attention_tells_what_is_not_finite(arch: str) -> None:
+    keys, values = draw(40, 1, 64), draw(40, 1, 64, seed=1)
+    keys[7, 0, 3] = float("nan")
+    table = torch.arange(40, dtype=torch.int32)[None]
+    for count in (1, 20):
+        q = draw(count, 64, seed=2)
+        plan = attention.AttentionRows.of(np.array([0]), np.array([30]), np.array([count]), 1)
+        found = attention.attend(q, keys, values, table, plan, page_size=1, window=None, scale=0.1, logit_cap=0.0)
+        assert found.isnan().any(dim=-1).all()
