@@ -198,3 +198,10 @@ def test_ids_of_a_long_text_are_made_in_pieces_and_are_the_same(monkeypatch: pyt
     for piece in (1, 7, len(whole) - 1, len(whole)):
         monkeypatch.setattr("mysglang.srt.utils.tokenizer.IDS_PIECE", piece)
         assert tokenizer.encode(text) == whole
+
+
+def test_the_largest_id(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(small_tokenizer.write(tmp_path, "byte_level"))
+    assert tokenizer.token_text(tokenizer.largest_id)
+    assert all(tokenizer.id_of(token) is None or tokenizer.id_of(token) <= tokenizer.largest_id for token in ("a", "b"))
+    assert tokenizer.largest_id == tokenizer.vocab_size - 1

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
+from mysglang.srt.entrypoints.headers import header
 
 NEEDS_ADMIN_KEY = ErrorFacts(403, "Forbidden: only with an admin key; start the server with --admin-api-key.")
 
@@ -81,7 +82,7 @@ class ApiKeyAuth:
             return None
         needed = self._api_keys
         locked = path in self._access.locked and not self._admin_keys
-        if path in self._access.admin | self._access.locked and self._admin_keys:
+        if self._admin_keys and (path in self._access.admin or path in self._access.locked):
             needed = self._admin_keys
         if not needed:
             return NEEDS_ADMIN_KEY if locked else None
@@ -108,7 +109,7 @@ class LoopbackGuard:
         self._invited = frozenset(invited)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (foreign := _foreign_name(Headers(scope=scope), self._invited)):
+        if scope["type"] == "http" and (foreign := _foreign_name(scope, self._invited)):
             message = f"Forbidden: {foreign!r} does not name this machine; start with an API key to serve other names."
             await error_response(ErrorFacts(403, message), scope)(scope, receive, send)
         else:
@@ -126,11 +127,12 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-def _foreign_name(headers: Headers, invited: frozenset[str]) -> str:
+def _foreign_name(scope: Scope, invited: frozenset[str]) -> str:
     """The name in Host or Origin that is not this machine's, or "" where there is none."""
-    names = [f"//{headers.get('host', '')}"]
-    if "origin" in headers and not invited & {headers["origin"], "*"}:
-        names.append(headers["origin"])
+    names = [f"//{header(scope, b'host')}"]
+    given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
+    if given and not invited & {given[0], "*"}:
+        names.append(given[0])
     for name in names:
         if _is_foreign(name):
             return name.removeprefix("//") or "(nothing)"

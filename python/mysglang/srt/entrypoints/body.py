@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
+from mysglang.srt.entrypoints.headers import header
 from mysglang.srt.errors import InvalidRequest, MysglangError
 from mysglang.srt.utils.json_types import json_type
 
@@ -55,7 +56,7 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     Raises InvalidRequest for another content type, BodyTooLarge as soon as the excess is known, ClientDisconnected.
     """
     require_json(request)
-    declared = request.headers.get("content-length", "")
+    declared = header(request.scope, b"content-length")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
     parts: list[bytes] = []
@@ -75,7 +76,7 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
 
 def require_json(request: Request) -> None:
     """A form or a plain text is refused: what a web page may send across sites without asking, we do not read."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = header(request.scope, b"content-type").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise InvalidRequest(f"The content type must be application/json, got {kind or 'none'!r}.")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from starlette.datastructures import Headers
+from functools import lru_cache
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.auth import owner_of
+from mysglang.srt.entrypoints.headers import header
 from mysglang.srt.managers.caller import CALLER, Caller
 
-ROUTING_KEY = "x-smg-routing-key"
+ROUTING_KEY = b"x-smg-routing-key"
 """The header in which SGLang's gateway says what a request belongs to."""
 
 
@@ -22,10 +24,13 @@ class Callers:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        routing_key = Headers(scope=scope).get(ROUTING_KEY, "")
-        caller = Caller(api_key=owner_of(scope), routing_key=routing_key, remote=True)
-        token = CALLER.set(caller)
+        token = CALLER.set(_caller(owner_of(scope), header(scope, ROUTING_KEY)))
         try:
             await self._app(scope, receive, send)
         finally:
             CALLER.reset(token)
+
+
+@lru_cache(1024)
+def _caller(api_key: str, routing_key: str) -> Caller:
+    return Caller(api_key=api_key, routing_key=routing_key, remote=True)

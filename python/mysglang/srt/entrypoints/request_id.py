@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 import re
-import uuid
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mysglang.srt.entrypoints.headers import header
+from mysglang.srt.utils.ids import new_id
 
 HEADER = "x-request-id"
 ANTHROPIC_HEADER = "request-id"
 
+_NAMES = (HEADER.encode(), ANTHROPIC_HEADER.encode())
 _KEY = "mysglang.request_id"
 
 # What may be echoed into a header and a log line without a second thought.
@@ -23,8 +25,8 @@ def request_id_of(scope: Scope) -> str:
     """The id of the request that `scope` belongs to, given on first asking."""
     known: str | None = scope.get(_KEY)
     if known is None:
-        given = Headers(scope=scope).get(HEADER, "")
-        known = scope[_KEY] = given if _ACCEPTABLE.fullmatch(given) else uuid.uuid4().hex
+        given = header(scope, _NAMES[0])
+        known = scope[_KEY] = given if _ACCEPTABLE.fullmatch(given) else new_id()
     return known
 
 
@@ -42,8 +44,9 @@ class RequestId:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers[HEADER] = headers[ANTHROPIC_HEADER] = request_id
+                value = request_id.encode()
+                others = [(name, held) for name, held in message.get("headers", ()) if name not in _NAMES]
+                message = {**message, "headers": [*others, *((name, value) for name in _NAMES)]}
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -144,12 +144,17 @@ class EventStream(Response):
     async def _send_all(self, scope: Scope, send: Send) -> None:
         first = await anext(self._frames)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": first, "more_body": True})
         try:
             if self._shortcut is not None and (wire := wire_of(scope)) is not None:
+                wire.write_piece(first)
                 await self._shortcut(wire)
-            async for frame in self._frames:
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
+                # What is left is the end of the stream, which is short.
+                async for frame in self._frames:
+                    wire.write_piece(frame)
+            else:
+                await send({"type": "http.response.body", "body": first, "more_body": True})
+                async for frame in self._frames:
+                    await send({"type": "http.response.body", "body": frame, "more_body": True})
         except Exception as error:
             facts = describe(error)
             if facts.status == 500:

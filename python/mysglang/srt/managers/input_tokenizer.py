@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import struct
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqInput
 from mysglang.srt.sampling.processor_params import THINKING_BUDGET, settle
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+from mysglang.srt.utils.ids import new_id
 from mysglang.srt.utils.tokenizer import IDS_PIECE, Tokenizer
 
 Ints = npt.NDArray[np.int32]
@@ -150,7 +150,7 @@ class InputTokenizer:
             first_seed = seed if params.sampling_seed is None else params.sampling_seed
             embeds = self._embeds(prompt.content)
             # No other request shares their pages, but the copies of a prompt, and this one if it is computed again.
-            extra_key = f"input_embeds {uuid.uuid4().hex}" if embeds else self._namespace(unfolded, caller)
+            extra_key = f"input_embeds {new_id()}" if embeds else self._namespace(unfolded, caller)
             packed, wish = pack_ids(ids), _logprob_request(prompt.logprobs, len(ids))
             grammar_after, thought_start = self._thinking(params, obj)
             bad_words = self._bad_words(params.bad_words)
@@ -229,10 +229,11 @@ class InputTokenizer:
         if not texts and not rows:
             return [np.zeros(len(prompt.content), dtype=np.int32) for prompt in prompts]
         if texts:
-            # A tokenizer may know more tokens than the model has.
+            tokenizer, last = self._need_tokenizer("text"), self._limits.vocab_size - 1
             rows = self._encode(texts, obj.add_special_tokens)
             arrays = [_as_array(ids) for ids in rows]
-            if all(_within(array, self._limits.vocab_size - 1) for array in arrays):
+            # A tokenizer may know more tokens than the model has.
+            if tokenizer.largest_id <= last or all(_within(array, last) for array in arrays):
                 return arrays
         return [self._checked(ids, _field(prompts[0])) for ids in rows]
 
@@ -400,6 +401,8 @@ def _field(prompt: Prompt) -> str:
 
 def _as_array(ids: list[int]) -> Ints:
     """In pieces, between which other threads can run."""
+    if len(ids) <= IDS_PIECE:
+        return np.array(ids, dtype=np.int32)
     array: Ints = np.empty(len(ids), dtype=np.int32)
     for start in range(0, len(ids), IDS_PIECE):
         array[start : start + IDS_PIECE] = ids[start : start + IDS_PIECE]

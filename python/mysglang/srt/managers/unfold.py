@@ -5,7 +5,6 @@ Knows neither tokenizer nor limits of the engine, except the size of the vocabul
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.generate import GenerateReqInput, HiddenStatesWish
 from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.utils.ids import new_id
 
 MAX_TOP_LOGPROBS = 128
 MAX_LOGPROB_IDS = 1024
@@ -78,7 +78,7 @@ def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded
     contents, batch = _contents(obj)
     params = _per_prompt("sampling_params", obj.sampling_params, len(contents), batch)
     n = params[0].n
-    if any(other.n != n for other in params):
+    if len(params) > 1 and any(other.n != n for other in params):
         raise InvalidRequest("n must be the same for all prompts of a batch.", param="n")
     # Before anything is made n times.
     if n >= 1 and len(contents) * n > max_answers:
@@ -209,13 +209,13 @@ def _logprob_wish(wanted: bool, wish: LogprobWish, vocab_size: int) -> LogprobWi
 
 def _rids(rid: str | list[str] | None, count: int, n: int, batch: bool) -> tuple[str, list[str]]:
     """The call's name and its answers': a lone answer has the name itself, of several each has a number behind it."""
-    name = rid if isinstance(rid, str) else uuid.uuid4().hex
+    name = rid if isinstance(rid, str) else new_id()
     bases = [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
     if isinstance(rid, list):
         bases = _per_prompt("rid", rid, count, batch)
     rids = bases if n == 1 else [f"{base}_{copy}" for base in bases for copy in range(n)]
     # Printable, because names stand in logs: a line break would let a client write lines of its own.
-    if any(not 0 < len(one) <= MAX_RID_LENGTH or not one.isprintable() for one in (name, *bases)):
+    if not all(0 < len(one) <= MAX_RID_LENGTH and one.isprintable() for one in {name, *bases}):
         raise InvalidRequest(f"rid must have 1 to {MAX_RID_LENGTH} printable characters.", param="rid")
     if len(set(rids)) != len(rids):
         raise InvalidRequest("rid: every request of a batch needs its own.", param="rid")

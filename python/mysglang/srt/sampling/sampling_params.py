@@ -89,7 +89,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def grammar(self) -> GrammarSpec | None:
         """Which strings the answer may be, if that is restricted."""
-        return grammar_spec(self._grammars())
+        given = self._grammars()
+        return grammar_spec(given) if given else None
 
     @property
     def greedy(self) -> bool:
@@ -122,7 +123,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         check_grammars(self._grammars())
 
     def _grammars(self) -> dict[GrammarKind, str | None]:
-        return {kind: getattr(self, kind) for kind in KINDS}
+        """Those that are given."""
+        return {kind: text for kind in KINDS if (text := getattr(self, kind)) is not None}
 
 
 class _Rule(NamedTuple):

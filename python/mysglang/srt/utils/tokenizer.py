@@ -107,10 +107,15 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         return self._named_id("eos_token")
 
-    @cached_property
+    @property
     def longest_token(self) -> int:
         """Characters of the longest token: a text of n times as many has at least n tokens."""
-        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+        return self._extremes[0]
+
+    @property
+    def largest_id(self) -> int:
+        """Of all tokens."""
+        return self._extremes[1]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`; `add_special_tokens` puts around it what the model expects (usually BOS)."""
@@ -159,6 +164,11 @@ class Tokenizer:
     def id_of(self, token: str) -> int | None:
         """The id of a token as the vocabulary writes it."""
         return self._backend.token_to_id(token)
+
+    @cached_property
+    def _extremes(self) -> tuple[int, int]:
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        return max(map(len, vocabulary), default=1), max(vocabulary.values(), default=0)
 
     def _named_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)

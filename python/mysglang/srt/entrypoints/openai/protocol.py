@@ -119,6 +119,12 @@ class GenerationRequest(StrictModel):
     )
 
     @property
+    def own_grammars(self) -> dict[str, str]:
+        """Grammars that were given as such, by the parameter's name."""
+        given = {"json_schema": getattr(self, "json_schema", None), "regex": self.regex, "ebnf": self.ebnf}
+        return {name: text for name, text in given.items() if text is not None}
+
+    @property
     def beams(self) -> int | None:
         """How many beams there are, if there are some."""
         if self.use_beam_search:

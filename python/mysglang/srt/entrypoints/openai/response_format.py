@@ -60,14 +60,13 @@ ResponseFormat = Annotated[
 ]
 
 
-def grammar_params(wanted: ResponseFormat | None, own: Mapping[str, str | None]) -> dict[str, str]:
+def grammar_params(wanted: ResponseFormat | None, own: Mapping[str, str]) -> dict[str, str]:
     """The sampling parameters that say it. `own`: grammars that the client gave as such, by the parameter's name."""
-    given = {name: text for name, text in own.items() if text is not None}
     from_format = _params_of(wanted) if wanted is not None else {}
-    if given and from_format:
-        both = f"{FIELD} and {' and '.join(given)}"
+    if own and from_format:
+        both = f"{FIELD} and {' and '.join(own)}"
         raise InvalidRequest(f"{both}: only one of them can say what the answer must be.", param=FIELD)
-    return given | from_format
+    return {**own, **from_format}
 
 
 def names_of(wanted: ResponseFormat | None) -> dict[str, str]:

@@ -42,8 +42,7 @@ class SamplingDefaults:
 
 def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new_tokens: int | None) -> SamplingParams:
     """What `body` asks for. Ranges are verified by the front; raises InvalidRequest for what has no id to verify."""
-    own = {name: getattr(body, name, None) for name in ("json_schema", "regex", "ebnf")}
-    grammar = grammar_params(body.response_format, own)
+    grammar: dict[str, Any] = {**grammar_params(body.response_format, body.own_grammars)}
     return SamplingParams(
         max_new_tokens=max_new_tokens,
         min_new_tokens=body.min_tokens,
@@ -64,15 +63,12 @@ def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new
         skip_special_tokens=body.skip_special_tokens,
         spaces_between_special_tokens=body.spaces_between_special_tokens,
         no_stop_trim=body.no_stop_trim,
-        logit_bias={_token_id(key): value for key, value in body.logit_bias.items()},
+        logit_bias={_token_id(key): value for key, value in body.logit_bias.items()} if body.logit_bias else {},
         bad_words=body.bad_words,
         allowed_token_ids=body.allowed_token_ids,
         custom_params=body.custom_params,
         sampling_seed=body.seed,
-        json_schema=grammar.get("json_schema"),
-        regex=grammar.get("regex"),
-        ebnf=grammar.get("ebnf"),
-        structural_tag=grammar.get("structural_tag"),
+        **grammar,
     )
 
 

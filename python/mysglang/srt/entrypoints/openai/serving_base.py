@@ -6,7 +6,6 @@ A route says how its body becomes a GenerateReqInput and how chunks become choic
 from __future__ import annotations
 
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -31,6 +30,7 @@ from mysglang.srt.entrypoints.talk import Talk, talk_stream
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.utils.ids import new_id
 
 Body = TypeVar("Body", bound=GenerationRequest)
 
@@ -125,7 +125,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
     @staticmethod
     def _rid(body: Body) -> str:
         given = getattr(body, "rid", None)
-        return given if isinstance(given, str) else uuid.uuid4().hex
+        return given if isinstance(given, str) else new_id()
 
 
 def note_usage(meter: UsageMeter, chunk: GenerationChunk, reasoning: int | None = None) -> None:
