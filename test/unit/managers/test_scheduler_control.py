@@ -23,6 +23,7 @@ from mysglang.srt.messages.control import (
     StopProfileReq,
 )
 from mysglang.srt.messages.outputs import Abort, Length
+from mysglang.srt.messages.settings import SetInternalStateReq
 
 PROMPTS = {"a": [1, 2, 3], "b": [4, 5, 6, 7, 8], "c": list(range(1, 40))}
 
@@ -73,6 +74,27 @@ def test_a_pause_can_end_what_runs() -> None:
     ask(scheduler, ContinueGenerationReq(id=2))
     scheduler.run()
     assert scheduler.answers["b"].ids == solo(PROMPTS["b"], 5, VOCAB, ignore_eos=True)
+
+
+def test_options_change_while_requests_run() -> None:
+    """Whoever begins later streams by the new interval; the answers are the same."""
+    scheduler = LateScheduler(Setup())
+    scheduler.send("a", PROMPTS["a"], 20, ignore_eos=True, stream=True)
+    scheduler.turn(3)
+    asked = SetInternalStateReq(id=1, stream_interval=7, schedule_conservativeness=0.5)
+    reply = ask(scheduler, asked)
+    assert isinstance(reply, ControlReqOutput)
+    assert reply.details == {"schedule_conservativeness": 0.5, "stream_interval": 7, "decode_log_interval": 40}
+    scheduler.send("b", PROMPTS["b"], 20, ignore_eos=True, stream=True)
+    pieces: dict[str, int] = {"a": 0, "b": 0}
+    while scheduler.assembled.scheduler.reqs:
+        before = {rid: len(answer.ids) for rid, answer in scheduler.answers.items()}
+        scheduler.turn()
+        for rid in pieces:
+            pieces[rid] += len(scheduler.answers[rid].ids) > before[rid]
+    assert pieces["a"] > 10 and pieces["b"] <= 4
+    for rid in pieces:
+        assert scheduler.answers[rid].ids == solo(PROMPTS[rid], 20, VOCAB, ignore_eos=True)
 
 
 def test_a_profile_by_steps_and_by_hand(tmp_path: Path) -> None:

@@ -122,6 +122,21 @@ class Checksums(Answer):
     changed: list[str] | UnsetType = UNSET
 
 
+class ChangingOptions(Answer):
+    """Options that may be changed while the server runs, as they are now."""
+
+    schedule_conservativeness: float
+    stream_interval: int
+    decode_log_interval: int
+
+
+class InternalStateSet(Answer):
+    """POST /set_internal_state."""
+
+    updated: Literal[True]
+    server_args: ChangingOptions
+
+
 class LoggingSettings(Answer):
     """POST /configure_logging: how it is now."""
 

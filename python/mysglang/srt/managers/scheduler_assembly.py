@@ -16,6 +16,7 @@ from mysglang.srt.managers.scheduler import Scheduler, SchedulerParts
 from mysglang.srt.managers.scheduler_control import SchedulerControl
 from mysglang.srt.managers.scheduler_memory import SchedulerMemory
 from mysglang.srt.managers.scheduler_profiler import SchedulerProfiler
+from mysglang.srt.managers.scheduler_settings import SchedulerSettings
 from mysglang.srt.managers.scheduler_weights import SchedulerWeights
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts, NoPrefixGroups, PrefixGroups
@@ -269,6 +270,8 @@ def assemble(
     updates = SchedulerWeights(scheduler, kv, weights or NoWeights(), version, channels.to_tokenizer, rank=options.rank)
     scheduler.add_handlers(updates.handlers())
     scheduler.turn_observers.append(updates.on_turn)
+    settings = SchedulerSettings(table, ratio, stats, channels.to_tokenizer)
+    scheduler.add_handlers(settings.handlers())
     lent = SchedulerMemory(scheduler, kv, memory or FixedOccupation(), channels.to_tokenizer)
     scheduler.add_handlers(lent.handlers())
     profiler = SchedulerProfiler(channels.to_tokenizer)

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from mysglang.srt.messages.settings import SetInternalStateReq
 from mysglang.srt.messages.weights import FIRST_VERSION, WeightCommand
 from mysglang.srt.observability.instruments import SCHEDULER
 
@@ -115,7 +116,13 @@ class ControlReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 Command: TypeAlias = (
-    PauseGenerationReq | ContinueGenerationReq | FreezeGcReq | StartProfileReq | StopProfileReq | WeightCommand
+    PauseGenerationReq
+    | ContinueGenerationReq
+    | FreezeGcReq
+    | StartProfileReq
+    | StopProfileReq
+    | SetInternalStateReq
+    | WeightCommand
 )
 """Control messages that are answered by a ControlReqOutput."""
 

@@ -17,10 +17,15 @@ class NewTokenRatio:
     """`value` in (0, 1]."""
 
     def __init__(self, conservativeness: float) -> None:
+        self.change(conservativeness)
+        self.value = self._init
+
+    def change(self, conservativeness: float) -> None:
+        """Have other bounds; `value` finds its way between them."""
+        self.conservativeness = conservativeness
         self._init = min(INIT * conservativeness, 1.0)
         self._min = min(MIN_SHARE * self._init, 1.0)
         self._decay = (self._init - self._min) / DECAY_STEPS
-        self.value = self._init
 
     def after_decode(self) -> None:
         """A decode step found its memory."""

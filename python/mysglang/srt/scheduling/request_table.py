@@ -31,7 +31,7 @@ class RequestTable:
     def __init__(self, num_slots: int, max_context: int, *, stream_interval: int = 1) -> None:
         """`stream_interval`: tokens between two pieces of a streamed answer, where the request does not say."""
         self.num_slots = num_slots
-        self._stream_interval = stream_interval
+        self.stream_interval = stream_interval
         self.tokens: Ints = np.zeros((num_slots, max_context + 1), dtype=np.int32)
         self._flat_tokens: Ints = self.tokens.reshape(-1)
         self.reqs: list[Req | None] = [None] * num_slots
@@ -87,7 +87,7 @@ class RequestTable:
         self.final_len[slot] = req.final_len
         self.min_len[slot] = req.prompt_len + params.min_new_tokens
         self.sent[slot] = req.sent
-        between = params.stream_interval or self._stream_interval
+        between = params.stream_interval or self.stream_interval
         self.interval[slot] = between if req.stream else NON_STREAM_INTERVAL
         first = req.stream and req.sent == req.prompt_len
         self.due[slot] = req.sent + (1 if first else self.interval[slot])

@@ -29,7 +29,7 @@ class SchedulerStats:
     def __init__(self, table: RequestTable, kv: KvManager, *, decode_log_interval: int) -> None:
         self._table = table
         self._kv = kv
-        self._interval = decode_log_interval
+        self.decode_log_interval = decode_log_interval
         self.forward_steps = 0
         self.last_gen_throughput = 0.0
         self._sheet = Sheet.alone(told.SCHEDULER)
@@ -53,7 +53,7 @@ class SchedulerStats:
         if batch.mode.is_decode:
             self._decode_steps += 1
             self._generated += len(batch)
-            if self._decode_steps % self._interval == 0:
+            if self._decode_steps % self.decode_log_interval == 0:
                 self._log_decode(lane, waiting, step_time)
         elif logger.isEnabledFor(logging.INFO):
             self._log_prefill(batch, lane, waiting, step_time)

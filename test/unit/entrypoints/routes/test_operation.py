@@ -11,6 +11,7 @@ from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.messages.control import ContinueGenerationReq, FreezeGcReq, PauseGenerationReq, StartProfileReq
 from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.messages.settings import SetInternalStateReq
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 ADMIN = AppOptions(admin_key="a")
@@ -22,6 +23,7 @@ PATHS = (
     "/start_profile",
     "/stop_profile",
     "/configure_logging",
+    "/set_internal_state",
 )
 
 
@@ -70,6 +72,15 @@ async def test_commands_reach_the_scheduler() -> None:
     assert (refused.status_code, refused.json()["message"]) == (400, "as asked")
 
 
+async def test_options_that_change() -> None:
+    async with serve(options=ADMIN) as served:
+        changed = await served.post("/set_internal_state", {"server_args": {"stream_interval": 3}}, headers=KEY)
+        [message] = served.engine.sent
+    assert (changed.status_code, changed.json()["updated"]) == (200, True)
+    assert isinstance(message, SetInternalStateReq)
+    assert (message.stream_interval, message.decode_log_interval) == (3, None)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -79,6 +90,10 @@ async def test_commands_reach_the_scheduler() -> None:
         ("/start_profile", {"activities": ["MEM"]}, "activities.0"),
         ("/start_profile", {"start_step": 5}, "start_step"),
         ("/configure_logging", {"log_level": "debug"}, "log_level"),
+        ("/set_internal_state", {}, "server_args"),
+        ("/set_internal_state", {"server_args": {"tp_size": 2}}, "server_args.tp_size"),
+        ("/set_internal_state", {"server_args": {"stream_interval": 0}}, "server_args.stream_interval"),
+        ("/set_internal_state", {"server_args": {"pp_max_micro_batch_size": 2}}, "pp_max_micro_batch_size"),
     ],
 )
 async def test_refusals_name_the_field(path: str, body: dict[str, Any], param: str) -> None:

@@ -20,6 +20,8 @@ from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.routes.debug import debug_router
 from mysglang.srt.entrypoints.routes.memory import BODIES as MEMORY_BODIES
 from mysglang.srt.entrypoints.routes.memory import memory_router
+from mysglang.srt.entrypoints.routes.settings import BODIES as SETTINGS_BODIES
+from mysglang.srt.entrypoints.routes.settings import settings_router
 from mysglang.srt.entrypoints.routes.weights import BODIES as WEIGHT_BODIES
 from mysglang.srt.entrypoints.routes.weights import weights_router
 from mysglang.srt.entrypoints.streaming import while_connected
@@ -92,6 +94,7 @@ BODIES = (
     ConfigureLoggingReq,
     *WEIGHT_BODIES,
     *MEMORY_BODIES,
+    *SETTINGS_BODIES,
 )
 
 
@@ -100,6 +103,7 @@ def operation_router(front: Front) -> APIRouter:
     router.include_router(debug_router(front))
     router.include_router(weights_router(front))
     router.include_router(memory_router(front))
+    router.include_router(settings_router(front))
 
     async def carry_out(request: Request, make: Callable[[int], Command]) -> Response:
         reply = await while_connected(request, front.tokenizer_manager.command(make))

@@ -1,0 +1,14 @@
+"""Options of a scheduler that may be changed while it runs: a command that is answered by a ControlReqOutput."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SetInternalStateReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """From now on these options have these values; None leaves one as it is."""
+
+    id: int
+    schedule_conservativeness: float | None = None
+    stream_interval: int | None = None
+    decode_log_interval: int | None = None
