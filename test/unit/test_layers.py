@@ -92,7 +92,7 @@ LIGHT = (
     "entrypoints managers.tokenizer_manager managers.detokenizer_manager sampling.sampling_params messages parser "
     "function_call args server_args scheduling .launch_server .bench_serving"
 )
-HEAVY = {"torch", "triton", "flashinfer", "transformers", KERNELS.package}
+HEAVY = {"torch", "triton", "flashinfer", "transformers", "opentelemetry", KERNELS.package}
 
 # Who may name the package of CUDA sources. It names nothing of ours and could be another project's.
 MAY_IMPORT_KERNELS = "kernels layers model_executor"

@@ -54,7 +54,7 @@ def test_flat_and_back() -> None:
 
 def test_all_strangers_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        from_flat(ArgGroups, {"enable_trace": True, "pagesize": 4, "page_size": 4})
+        from_flat(ArgGroups, {"enable_eplb": True, "pagesize": 4, "page_size": 4})
     assert len(caught.value.problems) == 2
 
 

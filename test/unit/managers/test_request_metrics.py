@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mysglang.srt.managers.request_metrics import NoMetrics, SheetMetrics
+from mysglang.srt.messages.codec import pack_ids
+from mysglang.srt.messages.outputs import Stop
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Histogram, Instrument, Sheet
+from mysglang.srt.sampling.sampling_params import SamplingParams
 
 
 @dataclass
@@ -15,6 +19,12 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def request(**params: object) -> TokenizedGenerateReqInput:
+    return TokenizedGenerateReqInput(
+        rid="r", input_ids=pack_ids([1, 2]), sampling_params=SamplingParams(**params), stream=True, extra_key=""
+    )
 
 
 def numbers(metrics: SheetMetrics, instrument: Instrument) -> list[float]:
@@ -31,15 +41,15 @@ def test_an_answer() -> None:
     clock = Clock()
     metrics = SheetMetrics(Sheet.alone(told.FRONT), clock)
     metrics.opened("r")
-    metrics.sent("r", has_grammar=True)
+    metrics.sent("r", request(json_schema="{}"))
     clock.now += 2
     metrics.grew("r", 10, 1, 4)
     clock.now += 3
     metrics.grew("r", 10, 4, 4)
     metrics.grew("r", 10, 4, 4)
     clock.now += 1
-    metrics.ended("r", whole=True)
-    metrics.ended("r", whole=False)
+    metrics.ended("r", Stop())
+    metrics.ended("r", None)
     assert numbers(metrics, told.PROMPT_TOKENS) == [10]
     assert numbers(metrics, told.CACHED_TOKENS) == [4]
     assert numbers(metrics, told.GENERATION_TOKENS) == [4]
@@ -56,10 +66,10 @@ def test_an_answer() -> None:
 def test_what_was_given_up() -> None:
     metrics = SheetMetrics(Sheet.alone(told.FRONT))
     metrics.opened("refused")
-    metrics.ended("refused", whole=False)
+    metrics.ended("refused", None)
     metrics.opened("left")
-    metrics.sent("left", has_grammar=False)
-    metrics.ended("left", whole=False)
+    metrics.sent("left", request())
+    metrics.ended("left", None)
     assert numbers(metrics, told.NUM_ABORTED_REQUESTS) == [1]
     assert numbers(metrics, told.NUM_REQUESTS) == [0]
     assert seen(metrics, told.E2E_REQUEST_LATENCY) == (0, 0)

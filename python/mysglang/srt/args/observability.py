@@ -18,6 +18,13 @@ class ObservabilityArgs:
     log_level_http: LogLevel | None = arg(None, help="Level of the HTTP access log; warning if unset.")
     log_requests: bool = arg(False, help="Log each request when it comes and when it ends.")
     enable_metrics: bool = arg(False, help="Count requests and tokens, and tell Prometheus at /metrics.")
+    enable_trace: bool = arg(False, help="Send a trace of each request to an OpenTelemetry collector.")
+    otlp_traces_endpoint: str | None = arg(
+        None, help="The collector: HOST:PORT (gRPC), or a URL with a path (HTTP). localhost:4317 if unset."
+    )
+    otlp_service_name: str | None = arg(
+        None, help="What traces call this server; OTEL_SERVICE_NAME if unset, and mysglang without that."
+    )
     decode_log_interval: int = arg(40, at_least=1, help="Decode steps between two lines about throughput.")
     kv_events_config: str | None = arg(
         None, help="JSON: where to publish which prefixes are cached, for routers; docs/kv_events.md tells the fields."

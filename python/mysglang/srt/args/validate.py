@@ -20,6 +20,7 @@ from mysglang.srt.args.kv_events import complaint_about
 from mysglang.srt.args.parsers import REASONING_PARSERS
 from mysglang.srt.args.schedule import CHUNKING_OFF
 from mysglang.srt.args.serving import read_keys
+from mysglang.srt.args.tracing import complaint_about as tracing_complaint
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hardware import Hardware
 
@@ -49,6 +50,10 @@ def _file_rule(name: str) -> Rule:
 
 
 RULES = (
+    Rule(
+        lambda a, _: tracing_complaint(a.observability) is not None,
+        lambda a: str(tracing_complaint(a.observability)),
+    ),
     Rule(
         lambda a, _: a.parallel.tp_size != 1,
         lambda a: f"--tp-size {a.parallel.tp_size}: this version runs on one device; leave it out or give 1.",

@@ -51,6 +51,8 @@ class AppOptions:
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
     enable_metrics: bool = False
     """Whether there is /metrics."""
+    enable_trace: bool = False
+    """Whether it is noted to which trace a request belongs."""
     pooling: PoolingConfig | None = None
     """Of a model that makes vectors or scores; None for one that generates."""
     desk: DeskOptions | None = None
@@ -86,6 +88,7 @@ class AppOptions:
             incremental_streaming_output=serving.incremental_streaming_output,
             heartbeat_limit_s=min(HEARTBEAT_LIMIT_S, args.observability.watchdog_timeout),
             enable_metrics=args.observability.enable_metrics,
+            enable_trace=args.observability.enable_trace,
             pooling=model.pooling,
             desk=_desk(args.storage),
             vertex=VertexRoutes.of_environment(),

@@ -42,6 +42,7 @@ from mysglang.srt.entrypoints.routes.operation import BODIES as OPERATION_BODIES
 from mysglang.srt.entrypoints.routes.operation import operation_router
 from mysglang.srt.entrypoints.routes.parsing import ParseFunctionCallReq, SeparateReasoningReqInput, parsing_router
 from mysglang.srt.entrypoints.straight_routes import StraightRoutes
+from mysglang.srt.entrypoints.trace_parents import TraceParents
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.tokenizer_manager import NO_TEXT
 from mysglang.srt.messages.generate import GenerateReqInput
@@ -170,6 +171,7 @@ def _middleware(options: AppOptions, access: Access) -> list[Middleware]:
         *guard,
         auth,
         Middleware(Callers),
+        *([Middleware(TraceParents)] if options.enable_trace else []),
     ]
 
 

@@ -16,15 +16,13 @@ from mysglang.srt.managers.fronts import Fronts
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.model_files import load_tokenizer
 from mysglang.srt.managers.queue_shares import EqualShares, OneForAll
-from mysglang.srt.managers.request_metrics import NoMetrics, RequestMetrics, SheetMetrics
+from mysglang.srt.managers.request_metrics import RequestMetrics
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
 from mysglang.srt.messages.channels import AsyncPull, Push
 from mysglang.srt.messages.codec import ToScheduler, ToTokenizer, scheduler_codec, tokenizer_codec
 from mysglang.srt.messages.fronts import FrontBeat
 from mysglang.srt.messages.launch import SchedulerFacts
-from mysglang.srt.observability.instruments import FRONT
-from mysglang.srt.observability.sheet import Sheet
 from mysglang.srt.parser.template_manager import TemplateManager
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.tokenizer import Tokenizer
@@ -64,8 +62,8 @@ class FrontText:
 class FrontLinks:
     """One front's ends of its links. Made early, so that whoever writes to it need not wait; closed at the end."""
 
-    def __init__(self, ports: PortArgs, index: int, *, metrics: bool) -> None:
-        """`metrics`: whether requests are counted, by all fronts or by none."""
+    def __init__(self, ports: PortArgs, index: int, metrics: RequestMetrics) -> None:
+        """`metrics`: who hears of this front's requests; ends with the links."""
         names = ports.tokenizer_ipc_names
         self.to_scheduler: Push[ToScheduler] = Push(ports.scheduler_input_ipc_name, scheduler_codec())
         self.from_workers: AsyncPull[ToTokenizer] = AsyncPull(names[index], tokenizer_codec())
@@ -73,8 +71,7 @@ class FrontLinks:
             Push(name, tokenizer_codec()) for other, name in enumerate(names) if other != index
         ]
         board = Board.at(Path(ports.board), len(names), index)
-        counted = _sheet(Path(ports.board), len(names), index) if metrics else NoMetrics()
-        self.fronts = Fronts(index, len(names), self._to_others, board, counted)
+        self.fronts = Fronts(index, len(names), self._to_others, board, metrics)
 
     async def beat(self) -> None:
         """Tell the others for ever that this one is alive."""
@@ -83,15 +80,11 @@ class FrontLinks:
             await asyncio.sleep(BEAT_S)
 
     def close(self) -> None:
+        self.fronts.metrics.close()
         self.to_scheduler.close()
         self.from_workers.close()
         for other in self._to_others:
             other.close()
-
-
-def _sheet(board: Path, num_fronts: int, index: int) -> RequestMetrics:
-    """On a file beside the fronts' board."""
-    return SheetMetrics(Sheet.at(board.with_suffix(".metrics"), FRONT, num_fronts, index))
 
 
 def make_front(

@@ -15,6 +15,7 @@ from mysglang.srt.entrypoints.front_launch import FrontLaunch, front_title
 from mysglang.srt.entrypoints.front_orders import obey
 from mysglang.srt.entrypoints.launcher import Subprocesses
 from mysglang.srt.entrypoints.ready_front import FrontLinks, FrontText, ReadyFront, make_front
+from mysglang.srt.entrypoints.request_watch import request_metrics
 from mysglang.srt.entrypoints.warmup import warm_up
 from mysglang.srt.errors import ShuttingDown, WorkerDied
 from mysglang.srt.managers.board import Board
@@ -51,7 +52,8 @@ class Runtime:
         self.server_args = server_args
         self.model_config = model_config
         self._subprocesses = subprocesses
-        self._links = FrontLinks(self._subprocesses.port_args, 0, metrics=server_args.observability.enable_metrics)
+        ports = subprocesses.port_args
+        self._links = FrontLinks(ports, 0, request_metrics(server_args, ports, model_config, 0))
         self._text_pool = TextPool()
         self._manager: TokenizerManager | None = None
         self._tasks: list[asyncio.Task[None]] = []

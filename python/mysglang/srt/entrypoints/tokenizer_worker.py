@@ -18,6 +18,7 @@ from mysglang.srt.entrypoints.front_orders import obey
 from mysglang.srt.entrypoints.http_front import HttpFront
 from mysglang.srt.entrypoints.ready_front import FrontLinks, FrontText, make_front
 from mysglang.srt.entrypoints.relay import Owner
+from mysglang.srt.entrypoints.request_watch import request_metrics
 from mysglang.srt.errors import ServerEnded, ShuttingDown, WorkerDied
 from mysglang.srt.managers.child import run_child, tell_parent
 from mysglang.srt.managers.model_files import load_model_config
@@ -41,7 +42,8 @@ def run_tokenizer_worker(link: ParentLink) -> None:
 
 async def _serve(launch: FrontLaunch, link: ParentLink) -> NoReturn:
     args = launch.server_args
-    links = FrontLinks(launch.port_args, launch.index, metrics=args.observability.enable_metrics)
+    model, ports = load_model_config(args.model), launch.port_args
+    links = FrontLinks(ports, launch.index, request_metrics(args, ports, model, launch.index))
     front, manager = make_front(args, launch.facts, FrontText.load(args), links, TextPool())
     receiving = asyncio.create_task(manager.handle_loop(), name="receive")
     beating = asyncio.create_task(links.beat(), name="beat")
@@ -52,7 +54,7 @@ async def _serve(launch: FrontLaunch, link: ParentLink) -> NoReturn:
     obey(manager, front.request_log)
     _obey_the_end(manager, door)
     owner = Owner(socket.socket(fileno=launch.to_owner))
-    await door.open(front, args, load_model_config(args.model), owner)
+    await door.open(front, args, model, owner)
     freeze_heap()
     collect_rarely()
     tell_parent(link, Ready())

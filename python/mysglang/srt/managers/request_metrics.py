@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mysglang.srt.messages.outputs import Abort, FinishReason, RequestTimes
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Sheet
 
@@ -18,7 +20,7 @@ class RequestMetrics(Protocol):
         """It was asked for."""
         ...
 
-    def sent(self, rid: str, *, has_grammar: bool) -> None:
+    def sent(self, rid: str, request: TokenizedGenerateReqInput) -> None:
         """The scheduler was told of it."""
         ...
 
@@ -26,12 +28,18 @@ class RequestMetrics(Protocol):
         """So much of it is there now."""
         ...
 
-    def ended(self, rid: str, *, whole: bool) -> None:
-        """It is complete, or was given up. Of one that was never sent, or ended before, nothing is counted."""
+    def ended(self, rid: str, reason: FinishReason | None, times: RequestTimes | None = None) -> None:
+        """It is complete, or was given up (None). Of one that was never sent, or ended before, nothing is counted.
+        `times`: what the scheduler told, where it was asked to.
+        """
         ...
 
     def total_row(self) -> Sequence[float]:
         """Of all fronts: a row of `observability.instruments.FRONT`."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is to be heard."""
         ...
 
 
@@ -41,17 +49,20 @@ class NoMetrics:
     def opened(self, rid: str) -> None:
         pass
 
-    def sent(self, rid: str, *, has_grammar: bool) -> None:
+    def sent(self, rid: str, request: TokenizedGenerateReqInput) -> None:
         pass
 
     def grew(self, rid: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> None:
         pass
 
-    def ended(self, rid: str, *, whole: bool) -> None:
+    def ended(self, rid: str, reason: FinishReason | None, times: RequestTimes | None = None) -> None:
         pass
 
     def total_row(self) -> Sequence[float]:
         return [0.0] * told.FRONT.width
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass(slots=True)
@@ -77,9 +88,9 @@ class SheetMetrics:
     def opened(self, rid: str) -> None:
         self._watched[rid] = _Watched(self._clock())
 
-    def sent(self, rid: str, *, has_grammar: bool) -> None:
+    def sent(self, rid: str, request: TokenizedGenerateReqInput) -> None:
         self._watched[rid].sent = True
-        if has_grammar:
+        if request.sampling_params.grammar is not None:
             self._sheet.add(told.NUM_SO_REQUESTS)
 
     def grew(self, rid: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> None:
@@ -99,11 +110,11 @@ class SheetMetrics:
             sheet.observe(told.TIME_TO_FIRST_TOKEN, now - answer.opened_at)
         answer.grew_at, answer.completion_tokens = now, completion_tokens
 
-    def ended(self, rid: str, *, whole: bool) -> None:
+    def ended(self, rid: str, reason: FinishReason | None, times: RequestTimes | None = None) -> None:
         answer, sheet = self._watched.pop(rid, None), self._sheet
         if answer is None or not answer.sent:
             return
-        if not whole:
+        if reason is None or isinstance(reason, Abort):
             sheet.add(told.NUM_ABORTED_REQUESTS)
             return
         sheet.add(told.NUM_REQUESTS)
@@ -113,3 +124,6 @@ class SheetMetrics:
 
     def total_row(self) -> Sequence[float]:
         return self._sheet.total_row()
+
+    def close(self) -> None:
+        """The sheet is memory; nothing is to be done."""

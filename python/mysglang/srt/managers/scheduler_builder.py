@@ -21,6 +21,7 @@ from mysglang.srt.forward.host_pages import HostPages
 from mysglang.srt.forward.occupation import Occupation
 from mysglang.srt.forward.weights import ModelWeights
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
+from mysglang.srt.managers.cache_storage import make_storage
 from mysglang.srt.managers.kv_event_publisher import EventPublisher, NoPublisher, ZmqPublisher
 from mysglang.srt.managers.model_files import load_model_config, load_tokenizer
 from mysglang.srt.managers.scheduler_assembly import (
@@ -36,6 +37,7 @@ from mysglang.srt.mem_cache.factory import PrefixCacheName, hierarchical_cache, 
 from mysglang.srt.mem_cache.host_tier import HostTier
 from mysglang.srt.mem_cache.kv_events import KvEventLog
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.lower_tier import LowerTier
 from mysglang.srt.mem_cache.page_listener import PageListener
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts
@@ -47,7 +49,9 @@ from mysglang.srt.sampling.processor_params import BUILT_IN, own_name
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.finish import StopText
 from mysglang.srt.scheduling.loops import Loop
+from mysglang.srt.scheduling.prefetch_queue import PrefetchQueue
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
+from mysglang.srt.scheduling.role import Role
 from mysglang.srt.scheduling.step_planner import OrderName
 from mysglang.srt.scheduling.timeouts import NoTimeouts, RequestTimeouts, Timeouts
 from mysglang.srt.server_args import PortArgs, ServerArgs
@@ -101,7 +105,7 @@ def build_scheduler(
         capacity.page_size,
         capacity.num_slots,
         capacity.max_context,
-        _prefix_cache(args, model, worker, events, makers),
+        _prefix_cache(args, model, tp_rank, worker, events, makers),
     )
     channels = Channels(
         requests=Pull(ports.scheduler_input_ipc_name, scheduler_codec()),
@@ -114,7 +118,7 @@ def build_scheduler(
         channels,
         _options(args, model, tp_rank),
         _stop_text_maker(tokenizer),
-        role=structured.role,
+        role=_role(args, structured.role, kv.cache.lower),
         filler=structured.filler,
         weights=worker.weights,
         memory=worker.occupation,
@@ -145,7 +149,7 @@ def build_scheduler(
 
 
 def _prefix_cache(
-    args: ServerArgs, model: ModelConfig, worker: NamedWorker, events: EventPublisher, makers: Makers
+    args: ServerArgs, model: ModelConfig, tp_rank: int, worker: NamedWorker, events: EventPublisher, makers: Makers
 ) -> MakePrefixCache:
     eviction, hicache = args.memory.radix_eviction_policy, args.hicache
     if not hicache.enable_hierarchical_cache:
@@ -154,8 +158,19 @@ def _prefix_cache(
     pages, page_size = worker.host_pages, worker.capacity.page_size
     host = makers.host_tier(pages, page_size, EVICT_POLICIES[eviction], events.host_listener(pages.num_pages))
     return hierarchical_cache(
-        host, write_policy=hicache.hicache_write_policy, eviction_policy=eviction, listener=events.listener
+        host,
+        write_policy=hicache.hicache_write_policy,
+        eviction_policy=eviction,
+        listener=events.listener,
+        storage=make_storage(args, model, pages, page_size, host, tp_rank),
     )
+
+
+def _role(args: ServerArgs, inner: Role, lower: LowerTier) -> Role:
+    """`inner`, and before that the storage where there is one."""
+    if args.hicache.hicache_storage_backend is None:
+        return inner
+    return PrefetchQueue(inner, lower, args.hicache.hicache_storage_prefetch_policy)
 
 
 DTYPE_BYTES = {"float32": 4}
@@ -184,6 +199,7 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         overlap=not schedule.disable_overlap_schedule,
         timeouts=_timeouts(schedule),
         decode_log_interval=args.observability.decode_log_interval,
+        timed=args.observability.enable_trace,
         rank=tp_rank,
         weight_version=args.model.weight_version,
     )

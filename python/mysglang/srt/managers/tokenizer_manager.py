@@ -48,7 +48,7 @@ from mysglang.srt.messages.fronts import (
     RequestLogReq,
 )
 from mysglang.srt.messages.generate import GenerateReqInput
-from mysglang.srt.messages.outputs import TIMED_OUT, Abort, BatchStrOutput, Counters, FinishReason
+from mysglang.srt.messages.outputs import TIMED_OUT, Abort, BatchStrOutput, Counters, FinishReason, RequestTimes
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 
 NO_TEXT = (
@@ -294,14 +294,14 @@ class TokenizerManager:
         state.hidden_size = None if request.hidden_states is None else self.limits.hidden_size
         state.sent = True
         self.counters.accepted += 1
-        self._fronts.metrics.sent(state.wire_rid, has_grammar=request.sampling_params.grammar is not None)
+        self._fronts.metrics.sent(state.wire_rid, request)
         self._to_scheduler.send(request)
 
     def close_call(self, call: Call) -> None:
         """Forget the call, and tell the scheduler to stop what is not complete."""
         for state in call.states:
             del self._named[state.rid]
-            self._fronts.metrics.ended(state.wire_rid, whole=False)
+            self._fronts.metrics.ended(state.wire_rid, None)
             if self.rid_to_state.pop(state.wire_rid, None) is None:
                 continue
             if not state.sent:
@@ -349,7 +349,7 @@ class TokenizerManager:
                 grew(rid, *counters[:3])
                 finish_reason = finished.get(row)
                 if finish_reason is not None:
-                    self._complete(state, finish_reason)
+                    self._complete(state, finish_reason, output.times.get(row))
                 state.note_weights(output.weight_version)
                 grown = _add_numbers(state, output, row) if has_numbers else 0
                 state.add(text, output.token_ids[start:end], counters, finish_reason)
@@ -366,9 +366,9 @@ class TokenizerManager:
         state.cut_off(UNREAD)
         self._publish()
 
-    def _complete(self, state: ReqState, reason: FinishReason) -> None:
+    def _complete(self, state: ReqState, reason: FinishReason, times: RequestTimes | None = None) -> None:
         del self.rid_to_state[state.wire_rid]
-        self._fronts.metrics.ended(state.wire_rid, whole=not isinstance(reason, Abort))
+        self._fronts.metrics.ended(state.wire_rid, reason, times)
         if isinstance(reason, Abort) and reason.kind == TIMED_OUT:
             self.counters.timed_out += 1
         elif isinstance(reason, Abort):

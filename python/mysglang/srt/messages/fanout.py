@@ -34,6 +34,11 @@ def wire_rid(rid: str, serial: int, front: int) -> str:
     return f"{rid}@{serial}.{front}"
 
 
+def rid_of(name: str) -> str:
+    """The name that a client knows, of the request of that wire name."""
+    return name[: name.rindex("@")]
+
+
 def front_of(name: str) -> int:
     """The front that asked for the request of that wire name."""
     return int(name[name.rindex(".") + 1 :])

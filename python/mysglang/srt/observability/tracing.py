@@ -1,0 +1,108 @@
+"""Spans on their way to a collector. Knows OpenTelemetry and OTLP, and no request.
+
+Imported by whoever was asked for traces only: a server without them need not have the library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from mysglang.srt.utils.version import __version__
+
+Attribute = str | bool | int | float | Sequence[str]
+
+EXPORT_S = 2.0
+"""For a collector to take a batch of spans, trying again included; the server's end waits no longer for it."""
+
+DELAY_MS = 1000
+"""That a span waits for others, at most, before it is sent."""
+
+UNNAMED = "unknown_service"
+"""How OpenTelemetry calls whoever has no name."""
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stage of a request. Times in nanoseconds since 1970."""
+
+    name: str
+    begun: int
+    ended: int
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A request that is over."""
+
+    name: str
+    begun: int
+    ended: int
+    carrier: Mapping[str, str]
+    """W3C's `traceparent` and `tracestate`, as they came with the request, if they did."""
+    attributes: Mapping[str, Attribute]
+    parts: Sequence[Part] = ()
+    error: str | None = None
+    """Why it came to no good end."""
+    events: Mapping[str, int] = field(default_factory=dict)
+
+
+class Spans:
+    """Makes spans of what is over, and hands them to `exporter` from a thread of its own."""
+
+    def __init__(self, exporter: SpanExporter, service_name: str | None) -> None:
+        """`service_name`: None for OTEL_SERVICE_NAME, or mysglang if that is not set."""
+        named = Resource.create()
+        if service_name is not None or str(named.attributes[SERVICE_NAME]).startswith(UNNAMED):
+            named = named.merge(Resource({SERVICE_NAME: service_name or "mysglang"}))
+        delay = None if "OTEL_BSP_SCHEDULE_DELAY" in os.environ else DELAY_MS
+        self._provider = TracerProvider(resource=named, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay))
+        self._tracer = self._provider.get_tracer("mysglang", __version__)
+
+    def add(self, whole: Whole) -> None:
+        """A span for the request, below the caller's if it named one, and one for each part below that. Whether they
+        are kept is said by the caller's flags, or by OTEL_TRACES_SAMPLER.
+        """
+        parent: Context = _PROPAGATOR.extract(whole.carrier)
+        span = self._tracer.start_span(
+            whole.name, parent, SpanKind.SERVER, attributes=whole.attributes, start_time=whole.begun
+        )
+        if span.is_recording():
+            inside = set_span_in_context(span, parent)
+            for part in whole.parts:
+                self._tracer.start_span(part.name, inside, start_time=part.begun).end(part.ended)
+            for name, at in whole.events.items():
+                span.add_event(name, timestamp=at)
+            if whole.error is not None:
+                span.set_status(Status(StatusCode.ERROR, whole.error))
+        span.end(whole.ended)
+
+    def close(self) -> None:
+        """Send what is left, and end."""
+        with contextlib.suppress(Exception):  # the collector's trouble is no trouble of this server's end
+            self._provider.shutdown()
+
+
+def otlp_exporter(protocol: str, address: str, *, secure: bool) -> SpanExporter:
+    """Speaks OTLP over `grpc` to a HOST:PORT, or over `http/protobuf` to a URL. Headers and certificates are said by
+    OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE).
+    """
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
+
+        return OverGrpc(address, insecure=not secure, timeout=EXPORT_S)
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
+
+    return OverHttp(address, timeout=EXPORT_S)
