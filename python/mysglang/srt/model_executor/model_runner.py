@@ -121,13 +121,13 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: ModelWorkerBatch) -> BatchResult:
         """Queue the step."""
-        if self._graphs.covers(batch):
-            self._arrivals.wait_for_all()
-            return self._replay(batch)
-        if self._prompts.covers(batch):
-            self._arrivals.wait_for_all()
-            return self._replay_prompts(batch)
-        return self._run_eagerly(batch)
+        on_graph = self._graphs.covers(batch)
+        if not on_graph and not self._prompts.covers(batch):
+            return self._run_eagerly(batch)
+        self._arrivals.wait_for_all()
+        result = self._replay(batch) if on_graph else self._replay_prompts(batch)
+        result.on_graph = True
+        return result
 
     def drop(self) -> None:
         """Forget the graphs, and with them every address; no step may be launched until `restore`."""
