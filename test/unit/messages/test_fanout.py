@@ -27,9 +27,9 @@ class Kept:
         self.messages.append(message)
 
 
-def tokens(rids: list[str], rng: random.Random) -> BatchTokenIDOutput:
+def tokens(rids: list[str], rng: random.Random, *, one_each: bool = False) -> BatchTokenIDOutput:
     """A batch in which every number tells its row."""
-    counts = [rng.randrange(4) for _ in rids]
+    counts = [1 if one_each else rng.randrange(4) for _ in rids]
     rows = range(len(rids))
     finished: dict[int, FinishReason] = {row: Length(row) for row in rows if row % 3 == 0}
     return BatchTokenIDOutput(
@@ -61,8 +61,8 @@ def rows(batch: BatchTokenIDOutput) -> dict[str, object]:
 
 def test_each_row_goes_to_its_owner_as_it_was() -> None:
     rng = random.Random(0)
-    for _ in range(50):
-        batch = tokens([f"r{i}" for i in range(rng.randrange(1, 12))], rng)
+    for turn in range(50):
+        batch = tokens([f"r{i}" for i in range(rng.randrange(1, 12))], rng, one_each=turn % 2 == 0)
         owners = [rng.randrange(3) for _ in batch.rids]
         parts = split(batch, owners)
         assert [owner for owner, _ in parts] == sorted(set(owners))
@@ -71,6 +71,11 @@ def test_each_row_goes_to_its_owner_as_it_was() -> None:
             assert part.rids == [rid for rid, of in zip(batch.rids, owners, strict=True) if of == owner]
             together |= rows(part)
         assert together == rows(batch)
+
+
+def test_whose_a_name_is() -> None:
+    for front in (0, 7, 9, 10, 123):
+        assert front_of(wire_rid("a.1@2", 35, front)) == front
 
 
 def test_of_one_owner_the_batch_itself() -> None:

@@ -54,6 +54,31 @@ class TestIncrementalDecoder:
             piece.encode()  # raises if a frame held half a character
 
     @pytest.mark.parametrize("kind", KINDS)
+    @settings(deadline=None)
+    @given(data=st.data(), skip=st.booleans(), at_start=st.booleans())
+    def test_one_token_is_fed_like_several(
+        self, tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject, skip: bool, at_start: bool
+    ) -> None:
+        tokenizer = tokenizers[kind]
+        ids = data.draw(st.lists(st.integers(-1, tokenizer.vocab_size + 2), max_size=40))
+        one, several = (tokenizer.incremental_decoder(skip_special_tokens=skip, at_start=at_start) for _ in range(2))
+        assert [one.feed_one(token) for token in ids] == [several.feed([token]) for token in ids]
+        assert one.finish() == several.finish()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @settings(deadline=None)
+    @given(data=st.data())
+    def test_the_feeder_shows_what_is_safe(
+        self, tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject
+    ) -> None:
+        tokenizer = tokenizers[kind]
+        ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+        stops = data.draw(st.lists(st.text("ab \ufffd", min_size=1, max_size=3), max_size=2))
+        one, several = (tokenizer.output_text(stops) for _ in range(2))
+        assert [one.feeder(token) for token in ids] == [several.feed([token])[0] for token in ids]
+        assert one.finish() == several.finish()
+
+    @pytest.mark.parametrize("kind", KINDS)
     def test_thousands_of_streams_token_by_token(self, tokenizers: dict[str, Tokenizer], kind: str) -> None:
         tokenizer, random = tokenizers[kind], Random(kind)
         bytes_only = [i for i in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(i)) == 1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
 from mysglang.srt.messages.channels import Receiver, Sender
@@ -38,6 +38,11 @@ BEAT_S = 1.0
 class Status(Protocol):
     """One request that is not finished."""
 
+    @property
+    def advance_one(self) -> Callable[[int], str]:
+        """`advance` with one token that is not the last."""
+        ...
+
     def advance(self, ids: list[int], finish_reason: FinishReason | None) -> str:
         """What the text grows by with `ids`; with a finish reason they are its last, and nothing is held back."""
         ...
@@ -46,6 +51,9 @@ class Status(Protocol):
 class NoText:
     """Of a server without a tokenizer."""
 
+    def advance_one(self, token_id: int) -> str:
+        return ""
+
     def advance(self, ids: list[int], finish_reason: FinishReason | None) -> str:
         return ""
 
@@ -53,7 +61,7 @@ class NoText:
 class DecodeStatus:
     """The text of one request."""
 
-    __slots__ = ("_text", "_trims")
+    __slots__ = ("_text", "_trims", "advance_one")
 
     def __init__(self, tokenizer: Tokenizer, flags: int, stops: Sequence[str], regexes: Sequence[str] = ()) -> None:
         self._trims = not flags & NO_STOP_TRIM
@@ -61,6 +69,7 @@ class DecodeStatus:
             # What is not trimmed need not be held back.
             stops = regexes = ()
         self._text = tokenizer.output_text(stops, regexes, skip_special_tokens=bool(flags & SKIP_SPECIAL_TOKENS))
+        self.advance_one = self._text.feeder
 
     def advance(self, ids: list[int], finish_reason: FinishReason | None) -> str:
         match finish_reason:
@@ -116,10 +125,16 @@ class DetokenizerManager:
         ids = unpack_ids(message.token_ids).tolist()
         counts = unpack_ids(message.token_counts).tolist()
         texts: list[str] = []
+        status_of, finished = self.decode_status.get, message.finished
         start = 0
         for row, (rid, count) in enumerate(zip(message.rids, counts, strict=True)):
-            finish_reason = message.finished.get(row)
-            status = self.decode_status.get(rid)
+            finish_reason = finished.get(row)
+            status = status_of(rid)
+            if status is not None and finish_reason is None and count == 1:
+                # Almost every row of almost every message.
+                texts.append(status.advance_one(ids[start]))
+                start += 1
+                continue
             if status is None:
                 status = self._new_status(message, row)
                 if finish_reason is None:

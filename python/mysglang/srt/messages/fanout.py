@@ -18,7 +18,6 @@ from mysglang.srt.messages.codec import (
     ToDetokenizer,
     ToTokenizer,
     detokenizer_codec,
-    pack_ids,
     tokenizer_codec,
     unpack_ids,
 )
@@ -41,7 +40,8 @@ def rid_of(name: str) -> str:
 
 def front_of(name: str) -> int:
     """The front that asked for the request of that wire name."""
-    return int(name[name.rindex(".") + 1 :])
+    # Few servers have more than ten.
+    return int(name[-1]) if name[-2] == "." else int(name[name.rindex(".") + 1 :])
 
 
 def to_fronts(endpoints: Sequence[str]) -> Sender[ToTokenizer]:
@@ -100,35 +100,47 @@ def split(batch: Batch, owners: Sequence[int]) -> list[tuple[int, Batch]]:
 
 def take(batch: Batch, rows: Rows) -> Batch:
     """A batch of these rows, whatever else rows have: lists and columns are cut down, maps numbered anew."""
-    place = {row: new for new, row in enumerate(rows.tolist())}
-    count = len(batch.rids)
+    kept = rows.tolist()
+    cut = _Columns(len(batch.rids), rows)
     fields: dict[str, Any] = {}
     for name in batch.__struct_fields__:
         value = getattr(batch, name)
         match value:
             case Counters():
-                columns = (getattr(value, column) for column in value.__struct_fields__)
-                fields[name] = Counters(*(_taken(column, rows, count) for column in columns))
+                fields[name] = Counters(*(cut(getattr(value, column)) for column in value.__struct_fields__))
             case dict():
-                fields[name] = {place[row]: item for row, item in value.items() if row in place}
+                fields[name] = _renumbered(value, kept) if value else value
             case list():
-                fields[name] = [value[row] for row in place]
+                fields[name] = [value[row] for row in kept]
             case bytes() if name != "token_ids":
-                fields[name] = _taken(value, rows, count)
+                fields[name] = cut(value)
             case _:
                 fields[name] = value
-    fields["token_ids"] = _tokens(batch.token_ids, batch.token_counts, rows)
+    fields["token_ids"] = _tokens(batch.token_ids, batch.token_counts, rows, cut)
     return type(batch)(**fields)
 
 
-def _taken(column: bytes, rows: Rows, count: int) -> bytes:
-    """Of a column with `count` items of one or four bytes."""
-    if len(column) == count:
-        return np.frombuffer(column, np.uint8)[rows].tobytes()
-    return pack_ids(unpack_ids(column)[rows])
+class _Columns:
+    """Cuts columns of `count` items, of one or four bytes each, down to some rows."""
+
+    def __init__(self, count: int, rows: Rows) -> None:
+        self._count = count
+        self._rows = rows
+
+    def __call__(self, column: bytes) -> bytes:
+        kind = np.uint8 if len(column) == self._count else np.int32
+        return np.frombuffer(column, kind).take(self._rows).tobytes()
 
 
-def _tokens(token_ids: bytes, token_counts: bytes, rows: Rows) -> bytes:
-    ends = np.cumsum(unpack_ids(token_counts), dtype=np.int64) * ID_BYTES
+def _renumbered(values: dict[int, Any], kept: Sequence[int]) -> dict[int, Any]:
+    place = {row: new for new, row in enumerate(kept)}
+    return {place[row]: item for row, item in values.items() if row in place}
+
+
+def _tokens(token_ids: bytes, token_counts: bytes, rows: Rows, cut: _Columns) -> bytes:
+    counts = unpack_ids(token_counts)
+    if len(token_ids) == len(token_counts) and (counts == 1).all():
+        return cut(token_ids)
+    ends = np.cumsum(counts, dtype=np.int64) * ID_BYTES
     starts = np.concatenate([[0], ends[:-1]])
     return b"".join(token_ids[start:end] for start, end in zip(starts[rows].tolist(), ends[rows].tolist(), strict=True))

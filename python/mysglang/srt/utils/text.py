@@ -7,7 +7,7 @@ character, so both ask the same `StoppableText`. Knows neither requests nor mess
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mysglang.srt.utils.stop_regex import RegexWatch
 from mysglang.srt.utils.token_bytes import ContinuedText, StartingText, TokenBytes
@@ -21,11 +21,12 @@ class IncrementalDecoder:
     space is dropped); otherwise it continues a prompt, and decode(prompt + output) == decode(prompt) + text.
     """
 
-    __slots__ = ("_on_invalid", "_pending", "_pieces")
+    __slots__ = ("_on_invalid", "_pending", "_pieces", "_texts")
 
     def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool = True, at_start: bool = False) -> None:
         table = tokens.table(skip_special_tokens=skip_special_tokens)
         self._pieces = StartingText(table, tokens.rules) if at_start else ContinuedText(table)
+        self._texts = None if at_start else tokens.texts(skip_special_tokens=skip_special_tokens)
         self._on_invalid = tokens.rules.on_invalid
         self._pending = b""
 
@@ -35,6 +36,14 @@ class IncrementalDecoder:
         text, used = utf_8_decode(data, self._on_invalid, False)
         self._pending = data[used:]
         return text
+
+    def feed_one(self, token_id: int) -> str:
+        """The same for one token, as they come in a stream: most are whole characters."""
+        if not self._pending and self._texts is not None:
+            text = self._texts[token_id]
+            if text is not None:
+                return text
+        return self.feed((token_id,))
 
     def finish(self) -> str:
         """What was held back, as U+FFFD; the text is over."""
@@ -99,6 +108,11 @@ class StopStringMatcher:
         self.matched: str | None = None
         """The stop string or pattern that was met; from then on nothing is shown."""
 
+    @property
+    def watches(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self._watches)
+
     def push(self, text: str) -> str:
         """Add `text`; return what may be shown now."""
         if self.matched is not None:
@@ -135,6 +149,14 @@ class StoppableText:
         """Add tokens, each once and in order; return the text that is safe to show and the stop string met, if any."""
         shown = self._matcher.push(self._decoder.feed(ids))
         return shown, self._matcher.matched
+
+    @property
+    def feeder(self) -> Callable[[int], str]:
+        """Adds one token and returns the text that is safe to show, for a reader that does not ask what was met."""
+        return self._feed_one if self._matcher.watches else self._decoder.feed_one
+
+    def _feed_one(self, token_id: int) -> str:
+        return self._matcher.push(self._decoder.feed_one(token_id))
 
     def finish(self) -> str:
         """The text held back until now, unless a stop string was met; nothing more will come."""

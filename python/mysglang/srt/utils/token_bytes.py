@@ -230,6 +230,26 @@ class PieceTable(dict[int, bytes]):
         return None if token is None else self._rules.first_piece(token)
 
 
+class TextTable(dict[int, str | None]):
+    """Token id -> the text that it adds where no character is incomplete; None if it holds a part of one.
+
+    Filled on first use, like the pieces that it is made of.
+    """
+
+    def __init__(self, pieces: PieceTable) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            text = self._pieces[token_id].decode()
+        except UnicodeDecodeError:
+            text = None
+        if token_id in self._pieces:
+            self[token_id] = text
+        return text
+
+
 class TokenBytes:
     """The tables of one tokenizer: with special tokens in the text, and without."""
 
@@ -239,9 +259,13 @@ class TokenBytes:
         self.rules = compile_decoder(spec)
         self.all = PieceTable(token_of, self.rules, ())
         self.ordinary = PieceTable(token_of, self.rules, frozenset(special))
+        self._texts = {False: TextTable(self.all), True: TextTable(self.ordinary)}
 
     def table(self, *, skip_special_tokens: bool) -> PieceTable:
         return self.ordinary if skip_special_tokens else self.all
+
+    def texts(self, *, skip_special_tokens: bool) -> TextTable:
+        return self._texts[skip_special_tokens]
 
 
 class ContinuedText:
