@@ -132,7 +132,9 @@ def _has_body(scope: Scope) -> bool:
 
 def _head(scope: Scope, body: bytes | None) -> bytes:
     """The request as it came, but for what concerns its connection; with its body, if that was read already."""
-    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+    # uvicorn puts the root path before every path; the owner's does so again.
+    target = scope["raw_path"].removeprefix(scope.get("root_path", "").encode())
+    target += b"?" + scope["query_string"] if scope["query_string"] else b""
     headers = [(name, value) for name, value in scope["headers"] if name not in _OF_CONNECTION]
     headers += [(HEADER.encode(), request_id_of(scope).encode()), (b"connection", b"close")]
     if body is None:
