@@ -57,7 +57,9 @@ class Outlet(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether it wants more. What comes while it does not piles up, and makes one chunk for each answer."""
+        """Whether it wants more. What comes while it does not piles up, and makes one chunk for each answer. Asked once
+        before as many chunks as there are answers.
+        """
         ...
 
     def take(self, chunk: GenerationChunk) -> None: ...
@@ -138,10 +140,10 @@ async def _poured(call: Call, outlet: Outlet) -> None:
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def hand_over() -> None:
-        if done.done():
+        if done.done() or not outlet.has_room:
             return
         try:
-            while call.open_answers and outlet.has_room and (state := call.inbox.next()) is not None:
+            while call.open_answers and (state := call.inbox.next()) is not None:
                 outlet.take(call.take(state))
         except Exception as error:
             done.set_exception(error)
