@@ -3,7 +3,10 @@ for a small part of what is asked again and again. Freed pages hold NaN, so a co
 """
 
 import asyncio
+import json
 import random
+import shutil
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +22,6 @@ PAGE = 16
 PRECISE = ("--log-level", "warning", "--dtype", "float32", "--page-size", f"{PAGE}", "--chunked-prefill-size", "64")
 TIERS = (*PRECISE, "--max-total-tokens", "640", "--max-running-requests", "4", "--enable-hierarchical-cache")
 WAYS = {
-    "write_through": ("--hicache-ratio", "6"),
     "selective, layers first": (
         *("--hicache-ratio", "6", "--hicache-write-policy", "write_through_selective"),
         *("--hicache-mem-layout", "layer_first"),
@@ -44,7 +46,7 @@ def make_prompts() -> list[list[int]]:
     return [
         draw.choice(texts)[: draw.randrange(5, 8) * PAGE]
         + [draw.randrange(3, 4096) for _ in range(draw.choice([1, 9]))]
-        for _ in range(120)
+        for _ in range(60)
     ]
 
 
@@ -64,6 +66,12 @@ async def answer_all(url: str, at_once: int = 6) -> list[list[int]]:
         return await asyncio.gather(*map(one, make_prompts()))
 
 
+def state_of(url: str) -> dict[str, Any]:
+    """What the scheduler tells of itself."""
+    [state] = httpx.get(f"{url}/server_info", timeout=30).json()["internal_states"]
+    return dict(state)
+
+
 @pytest.fixture(scope="module")
 def without_tiers() -> list[list[int]]:
     with ServerProcess(*PRECISE, "--disable-radix-cache") as server:
@@ -79,10 +87,38 @@ def test_with_the_tier_as_without(way: str, without_tiers: list[list[int]]) -> N
     with ServerProcess(*TIERS, *WAYS[way], program=PROGRAM, **FAULTS.env) as server:
         assert asyncio.run(answer_all(server.url)) == without_tiers
         assert_quiet(server.url)
-        [state] = httpx.get(f"{server.url}/server_info", timeout=30).json()["internal_states"]
+        state = state_of(server.url)
         assert state["host_written_tokens"] > 500
         assert state["host_loaded_tokens"] > 500
         assert httpx.post(f"{server.url}/flush_cache", timeout=30).status_code == 200
-        [state] = httpx.get(f"{server.url}/server_info", timeout=30).json()["internal_states"]
+        state = state_of(server.url)
         assert state["host_free_tokens"] == state["host_tokens"] > 0
         assert not any(held(server.url).values())
+
+
+STORED = (*TIERS, "--hicache-ratio", "3", "--hicache-storage-backend", "file")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.promise(25)
+def test_a_later_server_reads_what_an_earlier_one_stored(tmp_path: Path, without_tiers: list[list[int]]) -> None:
+    """Also when files were damaged, and when the directory goes away meanwhile."""
+    extra = {"path": str(tmp_path / "kv"), "block_tokens": PAGE, "prefetch_threshold": PAGE}
+    options = (*STORED, "--hicache-storage-backend-extra-config", json.dumps(extra))
+
+    with ServerProcess(*options, program=PROGRAM, **FAULTS.env) as server:
+        assert asyncio.run(answer_all(server.url)) == without_tiers
+        assert_quiet(server.url)
+        assert state_of(server.url)["storage_written_tokens"] > 300
+    for number, path in enumerate(sorted((tmp_path / "kv").rglob("*.kv"))):
+        if number % 7 == 0:
+            path.write_bytes(path.read_bytes()[: number * 7] + bytes(number % 3))
+    with ServerProcess(
+        *options, "--hicache-storage-prefetch-policy", "wait_complete", program=PROGRAM, **FAULTS.env
+    ) as server:
+        assert asyncio.run(answer_all(server.url)) == without_tiers
+        assert state_of(server.url)["storage_read_tokens"] > 300
+        shutil.rmtree(tmp_path / "kv")
+        assert asyncio.run(answer_all(server.url)) == without_tiers
+        assert_quiet(server.url)

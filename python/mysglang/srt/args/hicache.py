@@ -9,7 +9,7 @@ import msgspec
 
 from mysglang.srt.args.field import arg
 
-STORAGE_BACKENDS: tuple[str, ...] = ()
+STORAGE_BACKENDS = ("file",)
 OTHER_STORAGE_BACKENDS = (
     *("sim", "mooncake", "npu_memcache", "hf3fs", "nixl", "aibrix", "dynamic", "eic", "simm", "mori", "shm"),
     *("tensorcast", "seaweedfs"),

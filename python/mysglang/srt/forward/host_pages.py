@@ -63,11 +63,24 @@ class HostPages(Protocol):
         """Until all of them have."""
         ...
 
+    # The bytes themselves: for threads beside that of the scheduler.
+
+    page_bytes: int
+
+    def read(self, pages: Ints) -> bytes | None:
+        """What stands in these pages, one after another; None if there are numbers in it that are not finite."""
+        ...
+
+    def put(self, pages: Ints, data: bytes) -> None:
+        """Write it there, once the loads that were asked for before are done; the pages are nobody's yet."""
+        ...
+
 
 class NoHostPages:
     """The null object: the host holds no pages."""
 
     num_pages = 0
+    page_bytes = 0
 
     def copy(self, copies: PageCopies) -> None:
         raise AssertionError("there are no pages on the host")
@@ -77,3 +90,9 @@ class NoHostPages:
 
     def wait(self) -> None:
         pass
+
+    def read(self, pages: Ints) -> bytes | None:
+        return None
+
+    def put(self, pages: Ints, data: bytes) -> None:
+        raise AssertionError("there are no pages on the host")

@@ -124,6 +124,8 @@ class SchedulerControl:
                 host_written_tokens=copied.written,
                 host_loaded_tokens=copied.loaded,
                 host_dropped_tokens=copied.dropped,
+                storage_written_tokens=copied.stored,
+                storage_read_tokens=copied.fetched,
                 memory_usage=self._capacity.memory_usage,
             )
         )

@@ -164,6 +164,7 @@ class SchedulerWeights:
                 )
             paused = len(self._scheduler.reqs)
             count = load(lane)
+            self._kv.cache.lower.weights_changed()
             if update.flush_cache:
                 flushed = self._kv.flush()
                 assert flushed, "nobody runs"

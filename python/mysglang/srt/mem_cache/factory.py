@@ -12,6 +12,7 @@ from mysglang.srt.mem_cache.host_tier import HostTier
 from mysglang.srt.mem_cache.page_listener import PageListener
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.radix_cache import RadixCache
+from mysglang.srt.mem_cache.storage.interface import Storage
 
 PrefixCacheName = Literal["radix", "chunk"]
 
@@ -22,10 +23,13 @@ def hierarchical_cache(
     write_policy: WritePolicyName = "write_through",
     eviction_policy: EvictPolicyName = "lru",
     listener: PageListener | None = None,
+    storage: Storage | None = None,
 ) -> MakePrefixCache:
-    """A `radix` cache with `host` below it."""
+    """A `radix` cache with `host` below it, and `storage` below that."""
     policy = EVICT_POLICIES[eviction_policy]
-    return partial(HiRadixCache, host=host, policy=policy, listener=listener, write_policy=write_policy)
+    return partial(
+        HiRadixCache, host=host, policy=policy, listener=listener, write_policy=write_policy, storage=storage
+    )
 
 
 def prefix_cache(

@@ -12,12 +12,13 @@ from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.evict_policy import EvictPolicy, lru
 from mysglang.srt.mem_cache.host_tier import HostTier
-from mysglang.srt.mem_cache.lower_tier import TierCounts
+from mysglang.srt.mem_cache.lower_tier import Arrival, TierCounts
 from mysglang.srt.mem_cache.page_listener import PageListener
 from mysglang.srt.mem_cache.prefix_cache import CacheSize
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.radix_cache import RadixCache
 from mysglang.srt.mem_cache.radix_tree import RadixTree
+from mysglang.srt.mem_cache.storage.interface import NoStorage, Storage
 from mysglang.srt.mem_cache.tree_node import TreeNode, namespace_of
 
 WritePolicyName = Literal["write_through", "write_through_selective", "write_back"]
@@ -36,9 +37,10 @@ class HostBelow:
     `host` knows what stands there, and where.
     """
 
-    def __init__(self, tree: RadixTree, host: HostTier, write_policy: WritePolicyName) -> None:
+    def __init__(self, tree: RadixTree, host: HostTier, storage: Storage, write_policy: WritePolicyName) -> None:
         self._tree = tree
         self._host = host
+        self._storage = storage
         self._written_after = WRITTEN_AFTER[write_policy]
         self.writes_back = self._written_after is None
         self.locked: list[TreeNode] = []
@@ -50,7 +52,8 @@ class HostBelow:
 
     @property
     def counts(self) -> TierCounts:
-        return self._host.counts
+        storage = self._storage
+        return replace(self._host.counts, stored=storage.stored, fetched=storage.fetched)
 
     def left(self, node: TreeNode, ids: Ints) -> None:
         if self._written_after is None:
@@ -63,7 +66,7 @@ class HostBelow:
         if found is None or count == 0:
             return
         pages = self._tree.path_pages(found)[:count]
-        release = partial(self._unlock, found)
+        release = partial(self._copied, found)
         if self._host.write(ids[: count * self._tree.page_size], pages, extra_key, release, urgent=False):
             self._tree.inc_lock_ref(found)
             self.locked.append(found)
@@ -72,11 +75,15 @@ class HostBelow:
         """A node is about to be evicted, in part at least: what is not on the host yet of the path to it goes there."""
         if not node.condemned:
             ids, pages = self._tree.path_ids(node), self._tree.path_pages(node)
-            self._host.write(ids, pages, namespace_of(node), _nothing, urgent=True)
+            self._host.write(ids, pages, namespace_of(node), self._evicted, urgent=True)
 
     def load_back(self, match: PrefixMatch, pages: Ints) -> None:
         assert match.host is not None
         self._host.load(match.host, pages)
+
+    def fetch(self, ids: Ints, extra_key: str) -> Arrival | None:
+        known = max(tree.match_prefix(ids, extra_key)[1] for tree in (self._tree, self._host.tree))
+        return self._storage.fetch(ids, extra_key, known * self._tree.page_size)
 
     def settle(self) -> bool:
         if not self.locked:
@@ -89,13 +96,29 @@ class HostBelow:
 
     def poll(self) -> None:
         self._host.poll()
+        self._storage.poll()
 
     def weights_changed(self) -> None:
-        pass
+        self._storage.weights_changed()
 
-    def _unlock(self, node: TreeNode) -> None:
+    def reset(self) -> None:
+        """Forget what is not on the device. Afterwards nothing there is locked for copies any more."""
+        self._storage.reset()
+        self._host.reset()
+
+    def check(self) -> None:
+        """Walk everything; for tests."""
+        self._host.check(self._storage.locked, self._storage.taken)
+
+    def _copied(self, node: TreeNode, there: TreeNode | None) -> None:
         self.locked.remove(node)
         self._tree.unpin(node)
+        self._evicted(there)
+
+    def _evicted(self, there: TreeNode | None) -> None:
+        """What was evicted is locked by nobody here."""
+        if there is not None:
+            self._storage.store(there)
 
 
 class HiRadixCache(RadixCache):
@@ -108,10 +131,11 @@ class HiRadixCache(RadixCache):
         policy: EvictPolicy = lru,
         listener: PageListener | None = None,
         write_policy: WritePolicyName = "write_through",
+        storage: Storage | None = None,
     ) -> None:
         super().__init__(allocator, policy, listener)
         self.host = host
-        self.lower = self._below = HostBelow(self.tree, host, write_policy)
+        self.lower = self._below = HostBelow(self.tree, host, storage or NoStorage(), write_policy)
 
     def size(self) -> CacheSize:
         host = self.host.allocator
@@ -144,15 +168,11 @@ class HiRadixCache(RadixCache):
         super().condemn(node)
 
     def reset(self) -> None:
-        self.host.reset()
+        self._below.reset()
         self._listener.cleared()
         self.allocator.free(self.tree.evict(self.tree.evictable_pages))
         assert self.tree.num_nodes == 0, "reset while rows are open"
 
     def check(self, standing: list[TreeNode]) -> Ints:
-        self.host.check()
+        self._below.check()
         return super().check([*standing, *self._below.locked])
-
-
-def _nothing() -> None:
-    """What was evicted is locked by nobody."""

@@ -32,8 +32,8 @@ from mysglang.srt.mem_cache.tree_node import TreeNode
 LOAD_AT_LEAST = 10
 """Tokens: for fewer a copy is not worth its launch."""
 
-Release = Callable[[], None]
-"""Unlocks the device's side of a copy."""
+Release = Callable[[TreeNode | None], None]
+"""Unlocks the device's side of a copy, given the node of the host that it ends at; None: it was forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,9 @@ class HostTier:
         ids: whole pages from the beginning on. If it returns True, `release` will be called when the copy is done;
         until then the pages stay as they are, or, if it is urgent, until the next step.
         """
-        node, known = self.tree.match_prefix(ids, extra_key)
-        if known == len(pages):
+        if self.tree.match_prefix(ids, extra_key)[1] == len(pages):
             return False
-        node = self.tree.namespace(extra_key) if not known else self.tree.node_at(node, known)
-        assert node is not None
-        if known:
-            node = self.tree.split_at(node, known)
-        self.tree.inc_lock_ref(node)
+        node, known = self.lock(ids, extra_key)
         count = self._room(len(pages) - known)
         self._dropped += (len(pages) - known - count) * self.page_size
         if count == 0:
@@ -137,6 +132,40 @@ class HostTier:
         self._writing.append(Writing(self._started + 1, leaf, release))
         self._written += count * self.page_size
         return True
+
+    # Pages that come from elsewhere
+
+    def lock(self, ids: Ints, extra_key: str) -> tuple[TreeNode, int]:
+        """Keep what is here of a prefix until `unlock`: the node that holds its last page, and how many pages it is."""
+        found, known = self.tree.match_prefix(ids, extra_key)
+        node = self.tree.node_at(found, known) if known else self.tree.namespace(extra_key)
+        assert node is not None
+        if known:
+            node = self.tree.split_at(node, known)
+        self.tree.inc_lock_ref(node)
+        return node, known
+
+    def unlock(self, node: TreeNode) -> None:
+        self.tree.unpin(node)
+
+    def take(self, num_pages: int) -> Ints:
+        """So many pages for who will fill them, or as many as there can be."""
+        return self.allocator.alloc(self._room(num_pages))
+
+    def give_back(self, pages: Ints) -> None:
+        """Pages that were taken, and did not become part of a prefix."""
+        self.allocator.free(pages)
+
+    def adopt(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
+        """Taken pages, filled, for the tokens that go on from a locked node. The lock moves to the node returned."""
+        leaf = self.tree.append(node, ids, pages)
+        if leaf is None:
+            # Somebody else was faster.
+            self.allocator.free(pages)
+            return node
+        self._listener.stored(node, ids, pages, 0)
+        self._ready_at[pages] = 0
+        return leaf
 
     def condemn(self, ids: Ints, num_pages: int, extra_key: str) -> None:
         """Let nobody find what goes on from the first `num_pages` pages of this prefix with its next page."""
@@ -188,18 +217,21 @@ class HostTier:
         self._writes.clear()
         self._pages.wait()
         self._done = self._pages.done()
-        while self._writing:
-            self._end(self._writing.popleft())
+        for writing in self._writing:
+            self.tree.unpin(writing.node)
+            writing.release(None)
+        self._writing.clear()
         self.allocator.free(self.tree.evict(self.tree.evictable_pages))
         assert self.tree.num_nodes == 0
         self._listener.cleared()
 
     # Checking
 
-    def check(self) -> None:
-        """Walk everything; for tests."""
-        owned = self.tree.check([*(writing.node for writing in self._writing), *self._reading])
-        owners = np.bincount(np.concatenate([self.allocator.free_pages(), owned]), minlength=self._pages.num_pages + 1)
+    def check(self, locked: list[TreeNode], taken: list[Ints]) -> None:
+        """Walk everything, given what others have locked and taken; for tests."""
+        owned = self.tree.check([*(writing.node for writing in self._writing), *self._reading, *locked])
+        pages = np.concatenate([self.allocator.free_pages(), owned, *taken])
+        owners = np.bincount(pages, minlength=self._pages.num_pages + 1)
         assert owners[0] == 0
         assert (owners[1:] == 1).all(), f"host pages without exactly one owner: {1 + np.flatnonzero(owners[1:] != 1)}"
 
@@ -221,7 +253,7 @@ class HostTier:
 
     def _end(self, writing: Writing) -> None:
         self.tree.unpin(writing.node)
-        writing.release()
+        writing.release(writing.node)
 
     def _copy(self, load: PagePairs) -> None:
         self._pages.copy(PageCopies(write=joined(self._writes), urgent=self._urgent, load=load))

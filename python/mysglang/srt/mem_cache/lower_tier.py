@@ -20,6 +20,24 @@ class TierCounts:
     """Copied back to the device."""
     dropped: int = 0
     """That should have been written, and found no room."""
+    stored: int = 0
+    """Written to storage."""
+    fetched: int = 0
+    """Read from there."""
+
+
+class Arrival(Protocol):
+    """A prefix that is being fetched from storage."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come."""
+        ...
+
+    @property
+    def deadline(self) -> float:
+        """By time.monotonic(): until then a request should wait for it that has no more patience than most."""
+        ...
 
 
 class LowerTier(Protocol):
@@ -42,6 +60,10 @@ class LowerTier(Protocol):
 
         The match is locked, and its holder owns the pages.
         """
+        ...
+
+    def fetch(self, ids: Ints, extra_key: str) -> Arrival | None:
+        """Look in storage for what the tiers above lack of a prompt; None if that is not worth it."""
         ...
 
     def settle(self) -> bool:
@@ -72,6 +94,9 @@ class NoLowerTier:
 
     def load_back(self, match: PrefixMatch, pages: Ints) -> None:
         raise AssertionError("nothing is found below the device")
+
+    def fetch(self, ids: Ints, extra_key: str) -> Arrival | None:
+        return None
 
     def settle(self) -> bool:
         return False

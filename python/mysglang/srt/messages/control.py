@@ -56,6 +56,9 @@ class GetInternalStateReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     """Copied back since the start, instead of being computed."""
     host_dropped_tokens: int = 0
     """That should have been copied there, and found no room."""
+    storage_written_tokens: int = 0
+    """Written to storage below that, since the start."""
+    storage_read_tokens: int = 0
     memory_usage: dict[str, float] = {}
 
 

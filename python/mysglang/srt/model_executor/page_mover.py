@@ -81,6 +81,7 @@ class PageMover:
 
     def __init__(self, pool: KvPool, host: HostKvPool, platform: Platform, io: IoBackend) -> None:
         self.num_pages = host.num_pages
+        self.page_bytes = host.page_bytes
         self._pool = pool
         self._host = host
         self._uploader = Uploader(platform)
@@ -91,6 +92,7 @@ class PageMover:
         self._writes: deque[tuple[int, OnItsWay]] = deque()
         """By the number of the call."""
         self._loads: deque[OnItsWay] = deque()
+        self._last_load: Event | None = None
 
     @torch.inference_mode()
     def copy(self, copies: PageCopies) -> None:
@@ -104,6 +106,7 @@ class PageMover:
             while self._loads and self._loads[0].event.is_past():
                 self._loads.popleft()
             self._loads.append(self._load(copies.load))
+            self._last_load = self._loads[-1].event
 
     def done(self) -> int:
         while self._writes and self._writes[0][1].event.is_past():
@@ -113,6 +116,15 @@ class PageMover:
     def wait(self) -> None:
         if self._writes:
             self._writes[-1][1].event.synchronize()
+
+    def read(self, pages: Ints) -> bytes | None:
+        return self._host.read(pages)
+
+    @torch.inference_mode()
+    def put(self, pages: Ints, data: bytes) -> None:
+        if (load := self._last_load) is not None:
+            load.synchronize()
+        self._host.put(pages, data)
 
     def _write(self, pairs: PagePairs) -> OnItsWay:
         copier = self._copier(pairs.device, pairs.host)

@@ -75,6 +75,8 @@ LOAD_BACK = Counter("sglang:load_back_tokens_total", "Tokens copied back from th
 BACKUP_DROPPED = Counter(
     "sglang:hicache_backup_dropped_tokens_total", "Tokens that should have been copied there, and found no room."
 )
+STORED = Counter("sglang:backuped_tokens_total", "Tokens written to storage below the tier on the host.")
+PREFETCHED = Counter("sglang:prefetched_tokens_total", "Tokens read from there.")
 
 SCHEDULER = Layout(
     (
@@ -92,5 +94,7 @@ SCHEDULER = Layout(
         BACKUP,
         LOAD_BACK,
         BACKUP_DROPPED,
+        STORED,
+        PREFETCHED,
     )
 )

@@ -93,6 +93,8 @@ class SchedulerStats:
         self._sheet.add(told.BACKUP, after.written - before.written)
         self._sheet.add(told.LOAD_BACK, after.loaded - before.loaded)
         self._sheet.add(told.BACKUP_DROPPED, after.dropped - before.dropped)
+        self._sheet.add(told.STORED, after.stored - before.stored)
+        self._sheet.add(told.PREFETCHED, after.fetched - before.fetched)
 
     def fall_idle(self) -> None:
         """Time without work does not count as slow work."""

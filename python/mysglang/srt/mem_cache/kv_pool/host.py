@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 MemLayout = Literal["page_first", "layer_first"]
@@ -49,6 +51,26 @@ class HostKvPool:
     @property
     def nbytes(self) -> int:
         return self._memory.nbytes
+
+    def read(self, pages: Ints) -> bytes | None:
+        """All layers of these pages, page after page, in any layout alike; None if a number is not finite."""
+        where = torch.from_numpy(pages.astype(np.int64))
+        parts = [part.index_select(0, where) for pair in self._layers.values() for part in pair]
+        if not all(bool(part.isfinite().all()) for part in parts):
+            return None
+        flat = [part.reshape(len(pages), -1).view(torch.uint8) for part in parts]
+        return torch.cat(flat, dim=1).numpy().tobytes()
+
+    def put(self, pages: Ints, data: bytes) -> None:
+        """The opposite of `read`."""
+        where = torch.from_numpy(pages.astype(np.int64))
+        found = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(len(pages), self.page_bytes)
+        begin = 0
+        for part in (part for pair in self._layers.values() for part in pair):
+            width = part[0].nbytes
+            block = found[:, begin : begin + width].contiguous().view(part.dtype)
+            part.index_copy_(0, where, block.view(len(pages), *part.shape[1:]))
+            begin += width
 
     def pages(self, layer_id: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, each [num_pages + 1, page_size, num_kv_heads, head_dim]."""

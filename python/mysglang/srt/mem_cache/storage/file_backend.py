@@ -1,0 +1,113 @@
+"""FileBackend: a block is a file. Any number of servers may share a directory, and come and go.
+
+    <path>/<first two digits of the key>/<key>.kv        magic | bytes of the block (8, little-endian) | digest | block
+
+The digest is of the key and the block, so a file that is cut short, damaged or under a wrong name is none. Files get
+their names when they are complete. When all of them together are too large, the least recently used are deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+from mysglang.srt.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+MAGIC = b"mysglkv1"
+DIGEST_BYTES = 16
+HEADER_BYTES = len(MAGIC) + 8 + DIGEST_BYTES
+SUFFIX, UNFINISHED = ".kv", ".tmp"
+KEEP = 0.9
+"""The part of the limit that is left after files were deleted: looking for the oldest takes a while."""
+
+
+class FileBackend:
+    """Implements StorageBackend."""
+
+    def __init__(self, path: str, max_bytes: int) -> None:
+        """Makes the directory if it is not there. Raises ConfigError if that cannot be, or nothing can be written."""
+        self._root = Path(path)
+        self._max_bytes = max_bytes
+        self._serial = itertools.count()
+        self._complained = False
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (probe := self._root / f".{os.getpid()}{UNFINISHED}").write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError(f"the directory {path} for the KV cache cannot be written to: {error}.") from error
+        self._total = sum(size for _, size, _ in self._files())
+
+    def exists(self, keys: Sequence[str]) -> int:
+        return next((count for count, key in enumerate(keys) if not self._path(key).exists()), len(keys))
+
+    def read(self, key: str) -> bytes | None:
+        path = self._path(key)
+        try:
+            found = path.read_bytes()
+        except OSError:
+            return None
+        header, block = found[:HEADER_BYTES], found[HEADER_BYTES:]
+        if header == _header(key, block):
+            with contextlib.suppress(OSError):
+                os.utime(path)
+            return block
+        logger.warning("%s is damaged, and is deleted.", path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+
+    def write(self, key: str, data: bytes) -> bool:
+        path = self._path(key)
+        unfinished = path.with_name(f".{key}.{os.getpid()}.{next(self._serial)}{UNFINISHED}")
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with unfinished.open("xb") as file:
+                file.write(_header(key, data))
+                file.write(data)
+            unfinished.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            if not self._complained:
+                logger.error("The KV cache cannot be written to %s: %s. Going on without.", self._root, error)
+            self._complained = True
+            return False
+        self._complained = False
+        self._total += HEADER_BYTES + len(data)
+        if self._total > self._max_bytes:
+            self._delete_oldest()
+        return True
+
+    def _path(self, key: str) -> Path:
+        return self._root / key[:2] / f"{key}{SUFFIX}"
+
+    def _files(self) -> Iterator[tuple[float, int, Path]]:
+        """When each was used last, its size, and where it is; what goes away meanwhile is left out."""
+        for path in self._root.glob(f"??/*{SUFFIX}"):
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                yield found.st_mtime, found.st_size, path
+
+    def _delete_oldest(self) -> None:
+        """Look at all files, since other servers write and delete here too."""
+        files = sorted(self._files())
+        self._total = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if self._total <= KEEP * self._max_bytes:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+            self._total -= size
+
+
+def _header(key: str, block: bytes) -> bytes:
+    digest = blake2b(block, digest_size=DIGEST_BYTES, key=key.encode())
+    return MAGIC + len(block).to_bytes(8, "little") + digest.digest()

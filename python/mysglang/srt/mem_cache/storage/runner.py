@@ -1,0 +1,38 @@
+"""Runner: what may wait for a disk runs here, one piece after another, and not in the scheduler's loop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+Work = Callable[[], None]
+
+
+class Runner(Protocol):
+    """Runs what it is given, in order, some time."""
+
+    def submit(self, work: Work) -> None: ...
+
+
+class ThreadRunner:
+    """A thread that ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._work: SimpleQueue[Work] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, work: Work) -> None:
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            try:
+                work()
+            except Exception:
+                logger.exception("Storage of the KV cache failed; going on.")
