@@ -19,7 +19,7 @@ from mysglang.srt.managers.queue_shares import EqualShares, OneForAll
 from mysglang.srt.managers.request_metrics import RequestMetrics
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
-from mysglang.srt.messages.channels import AsyncPull, Push
+from mysglang.srt.messages.channels import AsyncPull, AsyncPush, Push
 from mysglang.srt.messages.codec import ToScheduler, ToTokenizer, scheduler_codec, tokenizer_codec
 from mysglang.srt.messages.fronts import FrontBeat
 from mysglang.srt.messages.launch import SchedulerFacts
@@ -65,7 +65,7 @@ class FrontLinks:
     def __init__(self, ports: PortArgs, index: int, metrics: RequestMetrics) -> None:
         """`metrics`: who hears of this front's requests; ends with the links."""
         names = ports.tokenizer_ipc_names
-        self.to_scheduler: Push[ToScheduler] = Push(ports.scheduler_input_ipc_name, scheduler_codec())
+        self.to_scheduler: AsyncPush[ToScheduler] = AsyncPush(ports.scheduler_input_ipc_name, scheduler_codec())
         self.from_workers: AsyncPull[ToTokenizer] = AsyncPull(names[index], tokenizer_codec())
         self._to_others: list[Push[ToTokenizer]] = [
             Push(name, tokenizer_codec()) for other, name in enumerate(names) if other != index
