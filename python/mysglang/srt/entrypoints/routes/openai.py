@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mysglang.srt.entrypoints.anthropic.model_info import asked_by_anthropic, model_info, model_page
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.answers import (
@@ -69,13 +70,15 @@ def openai_router(
         return await tokenizing.detokenize(request)
 
     @router.get("/v1/models", openapi_extra=gives(ModelList))
-    async def list_models() -> Response:
-        """The served model."""
-        return json_response(models.list())
+    async def list_models(request: Request) -> Response:
+        """The served model. With the header `anthropic-version`, as Anthropic's clients know it."""
+        listed = models.list()
+        return json_response(model_page(listed) if asked_by_anthropic(request) else listed)
 
     @router.get("/v1/models/{model:path}", openapi_extra=gives(ModelCard))
-    async def get_model(model: str) -> Response:
-        """The served model by its name, or 404."""
-        return json_response(models.get(model))
+    async def get_model(request: Request, model: str) -> Response:
+        """The served model by its name, or 404; likewise."""
+        card = models.get(model)
+        return json_response(model_info(card) if asked_by_anthropic(request) else card)
 
     return router

@@ -8,14 +8,20 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.json_response import json_response
-from mysglang.srt.entrypoints.openai.responses.answers import DeletedResponse, ItemPage, ResponseEvent, ResponseObject
-from mysglang.srt.entrypoints.openai.responses.protocol import ResponsesRequest
+from mysglang.srt.entrypoints.openai.responses.answers import (
+    DeletedResponse,
+    InputTokenCount,
+    ItemPage,
+    ResponseEvent,
+    ResponseObject,
+)
+from mysglang.srt.entrypoints.openai.responses.protocol import CountResponseTokensRequest, ResponsesRequest
 from mysglang.srt.entrypoints.openai.responses.serving import OpenAIServingResponses
 from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.streaming import EventStream
 from mysglang.srt.errors import InvalidRequest
 
-BODIES = (ResponsesRequest,)
+BODIES = (ResponsesRequest, CountResponseTokensRequest)
 
 MAX_PAGE = 100
 
@@ -29,6 +35,11 @@ def responses_router(serving: OpenAIServingResponses) -> APIRouter:
     async def create_response(request: Request) -> Response:
         """What follows a conversation; with `stream`, as server-sent events; with `background`, to be fetched later."""
         return await serving.create(request)
+
+    @router.post("/v1/responses/input_tokens", openapi_extra=takes(CountResponseTokensRequest) | gives(InputTokenCount))
+    async def count_input_tokens(request: Request) -> Response:
+        """How many tokens the prompt of such a response has."""
+        return await serving.count_tokens(request)
 
     @router.get("/v1/responses/{response_id}", openapi_extra=gives(ResponseObject, stream=(ResponseEvent,)))
     async def get_response(

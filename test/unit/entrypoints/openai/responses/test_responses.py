@@ -357,3 +357,22 @@ async def test_a_query_is_refused_by_name() -> None:
             assert (response.status_code, response.json()["param"]) == (400, name)
         assert (await served.client.get(f"{PATH}/{response_id}/input_items?limit=0")).status_code == 400
         assert (await served.client.get(f"{PATH}/{response_id}/input_items?after=x")).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"instructions": "Be brief.", "tools": [WEATHER]}, {"input": [{"role": "user", "content": "Köln?"}]}],
+)
+async def test_the_tokens_of_a_prompt_are_counted(fields: dict[str, Any]) -> None:
+    """As many as the response to the same says, without one being made."""
+    async with serve(says("Hm."), OPTIONS, template=TEMPLATE) as served:
+        first = await whole(served)
+        more = {**fields, "previous_response_id": first["id"]}
+        counted = await served.post(f"{PATH}/input_tokens", asked(**more))
+        assert len(served.engine.requests) == 1
+        answered = await whole(served, **more)
+        refused = await served.post(f"{PATH}/input_tokens", asked(personality="friendly"))
+    usage = answered["usage"]
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": usage["input_tokens"]}
+    assert usage["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
+    assert (refused.status_code, refused.json()["param"]) == (400, "personality")

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
-from mysglang.srt.entrypoints.openai.answers import CachedTokens, ChatToken, ReasoningTokens
+from mysglang.srt.entrypoints.openai.answers import ChatToken, ReasoningTokens
 from mysglang.srt.entrypoints.openapi import Answer
 
 InputItem: TypeAlias = dict[str, Any]
@@ -88,11 +88,25 @@ class ResponseText(Answer):
     format: dict[str, Any]
 
 
+class InputTokensDetails(Answer):
+    """Of a prompt. Writing to the cache is not counted: everything is."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class InputTokenCount(Answer):
+    """POST /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ResponseUsage(Answer):
     """Tokens."""
 
     input_tokens: int
-    input_tokens_details: CachedTokens
+    input_tokens_details: InputTokensDetails
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int

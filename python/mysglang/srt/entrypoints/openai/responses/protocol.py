@@ -186,13 +186,29 @@ class ResponsesStreamOptions(StrictModel):
     unsupported = not_here("include_obfuscation", unless=OFF)
 
 
-class ResponsesRequest(StrictModel):
-    """POST /v1/responses."""
+class PromptOfResponse(StrictModel):
+    """What the prompt of a response is made of."""
 
     input: Items
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
+    tools: list[ResponsesTool] = []
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction = "auto"
+    parallel_tool_calls: bool = True
+    text: TextConfig = TextConfig()
+    reasoning: ReasoningConfig = ReasoningConfig()
+    chat_template_kwargs: dict[str, Any] = {}
+    unsupported = {**not_here("truncation", unless=("disabled",)), **not_here("conversation", "personality")}
+
+
+class CountResponseTokensRequest(PromptOfResponse):
+    """POST /v1/responses/input_tokens."""
+
+
+class ResponsesRequest(PromptOfResponse):
+    """POST /v1/responses."""
+
     store: bool = True
     background: bool = False
     stream: bool = False
@@ -202,11 +218,6 @@ class ResponsesRequest(StrictModel):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    tools: list[ResponsesTool] = []
-    tool_choice: Literal["none", "auto", "required"] | ChosenFunction = "auto"
-    parallel_tool_calls: bool = True
-    text: TextConfig = TextConfig()
-    reasoning: ReasoningConfig = ReasoningConfig()
 
     # Beyond OpenAI's: as in /v1/chat/completions.
     top_k: int | None = None
@@ -216,7 +227,6 @@ class ResponsesRequest(StrictModel):
     repetition_penalty: float | None = None
     stop: Texts = []
     seed: int | None = None
-    chat_template_kwargs: dict[str, Any] = {}
     extra_key: str | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     priority: int = 0
@@ -227,9 +237,9 @@ class ResponsesRequest(StrictModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     unsupported = {
-        **not_here("truncation", unless=("disabled",)),
+        **PromptOfResponse.unsupported,
         **not_here("service_tier", unless=("auto", "default")),
-        **not_here("max_tool_calls", "conversation", "prompt", "moderation", "image"),
+        **not_here("max_tool_calls", "prompt", "moderation", "image"),
         **not_here("context_management", "access_programs", "prompt_cache_retention", "prompt_cache_options"),
         **not_here("session_id", "request_id"),
     }

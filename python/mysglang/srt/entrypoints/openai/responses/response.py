@@ -86,7 +86,7 @@ def _usage(news: ChatNews, *, report_cached: bool) -> dict[str, object]:
     chunk = news.chunk
     return {
         "input_tokens": chunk.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": chunk.cached_tokens if report_cached else 0},
+        "input_tokens_details": {"cached_tokens": chunk.cached_tokens if report_cached else 0, "cache_write_tokens": 0},
         "output_tokens": chunk.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": news.reasoning_tokens or 0},
         "total_tokens": chunk.prompt_tokens + chunk.completion_tokens,

@@ -18,7 +18,7 @@ from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.openai.responses.background import BackgroundJobs
 from mysglang.srt.entrypoints.openai.responses.event_log import EventLog
 from mysglang.srt.entrypoints.openai.responses.events import Event, Numbered, OutputEvents
-from mysglang.srt.entrypoints.openai.responses.protocol import ENCRYPTED, ResponsesRequest
+from mysglang.srt.entrypoints.openai.responses.protocol import ENCRYPTED, CountResponseTokensRequest, ResponsesRequest
 from mysglang.srt.entrypoints.openai.responses.response import Job, State, new_response_id
 from mysglang.srt.entrypoints.openai.responses.store import ResponseStore, StoredResponse
 from mysglang.srt.entrypoints.openai.responses.translate import NAMES, StoredItem, chat_request, stored_items
@@ -53,6 +53,13 @@ class OpenAIServingResponses:
             return EventStream(frames)
         answer = self._start(body) if body.background else self._complete(body)
         return json_response(await while_connected(request, answer))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens the prompt of a response to `request` has."""
+        body = await read_model(request, CountResponseTokensRequest)
+        self._models.check(body.model)
+        count = await while_connected(request, self._count(body))
+        return json_response({"object": "response.input_tokens", "input_tokens": count})
 
     def get(self, response_id: str) -> dict[str, Any]:
         """Raises NotFound."""
@@ -204,6 +211,11 @@ class OpenAIServingResponses:
             report_cached=self._report_cached,
             response_id=response_id,
         )
+
+    async def _count(self, body: CountResponseTokensRequest) -> int:
+        fields = body.model_dump(exclude_unset=True, by_alias=True)
+        job = await self._job(ResponsesRequest.model_validate({**fields, "store": False}))
+        return await self._answers.count_tokens(job.ask)
 
     def _conversation(self, response_id: str) -> Sequence[StoredItem]:
         """Raises InvalidRequest for one that is not there, or not complete."""
