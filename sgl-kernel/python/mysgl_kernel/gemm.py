@@ -11,6 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from mysgl_kernel import gemm_plan
 from mysgl_kernel.compiled import Launch
 from mysgl_kernel.gemm_plan import FORMS, LATE_FORM, WIDE_TILE, Device, Form, Plan, best_plan, has_late_gate
 from mysgl_kernel.library import Library, current_stream
@@ -50,6 +51,12 @@ def plan(rows: int, outputs: int, inputs: int, *, gated: bool = False) -> Plan |
         return None
     late = gated and has_late_gate(found, rows, outputs, inputs)
     return found if _library_for(found, late=late).available() else None
+
+
+def whole_plan(rows: int, outputs: int, inputs: int) -> Plan | None:
+    """How to cut the same so that no sum depends on how many rows there are; None where nothing fits."""
+    found = gemm_plan.whole_plan(_device(), rows, outputs, inputs)
+    return found if found is not None and _library_for(found, late=False).available() else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, *, gate: str | None = None) -> Tensor:

@@ -105,6 +105,17 @@ def best_plan(device: Device, rows: int, outputs: int, inputs: int, gated: bool)
     return best
 
 
+@cache
+def whole_plan(device: Device, rows: int, outputs: int, inputs: int) -> Plan | None:
+    """The best cut in which each sum goes through all inputs in one block, from first to last: the same sums for any
+    number of rows. None where the copy engine does not take the shape, or there are too many rows.
+    """
+    if rows < 1 or inputs % 8 or outputs % 8:
+        return None
+    plans = (plan for plan in candidates(device, rows, outputs, inputs, least_blocks=1) if plan.split == 1)
+    return min(plans, key=lambda plan: microseconds(plan, rows, outputs, inputs), default=None)
+
+
 def plan_of_many(device: Device, rows: int, outputs: int, inputs: int) -> Plan | None:
     """The gated product of more than MAX_ROWS rows."""
     if rows < LEAST_MANY or inputs < LATE_INPUTS:
@@ -122,7 +133,9 @@ def has_late_gate(plan: Plan, rows: int, outputs: int, inputs: int) -> bool:
     return repeated and possible
 
 
-def candidates(device: Device, rows: int, outputs: int, inputs: int) -> Iterator[Plan]:
+def candidates(
+    device: Device, rows: int, outputs: int, inputs: int, *, least_blocks: int = MIN_BLOCKS
+) -> Iterator[Plan]:
     """Every cut worth a thought: all blocks at work at once, or one after another in tiles that are worth their end."""
     for form in FORMS:
         # Half of the rows should not be padding, or a smaller form does the same.
@@ -132,7 +145,7 @@ def candidates(device: Device, rows: int, outputs: int, inputs: int) -> Iterator
             tiles = -(-outputs // tile)
             for split in range(1, min(MAX_CLUSTER // form.blocks, -(-inputs // DEPTH)) + 1):
                 clusters = device.clusters[form.blocks * split - 1]
-                if min(tiles, clusters) * form.blocks * split < MIN_BLOCKS or not takes_tile(form, tile):
+                if min(tiles, clusters) * form.blocks * split < least_blocks or not takes_tile(form, tile):
                     continue
                 if tiles > clusters and (split > 1 or tile < MIN_REPEATED_TILE):
                     continue

@@ -18,6 +18,7 @@ from mysgl_kernel.gemm_plan import (
     has_late_gate,
     microseconds,
     takes_tile,
+    whole_plan,
 )
 
 H200 = Device((132, 66, 39, 30, 22, 17, 15, 15))
@@ -76,3 +77,22 @@ def test_what_does_not_fit_is_left_to_others() -> None:
     assert best_plan(H200, 64, 4096 + 8, 4096, True) is None  # half of it is no multiple of 8
     assert best_plan(H200, 64, 4096, 4097, False) is None
     assert best_plan(H200, 64, 48, 64, False) is None  # too small to fill the device
+
+
+@pytest.mark.parametrize(("rows", "weight"), list(itertools.product(ROWS, WEIGHTS)))
+def test_sums_that_are_never_split_have_a_cut_of_their_own(rows: int, weight: tuple[int, int]) -> None:
+    """Of few rows every weight has one; of many, one that is not too wide."""
+    plan = whole_plan(H200, rows, *weight)
+    if rows <= 128 or weight[0] < 100_000:
+        assert plan is not None and plan.split == 1 and rows <= plan.form.rows
+    assert whole_plan(H200, 257, *weight) is None and whole_plan(H200, rows, weight[0], 1001) is None
+
+
+def test_never_to_split_costs_little_where_weights_are_wide() -> None:
+    """By the model of `microseconds`: of all products of a layer with 4096 values, at most a tenth."""
+    for rows in (1, 8, 64, 128):
+        shapes = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
+        plans = [(whole_plan(H200, rows, *shape), best_plan(H200, rows, *shape, False), shape) for shape in shapes]
+        whole = sum(microseconds(plan, rows, *shape) for plan, _, shape in plans if plan is not None)
+        best = sum(microseconds(plan or other, rows, *shape) for other, plan, shape in plans if plan or other)
+        assert whole < 1.1 * best

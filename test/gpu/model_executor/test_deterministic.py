@@ -15,6 +15,7 @@ from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.kernels.cuda import invariant_gemm
 from mysglang.srt.kernels.gemm import linear
 from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
 from mysglang.srt.kernels.op import use_ops
@@ -58,9 +59,9 @@ def test_promise_26_as_alone(tmp_path: Path, dtype: str, graphs: bool) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(4096, 1024), (1024, 3072), (9000, 1024), (50, 40), (2048, 1000)])
 def test_products(invariant: None, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """Of any rows, at any place, near those in float64."""
+    """Of any rows, at any place, near those in float64. So many that each of the ways to multiply has its turn."""
     outputs, inputs = shape
-    x = torch.randn(300, inputs, device="cuda").to(dtype)
+    x = torch.randn(3000, inputs, device="cuda").to(dtype)
     weight = torch.randn(outputs, inputs, device="cuda").mul_(inputs**-0.5).to(dtype)
     bias = torch.randn(outputs, device="cuda").to(dtype)
     whole = linear(x, weight, bias)
@@ -68,6 +69,13 @@ def test_products(invariant: None, shape: tuple[int, int], dtype: torch.dtype) -
     assert float((whole.double() - exact).norm() / exact.norm()) < (1e-5 if dtype is torch.float32 else 1e-2)
     for rows in some_rows(len(x)):
         assert torch.equal(linear(x[rows], weight, bias), whole[rows])
+
+
+def test_all_ways_to_multiply_agree_here(invariant: None) -> None:
+    """They need not: then fewer are used, and this device is slower. So it is worth to know."""
+    ways = invariant_gemm._ways(torch.device("cuda", 0), torch.bfloat16)
+    assert ways.large_tiles
+    assert ways.waves == (torch.cuda.get_device_capability() == (9, 0) and invariant_gemm._has_waves())
 
 
 @pytest.mark.parametrize("vocab", [1000, 1003, 50257, 151936])
@@ -97,11 +105,11 @@ WIDE = replace(PLAIN, num_heads=16, num_kv_heads=8, head_dim=128, scale=128**-0.
 @pytest.mark.parametrize("spec", [*SPECS.values(), WIDE], ids=[*SPECS, "wide heads"])
 def test_attention(spec: AttentionSpec, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     # So that rows of a few hundred keys have several spans.
-    monkeypatch.setattr("mysglang.srt.kernels.cuda.invariant_attention.SPAN", 128)
+    monkeypatch.setattr("mysglang.srt.kernels.cuda.invariant_cut.SPAN", 128)
     check_bits(InvariantTritonBackend, spec, length=400, single_from=370, dtype=dtype, device="cuda")
 
 
 def some_rows(count: int) -> list[Tensor]:
     """Rows alone, few, and many in another order."""
     order = torch.randperm(count, device="cuda")
-    return [order[:1], order[:2], order[:5], order[:16], order[: count // 2], order]
+    return [order[:rows] for rows in (1, 2, 5, 16, 70, 130, 200, 256, 300, count // 2, count) if rows <= count]

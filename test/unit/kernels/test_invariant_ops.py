@@ -155,6 +155,16 @@ whole = invariant_gemm.linear(x, weight, bias)
 for rows in (torch.tensor([69]), torch.randperm(70), torch.arange(3, 12)):
     assert torch.equal(invariant_gemm.linear(x[rows], weight, bias), whole[rows])
 assert invariant_gemm.linear(x[:0], weight, bias).shape == (0, 100)
+# Whatever the tile, the sums are the same; and what is not is found out.
+for tile in invariant_gemm.LARGE_TILES:
+    assert torch.equal(invariant_gemm._with_tile(tile)(x, weight, bias), whole)
+invariant_gemm.LARGE_TILES, invariant_gemm.ENOUGH_PROGRAMS = (invariant_gemm.Tile(16, 32, 4),), 3
+ways = invariant_gemm.Ways(waves=False, large_tiles=True)
+assert torch.equal(invariant_gemm._product(x, weight, bias, ways), whole)
+assert invariant_gemm.best_tile(70, 100).rows == 16 and invariant_gemm.best_tile(5, 5).rows == 64
+invariant_gemm.TRIED_WEIGHTS, invariant_gemm.TRIED_ROWS = ((100, 40),), (1, 20)
+assert invariant_gemm._alike(invariant_gemm._with_tile(invariant_gemm.LARGE_TILES[0]), x.device, torch.float32)
+assert not invariant_gemm._alike(lambda x, w, b: (x.double() @ w.double().T + b).float(), x.device, torch.float32)
 logits = torch.randn(5, 1003)
 found = invariant_logprobs.log_probabilities(logits)
 assert torch.allclose(found, logits.log_softmax(-1), atol=1e-5) and found.shape == logits.shape

@@ -3,6 +3,9 @@
 import pytest
 
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.kernels.cuda import invariant_cut
+from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
 from mysglang.srt.model_executor.memory_budget import KvBudget, cpu_budget, cuda_budget, static_fraction
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.interface import DeviceMemory
@@ -73,3 +76,27 @@ def test_cuda_says_what_to_change(config: RunnerConfig, free: int, named: str) -
 def test_the_cpu_says_what_to_change(config: RunnerConfig) -> None:
     with pytest.raises(ConfigError, match="--max-total-tokens"):
         cpu_budget(config, after=DeviceMemory(10, 10), token_bytes=4, context=512)
+
+
+def test_what_invariant_attention_takes_is_left_free() -> None:
+    """Parts of rows in float32: in a decode step of few rows one for each span, in others one for each token."""
+    specs = [
+        AttentionSpec(layer_id=layer, num_heads=heads, num_kv_heads=8, head_dim=128, scale=0.1)
+        for layer, heads in enumerate((32, 16))
+    ]
+    spans = 40960 // invariant_cut.SPAN
+    invariant, usual = ChosenBackends("invariant_triton", "invariant_triton"), ChosenBackends("triton", "sgl_kernel")
+    needed = workspace_bytes(invariant, specs, max_tokens=2048, max_context=40960)
+    assert needed == invariant_cut.SPLIT_ROWS * spans * 32 * 130 * 4
+    assert workspace_bytes(invariant, specs, max_tokens=16384, max_context=40960) == 16384 * 32 * 130 * 4
+    assert workspace_bytes(usual, specs, max_tokens=2048, max_context=40960) == 0
+    without, with_it = (static_fraction(RunnerConfig(), 24 * GIB, (8,), 2048, each) for each in (0, needed))
+    assert (without - with_it) * 24 * GIB == pytest.approx(needed)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64, 65, 256])
+def test_spans_are_shared_among_as_many_programs_as_the_device_takes(rows: int) -> None:
+    cut = invariant_cut.cut_of(rows, 40960, 8, decoding=True)
+    assert cut.splits * cut.spans * invariant_cut.SPAN == 40960 and cut.programs <= cut.splits
+    assert rows * 8 * (cut.programs - 1) < invariant_cut.PROGRAMS
+    assert invariant_cut.cut_of(rows, 40960, 8, decoding=False).splits == 1

@@ -9,6 +9,7 @@ import torch
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.host_pages import HostPages, NoHostPages
+from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.mem_cache.kv_pool.host import HostKvPool, page_bytes
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool, mha_bytes_per_token
@@ -30,13 +31,15 @@ def plan_kv(
     context: int,
     graph_sizes: tuple[int, ...],
     before: DeviceMemory,
+    attention: ChosenBackends,
 ) -> KvBudget:
     """What fits now that the weights are loaded. `before`: the memory before they were."""
     after, token_bytes = platform.memory(), mha_bytes_per_token(specs, dtype)
     if platform.name == "cpu":
         return cpu_budget(config, after=after, token_bytes=token_bytes, context=context)
     chunk = config.chunked_prefill_size or config.max_prefill_tokens
-    fraction = static_fraction(config, before.total, graph_sizes, chunk)
+    workspace = workspace_bytes(attention, specs, max_tokens=chunk, max_context=context)
+    fraction = static_fraction(config, before.total, graph_sizes, chunk, workspace)
     return cuda_budget(config, fraction=fraction, before=before, after=after, token_bytes=token_bytes, context=context)
 
 

@@ -41,11 +41,15 @@ class KvBudget:
         return -(-self.max_context // self.page_size)
 
 
-def static_fraction(config: RunnerConfig, total: int, graph_sizes: tuple[int, ...], chunk: int) -> float:
-    """Share of the device for weights and KV cache; the rest is for activations, graphs and workspaces."""
+def static_fraction(
+    config: RunnerConfig, total: int, graph_sizes: tuple[int, ...], chunk: int, workspace: int = 0
+) -> float:
+    """Share of the device for weights and KV cache; the rest is for activations, graphs and workspaces. `workspace`:
+    bytes that attention takes beside.
+    """
     if config.mem_fraction_static is not None:
         return config.mem_fraction_static
-    reserved = (512 + 1.5 * max(chunk, 2048) + 1024 / 8 + 2 * max(graph_sizes, default=0)) * MIB
+    reserved = (512 + 1.5 * max(chunk, 2048) + 1024 / 8 + 2 * max(graph_sizes, default=0)) * MIB + workspace
     if total > 60 * GIB:
         reserved = max(reserved, 10 * GIB)
     return max(0.0, (total - reserved) / total)

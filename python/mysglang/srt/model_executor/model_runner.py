@@ -83,7 +83,14 @@ class ModelRunner:
         chosen = choose_backends(asked, attentions, specs, dtype)
         self.attention_backend = str(chosen)
         self.budget = plan_kv(
-            config, platform, specs, dtype, context=model_config.context_len, graph_sizes=sizes, before=before
+            config,
+            platform,
+            specs,
+            dtype,
+            context=model_config.context_len,
+            graph_sizes=sizes,
+            before=before,
+            attention=chosen,
         )
         pool, self._tables = make_pool(self.budget, specs, dtype, platform)
         self.host_pages = make_host_pages(config.host_tier, pool, platform)

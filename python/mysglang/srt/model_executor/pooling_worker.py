@@ -55,7 +55,14 @@ class PoolingWorker:
         specs = model.attention_specs()
         chosen = choose_backends(asked, platform.attention_backends, specs, dtype)
         budget = plan_kv(
-            config, platform, specs, dtype, context=model_config.context_len, graph_sizes=(), before=before
+            config,
+            platform,
+            specs,
+            dtype,
+            context=model_config.context_len,
+            graph_sizes=(),
+            before=before,
+            attention=chosen,
         )
         pool, self._tables = make_pool(budget, specs, dtype, platform)
         backend = create_attention_backend(chosen, pool, self._tables.pages, specs)

@@ -14,10 +14,10 @@ TRITON = """
 from dataclasses import replace
 from fixtures.attention_cases import MIXED, PLAIN, STORIES, check_shared_pages, check_story
 from fixtures.invariant_attention import check_bits
-from mysglang.srt.kernels.cuda import invariant_attention
+from mysglang.srt.kernels.cuda import invariant_cut
 from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBackend
 # So that short rows have several spans too.
-invariant_attention.SPAN = 64
+invariant_cut.SPAN = 64
 small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16)
 windowed = replace(small, num_heads=3, window=5, logit_cap=3.0)
 for story in (STORIES["chunks"], STORIES["prompt then decode"], MIXED):
@@ -26,6 +26,10 @@ for story in (STORIES["chunks"], STORIES["prompt then decode"], MIXED):
 check_shared_pages(InvariantTritonBackend)
 for spec in (small, windowed, replace(small, window=70)):
     check_bits(InvariantTritonBackend, spec, length=150, single_from=145)
+# Several spans to a program, and no splitting at all.
+for name, few in (("PROGRAMS", 2), ("SPLIT_ROWS", 0)):
+    setattr(invariant_cut, name, few)
+    check_bits(InvariantTritonBackend, windowed, length=150, single_from=145)
 print("all agree")
 """
 

@@ -3,11 +3,11 @@
 One kernel for prompts, chunks and decoding. Its tiles stand at fixed places:
 
     queries   TOKENS positions that begin at a multiple of it, with the query heads of one KV head beside each other
-    keys      tiles of KEYS; SPAN of them make a part of their own, and parts are joined one after another
+    keys      tiles of KEYS; `invariant_cut.SPAN` of them are a part of their own, and parts are joined one by one
 
-A decode step gives each span a program, and joins what they leave; a step with new tokens joins them in one program as
-it goes. Both join by `_joined`, whose roundings are all spelled out, so nothing is left to the compiler to differ in.
-What a query does not see weighs exactly nothing. Softmax online as in `attention` beside this.
+A decode step of few rows shares the spans of a row among programs, and joins what they leave; other steps join them in
+one program as it goes. Both join by `_joined`, whose roundings are all spelled out, so nothing is left to the compiler
+to differ in. What a query does not see weighs exactly nothing. Softmax online as in `attention` beside this.
 """
 
 import torch
@@ -15,12 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mysglang.srt.kernels.cuda import invariant_cut
 from mysglang.srt.kernels.cuda.attention import AttentionShape, _kv_slots, _scores
 
 LINES = 64
 """Queries of a tile, all heads counted."""
-SPAN = 1024
-"""Keys, a multiple of KEYS."""
 
 
 @triton.jit
@@ -37,7 +36,7 @@ def _joined(top, total, attended, part_top, part_total, part):
 
 
 # What differs between steps must not choose another compiled kernel.
-@triton.jit(do_not_specialize=["splits", "spans"])
+@triton.jit(do_not_specialize=["splits", "programs", "spans"])
 def _part_kernel(
     q,
     keys,
@@ -57,6 +56,7 @@ def _part_kernel(
     window,
     kv_heads,
     splits,
+    programs,
     spans,
     GROUP: tl.constexpr,
     GROUP_LINES: tl.constexpr,
@@ -69,17 +69,18 @@ def _part_kernel(
     KEYS: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """One tile of one row's queries, of one KV head, over `spans` spans of keys."""
+    """One tile of one row's queries, of one KV head. Of the row's `splits`, `spans` spans of keys each, it has every
+    one of so many `programs`.
+    """
     TOKENS: tl.constexpr = LINES // GROUP_LINES
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
-    split = tl.program_id(2) % splits
+    mine = tl.program_id(2) % programs
     end = tl.load(seq_lens + row)
     start = end - tl.load(extend_lens + row)
-    first = (start // TOKENS + tl.program_id(2) // splits) * TOKENS
+    first = (start // TOKENS + tl.program_id(2) // programs) * TOKENS
     last = tl.minimum(first + TOKENS, end)
-    begin = split * spans * SPAN
-    if (first >= end) | (begin >= last):
+    if (first >= end) | (mine * spans * SPAN >= last):
         return
     line = tl.arange(0, LINES)
     d = tl.arange(0, WIDTH)
@@ -91,39 +92,41 @@ def _part_kernel(
     q_block = tl.load(q + token[:, None] * q_stride + head[:, None] * DIM + d[None, :], mask=block, other=0.0)
     row_table = table + tl.load(slots + row).to(tl.int64) * table_stride
 
-    seen = begin
+    seen = 0
     if HAS_WINDOW:
-        seen = tl.maximum(begin, tl.maximum(first + 1 - window, 0) // KEYS * KEYS)
-    top = tl.full((LINES,), float("-inf"), tl.float32)
-    total = tl.zeros((LINES,), tl.float32)
-    attended = tl.zeros((LINES, WIDTH), tl.float32)
-    for span in range(seen // SPAN, tl.minimum(split * spans + spans, tl.cdiv(last, SPAN))):
-        part_top = tl.full((LINES,), float("-inf"), tl.float32)
-        part_total = tl.zeros((LINES,), tl.float32)
-        part = tl.zeros((LINES, WIDTH), tl.float32)
-        for at in range(tl.maximum(span * SPAN, seen), tl.minimum(span * SPAN + SPAN, last), KEYS):
-            key = at + tl.arange(0, KEYS)
-            inside = key < end
-            offsets = (_kv_slots(row_table, key, inside, PAGE) * kv_heads + kv_head) * DIM
-            there = inside[:, None] & (d < DIM)[None, :]
-            k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0.0)
-            v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0.0)
-            visible = inside[None, :] & (key[None, :] <= positions[:, None])
-            if HAS_WINDOW:
-                visible &= key[None, :] > positions[:, None] - window
-            s = tl.where(visible, _scores(q_block, tl.trans(k), scale, cap, CAP), float("-inf"))
-            highest = tl.maximum(part_top, tl.max(s, 1))
-            base = tl.where(highest == float("-inf"), 0.0, highest)
-            p = tl.exp2(s - base[:, None])
-            shrink = tl.exp2(part_top - base)
-            part_total = tl.fma(part_total, shrink, tl.sum(p, 1))
-            part = tl.dot(p.to(v.dtype), v, part * shrink[:, None], input_precision="ieee")
-            part_top = highest
-        top, total, attended = _joined(top, total, attended, part_top, part_total, part)
-    out = (token * kv_heads * GROUP + head) * splits + split
-    tl.store(tops + out, top, mask=own)
-    tl.store(totals + out, total, mask=own)
-    tl.store(parts + out[:, None] * DIM + d[None, :], attended, mask=block)
+        seen = tl.maximum(first + 1 - window, 0) // KEYS * KEYS
+    for split in range(mine, tl.minimum(splits, tl.cdiv(last, spans * SPAN)), programs):
+        top = tl.full((LINES,), float("-inf"), tl.float32)
+        total = tl.zeros((LINES,), tl.float32)
+        attended = tl.zeros((LINES, WIDTH), tl.float32)
+        span_end = tl.minimum(split * spans + spans, tl.cdiv(last, SPAN))
+        for span in range(tl.maximum(split * spans, seen // SPAN), span_end):
+            part_top = tl.full((LINES,), float("-inf"), tl.float32)
+            part_total = tl.zeros((LINES,), tl.float32)
+            part = tl.zeros((LINES, WIDTH), tl.float32)
+            for at in range(tl.maximum(span * SPAN, seen), tl.minimum(span * SPAN + SPAN, last), KEYS):
+                key = at + tl.arange(0, KEYS)
+                inside = key < end
+                offsets = (_kv_slots(row_table, key, inside, PAGE) * kv_heads + kv_head) * DIM
+                there = inside[:, None] & (d < DIM)[None, :]
+                k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0.0)
+                v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0.0)
+                visible = inside[None, :] & (key[None, :] <= positions[:, None])
+                if HAS_WINDOW:
+                    visible &= key[None, :] > positions[:, None] - window
+                s = tl.where(visible, _scores(q_block, tl.trans(k), scale, cap, CAP), float("-inf"))
+                highest = tl.maximum(part_top, tl.max(s, 1))
+                base = tl.where(highest == float("-inf"), 0.0, highest)
+                p = tl.exp2(s - base[:, None])
+                shrink = tl.exp2(part_top - base)
+                part_total = tl.fma(part_total, shrink, tl.sum(p, 1))
+                part = tl.dot(p.to(v.dtype), v, part * shrink[:, None], input_precision="ieee")
+                part_top = highest
+            top, total, attended = _joined(top, total, attended, part_top, part_total, part)
+        out = (token * kv_heads * GROUP + head) * splits + split
+        tl.store(tops + out, top, mask=own)
+        tl.store(totals + out, total, mask=own)
+        tl.store(parts + out[:, None] * DIM + d[None, :], attended, mask=block)
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -187,13 +190,13 @@ def invariant_attention(
     group_lines = triton.next_power_of_2(group)
     lines = max(LINES, group_lines)
     width = max(16, triton.next_power_of_2(dim))
-    all_spans = triton.cdiv(table.shape[1] * page_size, SPAN)
-    splits, spans = (all_spans, 1) if decoding else (1, all_spans)
+    cut = invariant_cut.cut_of(len(slots), table.shape[1] * page_size, spec.num_kv_heads, decoding=decoding)
+    splits = cut.splits
     # Queries that do not begin at a tile's first place reach into one more.
     tiles = 1 if decoding else triton.cdiv(max_extend, lines // group_lines) + 1
     tops, totals = torch.empty(2, tokens * heads, splits, dtype=torch.float32, device=q.device)
     parts = torch.empty(tokens * heads, splits, dim, dtype=torch.float32, device=q.device)
-    _part_kernel[(len(slots), spec.num_kv_heads, tiles * splits)](
+    _part_kernel[(len(slots), spec.num_kv_heads, tiles * cut.programs)](
         q,
         keys,
         values,
@@ -212,7 +215,8 @@ def invariant_attention(
         spec.window or 0,
         spec.num_kv_heads,
         splits,
-        spans,
+        cut.programs,
+        cut.spans,
         GROUP=group,
         GROUP_LINES=group_lines,
         DIM=dim,
@@ -222,7 +226,7 @@ def invariant_attention(
         LINES=lines,
         WIDTH=width,
         KEYS=64 if width * q.element_size() <= 256 else 32,
-        SPAN=SPAN,
+        SPAN=invariant_cut.SPAN,
         num_warps=4,
         num_stages=2,
     )
@@ -237,7 +241,7 @@ def invariant_attention(
         DIM=dim,
         HEADS=triton.next_power_of_2(heads),
         WIDTH=width,
-        SPAN=SPAN,
+        SPAN=invariant_cut.SPAN,
         num_warps=4,
     )
     return out

@@ -16,6 +16,7 @@ from torch import Tensor
 from mysglang.srt.environ import REFERENCE_OPS
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
+from mysglang.srt.kernels.cuda.invariant_cut import partial_bytes
 from mysglang.srt.layers.attention.split import split
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
@@ -92,6 +93,15 @@ def why_not(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype) -> st
     if name == "sgl_kernel" and not _kernels_run({spec.head_dim for spec in specs}, dtype):
         return "its kernels are neither built nor can be compiled here (the log says why)"
     return ""
+
+
+def workspace_bytes(names: ChosenBackends, specs: Sequence[AttentionSpec], *, max_tokens: int, max_context: int) -> int:
+    """What attention takes beside its arguments and results, in a step of so many new tokens at most and rows that
+    long, where that is much.
+    """
+    if "invariant_triton" not in (names.prefill, names.decode):
+        return 0
+    return max((partial_bytes(max_tokens, max_context, each.num_heads, each.head_dim) for each in specs), default=0)
 
 
 def create_attention_backend(

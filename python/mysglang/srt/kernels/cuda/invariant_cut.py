@@ -1,0 +1,36 @@
+"""How `invariant_attention` shares the keys of a row among programs, and the memory that it takes. Plain arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SPAN = 512
+"""Keys, a multiple of those of a tile."""
+SPLIT_ROWS = 64
+"""Most rows of a decode step whose spans are shared among programs: more keep the device busy with one for each."""
+PROGRAMS = 528
+"""As many are worth starting: four for each multiprocessor of the largest device."""
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the keys of a row are shared: `splits` of `spans` spans each, dealt out to so many programs."""
+
+    splits: int
+    spans: int
+    programs: int
+
+
+def cut_of(rows: int, max_context: int, num_kv_heads: int, *, decoding: bool) -> Cut:
+    """By what a captured step is captured for, and by no length."""
+    spans = -(-max_context // SPAN)
+    if not decoding or rows > SPLIT_ROWS:
+        return Cut(1, spans, 1)
+    return Cut(spans, 1, min(spans, -(-PROGRAMS // (max(1, rows) * num_kv_heads))))
+
+
+def partial_bytes(max_tokens: int, max_context: int, num_heads: int, head_dim: int) -> int:
+    """The most that is taken beside q and the result, for a step of up to so many new tokens and rows that long."""
+    parts = max(max_tokens, SPLIT_ROWS * -(-max_context // SPAN))
+    return parts * num_heads * (head_dim + 2) * FLOAT_BYTES
