@@ -51,15 +51,8 @@ struct Int8Weights {
   long pairs;
 
   static void widen(Pairs *to, const int8_t *from, long lines) {
-    for (long i = 0; i < 2 * lines; i++) {
-      typedef int8_t Bytes __attribute__((vector_size(32), may_alias));
-      typedef int8_t HalfBytes __attribute__((vector_size(16), may_alias));
-      Bytes bytes = load<Bytes>(from + i * 32);
-      HalfBytes halves[2];
-      std::memcpy(halves, &bytes, sizeof halves);
-      for (int h = 0; h < 2; h++)
-        store_bf16(reinterpret_cast<bf16 *>(to + i) + h * LANES, __builtin_convertvector(halves[h], Floats));
-    }
+    bf16 *out = reinterpret_cast<bf16 *>(to);
+    for (long i = 0; i < lines * 2 * COLUMNS; i += LANES) store_bf16(out + i, load_int8(from + i));
   }
 
   struct Panel {

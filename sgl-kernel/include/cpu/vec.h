@@ -67,6 +67,16 @@ inline Floats load_bf16(const bf16 *from) {
   return (Floats)(__builtin_convertvector(load<Halves>(from), Pairs) << 16);
 }
 
+inline Floats load_int8(const int8_t *from) {
+#ifdef __AVX512F__
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from)));
+#else
+  Floats x;
+  for (int i = 0; i < LANES; i++) x[i] = from[i];
+  return x;
+#endif
+}
+
 inline void store_bf16(bf16 *to, Floats x) {
 #ifdef __AVX512BF16__
   store(to, (Halves)_mm512_cvtneps_pbh((__m512)x));

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mysglang.srt.args.field import arg
-from mysglang.srt.configs.load_config import LoadFormat
+from mysglang.srt.configs.load_config import LoadFormat, Quantization
 
 DType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 
@@ -26,6 +26,11 @@ class ModelArgs:
     load_format: LoadFormat = arg("auto", help="Where weights come from; dummy makes random ones (for speed tests).")
     weight_version: str = arg("default", help="Name of the weights, told with every answer.")
     dtype: DType = arg("auto", help="Data type of weights and activations; auto takes the checkpoint's.")
+    quantization: Quantization | None = arg(
+        None,
+        help="Round the weights of linear layers when they are loaded; int8wo: to eight-bit integers with a factor for "
+        "each output. On a CPU.",
+    )
     context_length: int | None = arg(None, at_least=2, help="Longest request in tokens, output included; the model's.")
     is_embedding: bool = arg(
         False, help="Make vectors of prompts, with a model that could generate; others do what their architecture says."

@@ -65,6 +65,14 @@ RULES = (
             "check nvidia-smi and CUDA_VISIBLE_DEVICES, or give --device cpu."
         ),
     ),
+    Rule(
+        lambda a, _: a.model.quantization is not None and a.parallel.device != "cpu",
+        lambda a: f"--quantization {a.model.quantization}: it has kernels for --device cpu only; leave it out.",
+    ),
+    Rule(
+        lambda a, _: a.model.quantization is not None and a.kernels.enable_deterministic_inference,
+        lambda a: f"--quantization {a.model.quantization}: not with --enable-deterministic-inference.",
+    ),
     Rule(lambda a, _: not _found(a.model.model_path), lambda a: _not_found("--model-path", a.model.model_path)),
     Rule(
         lambda a, _: a.model.tokenizer_path != a.model.model_path and not _found(a.model.tokenizer_path),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
+Quantization: TypeAlias = Literal["int8wo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,8 @@ class LoadConfig:
 
     load_format: LoadFormat = "auto"
     """auto: the safetensors files of the model's directory. dummy: random values, for measuring speed."""
+    quantization: Quantization | None = None
+    """What becomes of the weights of linear layers; None: they stay as they are."""
     seed: int = 0
     """Of the dummy values."""
     num_threads: int = 4

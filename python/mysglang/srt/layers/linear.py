@@ -42,6 +42,13 @@ class LinearBase(nn.Module):
         """Let weights be loaded again; see `LinearMethod`."""
         self.method.reopen_weights(self, layouts)
 
+    def values_of(self, name: str) -> Tensor:
+        """Of its parameter `weight` or `bias`: the values that it computes with."""
+        if name == "bias":
+            assert self.bias is not None
+            return self.bias
+        return self.method.plain_weight(self)
+
     def forward(self, x: Tensor) -> Tensor:
         return self.method.apply(self, x, self.bias)
 

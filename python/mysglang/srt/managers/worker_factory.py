@@ -18,7 +18,11 @@ def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker | Pooling
         raise ConfigError("--enable-deterministic-inference is for models that generate; leave it out for this one.")
     if args.hicache.enable_hierarchical_cache and model.pooling is not None:
         raise ConfigError("--enable-hierarchical-cache is for models that generate; leave it out for this one.")
-    load = LoadConfig(load_format=args.model.load_format, seed=args.model.random_seed or 0)
+    load = LoadConfig(
+        load_format=args.model.load_format,
+        quantization=args.model.quantization,
+        seed=args.model.random_seed or 0,
+    )
     runner = _runner_config(args, model)
     if model.encoder is not None:
         return EncoderWorker(runner, model, load)

@@ -21,6 +21,7 @@ from mysglang.srt.distributed.pipeline import Stage, WholeModel
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import LinearBase
+from mysglang.srt.layers.quantization.factory import quant_config
 from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
 from mysglang.srt.models.causal_lm import CausalLM
@@ -64,7 +65,7 @@ def load_as(
     began = time.perf_counter()
     dummy = load_config.load_format == "dummy"
     files = [] if dummy else open_weight_files(Path(model_config.path))
-    context = LayerContext(dtype=dtype, tp=tp or SoloGroup())
+    context = LayerContext(dtype=dtype, tp=tp or SoloGroup(), quant=quant_config(load_config.quantization))
     try:
         with torch.no_grad():
             with device:

@@ -135,9 +135,9 @@ class WeightUpdate:
 
     def _values(self, parameter: str) -> WeightParameter:
         module, _, name = parameter.rpartition(".")
-        held = getattr(self._model.get_submodule(module), name)
-        assert isinstance(held, Tensor)
-        return self._model.layouts[parameter].filled(plain_weight(held.data))
+        holder, layout = self._model.get_submodule(module), self._model.layouts[parameter]
+        held = holder.values_of(name) if isinstance(holder, LinearBase) else plain_weight(getattr(holder, name))
+        return layout.filled(held.data.to(layout.dtype))
 
     def _laid_out(self) -> Iterator[tuple[LinearBase | ParallelLMHead, Mapping[str, WeightParameter]]]:
         """The modules that may hold something made of their parameters, and the layouts of these."""

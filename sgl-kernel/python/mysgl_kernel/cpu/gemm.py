@@ -18,9 +18,14 @@ ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 _LIBRARY = CpuLibrary("cpu/gemm.cpp")
 
 
+compiles = _LIBRARY.available
+
+
 def available() -> bool:
-    """False also where the processor multiplies matrices in tiles (AMX), which these kernels do not use."""
-    return "amx_bf16" not in cpu_flags() and _LIBRARY.available()
+    """Whether products with bfloat16 weights are best computed here: not where the processor multiplies matrices in
+    tiles (AMX), which these kernels do not use.
+    """
+    return "amx_bf16" not in cpu_flags() and compiles()
 
 
 def packs(weight: Tensor) -> bool:

@@ -37,6 +37,10 @@ class LinearMethod(Protocol):
         """
         ...
 
+    def plain_weight(self, layer: nn.Module) -> Tensor:
+        """[output, input]: the values that are computed with, in any float dtype."""
+        ...
+
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [..., input] -> [..., output]."""
         ...

@@ -19,12 +19,7 @@ class UnquantizedLinearMethod:
     def create_weights(
         self, layer: nn.Module, input_section: Section, output_sections: tuple[Section, ...], dtype: torch.dtype
     ) -> None:
-        shape = (sum(section.size for section in output_sections), input_section.size)
-        if input_section.size < input_section.full:
-            weight = WeightParameter(shape, (input_section,), dim=1, dtype=dtype)
-        else:
-            weight = WeightParameter(shape, output_sections, dtype=dtype)
-        layer.register_parameter("weight", weight)
+        create_weight(layer, input_section, output_sections, dtype)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Where the device has a form of its own for weights, it takes the place of the loaded one."""
@@ -34,11 +29,26 @@ class UnquantizedLinearMethod:
         """The plain weight in its old place."""
         reopen_weight(layer, layouts)
 
+    def plain_weight(self, layer: nn.Module) -> Tensor:
+        return plain_weight(_weight(layer))
+
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, _weight(layer), bias)
 
     def apply_gated(self, layer: nn.Module, x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
         return gated_linear(x, _weight(layer), bias, activation)
+
+
+def create_weight(
+    layer: nn.Module, input_section: Section, output_sections: tuple[Section, ...], dtype: torch.dtype
+) -> None:
+    """Register `weight` [output, input] of the layer, split where this rank has a part."""
+    shape = (sum(section.size for section in output_sections), input_section.size)
+    if input_section.size < input_section.full:
+        weight = WeightParameter(shape, (input_section,), dim=1, dtype=dtype)
+    else:
+        weight = WeightParameter(shape, output_sections, dtype=dtype)
+    layer.register_parameter("weight", weight)
 
 
 def reopen_weight(layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:

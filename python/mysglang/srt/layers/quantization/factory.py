@@ -1,0 +1,16 @@
+"""Names -> quantizations, under the names that `--quantization` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from mysglang.srt.layers.quantization.base import QuantConfig
+from mysglang.srt.layers.quantization.int8wo import Int8WeightOnly
+from mysglang.srt.layers.quantization.unquantized import Unquantized
+
+QUANTIZATIONS: Mapping[str | None, Callable[[], QuantConfig]] = {None: Unquantized, "int8wo": Int8WeightOnly}
+
+
+def quant_config(name: str | None) -> QuantConfig:
+    """The one of that name; None: weights stay as they are."""
+    return QUANTIZATIONS[name]()

@@ -1,0 +1,101 @@
+"""Weights rounded to eight bits: close to the plain ones, and the same again after they were taken apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fixtures.tiny_checkpoints import make_checkpoint
+from fixtures.worker_driver import GREEDY, Driver
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.linear import GatedColumnParallelLinear, ReplicatedLinear
+from mysglang.srt.layers.quantization.int8wo import Int8WeightOnly, quantize
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.tp_worker import TpModelWorker
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def draw(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def context(dtype: torch.dtype) -> LayerContext:
+    return LayerContext(dtype=dtype, quant=Int8WeightOnly())
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    assert found.shape == wanted.shape
+    assert (found.float() - wanted).norm() < 0.02 * wanted.norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [64, 50])
+@pytest.mark.parametrize("count", [1, 20])
+def test_products(dtype: torch.dtype, outputs: int, count: int) -> None:
+    """Also in shapes that no kernel takes."""
+    layer = ReplicatedLinear(96, outputs, bias=True, context=context(dtype))
+    weight, bias, x = (
+        draw(outputs, 96, seed=1, dtype=dtype),
+        draw(outputs, seed=2, dtype=dtype),
+        draw(count, 96, seed=3, dtype=dtype),
+    )
+    layer.weight.load(weight)
+    assert layer.bias is not None
+    layer.bias.load(bias)
+    layer.process_weights_after_loading()
+    close(layer(x), x.float() @ weight.float().T + bias.float())
+    close(layer(x[None]), (x.float() @ weight.float().T + bias.float())[None])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+def test_gated_products(dtype: torch.dtype, activation: str) -> None:
+    layer = GatedColumnParallelLinear(96, 64, activation, context=context(dtype))  # type: ignore[arg-type]
+    plain = GatedColumnParallelLinear(96, 64, activation, context=LayerContext(dtype=dtype))  # type: ignore[arg-type]
+    weight, x = draw(128, 96, seed=1, dtype=dtype), draw(7, 96, seed=3, dtype=dtype)
+    for one in (layer, plain):
+        one.weight.load(weight)
+        one.process_weights_after_loading()
+    close(layer(x), plain(x).float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rounding_again_changes_nothing(dtype: torch.dtype) -> None:
+    weight = draw(300, 700, seed=5, dtype=dtype)
+    weight[3] = 0
+    rounded, scales = quantize(weight)
+    assert rounded.abs().amax(dim=1).eq(127).sum() == 299 and rounded[3].eq(0).all()
+    assert (rounded.float() * scales[:, None] - weight.float()).abs().max() <= scales.max() * 0.501
+    again, same = quantize((rounded.float() * scales[:, None]).to(dtype))
+    assert torch.equal(again, rounded) and torch.allclose(same, scales, rtol=1e-6)
+
+
+def test_a_model_whose_weights_change(tmp_path: Path) -> None:
+    """Those that are not in an update stay what they are, to the bit."""
+    make_checkpoint("qwen3", tmp_path / "model", dtype=torch.bfloat16, seed=0)
+    make_checkpoint("qwen3", tmp_path / "other", dtype=torch.bfloat16, seed=1)
+    model = ModelConfig.from_path(str(tmp_path / "model"))
+    runner = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=6)
+    worker = TpModelWorker(runner, model, LoadConfig(quantization="int8wo"))
+    plain = TpModelWorker(runner, model, LoadConfig())
+    assert worker.capacity.memory_usage["weights"] < plain.capacity.memory_usage["weights"]
+    before, says = worker.weights.checksums(lambda: None), speaks(worker)
+    name = "model.layers.1.self_attn.k_proj.weight"
+    other = load_file(tmp_path / "other" / "model.safetensors")[name]
+    save_file({name: other}, tmp_path / "one.safetensors")
+    worker.weights.update_from_files(str(tmp_path / "one.safetensors"), whole=False, pulse=lambda: None)
+    after = worker.weights.checksums(lambda: None)
+    assert [key for key in before if before[key] != after[key]] == [name.removeprefix("model.")]
+    worker.weights.update_from_files(str(tmp_path / "model"), whole=True, pulse=lambda: None)
+    assert worker.weights.checksums(lambda: None) == before and speaks(worker) == says
+
+
+def speaks(worker: TpModelWorker) -> list[int]:
+    return Driver.start(worker, [GREEDY]).generate([[5, 9, 33, 7]], 12)[0]
