@@ -10,6 +10,7 @@
         │   └── ContextTooLong prompt, or prompt plus max_tokens, does not fit the context
         ├── NotFound           the model or route's object does not exist
         ├── Overloaded         refused now, worth a retry later
+        ├── NoRoom             there is no room on a disk for what it brings
         └── Aborted            ended before its end: by the client, by the scheduler, or with the engine
 
 Asserts are for our own bugs only; what a user or the world can cause is one of these.
@@ -71,6 +72,10 @@ class NotFound(RequestError):
 
 class Overloaded(RequestError):
     """The server refuses now what it may accept later."""
+
+
+class NoRoom(RequestError):
+    """A disk of the server has no room for what the request brings; somebody must see to that."""
 
 
 class Aborted(RequestError):

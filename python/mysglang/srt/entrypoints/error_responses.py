@@ -24,7 +24,7 @@ from starlette.types import Scope
 
 from mysglang.srt.entrypoints.body import BodyTooLarge, ClientDisconnected, flatten
 from mysglang.srt.entrypoints.request_id import HEADER, request_id_of
-from mysglang.srt.errors import Aborted, NotFound, Overloaded, RequestError, ShuttingDown, WorkerDied
+from mysglang.srt.errors import Aborted, NoRoom, NotFound, Overloaded, RequestError, ShuttingDown, WorkerDied
 
 RETRY_AFTER_S = 1
 """What a client refused for the moment is told to wait, in seconds."""
@@ -40,6 +40,7 @@ _TABLE: tuple[tuple[type[Exception], int, str | None], ...] = (
     (BodyTooLarge, 413, None),
     (NotFound, 404, None),
     (Overloaded, 429, None),
+    (NoRoom, 507, None),
     (RequestError, 400, None),
     (RequestValidationError, 400, None),
     (WorkerDied, 503, "engine_dead"),
@@ -58,6 +59,7 @@ _TYPES = {
     404: "NotFoundError",
     429: "RateLimitError",
     503: "ServiceUnavailableError",
+    507: "InsufficientStorageError",
 }
 
 # Where the status has the name of another kind.
@@ -76,6 +78,7 @@ STATUSES: Mapping[int, str] = {
     CLIENT_CLOSED_REQUEST: "somebody ended the request before its answer was complete.",
     500: "an error of the server.",
     503: "the engine does not answer, or the server is shutting down.",
+    507: "the server's disk has no room for what was sent.",
 }
 """Every status of an error, and what it says."""
 
@@ -207,7 +210,7 @@ def error_response(facts: ErrorFacts, scope: Scope, headers: Mapping[str, str] |
     all_headers = {HEADER: request_id, **(headers or {})}
     if facts.status in _RETRYABLE:
         all_headers.setdefault("retry-after", str(RETRY_AFTER_S))
-    if facts.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+    if facts.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.INSUFFICIENT_STORAGE):
         all_headers["connection"] = "close"  # the rest of the body is not going to be read
     body = _shape_of(scope).body(facts, request_id)
     return Response(orjson.dumps(body), facts.status, all_headers, media_type="application/json")

@@ -16,16 +16,18 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from mysglang.srt.entrypoints.body import BodyTooLarge
-from mysglang.srt.errors import ConfigError, InvalidRequest
+from mysglang.srt.errors import ConfigError, InvalidRequest, NoRoom
 from mysglang.srt.messages.control import Command, ControlReqOutput
 from mysglang.srt.messages.weights import UpdateWeightsReq, WeightUpdate
+from mysglang.srt.utils.disk import room_for
 from mysglang.srt.utils.hf import resolve_model_path
 
 PATIENCE_S = 3600.0
 """For open requests to end and for weights to be read. An engine that dies meanwhile ends the wait."""
 
 WRITE_BYTES = 4 << 20
+
+WEIGHTS = "these weights"
 
 DEFAULT_GROUP = "weight_update_group"
 """SGLang's name for the group of a trainer."""
@@ -66,33 +68,27 @@ def private_folder() -> Iterator[Path]:
 
 
 def write_encoded(folder: Path, files: Sequence[str]) -> None:
-    """Put safetensors files, as base64 texts, into `folder`. Raises InvalidRequest for what is no base64."""
+    """Put safetensors files, as base64 texts, into `folder`. Raises InvalidRequest for what is no base64, NoRoom."""
     for index, text in enumerate(files):
         try:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             message = f"serialized_named_tensors.{index}: must be a safetensors file in base64."
             raise InvalidRequest(message, param="serialized_named_tensors") from None
-        (folder / f"{index:05}.safetensors").write_bytes(data)
+        with room_for(WEIGHTS):
+            (folder / f"{index:05}.safetensors").write_bytes(data)
 
 
 @asynccontextmanager
 async def spooled(parts: AsyncIterator[bytes], size: int | None) -> AsyncIterator[Path]:
     """A folder with one safetensors file, written from `parts` as they come. `size`: of all, if it is known.
 
-    Raises BodyTooLarge if the disk has no room for it.
+    Raises NoRoom.
     """
     with private_folder() as folder:
         if size is not None and size > shutil.disk_usage(folder).free:
-            raise _no_room(folder)
-        try:
-            with (folder / "tensors.safetensors").open("wb", buffering=WRITE_BYTES) as file:
-                async for part in parts:
-                    await asyncio.to_thread(file.write, part)
-        except OSError as error:
-            raise _no_room(folder) from error
+            raise NoRoom(f"The server's disk has no room for {WEIGHTS}.")
+        with room_for(WEIGHTS), (folder / "tensors.safetensors").open("wb", buffering=WRITE_BYTES) as file:
+            async for part in parts:
+                await asyncio.to_thread(file.write, part)
         yield folder
-
-
-def _no_room(folder: Path) -> BodyTooLarge:
-    return BodyTooLarge(f"There is no room for these weights in {folder.parent}.")

@@ -1,13 +1,52 @@
-"""Writing to disk such that a reader, today or after a crash, finds the old or the new and nothing between."""
+"""Writing to disk such that a reader, today or after a crash, finds the old or the new and nothing between; and such
+that a disk without room is told from one that is broken.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from mysglang.srt.errors import NoRoom
 
 UNFINISHED = ".unfinished"
 """Suffix of what was being written. What bears it after a restart is of no use."""
+
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@contextmanager
+def room_for(what: str) -> Iterator[None]:
+    """Raises NoRoom if the disk has none for what is written inside."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise NoRoom(f"The server's disk has no room for {what}.") from error
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Append `data` to a file of this user's. If that fails nothing of it is there: half of it would be the beginning
+    of what is appended next.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(descriptor, view) :]
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

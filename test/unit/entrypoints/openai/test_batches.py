@@ -1,7 +1,9 @@
 """/v1/batches through OpenAI's client: every line is accounted for once, whatever ends the batch or the server."""
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ from openai.types import Batch
 
 from fixtures.batch_desk import desk_in, line
 from fixtures.scripted_engine import Step, Stop, endless, hello, silent
-from mysglang.srt.entrypoints.openai import batches_service
+from mysglang.srt.entrypoints.openai import batches_service, batches_store, files_store
 from mysglang.srt.errors import ConfigError, Overloaded, WorkerDied
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.utils.disk import append_whole
 
 
 def counts(batch: Batch) -> tuple[int, int, int]:
@@ -218,6 +221,57 @@ async def test_a_full_queue_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(manager, "generate_request", at_times_full)
         batch = await desk.end_of(await desk.begin(line("a")))
     assert counts(batch) == (1, 1, 0)
+
+
+async def test_a_full_disk_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was answered before is not asked again, and the batch can be seen through once there is room."""
+
+    def full(path: Path, data: bytes) -> None:
+        if path.stat().st_size if path.exists() else 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append_whole(path, data)
+
+    monkeypatch.setattr(batches_service, "DISK_RETRY_S", 0.01)
+    async with desk_in(tmp_path, max_in_flight=1) as desk:
+        with monkeypatch.context() as filled:
+            filled.setattr(batches_store, "append_whole", full)
+            batch = await desk.begin(*(line(name) for name in "abc"))
+            async with asyncio.timeout(5):
+                while "No space left" not in caplog.text:
+                    await asyncio.sleep(0.01)
+            asked = len(desk.served.engine.requests)
+            assert (await desk.api.batches.retrieve(batch.id)).status == "in_progress"
+        batch = await desk.end_of(batch)
+        assert (batch.status, counts(batch)) == ("completed", (3, 3, 0))
+        assert set(await desk.entries(batch.output_file_id)) == set("abc")
+        assert asked >= 2
+
+
+async def test_no_room_for_an_upload_or_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with desk_in(tmp_path) as desk:
+        file_id = await desk.upload(line("a"))
+        batch = await desk.begin(line("a"))
+        batch = await desk.end_of(batch)
+        kept = sorted(tmp_path.rglob("*.*"))
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(openai.InternalServerError, match="no room for this file") as refused:
+            await desk.upload(line("a"))
+        assert refused.value.status_code == 507
+        with pytest.raises(openai.InternalServerError, match="no room for this batch"):
+            await desk.api.batches.create(
+                input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+        assert [known.id async for known in desk.api.batches.list()] == [batch.id]
+        monkeypatch.undo()
+        monkeypatch.setattr(files_store, "write_atomically", full)
+        with pytest.raises(openai.InternalServerError, match="no room for this file"):
+            await desk.upload(line("a"))
+        assert sorted(tmp_path.rglob("*.*")) == kept
 
 
 async def test_a_bug_of_ours_is_one_lines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ _WHY_NOT: dict[Ending, str] = {
 
 
 class BatchRun:
-    """`live` once."""
+    """`live`, and again if that raises: it goes on from wherever it was left."""
 
     def __init__(self, batch_id: str, batches: BatchStore, files: FileStore, room: Room, answer: Answer) -> None:
         self._id = batch_id
@@ -59,7 +59,9 @@ class BatchRun:
         self._cancelled.set()
 
     async def live(self) -> None:
-        """To the end. Raises an ExceptionGroup around ServerEnded if the engine ends first."""
+        """To the end. Raises OSError, or an ExceptionGroup around it, if the disk takes nothing; an ExceptionGroup
+        around ServerEnded if the engine ends first.
+        """
         record = self._batches.get(self._id)
         if record.status == "cancelling":
             self._cancelled.set()

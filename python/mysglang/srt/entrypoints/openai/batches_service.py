@@ -17,11 +17,15 @@ from mysglang.srt.entrypoints.openai.files_record import BATCH_INPUT, now, page
 from mysglang.srt.entrypoints.openai.files_store import FileStore
 from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
 from mysglang.srt.managers.caller import CALLER, Caller
+from mysglang.srt.utils.disk import room_for
 
 logger = logging.getLogger(__name__)
 
 MAX_OPEN = 100
 """Batches that are not over: each keeps the places of its lines in memory."""
+
+DISK_RETRY_S = 10.0
+"""Until a batch goes on that found no room on the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Batches:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def create(self, body: CreateBatchRequest, owner: str) -> dict[str, object]:
-        """Raises NotFound for a file that is not there, InvalidRequest for one that is no input, Overloaded."""
+        """Raises NotFound for a file that is not there, InvalidRequest for one that is no input, Overloaded, NoRoom."""
         if body.endpoint not in self._endpoints.answers:
             known = ", ".join(self._endpoints.answers)
             raise InvalidRequest(f"endpoint: must be one of {known}, got {body.endpoint!r}.", param="endpoint")
@@ -73,7 +77,7 @@ class Batches:
         if len(self._runs) >= MAX_OPEN:
             raise Overloaded(f"{MAX_OPEN} batches are open already.")
         record = new_record(body, self._endpoints.model, owner, now())
-        with self._files.held(file.id):
+        with self._files.held(file.id), room_for("this batch"):
             await self._store.add(record)
             self._launch(record)
         return record.wire()
@@ -88,11 +92,12 @@ class Batches:
         return page(mine, after=after, limit=limit)
 
     async def cancel(self, batch_id: str, owner: str) -> dict[str, object]:
-        """Raises NotFound, and InvalidRequest for a batch that is over."""
+        """Raises NotFound, InvalidRequest for a batch that is over, and NoRoom."""
         record = self._owned(batch_id, owner)
         if record.over:
             raise InvalidRequest(f"{batch_id} is {record.status} and cannot be cancelled.", param="batch_id")
-        record = await self._store.change(batch_id, lambda known: steps.cancelling(known, now()))
+        with room_for("this change"):
+            record = await self._store.change(batch_id, lambda known: steps.cancelling(known, now()))
         if batch_id in self._runs and record.status == "cancelling":
             self._runs[batch_id].cancel()
         return self._shown(record).wire()
@@ -115,7 +120,7 @@ class Batches:
         # The lines are their owner's, also those that are asked after another start.
         context = contextvars.copy_context()
         context.run(CALLER.set, Caller(api_key=record.owner))
-        task = asyncio.create_task(run.live(), name=record.id, context=context)
+        task = asyncio.create_task(_see_through(run, record.id), name=record.id, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -129,3 +134,28 @@ class Batches:
             logger.warning("%s goes on after the next start.", task.get_name())
         else:
             logger.error("%s broke off, and is tried again after the next start", task.get_name(), exc_info=error)
+
+
+async def _see_through(run: BatchRun, batch_id: str) -> None:
+    """To its end, however often the disk refuses what was answered meanwhile: what it has taken is not asked again."""
+    while True:
+        try:
+            await run.live()
+            return
+        except (OSError, ExceptionGroup) as error:
+            if (fault := _disk_fault(error)) is None:
+                raise
+            logger.warning("%s goes on in %g s, since the disk refuses its answers: %s", batch_id, DISK_RETRY_S, fault)
+        await asyncio.sleep(DISK_RETRY_S)
+
+
+def _disk_fault(error: Exception) -> Exception | None:
+    """The first of what went wrong, if all of it is the disk's doing."""
+    group = error if isinstance(error, ExceptionGroup) else ExceptionGroup("", [error])
+    faults, others = group.split(OSError)
+    if others is not None:
+        return None
+    fault: Exception | None = faults
+    while isinstance(fault, ExceptionGroup):
+        fault = fault.exceptions[0]
+    return fault

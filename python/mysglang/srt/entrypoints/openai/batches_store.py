@@ -21,7 +21,7 @@ import orjson
 
 from mysglang.srt.entrypoints.openai.batches_record import BatchRecord, Tally
 from mysglang.srt.errors import NotFound
-from mysglang.srt.utils.disk import remove_unfinished, write_atomically
+from mysglang.srt.utils.disk import append_whole, remove_unfinished, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class BatchStore:
         return {name for record in open_records for name in (record.output_file_id, record.error_file_id) if name}
 
     async def add(self, record: BatchRecord) -> None:
+        """Raises OSError, as all that writes here."""
         async with self._changing:
             await self._write(record)
 
@@ -137,14 +138,10 @@ class Journal:
                 self._read_back(path, good=good)
 
     def add(self, entry: Mapping[str, Any], *, good: bool) -> None:
-        """Append a line, in one write: after a crash of this process it is there."""
+        """Append a line, in one write: after a crash of this process it is there. Raises OSError; then it is not."""
         # Vectors come as arrays.
         line = orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY)
-        descriptor = os.open(self.output if good else self.errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            _write_all(descriptor, line + b"\n")
-        finally:
-            os.close(descriptor)
+        append_whole(self.output if good else self.errors, line + b"\n")
         self._count(line, good=good)
 
     def sync(self) -> None:
@@ -181,9 +178,3 @@ class Journal:
                 tally.cached_tokens += usage.prompt_tokens_details.cached_tokens
             if usage.completion_tokens_details is not None:
                 tally.reasoning_tokens += usage.completion_tokens_details.reasoning_tokens
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

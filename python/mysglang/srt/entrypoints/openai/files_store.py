@@ -24,7 +24,7 @@ import msgspec
 
 from mysglang.srt.entrypoints.openai.files_record import FileRecord, now
 from mysglang.srt.errors import InvalidRequest, NotFound
-from mysglang.srt.utils.disk import UNFINISHED, remove_unfinished, sync_folder, write_atomically
+from mysglang.srt.utils.disk import UNFINISHED, remove_unfinished, room_for, sync_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,9 @@ class FileStore:
         return sorted(there, key=lambda record: (record.created_at, record.id), reverse=True)
 
     async def add(self, source: IO[bytes], *, owner: str, name: str, purpose: str, life_s: int | None) -> FileRecord:
-        """Keep a copy of `source` for `life_s` seconds, or for ever. Raises InvalidRequest if there is no room."""
+        """Keep a copy of `source` for `life_s` seconds, or for ever. Raises InvalidRequest for more than may be kept,
+        and NoRoom.
+        """
         for old in self._forget_old():
             await asyncio.to_thread(self._erase, old)
         size = source.seek(0, os.SEEK_END)
@@ -90,7 +92,8 @@ class FileStore:
         record = _new_record(new_file_id(), size, owner, name, purpose, life_s)
         self._arriving += size
         try:
-            await asyncio.to_thread(self._write, record, source)
+            with room_for("this file"):
+                await asyncio.to_thread(self._write, record, source)
         finally:
             self._arriving -= size
         self._records[record.id] = record
@@ -137,7 +140,12 @@ class FileStore:
             unfinished.replace(content)
         finally:
             unfinished.unlink(missing_ok=True)
-        self._write_meta(record)
+        try:
+            self._write_meta(record)
+        except OSError:
+            # Nobody would ever know of it.
+            content.unlink()
+            raise
 
     def _adopt(self, source: Path, file_id: str, owner: str, name: str, purpose: str, life_s: int | None) -> FileRecord:
         content = self._content(file_id)

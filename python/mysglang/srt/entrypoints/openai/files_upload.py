@@ -23,6 +23,7 @@ from mysglang.srt.entrypoints.openai.files_record import (
 )
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.utils.disk import room_for
 
 MAX_FILE_BYTES = 200 << 20
 """OpenAI's bound for the input of a batch."""
@@ -81,8 +82,8 @@ class Upload:
 
 @asynccontextmanager
 async def read_upload(request: Request, limit: int = MAX_FILE_BYTES) -> AsyncIterator[Upload]:
-    """The upload that `request` brings. Raises InvalidRequest, BodyTooLarge as soon as the excess is known, and
-    ClientDisconnected.
+    """The upload that `request` brings. Raises InvalidRequest, BodyTooLarge as soon as the excess is known, NoRoom,
+    and ClientDisconnected.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
@@ -92,7 +93,9 @@ async def read_upload(request: Request, limit: int = MAX_FILE_BYTES) -> AsyncIte
         raise _too_large(limit)
     parser = MultiPartParser(request.headers, _bounded(request, limit), max_files=1, max_fields=8)
     try:
-        form = await parser.parse()
+        # What is large is on a disk until it is complete.
+        with room_for("this file"):
+            form = await parser.parse()
     except MultiPartException as error:
         raise InvalidRequest(f"The form is not valid: {error.message}") from None
     try:

@@ -1,0 +1,62 @@
+"""A disk that takes nothing, or half of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mysglang.srt.errors import NoRoom
+from mysglang.srt.utils.disk import append_whole, room_for, write_atomically
+
+
+def full_after(taken: int) -> Callable[[int, Any], int]:
+    """A disk with room for so many bytes."""
+    write, left = os.write, [taken]
+
+    def write_some(descriptor: int, data: Any) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = write(descriptor, data[: left[0]])
+        left[0] -= count
+        return count
+
+    return write_some
+
+
+def test_what_is_appended_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines"
+    append_whole(path, b"first\n")
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", full_after(3))
+        with pytest.raises(OSError, match="No space"):
+            append_whole(path, b"second\n")
+    append_whole(path, b"third\n")
+    assert path.read_bytes() == b"first\nthird\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_no_room_is_told_from_a_broken_disk(number: int) -> None:
+    with pytest.raises(NoRoom, match="no room for this file"), room_for("this file"):
+        raise OSError(number, "full")
+    with pytest.raises(OSError, match="broken"), room_for("this file"):
+        raise OSError(errno.EIO, "broken")
+
+
+def test_an_atomic_write_that_fails_leaves_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "record"
+    write_atomically(path, b"old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"new")
+    assert [found.name for found in tmp_path.iterdir()] == ["record"]
+    assert path.read_bytes() == b"old"
