@@ -95,6 +95,8 @@ def chats(draw: st.DrawFn) -> Body:
         "presence_penalty": draw(st.sampled_from([0.0, 0.5])),
         "chat_template_kwargs": {"enable_thinking": draw(st.booleans())},
         "separate_reasoning": draw(st.booleans()),
+        "return_token_ids": draw(st.booleans()),
+        "return_prompt_token_ids": draw(st.booleans()),
     }
     if logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": logprobs}

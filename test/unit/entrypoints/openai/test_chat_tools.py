@@ -244,6 +244,33 @@ async def test_a_prompt_that_begins_the_thinking() -> None:
     assert without["message"]["content"] == "Hm.</think>Yes."
 
 
+@pytest.mark.parametrize(
+    ("reasoning", "thinks"),
+    [({"effort": "high"}, True), ({"enabled": True}, True), ({"enabled": False}, False), ({"effort": "none"}, False)],
+)
+async def test_another_way_to_say_how_hard_to_think(reasoning: dict[str, Any], thinks: bool) -> None:
+    async with serve(says("Hm.</think>Yes."), with_parsers(thoughts="qwen3"), template=QWEN) as served:
+        await whole(served, reasoning=reasoning)
+        assert prompt_of(served).endswith("<think>\n") is thinks
+        differs = await served.post(PATH, asked(reasoning=reasoning, reasoning_effort="low"))
+    assert (differs.status_code, differs.json()["param"]) == (400, "reasoning")
+
+
+@pytest.mark.parametrize("fields", [{"return_token_ids": True}, {"return_prompt_token_ids": True}])
+async def test_ids_beside_what_is_said(fields: dict[str, Any]) -> None:
+    """All of them in a stream too, those of markers and of text that is held back among them."""
+    steps = [Step("<thi", [5]), Step("nk>Hm.", [6]), Step("</think>Yes", [7, 8]), Step("", [2], Stop(2))]
+    async with serve(lambda _: steps, with_parsers(thoughts="qwen3"), template=QWEN) as served:
+        choice = await whole(served, **fields)
+        frames = await streamed(served, **fields)
+        [first, _] = served.engine.requests
+    prompt = unpack_ids(first.input_ids).tolist()
+    output = [5, 6, 7, 8, 2] if "return_token_ids" in fields else []
+    assert (choice["prompt_token_ids"], choice.get("token_ids", [])) == (prompt, output)
+    assert [ids for frame in frames for ids in frame.get("token_ids", [])] == output
+    assert [frame["prompt_token_ids"] for frame in frames if "prompt_token_ids" in frame] == [prompt]
+
+
 async def test_logprobs_go_with_the_first_part_of_a_step() -> None:
     from fixtures.scripted_engine import logprob_row
     from mysglang.srt.messages.outputs import RowLogprobs

@@ -109,6 +109,8 @@ class ChatChoice(Answer):
     finish_reason: FinishReason
     matched_stop: int | str | None
     hidden_states: list[float] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Answer):
@@ -119,6 +121,8 @@ class ChatChunkChoice(Answer):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     matched_stop: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Answer):

@@ -65,7 +65,7 @@ async def render_chat(
 
 def thinking_kwargs(front: Front, body: ChatCompletionRequest, tools: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """What `reasoning_effort` is to the model's template. Raises InvalidRequest where it is nothing."""
-    effort = body.reasoning_effort
+    effort = body.effort
     if effort is None:
         return {}
     known = _templates(front).variables(with_tools=bool(tools))
@@ -73,8 +73,9 @@ def thinking_kwargs(front: Front, body: ChatCompletionRequest, tools: Sequence[M
     if "reasoning_effort" in known and effort != "none":
         kwargs["reasoning_effort"] = effort
     if not kwargs:
-        message = f"reasoning_effort: the model's chat template has no way to ask for {effort!r}."
-        raise InvalidRequest(message, param="reasoning_effort")
+        field = "reasoning_effort" if body.reasoning is None else "reasoning"
+        message = f"{field}: the model's chat template has no way to ask for {effort!r}."
+        raise InvalidRequest(message, param=field)
     return kwargs
 
 

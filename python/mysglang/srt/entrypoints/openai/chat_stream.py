@@ -7,11 +7,14 @@ reason. Knows neither sampling nor how a text is taken apart (`answer_parser.py`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
 from mysglang.srt.entrypoints.openai.chat_message import new_call_id
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
 from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText
+
+NO_IDS: Mapping[str, object] = MappingProxyType({})
 
 
 class ChatStream:
@@ -34,17 +37,18 @@ class ChatStream:
         parts: Sequence[AnswerPart],
         logprobs: object = None,
         usage: Mapping[str, object] | None = None,
+        ids: Mapping[str, object] = NO_IDS,
     ) -> bytes:
-        """What `index` has newly said: a frame for each part, logprobs in the first, usage in all.
+        """What `index` has newly said: a frame for each part, logprobs and ids in the first, usage in all.
 
-        Tokens whose text is still held back have logprobs all the same, and then a frame without text.
+        Tokens whose text is still held back have logprobs and ids all the same, and then a frame without text.
         """
-        if logprobs is not None and not parts:
+        if not parts and (logprobs is not None or ids):
             parts = [NormalText("")]
         frames = []
         for part in parts:
-            frames.append(self._frame(index, _delta(part), logprobs, usage=usage))
-            logprobs = None
+            frames.append(self._frame(index, _delta(part), logprobs, usage=usage, ids=ids))
+            logprobs, ids = None, NO_IDS
         return b"".join(frames)
 
     def finish(self, index: int, reason: str, matched: int | str | None) -> bytes:
@@ -63,6 +67,7 @@ class ChatStream:
         reason: str | None = None,
         matched: int | str | None = None,
         usage: Mapping[str, object] | None = None,
+        ids: Mapping[str, object] = NO_IDS,
     ) -> bytes:
         choice = {
             "index": index,
@@ -70,6 +75,7 @@ class ChatStream:
             "logprobs": logprobs,
             "finish_reason": reason,
             "matched_stop": matched,
+            **ids,
         }
         return self._frames.choice(choice, usage)
 

@@ -16,6 +16,7 @@ from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, empty, not_h
 from mysglang.srt.errors import InvalidRequest
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+USUAL_EFFORT: ReasoningEffort = "medium"
 
 MAX_TOP_LOGPROBS = 20
 """OpenAI's bound; the native route allows more."""
@@ -192,6 +193,14 @@ class CompletionRequest(GenerationRequest):
         return self.n if self.best_of is None or self.beams is not None else self.best_of
 
 
+class ReasoningOptions(StrictModel):
+    """Another way to say `reasoning_effort`."""
+
+    effort: ReasoningEffort | None = None
+    enabled: bool | None = None
+    """Whether to think at all; without an effort, as hard as usual."""
+
+
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
@@ -211,18 +220,22 @@ class ChatCompletionRequest(GenerationRequest):
     stream_reasoning: bool = True
     """Whether a stream tells thoughts as they come, and not each in one piece."""
     reasoning_effort: ReasoningEffort | None = None
+    reasoning: ReasoningOptions | None = None
+    return_token_ids: bool = False
+    """Whether choices tell the ids of their tokens, and of the prompt's."""
+    return_prompt_token_ids: bool = False
+    """Whether they tell those of the prompt alone."""
     rid: str | None = None
     unsupported = {
         **_UNSUPPORTED_EVERYWHERE,
         **not_here("json_schema"),
-        **not_here("return_token_ids", unless=OFF),
         **not_here("functions", unless=([],)),
         **not_here("function_call", unless=("none", "auto")),
         **not_here("modalities", unless=(["text"],)),
         **not_here("audio", "prediction", "verbosity", "web_search_options", "moderation"),
-        **not_here("reasoning", "thinking", "task", "input_ids", "chat_template"),
+        **not_here("thinking", "task", "input_ids", "chat_template"),
         **not_here("input_ids_in_sglext", "output_ids_in_sglext", "return_meta_info", unless=OFF),
-        **not_here("return_prompt_token_ids", "return_sampling_mask", "use_audio_in_video", unless=OFF),
+        **not_here("return_sampling_mask", "use_audio_in_video", unless=OFF),
         **not_here("max_dynamic_patch", "min_dynamic_patch", "video_config"),
     }
 
@@ -233,7 +246,18 @@ class ChatCompletionRequest(GenerationRequest):
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             message = "max_tokens and max_completion_tokens differ; send max_completion_tokens alone."
             raise InvalidRequest(message, param="max_tokens")
+        if None not in (self.reasoning, self.reasoning_effort) and self.effort != self.reasoning_effort:
+            raise InvalidRequest("reasoning and reasoning_effort differ; send one of them.", param="reasoning")
         return self
+
+    @property
+    def effort(self) -> ReasoningEffort | None:
+        """How hard to think; None: nothing was said of it."""
+        if self.reasoning is None:
+            return self.reasoning_effort
+        if self.reasoning.enabled is False:
+            return "none"
+        return self.reasoning.effort or (USUAL_EFFORT if self.reasoning.enabled else None)
 
 
 class TextPart(StrictModel):

@@ -15,6 +15,7 @@ from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServingBase, ServingOptions, note_usage
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
+from mysglang.srt.entrypoints.openai.told_ids import ToldIds
 from mysglang.srt.entrypoints.openai.usage import UsageMeter
 from mysglang.srt.entrypoints.streaming import DONE
 from mysglang.srt.entrypoints.talk import Talk
@@ -36,13 +37,17 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
     async def _complete(self, body: ChatCompletionRequest, envelope: Envelope) -> dict[str, object]:
         meter = self._meter(body)
         choices: dict[int, dict[str, object]] = {}
-        states = LastStates()
+        states, ids = LastStates(), ToldIds(body)
         ask = await self._answers.ask(body, envelope.rid)
         async with aclosing(self._answers.read(ask)) as found:
             async for news in found:
                 note_usage(meter, news.chunk, news.reasoning_tokens)
                 states.note(news.chunk)
-                choices[news.chunk.index] = self._choice(news) | states.of(news.chunk.index)
+                choices[news.chunk.index] = {
+                    **self._choice(news),
+                    **states.of(news.chunk.index),
+                    **ids.of(news.chunk),
+                }
         return self._answer(envelope.head("chat.completion"), choices, meter)
 
     async def _talk(self, body: ChatCompletionRequest, envelope: Envelope) -> Talk:
@@ -86,6 +91,7 @@ class _Frames:
         self._frames = StreamFrames(head, usage_key=self._total or self._usage_so_far)
         self._stream = ChatStream(self._frames)
         self._states = LastStates()
+        self._ids = ToldIds(body)
 
     def tell(self, chunk: GenerationChunk) -> bytes:
         index, stream = chunk.index, self._stream
@@ -93,7 +99,8 @@ class _Frames:
         self._states.note(chunk)
         note_usage(self._meter, chunk, news.reasoning_tokens)
         usage = self._meter.of(index) if self._usage_so_far else None
-        said = stream.begin(index) + stream.say(index, news.parts, self._logprobs(news), usage)
+        said = stream.begin(index)
+        said += stream.say(index, news.parts, self._logprobs(news), usage, self._ids.of(chunk))
         if news.ending is not None:
             said += stream.finish(index, news.ending.reason, news.ending.matched)
         # Nothing, while what a chunk brings is incomplete.
