@@ -27,16 +27,17 @@ FRONT = "mysglang::tokenizer_worker_1"
 # Little of everything, so that limits are met all the time.
 TIGHT = ("--max-queued-requests", "24", "--max-running-requests", "16", "--req-waiting-timeout", "2")
 TIGHT += ("--chunked-prefill-size", "64", "--write-timeout", "1", "--schedule-conservativeness", "0.3")
+TIER = ("--enable-hierarchical-cache", "--hicache-ratio", "3")
 WAYS = {
     "overlap": TIGHT,
-    "mixed": (*TIGHT, "--enable-mixed-chunk", "--page-size", "16"),
+    "mixed": (*TIGHT, "--enable-mixed-chunk", "--page-size", "16", *TIER, "--hicache-write-policy", "write_back"),
     "fronts": (*TIGHT, "--tokenizer-worker-num", "2", "--detokenizer-worker-num", "2"),
-    "sync": (*TIGHT, "--disable-overlap-schedule", "--page-size", "4", "--schedule-policy", "lpm"),
+    "sync": (*TIGHT, "--disable-overlap-schedule", "--page-size", "4", "--schedule-policy", "lpm", *TIER),
 }
 DEATHS = {SCHEDULER: "overlap", DETOKENIZER: "overlap", FRONT: "fronts"}
 """Who is killed, and in which server."""
 
-FAULTS = Faults(step_ms=1, break_every=60, shakes=Shakes(retract_every=5, fail_alloc_every=7))
+FAULTS = Faults(step_ms=1, break_every=60, shakes=Shakes(retract_every=5, fail_alloc_every=7, fail_host_every=9))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from fixtures.router_mirror import Prefix, RouterMirror
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.evict_policy import EvictPolicyName
 from mysglang.srt.mem_cache.factory import prefix_cache
+from mysglang.srt.mem_cache.hiradix_cache import HiRadixCache, WritePolicyName
 from mysglang.srt.mem_cache.kv_events import KvEventLog, block_hashes, first_hash
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.radix_tree import RadixTree
@@ -63,6 +64,37 @@ def test_a_mirror_follows_a_scheduler_that_is_short_of_memory(page_size: int, ev
     assert heard > 100
     assert scheduler.kv.flush()
     assert log.take()[-1:] and not cached(scheduler.kv.cache.tree)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+def test_mirrors_follow_both_tiers(write_policy: WritePolicyName) -> None:
+    """What was evicted from the device may still be told of as standing on the host."""
+    log = KvEventLog(64, 4)
+    mirrors = {medium: RouterMirror(medium) for medium in ("GPU", "CPU")}
+    setup = Setup(num_tokens=256, max_context=128, num_slots=6, page_size=4, chunk=16, host_tokens=512)
+    setup = replace(setup, write_policy=write_policy, listener=log, host_listener=log.of_host(128))
+    scheduler = LateScheduler(setup)
+    rng = np.random.default_rng(4)
+    heard, beyond = 0, 0
+    for i in range(60):
+        prompt = [*[int(rng.integers(1, 6))] * int(rng.integers(1, 50)), *rng.integers(1, 60, 8).tolist()]
+        scheduler.send(f"r{i}", prompt, int(rng.integers(1, 20)), ignore_eos=True, extra_key="salt" * (i % 2))
+        for _ in range(4):
+            scheduler.turn()
+            for event in msgspec.msgpack.decode(msgspec.msgpack.encode(log.take())):
+                heard += 1
+                for mirror in mirrors.values():
+                    mirror.apply(event)
+            cache = scheduler.kv.cache
+            assert isinstance(cache, HiRadixCache)
+            assert mirrors["GPU"].prefixes == cached(cache.tree)
+            assert mirrors["CPU"].prefixes == cached(cache.host.tree)
+            beyond += len(mirrors["CPU"].prefixes - mirrors["GPU"].prefixes)
+    assert heard > 100 and beyond > 100
+    scheduler.run()
+    log.take()
+    assert scheduler.kv.flush()
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(log.take())) == [["AllBlocksCleared"]]
 
 
 class Told:

@@ -121,6 +121,8 @@ class SchedulerControl:
                 num_retractions=self._retraction.count,
                 host_tokens=kv.host_total,
                 host_free_tokens=kv.host_free,
+                host_cached_tokens=kv.host_cached,
+                host_locked_nodes=kv.host_locked_nodes,
                 host_written_tokens=copied.written,
                 host_loaded_tokens=copied.loaded,
                 host_dropped_tokens=copied.dropped,

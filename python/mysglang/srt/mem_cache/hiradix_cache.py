@@ -138,8 +138,14 @@ class HiRadixCache(RadixCache):
         self.lower = self._below = HostBelow(self.tree, host, storage or NoStorage(), write_policy)
 
     def size(self) -> CacheSize:
-        host = self.host.allocator
-        return replace(super().size(), host_pages=host.num_pages, host_free=host.num_free)
+        allocator, tree = self.host.allocator, self.host.tree
+        return replace(
+            super().size(),
+            host_pages=allocator.num_pages,
+            host_free=allocator.num_free,
+            host_cached=tree.evictable_pages + tree.protected_pages,
+            host_locked_nodes=tree.locked_nodes,
+        )
 
     def match_prefix(self, ids: Ints, extra_key: str) -> PrefixMatch:
         match = super().match_prefix(ids, extra_key)

@@ -49,6 +49,8 @@ class KvState:
     host_total: int = 0
     """Tokens in the memory of the host, beside all that."""
     host_free: int = 0
+    host_cached: int = 0
+    host_locked_nodes: int = 0
 
 
 class KvManager:
@@ -275,6 +277,8 @@ class KvManager:
             open_rows=len(self._nodes),
             host_total=size.host_pages * self.page_size,
             host_free=size.host_free * self.page_size,
+            host_cached=size.host_cached * self.page_size,
+            host_locked_nodes=size.host_locked_nodes,
         )
 
     def check(self) -> None:

@@ -30,6 +30,10 @@ class CacheSize:
     host_pages: int = 0
     """Pages of the host's memory, where it is used."""
     host_free: int = 0
+    host_cached: int = 0
+    """Pages of prefixes there. Those that are neither are being filled from storage."""
+    host_locked_nodes: int = 0
+    """Of prefixes there that copies, or storage, have not done with."""
 
 
 class PrefixCache(ABC):

@@ -50,6 +50,8 @@ class GetInternalStateReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     host_tokens: int = 0
     """That a tier of the cache in the memory of the host holds at most; 0: there is none."""
     host_free_tokens: int = 0
+    host_cached_tokens: int = 0
+    host_locked_nodes: int = 0
     host_written_tokens: int = 0
     """Copied there since the start."""
     host_loaded_tokens: int = 0
