@@ -177,3 +177,29 @@ def test_the_collector_pauses_and_goes_on() -> None:
         assert not gc.isenabled()
         raise RuntimeError
     assert gc.isenabled()
+
+
+LARGE_OBJECTS = """
+import ctypes, sys
+from mysglang.srt.utils.process import keep_heap_small
+
+if sys.argv[1] == "small":
+    keep_heap_small()
+for _ in range(8):
+    large = bytearray(1 << 20)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(large))
+    del large
+heap = next(line for line in open("/proc/self/maps") if "[heap]" in line)
+first, last = (int(bound, 16) for bound in heap.split()[0].split("-"))
+print(first <= address < last)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.confstr("CS_GNU_LIBC_VERSION") is None, reason="of glibc")
+def test_a_small_heap_has_no_large_objects_in_it() -> None:
+    """glibc by itself takes the second megabyte from the heap, since the first was freed."""
+    found = {
+        kind: subprocess.run([sys.executable, "-c", LARGE_OBJECTS, kind], check=True, capture_output=True, text=True)
+        for kind in ("small", "usual")
+    }
+    assert {kind: run.stdout.strip() for kind, run in found.items()} == {"small": "False", "usual": "True"}

@@ -20,7 +20,7 @@ from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.exit_codes import ExitCode, complain
 from mysglang.srt.utils.network import http_url
-from mysglang.srt.utils.process import collect_rarely, freeze_heap
+from mysglang.srt.utils.process import collect_rarely, freeze_heap, keep_heap_small
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ async def serve(
     """Serve until `stop` is set, or a process of ours has died. Raises ConfigError or WorkerDied if the server never
     came to be ready.
     """
+    keep_heap_small()
     runtime = Runtime(server_args, model_config, children)
     try:
         door = HttpFront(listener, server_args.serving, server_args.observability.log_level_http, runtime.board)

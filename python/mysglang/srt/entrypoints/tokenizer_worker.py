@@ -27,7 +27,7 @@ from mysglang.srt.managers.tokenizer_manager import TokenizerManager
 from mysglang.srt.messages.fronts import DrainReq, EndReq, FrontOrder
 from mysglang.srt.messages.launch import Ready
 from mysglang.srt.utils.logging import configure_logging
-from mysglang.srt.utils.process import ParentLink, collect_rarely, freeze_heap, set_title
+from mysglang.srt.utils.process import ParentLink, collect_rarely, freeze_heap, keep_heap_small, set_title
 
 LOOK_S = 0.02
 
@@ -36,6 +36,7 @@ def run_tokenizer_worker(link: ParentLink) -> None:
     """Serve until the process is ended. Raises what keeps it from going on."""
     launch = msgspec.json.decode(link.spec, type=FrontLaunch)
     set_title(front_title(launch.index))
+    keep_heap_small()
     configure_logging(launch.server_args.observability.log_level, f"FRONT{launch.index}")
     uvloop.run(_serve(launch, link))
 

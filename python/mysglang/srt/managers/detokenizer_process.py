@@ -13,7 +13,7 @@ from mysglang.srt.messages.codec import ToDetokenizer, detokenizer_codec
 from mysglang.srt.messages.fanout import to_fronts
 from mysglang.srt.messages.launch import Ready
 from mysglang.srt.utils.logging import configure_logging
-from mysglang.srt.utils.process import ParentLink, freeze_heap, set_title
+from mysglang.srt.utils.process import ParentLink, freeze_heap, keep_heap_small, set_title
 
 
 def run_detokenizer_process(link: ParentLink) -> None:
@@ -21,6 +21,7 @@ def run_detokenizer_process(link: ParentLink) -> None:
     launch = msgspec.json.decode(link.spec, type=DetokenizerLaunch)
     args, ports = launch.server_args, launch.port_args
     set_title(detokenizer_title(launch.index))
+    keep_heap_small()
     configure_logging(args.observability.log_level, "DETOK")
     from_scheduler: Pull[ToDetokenizer] = Pull(ports.detokenizer_ipc_names[launch.index], detokenizer_codec())
     to_tokenizer = to_fronts(ports.tokenizer_ipc_names)

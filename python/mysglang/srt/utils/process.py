@@ -35,6 +35,11 @@ T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1
 _STDIN = 0
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of glibc's `mallopt`."""
+
+HEAP_BYTES = 128 * 1024
+"""glibc's thresholds at the start of a process."""
 
 GC_OBJECTS = 10_000
 """Objects more than before until the garbage collector looks again."""
@@ -195,6 +200,19 @@ def collect_rarely() -> None:
     through, looking at everything costs no more than at the youngest.
     """
     gc.set_threshold(GC_OBJECTS, 1, 1)
+
+
+def keep_heap_small() -> None:
+    """For a process that handles many small objects and a large one now and then: have the C allocator map large ones
+    apart and give back what comes free, however many there were. By itself it raises both thresholds with the largest
+    object that it has freed, and then a heap full of small holes grows for as long as a few hundred thousand requests.
+
+    Not for a process that computes: it takes and frees large tensors all the time. Linux with glibc only.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        for threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+            mallopt(threshold, HEAP_BYTES)
 
 
 async def _all_exited(children: list[Child], timeout: float) -> bool:
