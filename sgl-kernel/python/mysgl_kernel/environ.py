@@ -8,6 +8,19 @@ from pathlib import Path
 KERNEL_CACHE = "MYSGLANG_KERNEL_CACHE"
 """The folder for libraries compiled at first use."""
 
+CPU_THREADS = "MYSGLANG_CPU_THREADS"
+"""How many threads the CPU kernels run on."""
+
+
+def cpu_threads() -> int | None:
+    """What was asked for; None: nothing. Raises ValueError for what is no number of threads."""
+    asked = os.environ.get(CPU_THREADS)
+    if not asked:
+        return None
+    if not asked.isdecimal() or not int(asked):
+        raise ValueError(f"{CPU_THREADS}={asked}: give a number of threads, 1 or more.")
+    return int(asked)
+
 
 def cache_directory() -> Path:
     """Where compiled libraries are kept, the same for all processes of a user; it need not exist yet."""

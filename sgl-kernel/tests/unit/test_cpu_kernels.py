@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,10 +16,12 @@ from torch import Tensor
 
 from mysgl_kernel.cpu import attention, gemm, library, rows
 from mysgl_kernel.cpu.toolchain import ARCHS, find_gxx
+from mysgl_kernel.environ import cpu_threads
 
 pytestmark = pytest.mark.skipif(find_gxx() is None, reason="no g++")
 
-HERE = [arch for arch in ARCHS if library.cpu_flags().issuperset(ARCHS[arch].split())]
+HERE = [arch for arch in ARCHS if library.cpu_flags().issuperset(ARCHS[arch].split()) and arch != "avx2"]
+"""Without AVX2, which is compiled from the same lines as what any processor runs."""
 
 
 @pytest.fixture(params=HERE)
@@ -46,7 +52,7 @@ def close(found: Tensor, wanted: Tensor, *, relative: float = 0.02) -> None:
     assert (found - wanted).abs().max() <= relative * wanted.abs().max()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 11, 12, 13, 29])
+@pytest.mark.parametrize("count", [1, 3, 4, 8, 12, 13, 29])
 @pytest.mark.parametrize(("inputs", "outputs"), [(2, 32), (70, 96), (512, 64)])
 def test_linear(arch: str, count: int, inputs: int, outputs: int) -> None:
     wide, weight, bias = draw(count, inputs + 6), draw(outputs, inputs, seed=1), draw(outputs, seed=2)
@@ -216,3 +222,37 @@ def test_attention_tells_what_is_not_finite(arch: str) -> None:
         plan = attention.AttentionRows.of(np.array([0]), np.array([30]), np.array([count]), 1)
         found = attention.attend(q, keys, values, table, plan, page_size=1, window=None, scale=0.1, logit_cap=0.0)
         assert found.isnan().any(dim=-1).all()
+
+
+def test_threads_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= library.usable_cores() <= (os.cpu_count() or 1)
+    monkeypatch.delenv("MYSGLANG_CPU_THREADS", raising=False)
+    assert cpu_threads() is None
+    monkeypatch.setenv("MYSGLANG_CPU_THREADS", "3")
+    assert cpu_threads() == 3
+    for wrong in ("0", "many", "-1"):
+        monkeypatch.setenv("MYSGLANG_CPU_THREADS", wrong)
+        with pytest.raises(ValueError, match="give a number of threads"):
+            cpu_threads()
+
+
+def test_callers_at_the_same_time() -> None:
+    """Whoever comes second computes alone; nobody waits for ever, and all get their own."""
+    packed = gemm.pack(draw(4096, 512, seed=1))
+    inputs = [draw(rows, 512, seed=rows) for rows in range(1, 9)]
+    wanted = [gemm.linear(x, packed) for x in inputs]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            for found, right in zip(pool.map(lambda x: gemm.linear(x, packed), inputs), wanted, strict=True):
+                assert torch.equal(found, right)
+
+
+def test_a_forked_process_has_no_helpers_and_needs_none() -> None:
+    x, packed = draw(1, 512), gemm.pack(draw(4096, 512, seed=1))
+    wanted = gemm.linear(x, packed)
+    child = multiprocessing.get_context("fork").Process(
+        target=lambda: sys.exit(0 if torch.equal(gemm.linear(x, packed), wanted) else 1)
+    )
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ctypes import c_float, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ class AttentionRows:
     """[R] where these begin among the tokens of the step."""
     items: npt.NDArray[np.int64]
     """[I, 2] row and block of queries, those with most keys first."""
+    addresses: tuple[int, ...]
+    """Of these arrays, in this order."""
 
     @classmethod
     def of(
@@ -51,13 +54,14 @@ class AttentionRows:
         block = np.arange(len(rows)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
         seen = (ends - queries)[rows] + (block + 1) * QUERIES // group
         order = np.argsort(-seen, kind="stable")
-        return cls(
-            slots=np.ascontiguousarray(slots, dtype=np.int64),
-            ends=np.ascontiguousarray(ends, dtype=np.int32),
-            queries=np.ascontiguousarray(queries, dtype=np.int32),
-            firsts=np.cumsum(queries, dtype=np.int64) - queries,
-            items=np.stack((rows[order], block[order]), axis=1),
+        arrays: tuple[npt.NDArray[Any], ...] = (
+            np.ascontiguousarray(slots, dtype=np.int64),
+            np.ascontiguousarray(ends, dtype=np.int32),
+            np.ascontiguousarray(queries, dtype=np.int32),
+            np.cumsum(queries, dtype=np.int64) - queries,
+            np.stack((rows[order], block[order]), axis=1),
         )
+        return cls(*arrays, addresses=tuple(array.ctypes.data for array in arrays))
 
 
 def attend(
@@ -83,8 +87,7 @@ def attend(
     _attention()(
         *(out.data_ptr(), q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr()),
         *(table.data_ptr(), table.shape[1], page_size),
-        *(rows.slots.ctypes.data, rows.ends.ctypes.data, rows.queries.ctypes.data, rows.firsts.ctypes.data),
-        *(rows.items.ctypes.data, len(rows.items)),
+        *(*rows.addresses, len(rows.items)),
         *(len(rows.slots), q.shape[1] // dim, kv_heads, dim, window or 0, scale, logit_cap),
     )
     return out

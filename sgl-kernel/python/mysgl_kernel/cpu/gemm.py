@@ -72,8 +72,8 @@ def linear(
     x: bfloat16, rows at any distance. weight: packed; of int8, `scales` [output] float32 are what the columns are
     multiplied by. bias: [output] bfloat16. With an activation, half the outputs must be whole panels.
     """
-    panels, pairs = weight.shape[:2]
-    outputs, rows = panels * COLUMNS, len(x)
+    panels, pairs, _, _ = weight.shape
+    outputs, rows = panels * COLUMNS, x.shape[0]
     out = x.new_empty(rows, outputs if activation is None else outputs // 2)
     where = (out.data_ptr(), out.shape[1], x.data_ptr(), x.stride(0), rows, weight.data_ptr())
     bias_at = None if bias is None else bias.data_ptr()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mysgl_kernel import sources
 from mysgl_kernel.compiled import CompiledLibrary, Launch
 from mysgl_kernel.cpu.toolchain import ARCHS, FLAGS, Gxx, find_gxx
+from mysgl_kernel.environ import cpu_threads
 
 
 class CpuLibrary(CompiledLibrary):
@@ -63,15 +63,23 @@ class CpuLibrary(CompiledLibrary):
 
 
 class _Threads(CpuLibrary):
-    """The threads of all kernels: as many as torch has when the first kernel is loaded."""
+    """The threads of all kernels: as many as were asked for, or one on each core that this process may use."""
 
     def load(self, path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # where the kernels' libraries look for it
-        library.mysgl_use_threads(torch.get_num_threads())
+        library.mysgl_use_threads(cpu_threads() or usable_cores())
         return library
 
 
 _THREADS = _Threads("cpu/threads.cpp")
+
+
+@cache
+def usable_cores() -> int:
+    """Cores, not threads of cores: two threads of one multiply no faster than one."""
+    numbers = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    siblings = (Path(f"/sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list") for n in numbers)
+    return len({path.read_text() if path.exists() else str(path) for path in siblings})
 
 
 @cache

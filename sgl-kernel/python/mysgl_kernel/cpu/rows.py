@@ -27,7 +27,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 
 def gated(x: Tensor, activation: str) -> Tensor:
     """Dense [N, 2 * width] -> [N, width]: act(first half) * second half."""
-    out = x.new_empty(len(x), x.shape[1] // 2)
+    out = x.new_empty(x.shape[0], x.shape[1] // 2)
     _gated()(out.data_ptr(), x.data_ptr(), *out.shape, ACTIVATIONS[activation])
     return out
 
@@ -54,13 +54,13 @@ def rope_and_store(
         *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
         *(positions.data_ptr(), cos_sin.data_ptr(), q_norm, k_norm, eps),
         *(k_cache.data_ptr(), v_cache.data_ptr(), locations.data_ptr()),
-        *(len(q), q.shape[1] // dim, kv_heads, dim),
+        *(q.shape[0], q.shape[1] // dim, kv_heads, dim),
     )
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:
     """[S, vocab], rows at any distance -> [S] int64: the first of the largest; -1 where a logit is not finite."""
-    tokens = torch.empty(len(logits), dtype=torch.int64)
+    tokens = torch.empty(logits.shape[0], dtype=torch.int64)
     _greedy()(tokens.data_ptr(), logits.data_ptr(), logits.stride(0), *logits.shape)
     return tokens
 
