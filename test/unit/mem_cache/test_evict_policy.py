@@ -121,6 +121,10 @@ def test_priority_keeps_what_urgent_requests_have_used() -> None:
     assert "a" in raised.kept, "the most urgent counts, not the last"
 
 
+def test_priority_lets_equals_go_as_lru_does() -> None:
+    assert kept("priority", "abcad") == kept("lru", "abcad") == "acd"
+
+
 def test_a_server_that_goes_by_priority_keeps_the_urgent_prompts_cached() -> None:
     """The same through a whole scheduler, from the request's priority on."""
     cached = {}

@@ -192,3 +192,11 @@ def test_prompts_that_begin_alike_are_computed_once_though_they_came_together(po
     prefills = [step for step in scheduler.worker.steps if not step.mode.is_decode]
     assert sum(int(step.extend_lens.sum()) for step in prefills) == len(shared) + 4
     assert len(prefills) == 1
+
+
+def test_priority_serves_the_urgent_first_and_equals_as_they_came() -> None:
+    scheduler = scene("priority", replace(ONE_PLACE, priorities="high_first"))
+    occupy(scheduler)
+    for rid, priority in {"a": 0, "b": 5, "c": 0, "d": 5, "e": -1}.items():
+        scheduler.send(rid, [5], 2, ignore_eos=True, priority=priority)
+    assert scheduler.started()[1:] == ["b", "d", "a", "c", "e"]
