@@ -79,3 +79,13 @@ def test_accounts_of_tenants_that_are_gone_do_not_pile_up() -> None:
             scheduler.send(f"{i}.{j}", [i + 1] * 5, 2, ignore_eos=True, api_key=f"tenant{i}")
         scheduler.run()
     assert len(policy.used) <= 3  # type: ignore[attr-defined]  # fair shares
+
+
+def test_nor_do_those_of_tenants_that_come_one_after_the_other() -> None:
+    """Nobody is there when the next one comes, as where each conversation has a routing key of its own."""
+    scheduler = LateScheduler(replace(SETUP, fair_share_by="routing_key"))
+    policy = scheduler.assembled.scheduler._parts.waiting._policy
+    for i in range(20):
+        scheduler.send(f"r{i}", [i + 1] * 5, 2, ignore_eos=True, routing_key=f"talk{i}")
+        scheduler.run()
+    assert len(policy.used) <= 2  # type: ignore[attr-defined]  # fair shares

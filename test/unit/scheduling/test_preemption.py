@@ -105,6 +105,19 @@ def test_a_prompt_half_computed_gives_way_too() -> None:
     assert scheduler.answers["bulk"].ids == solo([5] * 400, 2, VOCAB, ignore_eos=True)
 
 
+def test_it_is_asked_again_when_the_running_took_what_was_free() -> None:
+    """The urgent one fits when it comes, until in the same step those who run take a page each."""
+    setup = replace(SETUP, num_slots=8, num_tokens=512, order="mixed", overlap=True, page_size=16, chunk=16)
+    scheduler = LateScheduler(replace(setup, preemption_threshold=0))
+    for i, (length, max_new) in enumerate(((39, 60), (18, 150), (27, 100), (38, 150), (7, 60), (27, 150))):
+        scheduler.send(f"running{i}", [i + 1] * length, max_new, ignore_eos=True)
+    scheduler.turn(28)
+    scheduler.send("urgent", [50] * 204, 20, ignore_eos=True, priority=9)
+    scheduler.turn(5)
+    assert scheduler.assembled.scheduler.reqs["urgent"].started
+    scheduler.run()
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("order", ["prefill_first", "bounded", "mixed"])
 def test_under_storms_of_priorities_and_tenants_every_answer_is_what_it_would_be_alone(

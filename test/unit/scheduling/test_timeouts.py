@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.messages.outputs import TIMED_OUT, Abort
+from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.scheduling.finish import StopWatch
+from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.timeouts import LOOK_S, RequestTimeouts
 
 
@@ -85,3 +89,34 @@ def test_looks_now_and_then_and_forgets_who_is_gone() -> None:
     clock.now += 1
     scheduler.turn()
     assert timeouts._seen == {}
+
+
+def test_a_name_that_is_used_again_at_once_is_another_request() -> None:
+    """A client may call all its requests the same, and send each before it was seen that the one before has ended."""
+    clock = Clock()
+    timeouts = RequestTimeouts(None, 1.0, clock)
+    for _ in range(3):
+        req = another_req()
+        for _ in range(4):
+            clock.now += 2 * LOOK_S
+            assert timeouts.expired({"same": req}) == []
+    clock.now += 0.5
+    assert [abort.rid for abort in timeouts.expired({"same": req})] == ["same"]
+
+
+def another_req() -> Req:
+    """One that runs."""
+    params = SamplingParams()
+    watch = StopWatch(token_ids=(), text=None, min_new=0)
+    ids = np.asarray([1, 2], dtype=np.int32)
+    return Req(
+        rid="same",
+        ids=ids,
+        prompt_len=2,
+        sampling=params,
+        max_new=4,
+        stream=True,
+        extra_key="",
+        stop_watch=watch,
+        started=True,
+    )

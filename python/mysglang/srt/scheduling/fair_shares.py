@@ -69,8 +69,12 @@ class FairShares:
                 heapq.heappop(heads)
 
     def _level(self, queues: dict[str, list[Req]], there: set[str]) -> None:
-        """Lift those who were away to the floor: the least that anybody has used of those that are there."""
-        self._floor = max([self._floor, *([min(self._of(tenant) for tenant in there)] if there else [])])
+        """Lift those who were away to the floor: the least that anybody has used of those that are there.
+
+        Where nobody is, nobody has waited for another: all who ever came are level.
+        """
+        least = min(map(self._of, there)) if there else max(self.used.values(), default=0)
+        self._floor = max(self._floor, least)
         for tenant in queues:
             if tenant not in there:
                 self.used[tenant] = max(self.used.get(tenant, 0), self._floor)

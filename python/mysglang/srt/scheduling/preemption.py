@@ -58,11 +58,10 @@ class PriorityPreemption:
         self._retraction = retraction
         self._threshold = threshold
         self._asked: tuple[int, Slots | None] = (-1, None)
-        """The queue's changes and the lane's slots when last asked: while they are the same, so is the answer."""
+        """The queue's changes and the lane's slots when last asked."""
 
     def make_room(self, lane: Lane) -> None:
-        changes, slots = self._asked
-        if not len(self._waiting) or not lane.size or (changes == self._waiting.changes and slots is lane.slots):
+        if not len(self._waiting) or not lane.size or self._asked_already(lane):
             return
         req = next(iter(self._waiting.ordered()))
         for slot in self._victims(req, lane):
@@ -70,6 +69,14 @@ class PriorityPreemption:
                 break
             self._retraction.retract(lane, slot, "A more urgent request waits")
         self._asked = (self._waiting.changes, lane.slots)
+
+    def _asked_already(self, lane: Lane) -> bool:
+        """Whether the answer is as before: the same run and wait, and none of these can have a place.
+
+        Where a place is free, those who run may have taken the memory for it since.
+        """
+        changes, slots = self._asked
+        return self._kv.free_slots == 0 and changes == self._waiting.changes and slots is lane.slots
 
     def _lacks(self, req: Req, lane: Lane) -> bool:
         return self._kv.free_slots == 0 or self._prefill.tokens_lacking(req, lane) > 0

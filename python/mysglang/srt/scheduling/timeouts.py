@@ -44,7 +44,7 @@ class RequestTimeouts:
         self._limits = {False: waiting_s or math.inf, True: running_s or math.inf}
         self._clock = clock
         self._look_at = 0.0
-        self._seen: dict[str, tuple[bool, float]] = {}
+        self._seen: dict[Req, tuple[bool, float]] = {}
         """Of those that were there at the last look: whether they had started, and since when that is so."""
 
     def expired(self, reqs: Mapping[str, Req]) -> list[AbortReq]:
@@ -52,13 +52,13 @@ class RequestTimeouts:
         if now < self._look_at:
             return []
         self._look_at = now + LOOK_S
-        seen: dict[str, tuple[bool, float]] = {}
+        seen: dict[Req, tuple[bool, float]] = {}
         late = []
         for rid, req in reqs.items():
-            started, since = self._seen.get(rid, (req.started, now))
+            started, since = self._seen.get(req, (req.started, now))
             if started != req.started:
                 started, since = req.started, now
-            seen[rid] = (started, since)
+            seen[req] = (started, since)
             if now - since >= self._limits[started]:
                 late.append(self._abort(rid, started))
         self._seen = seen
