@@ -51,6 +51,22 @@ def test_only_allowed_tokens_are_said(tiny_server: ServerProcess) -> None:
             assert len(answer["output_ids"]) == 24 and set(answer["output_ids"]) <= set(allowed)
 
 
+@pytest.mark.parametrize("bias", [{"300": 1e308}, {"300": 1e39, "301": -1e308}, {"300": 1e25}])
+def test_a_huge_bias_decides(tiny_server: ServerProcess, bias: dict[str, float]) -> None:
+    for params in ({}, {"temperature": 1e-6}, {"temperature": 1.0, "top_p": 0.5}, {"repetition_penalty": 1e-6}):
+        assert set(generate(tiny_server, logit_bias=bias, **params)["output_ids"]) == {300}
+
+
+def test_the_highest_temperature_keeps_to_the_rules(tiny_server: ServerProcess) -> None:
+    """No logit becomes infinite or no number, of which no token could be chosen."""
+    hot = {"temperature": 1e20, "max_new_tokens": 4}
+    assert set(generate(tiny_server, **hot, allowed_token_ids=[300, 301])["output_ids"]) <= {300, 301}
+    assert set(generate(tiny_server, **hot, regex="[ab]{4}", ignore_eos=False)["text"]) <= {"a", "b"}
+    for params in ({"temperature": 1e21}, {"repetition_penalty": 1e-7}):
+        refused = httpx.post(f"{tiny_server.url}/generate", json={"text": PROMPT, "sampling_params": params})
+        assert refused.status_code == 400 and next(iter(params)) in refused.text
+
+
 def test_on_openais_routes(tiny_server: ServerProcess) -> None:
     ask = {"model": "default", "temperature": 0, "max_tokens": 12, "ignore_eos": True}
     for path, prompt in (

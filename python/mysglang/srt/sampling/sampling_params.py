@@ -22,6 +22,10 @@ TOP_K_ALL = 1 << 30
 GREEDY_TEMPERATURE = 1e-6
 """Below this temperature a request is greedy."""
 
+# Behind these bounds a float32 logit would not be finite, whatever the fields do to it together.
+MAX_TEMPERATURE = 1e20
+MIN_REPETITION_PENALTY = 1e-6
+
 MAX_STOP_STRINGS = 32
 MAX_STOP_TOKEN_IDS = 1024
 MAX_STOP_LENGTH = 1024
@@ -149,13 +153,21 @@ _RULES: tuple[_Rule, ...] = (
         lambda p: p.max_new_tokens is None or p.min_new_tokens <= p.max_new_tokens,
         lambda p: f"at most max_new_tokens ({p.max_new_tokens})",
     ),
-    _Rule("temperature", lambda p: 0 <= p.temperature < math.inf, "a finite number >= 0"),
+    _Rule(
+        "temperature",
+        lambda p: 0 <= p.temperature <= MAX_TEMPERATURE,
+        f"a finite number >= 0 and at most {MAX_TEMPERATURE:g}",
+    ),
     _Rule("top_p", lambda p: 0 < p.top_p <= 1, "greater than 0 and at most 1"),
     _Rule("top_k", lambda p: p.top_k == -1 or 1 <= p.top_k <= TOP_K_ALL, f"-1 (all) or between 1 and {TOP_K_ALL}"),
     _Rule("min_p", lambda p: 0 <= p.min_p <= 1, "between 0 and 1"),
     _Rule("frequency_penalty", lambda p: -2 <= p.frequency_penalty <= 2, "between -2 and 2"),
     _Rule("presence_penalty", lambda p: -2 <= p.presence_penalty <= 2, "between -2 and 2"),
-    _Rule("repetition_penalty", lambda p: 0 < p.repetition_penalty <= 2, "greater than 0 and at most 2"),
+    _Rule(
+        "repetition_penalty",
+        lambda p: MIN_REPETITION_PENALTY <= p.repetition_penalty <= 2,
+        f"between {MIN_REPETITION_PENALTY:g} and 2",
+    ),
     _Rule("n", lambda p: 1 <= p.n <= MAX_N, f"between 1 and {MAX_N}"),
     _Rule("beam_width", lambda p: p.beam_width is None or 1 <= p.beam_width <= MAX_N, f"between 1 and {MAX_N}"),
     _Rule("length_penalty", lambda p: p.length_penalty == 1 or p.beam_width is not None, "1 without beam search"),

@@ -25,6 +25,10 @@ from mysglang.srt.scheduling.trait import Trait
 
 NO_LINE = -1
 
+DECISIVE_BIAS = 1e20
+"""A logit that is raised or lowered by so much decides by itself; by more, it would not be finite in float32 once it is
+divided by a small temperature."""
+
 
 class SamplingBuilder:
     """Per-slot sampling columns; `open` and `close` follow the request table's."""
@@ -103,10 +107,11 @@ class SamplingBuilder:
             return None
         biases = [self._table.req(int(slots[row])).sampling.logit_bias for row in rows]
         counts = [len(bias) for bias in biases]
+        values = np.asarray([value for bias in biases for value in bias.values()], dtype=np.float64)
         return LogitEdits(
             np.repeat(rows, counts).astype(np.int32),
             np.asarray([token for bias in biases for token in bias], dtype=np.int32),
-            np.asarray([value for bias in biases for value in bias.values()], dtype=np.float32),
+            values.clip(-DECISIVE_BIAS, DECISIVE_BIAS).astype(np.float32),
         )
 
     def penalty_reset(self, batch: ScheduleBatch) -> PenaltyReset | None:
