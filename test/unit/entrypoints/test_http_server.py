@@ -6,6 +6,8 @@ import asyncio
 import os
 import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import orjson
@@ -60,3 +62,21 @@ async def test_the_first_signal_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(os.getpid(), signal.SIGINT)
     await asyncio.wait_for(killed.wait(), 5)
     assert codes == [5]
+
+
+def test_nothing_heavy_is_loaded_before_the_children_are_started() -> None:
+    """They load torch meanwhile: whatever comes before them is added to a start."""
+    program = "import sys, mysglang.launch_server; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    loaded = set(run.stdout.split())
+    assert "mysglang.srt.entrypoints.launcher" in loaded
+    assert not loaded & {
+        "fastapi",
+        "jinja2",
+        "numpy",
+        "opentelemetry",
+        "prometheus_client",
+        "pydantic",
+        "uvicorn",
+        "zmq",
+    }
