@@ -2,9 +2,9 @@
 
     python benchmark/constrained/forced.py
 
-Follows made-up documents of one schema token by token, with xgrammar. Where the grammar leaves one continuation, its text
-is cut into tokens by itself; all but the last of these, whose border what follows may move, could be appended at once and
-computed together, in the step of the first. Some 10 seconds; prints one JSON object last.
+Follows made-up documents of one schema token by token, with xgrammar. Where the grammar leaves one continuation, its
+text is cut into tokens by itself; all but the last of these, whose border what follows may move, could be appended at
+once and computed together, in the step of the first. Some 10 seconds; prints one JSON object last.
 """
 
 from __future__ import annotations
