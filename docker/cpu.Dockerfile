@@ -20,6 +20,8 @@ COPY --chown=mysglang scripts scripts
 COPY --chown=mysglang python python
 COPY --chown=mysglang sgl-kernel sgl-kernel
 RUN PLATFORM=cpu EXTRAS= TORCH_INDEX="$TORCH_INDEX" PIP_NO_CACHE_DIR=1 scripts/setup
+# For every processor that the image may come to.
+RUN .venv/bin/python -m mysgl_kernel.cpu.build --arch all
 
 EXPOSE 30000
 HEALTHCHECK --start-period=120s --interval=10s --timeout=5s \

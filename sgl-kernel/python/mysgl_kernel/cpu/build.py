@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import pkgutil
+import platform
 import sys
 from pathlib import Path
 
@@ -39,6 +40,11 @@ def start_building() -> None:
             build_in_background(missing, arch, compiler)
 
 
+def archs_of(machine: str) -> list[str]:
+    """Those that a compiler for such a machine knows."""
+    return [arch for arch, needs in ARCHS.items() if not needs or machine in ("x86_64", "AMD64")]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0 if everything is built, or if there is nothing to build it with."""
     parser = argparse.ArgumentParser(
@@ -53,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("There is no g++: the CPU kernels are left out, and torch computes what they would.")
         return 0
     failed = 0
-    for arch in ARCHS if options.arch == "all" else (options.arch,):
+    for arch in archs_of(platform.machine()) if options.arch == "all" else (options.arch,):
         for library, error, seconds in build_all(
             declared_libraries(), arch, compiler, options.out, os.cpu_count() or 1
         ):
