@@ -5,7 +5,6 @@ from __future__ import annotations
 from ctypes import c_float, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,14 +53,14 @@ class AttentionRows:
         block = np.arange(len(rows)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
         seen = (ends - queries)[rows] + (block + 1) * QUERIES // group
         order = np.argsort(-seen, kind="stable")
-        arrays: tuple[npt.NDArray[Any], ...] = (
+        arrays = (
             np.ascontiguousarray(slots, dtype=np.int64),
             np.ascontiguousarray(ends, dtype=np.int32),
             np.ascontiguousarray(queries, dtype=np.int32),
             np.cumsum(queries, dtype=np.int64) - queries,
             np.stack((rows[order], block[order]), axis=1),
         )
-        return cls(*arrays, addresses=tuple(array.ctypes.data for array in arrays))
+        return cls(*arrays, tuple(array.ctypes.data for array in arrays))
 
 
 def attend(
