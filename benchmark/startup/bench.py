@@ -157,6 +157,7 @@ def line(one: dict[str, Any]) -> str:
 def result(rounds: list[dict[str, Any]], loaded: dict[str, Any]) -> dict[str, Any]:
     seconds = [one["first_token_s"] for one in rounds]
     torch_s = [one["import_torch_s"] for one in rounds]
+    times = [one["first_token_s"] / one["import_torch_s"] for one in rounds]
     fresh, used = rounds[-1]["memory_mb"], loaded["memory_mb"]
     largest = {name: max(fresh[name]["rss"], used[name]["rss"]) for name in (MAIN, DETOKENIZER)}
     tree_mb = max(fresh["tree"]["pss"], used["tree"]["pss"])
@@ -178,6 +179,7 @@ def result(rounds: list[dict[str, Any]], loaded: dict[str, Any]) -> dict[str, An
             "median": statistics.median(torch_s),
             "spread": [min(torch_s), max(torch_s)],
         },
+        "times_the_reference": {"median": round(statistics.median(times), 2), "least": round(min(times), 2)},
         "cpu_s": {name: statistics.median(one["cpu_s"][name] for one in rounds) for name in rounds[0]["cpu_s"]},
         "memory": {
             "front_rss_mb": {"largest": largest[MAIN], "goal": GOAL_FRONT_MB},

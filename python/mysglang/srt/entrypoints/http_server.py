@@ -27,6 +27,7 @@ from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.exit_codes import ExitCode, complain
 from mysglang.srt.utils.logging import configure_logging
 from mysglang.srt.utils.network import bind_http_socket
+from mysglang.srt.utils.process import paused_gc
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,8 @@ async def _serve(
     children = Subprocesses(server_args, modules)
     try:
         stop = StopSignals(children.kill)
-        from mysglang.srt.entrypoints.server_life import serve
+        with paused_gc():
+            from mysglang.srt.entrypoints.server_life import serve
 
         return await serve(server_args, model_config, children, stop.requested, listener)
     finally:
