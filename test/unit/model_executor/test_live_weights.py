@@ -19,6 +19,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.forward.weights import GroupFacts, ModelWeights, NoWeights, TensorFacts
+from mysglang.srt.model_executor import live_weights
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
@@ -168,6 +169,24 @@ def test_a_trainer_broadcasts(tmp_path: Path) -> None:
         worker.weights.join_group(
             GroupFacts(name="x", master_address="127.0.0.1", master_port=port, rank=1, world_size=2, backend="nccl")
         )
+
+
+def test_a_group_whose_trainer_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_weights, "GROUP_TIMEOUT_S", 2.0)
+    make_checkpoint("qwen3", tmp_path)
+    weights = started(tmp_path).weights
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        facts = GroupFacts(name="x", master_address="127.0.0.1", master_port=port, rank=1, world_size=2, backend="gloo")
+        joining = weights.join_group(facts)
+        for ask in (lambda: weights.join_group(facts), lambda: weights.leave_group("x")):
+            with pytest.raises(InvalidRequest, match=r"still coming together; .* given up 2 s after"):
+                ask()
+        with pytest.raises(InvalidRequest, match="did not come together"):
+            joining.result(60)
+        with pytest.raises(InvalidRequest, match="in no group"):
+            weights.leave_group("x")
 
 
 def test_an_engine_without_weights_refuses() -> None:

@@ -121,7 +121,8 @@ class LiveWeights:
         self._settle()
 
     def join_group(self, group: GroupFacts) -> Future[None]:
-        if group.name in self._groups or group.name in self._joining:
+        self._require_joined(group.name)
+        if group.name in self._groups:
             raise InvalidRequest(f"group_name: this engine is in a group {group.name!r} already.", param="group_name")
         if group.backend == "nccl" and self._platform.device.type != "cuda":
             raise InvalidRequest("backend: nccl needs CUDA; give gloo.", param="backend")
@@ -143,11 +144,12 @@ class LiveWeights:
                     GROUP_TIMEOUT_S,
                 )
             except (RuntimeError, ValueError) as error:
+                # First: who hears of it may ask again at once.
+                self._joining.discard(group.name)
                 future.set_exception(InvalidRequest(f"The group {group.name!r} did not come together: {error}"))
             else:
-                future.set_result(None)
-            finally:
                 self._joining.discard(group.name)
+                future.set_result(None)
 
         # A daemon: who waits for members that never come must not keep the process from ending.
         threading.Thread(target=join, name="join update group", daemon=True).start()
@@ -194,7 +196,16 @@ class LiveWeights:
         if self._released:
             raise InvalidRequest("The memory of the weights is released; resume it first.")
 
+    def _require_joined(self, name: str) -> None:
+        if name in self._joining:
+            raise InvalidRequest(
+                f"group_name: the group {name!r} is still coming together; if its members do not come, that is given "
+                f"up {GROUP_TIMEOUT_S:g} s after it was asked for.",
+                param="group_name",
+            )
+
     def _group(self, name: str) -> UpdateGroup:
+        self._require_joined(name)
         if name not in self._groups:
             raise InvalidRequest(f"group_name: this engine is in no group {name!r}.", param="group_name")
         return self._groups[name]
