@@ -17,6 +17,9 @@ from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
 PROMPTS = ("text", "input_ids")
 """What an instance may hold: one of these."""
 
+_TYPES = {"text": str, "input_ids": list}
+_WORDS = {"text": "one text", "input_ids": "a list of token ids"}
+
 
 @dataclass(frozen=True, slots=True)
 class VertexRoutes:
@@ -49,6 +52,10 @@ class VertexGenerateReqInput(StrictModel):
             if set(instance) != {kind}:
                 message = f"instances.{index}: must hold {' or '.join(PROMPTS)}, all instances the same, and no more."
                 raise InvalidRequest(message, param=f"instances.{index}")
+            if not isinstance(instance[kind], _TYPES[kind]):
+                # A lone id, or a list of texts, would make another number of predictions than of instances.
+                message = f"instances.{index}.{kind}: must be {_WORDS[kind]}."
+                raise InvalidRequest(message, param=f"instances.{index}.{kind}")
         parameters = self.parameters or {}
         if taken := [name for name in (*PROMPTS, "stream") if parameters.get(name)]:
             message = f"parameters.{taken[0]}: not here; prompts are instances, and predictions come whole."
