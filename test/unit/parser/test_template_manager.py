@@ -266,7 +266,7 @@ class TestWhichTemplate:
         )
 
     def test_overrides_that_cannot_be_used(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="chatml, llama-3, mistral"):
+        with pytest.raises(ConfigError, match="chatml, gemma-it, internlm2-chat, llama-2"):
             manager(None, "unheard-of")
         file = tmp_path / "broken.jinja"
         file.write_text("{% if %}")
@@ -280,6 +280,17 @@ class TestBuiltins:
         "chatml": "<|im_start|>system\nBe 'short'.  <|im_end|>\n"
         "<|im_start|>user\n Hello & <welcome> 你好 🎉 <|im_end|>\n"
         "<|im_start|>assistant\n Hi! <|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n",
+        "internlm2-chat": "<s><|im_start|>system\nBe 'short'.  <|im_end|>\n"
+        "<|im_start|>user\n Hello & <welcome> 你好 🎉 <|im_end|>\n"
+        "<|im_start|>assistant\n Hi! <|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n",
+        "gemma-it": "<s><start_of_turn>user\nBe 'short'.\n\nHello & <welcome> 你好 🎉<end_of_turn>\n"
+        "<start_of_turn>model\nHi!<end_of_turn>\n<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
+        "llama-2": "<s>[INST] <<SYS>>\nBe 'short'.  \n<</SYS>>\n\n Hello & <welcome> 你好 🎉 [/INST] Hi! </s>"
+        "<s>[INST] Bye [/INST]",
+        "llama-4": "<s><|header_start|>system<|header_end|>\n\nBe 'short'.<|eot|>"
+        "<|header_start|>user<|header_end|>\n\nHello & <welcome> 你好 🎉<|eot|>"
+        "<|header_start|>assistant<|header_end|>\n\nHi!<|eot|>"
+        "<|header_start|>user<|header_end|>\n\nBye<|eot|><|header_start|>assistant<|header_end|>\n\n",
         "llama-3": "<s><|start_header_id|>system<|end_header_id|>\n\nBe 'short'.<|eot_id|>"
         "<|start_header_id|>user<|end_header_id|>\n\nHello & <welcome> 你好 🎉<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\nHi!<|eot_id|>"
@@ -296,5 +307,5 @@ class TestBuiltins:
         found = manager(None, name)
         assert found.content_format == "string"
         assert found.render(self.MESSAGES[:3], continue_final_message=True).endswith(
-            "Hi!" if name != "chatml" else " Hi! "
+            "Hi!" if name not in ("chatml", "internlm2-chat", "llama-2") else " Hi! "
         )
