@@ -234,3 +234,16 @@ class TestCanary:
         with pytest.raises((PoisonRead, AssertionError)):
             for _ in range(9):
                 scheduler.assembled.loop.step()
+
+
+@pytest.mark.parametrize("host_tokens", [0, 1024])
+def test_no_more_give_way_because_their_pages_are_being_copied(host_tokens: int) -> None:
+    """An urgent request needs the memory of one of three; its pages count once they are on the host."""
+    setup = Setup(num_tokens=160, max_context=150, num_slots=8, priorities="high_first", preemption_threshold=1)
+    scheduler = LateScheduler(replace(setup, host_tokens=host_tokens, conservativeness=0))
+    for number in range(3):
+        scheduler.send(f"r{number}", [number + 1] * 40, 12, ignore_eos=True)
+    scheduler.turn(4)
+    scheduler.send("urgent", [9] * 30, 4, ignore_eos=True, priority=5)
+    scheduler.run()
+    assert sum(answer.retractions for answer in scheduler.answers.values()) == 1

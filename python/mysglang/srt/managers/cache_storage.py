@@ -63,6 +63,8 @@ def identity_of(args: ServerArgs, model: ModelConfig, page_size: int, page_bytes
         "rank": [rank, args.parallel.tp_size],
         "dtype": model.dtype,
         "config": model.hf,
+        # Which kernels compute, as far as it is asked that their results be the same.
+        "kernels": [args.parallel.device, args.kernels.enable_deterministic_inference],
         "load": [args.model.load_format, args.model.random_seed if args.model.load_format == "dummy" else None],
         "files": [[name, found.st_size, found.st_mtime_ns] for name, found in files],
     }

@@ -252,6 +252,10 @@ class KvManager:
         """What the device's page table must learn before the next step; None if nothing changed."""
         return self.rows.take_writes()
 
+    def settle(self) -> None:
+        """Wait until no page is locked for being copied: for who must know now what is available."""
+        self.cache.lower.settle()
+
     # Care
 
     def flush(self) -> bool:

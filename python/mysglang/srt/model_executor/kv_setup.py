@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +21,8 @@ from mysglang.srt.model_executor.runner_config import HostTierConfig, RunnerConf
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import DeviceMemory, Platform
 from mysglang.srt.utils.hardware import GIB
+
+logger = logging.getLogger(__name__)
 
 
 def plan_kv(
@@ -55,6 +58,7 @@ def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platf
             f"{free / GIB:.2f} GiB that are free there, --hicache-host-memory-fraction {config.memory_fraction} may be "
             "taken, and at least one page must fit. Change --hicache-size or --hicache-ratio."
         )
+    logger.info("Hierarchical cache: %d pages on the host, %.2f GiB.", num_pages, (num_pages + 1) * size / GIB)
     host = HostKvPool(pool, num_pages, layout=config.mem_layout, pinned=platform.device.type == "cuda")
     return PageMover(pool, host, platform, config.io_backend)
 

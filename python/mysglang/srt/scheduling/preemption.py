@@ -63,11 +63,14 @@ class PriorityPreemption:
     def make_room(self, lane: Lane) -> None:
         if not len(self._waiting) or not lane.size or self._asked_already(lane):
             return
+        self._kv.settle()
         req = next(iter(self._waiting.ordered()))
         for slot in self._victims(req, lane):
             if not self._lacks(req, lane):
                 break
             self._retraction.retract(lane, slot, "A more urgent request waits")
+            # Its pages count only when they have been copied to where they go, if anywhere.
+            self._kv.settle()
         self._asked = (self._waiting.changes, lane.slots)
 
     def _asked_already(self, lane: Lane) -> bool:

@@ -1,0 +1,66 @@
+"""What may be said about the hierarchical cache, and what is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from mysglang.srt.args.hicache import OTHER_STORAGE_BACKENDS, StorageConfig, read_storage_config
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.server_args import prepare_server_args
+
+ON = ("--enable-hierarchical-cache",)
+FILE = (*ON, "--hicache-storage-backend", "file")
+
+
+def test_the_names_of_sglang_are_known() -> None:
+    args = prepare_server_args(
+        [
+            *("--enable-hicache", "--hicache-ratio", "1.5", "--hicache-write-policy", "write_back"),
+            *(
+                "--hicache-io-backend",
+                "direct",
+                "--hicache-mem-layout",
+                "layer_first",
+                "--hicache-storage-backend",
+                "file",
+            ),
+            *("--hicache-storage-prefetch-policy", "best_effort"),
+            *("--hicache-storage-backend-extra-config", '{"path": "/tmp/kv", "size_gb": 2}'),
+        ]
+    )
+    assert args.hicache.enable_hierarchical_cache and args.hicache.hicache_ratio == 1.5
+    assert args.hicache.storage_path == "/tmp/kv"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--hicache-ratio", "3"), "only with --enable-hierarchical-cache"),
+        ((*ON, "--disable-radix-cache"), "there are no prefixes to keep"),
+        ((*ON, "--hicache-storage-prefetch-policy", "wait_complete"), "only with --hicache-storage-backend"),
+        ((*ON, "--hicache-storage-backend", "floppy"), "there is no such backend; give file"),
+        (FILE, "say where"),
+        ((*FILE, "--hicache-storage-backend-extra-config", '{"path": "/tmp/kv", "size": 2}'), "unknown field `size`"),
+        ((*FILE, "--hicache-storage-backend-extra-config", "{"), "malformed|truncated"),
+        ((*FILE, "--hicache-storage-backend-extra-config", '{"path": "/x", "block_tokens": 0}'), "greater than 0"),
+        ((*ON, "--hicache-mem-layout", "page_head"), "page_head"),
+        ((*ON, "--hicache-io-backend", "kernel_ascend"), "kernel_ascend"),
+        (("--hicache-host-memory-mode", "buffer_only"), "does not support"),
+    ],
+)
+def test_what_does_not_go_together(options: tuple[str, ...], complaint: str) -> None:
+    with pytest.raises((ConfigError, SystemExit), match=complaint):
+        prepare_server_args(list(options))
+
+
+@pytest.mark.parametrize("name", OTHER_STORAGE_BACKENDS)
+def test_other_stores_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--hicache-storage-backend {name}: this version does not support it"):
+        prepare_server_args([*ON, "--hicache-storage-backend", name])
+
+
+def test_the_defaults_of_the_storage() -> None:
+    assert read_storage_config(None) == StorageConfig()
+    assert read_storage_config('{"prefetch_threshold": 1}').prefetch_threshold == 1
+    with pytest.raises(ValueError, match="negative"):
+        read_storage_config('{"prefetch_timeout_base": -1}')
