@@ -84,6 +84,9 @@ class ReasoningParser(ABC):
         self._spaces[:] = ["\n"]
 
     def _told(self) -> list[Part]:
+        if len(self._parts) <= 1:
+            told, self._parts = self._parts, []
+            return told
         grouped = groupby(self._parts, itemgetter(0))
         told = [Part(kind, "".join(part.text for part in group)) for kind, group in grouped]
         self._parts.clear()

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,8 +56,7 @@ class Ending:
     """The stop string or token that ended it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatNews:
+class ChatNews(NamedTuple):
     """What one chunk adds to a choice."""
 
     parts: Sequence[AnswerPart]

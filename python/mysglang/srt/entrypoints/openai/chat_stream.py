@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from mysglang.srt.entrypoints.openai.answer_parser import AnswerPart, Thought
 from mysglang.srt.entrypoints.openai.chat_message import new_call_id
-from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames
+from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames, TextFrame
 from mysglang.srt.function_call.core_types import CallArguments, CallStart, NormalText
 
 NO_IDS: Mapping[str, object] = MappingProxyType({})
@@ -23,6 +23,8 @@ class ChatStream:
     def __init__(self, frames: StreamFrames) -> None:
         self._frames = frames
         self._begun: set[int] = set()
+        self._texts: dict[int, TextFrame] = {}
+        """Of choices that have told some of their answer's text."""
 
     def begin(self, index: int) -> bytes:
         """The frame with the role, the first time that `index` is heard of; after that nothing."""
@@ -43,6 +45,9 @@ class ChatStream:
 
         Tokens whose text is still held back have logprobs and ids all the same, and then a frame without text.
         """
+        match parts:
+            case [NormalText(text)] if logprobs is None and usage is None and not ids:
+                return self._say_text(index, text)
         if not parts and (logprobs is not None or ids):
             parts = [NormalText("")]
         frames = []
@@ -50,6 +55,12 @@ class ChatStream:
             frames.append(self._frame(index, _delta(part), logprobs, usage=usage, ids=ids))
             logprobs, ids = None, NO_IDS
         return b"".join(frames)
+
+    def _say_text(self, index: int, text: str) -> bytes:
+        """The frame of what is nothing but text, as almost all of an answer is."""
+        if index not in self._texts:
+            self._texts[index] = TextFrame(lambda text: self._frame(index, _delta(NormalText(text))))
+        return self._texts[index].with_text(text)
 
     def finish(self, index: int, reason: str, matched: int | str | None) -> bytes:
         """The last frame of `index`."""

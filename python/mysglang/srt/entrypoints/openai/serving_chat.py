@@ -97,8 +97,10 @@ class _Frames:
         index, stream = chunk.index, self._stream
         news = self._reader.news(chunk)
         self._states.note(chunk)
-        note_usage(self._meter, chunk, news.reasoning_tokens)
-        usage = self._meter.of(index) if self._usage_so_far else None
+        usage = None
+        if self._usage_so_far or news.ending is not None:
+            note_usage(self._meter, chunk, news.reasoning_tokens)
+            usage = self._meter.of(index) if self._usage_so_far else None
         said = stream.begin(index)
         said += stream.say(index, news.parts, self._logprobs(news), usage, self._ids.of(chunk))
         if news.ending is not None:

@@ -1,0 +1,230 @@
+"""What a stream costs the front itself: from the bytes of a request to the bytes of its frames, in one process.
+
+    python benchmark/http_front/alone.py [--rounds 5]
+
+The application, the TokenizerManager, the tokenizer and the connections of the real front; sockets and the other
+processes are left out: bytes are handed to a connection, and messages to the manager, as the detokenizer writes them.
+So the figures say what our own code takes, whatever else the machine does; the kernel's part and ZMQ's come on top.
+Some 20 seconds; one JSON object last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from noop_engine import FACTS, WORD
+from servers import chat, completion, generate
+
+from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.http_app import build_app
+from mysglang.srt.entrypoints.http_front import Gate
+from mysglang.srt.entrypoints.http_protocol import Connections, OneAtATime
+from mysglang.srt.entrypoints.launcher import find_model
+from mysglang.srt.entrypoints.ready_front import FrontText, make_front
+from mysglang.srt.managers.fronts import Fronts
+from mysglang.srt.managers.text_pool import TextPool
+from mysglang.srt.messages.codec import (
+    ID_BYTES,
+    ToScheduler,
+    ToTokenizer,
+    pack_ids,
+    scheduler_codec,
+    tokenizer_codec,
+)
+from mysglang.srt.messages.outputs import BatchStrOutput, Counters, Length
+from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.server_args import prepare_server_args
+from mysglang.srt.utils.process import collect_rarely, freeze_heap
+
+CONNECTIONS = 64
+TURNS = 4
+"""Of the event loop between two steps, so that each is told before the next one comes."""
+
+CASES: dict[str, tuple[bytes, int, int]] = {
+    "completion 1": (completion(1), 1, 4000),
+    "completion 16": (completion(16), 16, 2000),
+    "completion 512": (completion(512), 512, 192),
+    "chat 16": (chat(16), 16, 1500),
+    "generate 16": (generate(16), 16, 1500),
+}
+"""Request, tokens, streams of a round."""
+
+
+class Links:
+    """Both links of a front, and the engine and the detokenizer behind them: one token more for each in each step."""
+
+    def __init__(self, token: int) -> None:
+        self.fronts = Fronts()
+        self.to_scheduler = self.from_workers = self
+        self._to, self._from = scheduler_codec(), tokenizer_codec()
+        self._token = np.int32(token).tobytes()
+        self._running: list[tuple[str, int, int]] = []
+        """Wire name, tokens of the prompt and tokens that are wanted."""
+        self._done: list[int] = []
+        self._messages: list[bytes] = []
+        self._news = asyncio.Event()
+
+    def send(self, message: ToScheduler) -> None:
+        self._to.encode(message)
+        if isinstance(message, TokenizedGenerateReqInput):
+            wanted = message.sampling_params.max_new_tokens or 1
+            self._running.append((message.rid, len(message.input_ids) // ID_BYTES, wanted))
+            self._done.append(0)
+
+    async def receive(self) -> list[ToTokenizer]:
+        while not self._messages:
+            self._news.clear()
+            await self._news.wait()
+        data, self._messages = self._messages, []
+        return [self._from.decode(one) for one in data]
+
+    def step(self) -> None:
+        if not self._running:
+            return
+        count = len(self._running)
+        self._done = [done + 1 for done in self._done]
+        ends = {row: Length(done) for row, done in enumerate(self._done) if done == self._running[row][2]}
+        zeros = bytes(ID_BYTES * count)
+        message = BatchStrOutput(
+            rids=[rid for rid, _, _ in self._running],
+            texts=[WORD] * count,
+            token_ids=self._token * count,
+            token_counts=pack_ids([1] * count),
+            counters=Counters(pack_ids([size for _, size, _ in self._running]), pack_ids(self._done), zeros, zeros),
+            finished=dict(ends),
+        )
+        self._messages.append(self._from.encode(message))
+        self._news.set()
+        self._running = [one for row, one in enumerate(self._running) if row not in ends]
+        self._done = [done for row, done in enumerate(self._done) if row not in ends]
+
+
+class Client(asyncio.Transport):
+    """The far end of a connection: counts frames, and sees an answer's end."""
+
+    def __init__(self, protocol: OneAtATime) -> None:
+        super().__init__()
+        self.frames = 0
+        self.answered = False
+        self.protocol = protocol
+        protocol.connection_made(self)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 30000)}.get(name, default)
+
+    def write(self, data: Any) -> None:
+        self.frames += data.count(b"data: ")
+        self.answered = data.endswith(b"0\r\n\r\n")
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        raise AssertionError("the server closed a connection")
+
+    abort = close
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
+
+async def measure(rounds: int) -> dict[str, dict[str, Any]]:
+    """Microseconds of CPU for a stream and for a frame: the quickest round, and all of them."""
+    args, model = find_model(prepare_server_args(["--log-level", "error"]))
+    text, pool = FrontText.load(args), TextPool()
+    assert text.tokenizer is not None
+    links: Any = Links(text.tokenizer.encode(WORD, add_special_tokens=False)[0])
+    facts = msgspec.structs.replace(FACTS, vocab_size=text.tokenizer.vocab_size)
+    front, manager = make_front(args, facts, text, links, pool)
+    receiving = asyncio.create_task(manager.handle_loop())
+    gate = Gate()
+    gate.open(build_app(front, AppOptions.from_args(args, model)))
+    config = uvicorn.Config(gate, loop="none", ws="none", lifespan="off", log_config=None, access_log=False)
+    state, common = ServerState(), Connections(30.0)
+    clients = [Client(OneAtATime(config, state, {}, common=common)) for _ in range(CONNECTIONS)]
+    freeze_heap()
+    collect_rarely()
+    found: dict[str, dict[str, Any]] = {}
+    for name, (data, tokens, streams) in CASES.items():
+        await answered(clients, links, data, CONNECTIONS)
+        costs, frames = [], 0
+        for _ in range(rounds):
+            gc.collect()
+            seconds, frames = await answered(clients, links, data, streams)
+            costs.append(seconds / streams * 1e6)
+        found[name] = {
+            "us_per_stream": round(min(costs), 1),
+            "spread": [round(min(costs), 1), round(max(costs), 1)],
+            "us_per_frame": round(min(costs) * streams / frames, 2),
+            "frames_per_stream": round(frames / streams, 1),
+            "tokens": tokens,
+        }
+    receiving.cancel()
+    pool.close()
+    return found
+
+
+async def answered(clients: list[Client], links: Links, data: bytes, streams: int) -> tuple[float, int]:
+    """CPU seconds of the front, and frames, of so many answers. The engine's own part does not count."""
+    before, begun, ended, engine = sum(client.frames for client in clients), 0, 0, 0.0
+    start = time.process_time()
+    for client in clients:
+        client.protocol.data_received(data)
+        begun += 1
+    while ended < begun:
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        at = time.process_time()
+        links.step()
+        engine += time.process_time() - at
+        for client in clients:
+            if client.answered:
+                client.answered = False
+                ended += 1
+                if begun < streams:
+                    client.protocol.data_received(data)
+                    begun += 1
+    return time.process_time() - start - engine, sum(client.frames for client in clients) - before
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    found = uvloop.run(measure(parser.parse_args().rounds))
+    for name, row in found.items():
+        print(f"{name:16s} {row['us_per_stream']:8.1f} us a stream   {row['us_per_frame']:6.2f} us a frame")
+    one, many = found["completion 1"]["us_per_stream"], found["completion 512"]
+    result = {
+        "what": "CPU of the front's own code for a stream of 16 tokens, sockets and other processes left out, us",
+        "median": found["completion 16"]["us_per_stream"],
+        "spread": found["completion 16"]["spread"],
+        "us_for_the_request": one,
+        "us_for_each_frame_more": round((many["us_per_stream"] - one) / (many["frames_per_stream"] - 2), 2),
+        "cases": found,
+    }
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
