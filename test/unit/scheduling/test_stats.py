@@ -135,3 +135,19 @@ def test_the_lines_about_steps_say_what_sglang_says(caplog: pytest.LogCaptureFix
     ]
     assert prefills[-1][8] == "0.90"
     assert [(line[0], line[4]) for line in decodes] == [("1", "1"), ("1", "0"), ("0", "0")]
+
+
+def test_tokens_beside_prompts_are_generated_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Where every step has a chunk of a prompt, it is the answers' speed all the same that is told."""
+    scheduler = LateScheduler(Setup(overlap=False, chunk=17, order="mixed", decode_log_interval=2))
+    scheduler.send("answer", [2, 3, 4], 9, ignore_eos=True)
+    scheduler.turn()
+    scheduler.send("prompt", list(range(2, 60)) * 2, 0)
+    with caplog.at_level(logging.INFO):
+        scheduler.turn(5)
+    assert scheduler.assembled.scheduler._parts.stats.last_gen_throughput > 0
+    lines = [record.getMessage() for record in caplog.records]
+    prefills = [found.groups() for line in lines if (found := PREFILL_LINE.fullmatch(line))]
+    assert [line[1] for line in prefills] == ["16"] * 5
+    assert len(lines) - len(prefills) == 2
+    scheduler.run()

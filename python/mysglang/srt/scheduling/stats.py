@@ -50,13 +50,14 @@ class SchedulerStats:
         self._on_graph = launched.result.on_graph
         step_time = self._time(launched)
         self._count(batch, step_time)
-        if batch.mode.is_decode:
+        if batch.num_prompts and logger.isEnabledFor(logging.INFO):
+            self._log_prefill(batch, lane, waiting, step_time)
+        # A step of prompts may have rows that decode beside them.
+        if decoding := len(batch) - batch.num_prompts:
             self._decode_steps += 1
-            self._generated += len(batch)
+            self._generated += decoding
             if self._decode_steps % self.decode_log_interval == 0:
                 self._log_decode(lane, waiting, step_time)
-        elif logger.isEnabledFor(logging.INFO):
-            self._log_prefill(batch, lane, waiting, step_time)
 
     def started(self, req: Req) -> None:
         """A request got its first place."""
@@ -130,13 +131,14 @@ class SchedulerStats:
 
     def _log_prefill(self, batch: ScheduleBatch, lane: Lane, waiting: WaitingQueue, step_time: float) -> None:
         now = time.perf_counter()
-        speed = batch.new_tokens / max(now - self._last_prefill, 1e-9)
+        computed = batch.new_tokens - batch.decoding
+        speed = computed / max(now - self._last_prefill, 1e-9)
         self._last_prefill = now
         logger.info(
             "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, "
             "#queue-req: %d, #pending-token: %d, cuda graph: %s, input throughput (token/s): %.2f, "
             "cache hit rate: %.2f, step time (ms): %.2f",
-            *(batch.new_seqs, batch.new_tokens, batch.cached_tokens, self._usage(), lane.size),
+            *(batch.new_seqs, computed, batch.cached_tokens, self._usage(), lane.size),
             *(len(waiting), waiting.pending_tokens() + self._rest(lane.chunked), self._on_graph, speed),
             *(self._cache_hit_rate, step_time * 1e3),
         )
