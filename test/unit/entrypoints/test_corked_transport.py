@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from mysglang.srt.entrypoints.corked_transport import CorkedTransport
+from mysglang.srt.entrypoints.corked_transport import Cork, CorkedTransport
 
 
 class Taking:
@@ -30,7 +30,7 @@ class Taking:
 
 def corked() -> tuple[CorkedTransport, Taking]:
     taking: Any = Taking()
-    return CorkedTransport(taking, asyncio.get_running_loop()), taking
+    return CorkedTransport(taking, Cork()), taking
 
 
 async def test_one_piece_for_each_turn() -> None:
@@ -44,6 +44,19 @@ async def test_one_piece_for_each_turn() -> None:
     transport.write(b"d")
     await asyncio.sleep(0)
     assert taking.taken == [b"ab", b"c", b"d"]
+
+
+async def test_one_cork_for_all() -> None:
+    cork = Cork()
+    takings: list[Any] = [Taking() for _ in range(3)]
+    transports = [CorkedTransport(taking, cork) for taking in takings]
+    for turn in range(2):
+        for transport in transports[turn:]:
+            transport.write(b"a")
+            transport.write(b"b")
+        transports[1].flush()
+        await asyncio.sleep(0)
+    assert [taking.taken for taking in takings] == [[b"ab"], [b"ab", b"ab"], [b"ab", b"ab"]]
 
 
 async def test_what_was_written_leaves_before_the_end() -> None:

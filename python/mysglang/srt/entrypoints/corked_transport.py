@@ -11,25 +11,46 @@ import asyncio
 from typing import Any
 
 
+class Cork:
+    """Pulled once a turn, for all connections of a front door that have written something in it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[CorkedTransport] = []
+
+    def hold(self, transport: CorkedTransport) -> None:
+        """Until this turn of the running loop is over; then `transport` is flushed."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._pull)
+        self._waiting.append(transport)
+
+    def _pull(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for transport in waiting:
+            transport.flush()
+
+
 class CorkedTransport:
     """The part of a transport that an HTTP protocol uses."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, cork: Cork) -> None:
         self._transport = transport
-        self._loop = loop
+        self._cork = cork
         self._parts: list[bytes] = []
 
     def write(self, data: bytes) -> None:
         """Leaves at the end of this turn, or with the next `flush`."""
         if not self._parts:
-            self._loop.call_soon(self.flush)
+            self._cork.hold(self)
         self._parts.append(data)
 
     def flush(self) -> None:
         """Hand over what was written, if there is still somebody to take it."""
-        data, self._parts = b"".join(self._parts), []
-        if data and not self._transport.is_closing():
-            self._transport.write(data)
+        parts = self._parts
+        if not parts:
+            return
+        self._parts = []
+        if not self._transport.is_closing():
+            self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def close(self) -> None:
         """What was written still leaves."""

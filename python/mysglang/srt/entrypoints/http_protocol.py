@@ -24,7 +24,7 @@ from weakref import ref
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from mysglang.srt.entrypoints.corked_transport import CorkedTransport
+from mysglang.srt.entrypoints.corked_transport import Cork, CorkedTransport
 from mysglang.srt.entrypoints.wire import STATE, WIRE
 from mysglang.srt.managers.board import Board, Column
 
@@ -42,6 +42,7 @@ class Connections:
 
     write_timeout_s: float
     board: Board = field(default_factory=Board.alone)
+    cork: Cork = field(default_factory=Cork)
     _cut_here: int = 0
 
     @property
@@ -77,7 +78,7 @@ class OneAtATime(HttpToolsProtocol):
         self._when_left: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(CorkedTransport(transport, self.loop))  # type: ignore[arg-type]  # all that is used
+        super().connection_made(CorkedTransport(transport, self._common.cork))  # type: ignore[arg-type]  # all that is used
 
     # The wire
 
