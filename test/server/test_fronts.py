@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import psutil
 import pytest
 
@@ -282,6 +283,23 @@ def test_who_leaves_a_relayed_stream_ends_its_request(
     while pair[0].json("GET", "/server_info")["frontend_state"]["open_requests"]:
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_the_main_process_is_told_to_change_while_the_other_starts() -> None:
+    with ServerProcess(*OPTIONS, "--admin-api-key", "admin") as server:
+        end, told = time.monotonic() + 60, 0
+        while "answers on" not in server.stdout:
+            assert server.popen.poll() is None, server.stderr
+            assert time.monotonic() < end, server.stderr
+            for connection in psutil.Process(server.popen.pid).net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    url = f"http://127.0.0.1:{connection.laddr.port}/configure_logging"
+                    told += httpx.post(url, json={"log_requests": True}, headers=ADMIN, timeout=30).status_code == 200
+            time.sleep(0.02)
+        assert told
+        for front in one_at_each(server):
+            assert front.json("POST", "/v1/completions", {"prompt": "One", "max_tokens": 2})["choices"]
+            front.close()
 
 
 def test_draining_waits_for_both() -> None:

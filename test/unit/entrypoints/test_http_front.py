@@ -60,6 +60,17 @@ async def test_open_then_closed_with_a_reason() -> None:
     assert status == 503 and b"Enough." in body and b"engine_dead" in body
 
 
+async def test_what_is_over_is_not_opened_again() -> None:
+    """A server may be told to end, or lose a child, before there is an application."""
+    for shut in (Gate.drain, lambda gate: gate.close(WorkerDied("Enough."))):
+        gate, app = Gate(), SlowApp()
+        app.released.set()
+        shut(gate)
+        gate.open(app)
+        status, body, _ = await ask(gate)
+        assert status == 503 and b"starting" not in body
+
+
 async def test_who_is_inside_is_not_disturbed_and_is_counted() -> None:
     board, app = Board.alone(), SlowApp()
     gate = Gate(board)

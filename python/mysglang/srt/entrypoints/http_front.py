@@ -46,26 +46,29 @@ OPEN_TO_ALL = (
 
 
 class Gate:
-    """The application as uvicorn sees it. Closed from the start."""
+    """The application as uvicorn sees it. Closed from the start; once it was closed again it stays so."""
 
     def __init__(self, board: Board | None = None) -> None:
         self._board = board or Board.alone()
         self._app: ASGIApp | None = None
         self._why_closed = ErrorFacts(503, "The server is starting.")
+        self._over = False
         self._open_requests = 0
 
     def open(self, app: ASGIApp) -> None:
-        self._app = app
+        """Let everybody in, unless the server was told to end before it came to that."""
+        self._app = None if self._over else app
 
     def close(self, why: ServerEnded) -> None:
         """Let nobody in any more. Who is inside is not disturbed."""
-        self._app = None
-        self._why_closed = describe(why)
+        self._shut(describe(why))
 
     def drain(self) -> None:
         """The same, since the server was asked to end."""
-        self._app = None
-        self._why_closed = ErrorFacts(503, "The server is shutting down.", code=SHUTTING_DOWN)
+        self._shut(ErrorFacts(503, "The server is shutting down.", code=SHUTTING_DOWN))
+
+    def _shut(self, why: ErrorFacts) -> None:
+        self._app, self._over, self._why_closed = None, True, why
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
@@ -86,11 +89,18 @@ class HttpFront:
     """uvicorn over `listener`, answering from the moment it is made."""
 
     def __init__(
-        self, listener: socket.socket, args: ServingArgs, log_level: str | None, board: Board | None = None
+        self,
+        listener: socket.socket,
+        args: ServingArgs,
+        log_level: str | None,
+        board: Board | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        """`board`: where all fronts of the server write down what they hold; None for an only one."""
+        """`board`: where all fronts of the server write down what they hold; None for an only one. `gate`: one that
+        somebody may have closed already.
+        """
         board = board or Board.alone()
-        self.gate = Gate(board)
+        self.gate = Gate(board) if gate is None else gate
         self._common = Connections(args.write_timeout, board)
         self._lives = contextlib.AsyncExitStack()
         """What the application does beside answering."""

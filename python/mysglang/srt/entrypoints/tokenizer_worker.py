@@ -15,7 +15,7 @@ import uvloop
 
 from mysglang.srt.entrypoints.front_launch import FrontLaunch, front_title
 from mysglang.srt.entrypoints.front_orders import obey
-from mysglang.srt.entrypoints.http_front import HttpFront
+from mysglang.srt.entrypoints.http_front import Gate, HttpFront
 from mysglang.srt.entrypoints.ready_front import FrontLinks, FrontText, make_front
 from mysglang.srt.entrypoints.relay import Owner
 from mysglang.srt.entrypoints.request_watch import request_metrics
@@ -46,14 +46,16 @@ async def _serve(launch: FrontLaunch, link: ParentLink) -> NoReturn:
     model, ports = load_model_config(args.model), launch.port_args
     links = FrontLinks(ports, launch.index, request_metrics(args, ports, model, launch.index))
     front, manager = make_front(args, launch.facts, FrontText.load(args), links, TextPool())
+    gate = Gate(links.fronts.board)
+    # Before anything is received: other fronts serve already, and may be told to change, or to end.
+    obey(manager, front.request_log)
+    _obey_the_end(manager, gate)
     receiving = asyncio.create_task(manager.handle_loop(), name="receive")
     beating = asyncio.create_task(links.beat(), name="beat")
     await _all_heard(manager, links)
     observability = args.observability
     listener = socket.socket(fileno=launch.listener)
-    door = HttpFront(listener, args.serving, observability.log_level_http, links.fronts.board)
-    obey(manager, front.request_log)
-    _obey_the_end(manager, door)
+    door = HttpFront(listener, args.serving, observability.log_level_http, links.fronts.board, gate)
     owner = Owner(socket.socket(fileno=launch.to_owner))
     await door.open(front, args, model, owner)
     freeze_heap()
@@ -76,15 +78,15 @@ async def _all_heard(manager: TokenizerManager, links: FrontLinks) -> None:
     manager.signs.fronts.clear()
 
 
-def _obey_the_end(manager: TokenizerManager, door: HttpFront) -> None:
+def _obey_the_end(manager: TokenizerManager, gate: Gate) -> None:
     def end(order: FrontOrder) -> None:
         assert isinstance(order, EndReq)
         error: ServerEnded = ShuttingDown(order.why) if order.kind == "shutting_down" else WorkerDied(order.why)
         if isinstance(error, WorkerDied):
-            door.gate.close(error)
+            gate.close(error)
         manager.fail_all(error)
 
-    manager.order_handlers[DrainReq] = lambda _order: door.gate.drain()
+    manager.order_handlers[DrainReq] = lambda _order: gate.drain()
     manager.order_handlers[EndReq] = end
 
 
