@@ -55,7 +55,7 @@ def contents(pool: MhaKvPool, page: int) -> list[float]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_there_and_back(layout: MemLayout, io: IoBackend, dtype: torch.dtype) -> None:
     pool = make_pool(dtype)
-    mover = PageMover(pool, HostKvPool(pool, 20, layout=layout, pinned=False), CpuPlatform(), io)
+    mover = PageMover(pool, HostKvPool(pool, 20, layout=layout, platform=CpuPlatform()), CpuPlatform(), io)
     before = {page: contents(pool, page) for page in range(1, PAGES + 1)}
     mover.copy(PageCopies(write=pairs((3, 20), (4, 1), (5, 2), (12, 9))))
     assert mover.done() == 1
@@ -160,7 +160,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> LaggingDevice:
 
 def test_a_layer_waits_for_its_own_pages_only(device: LaggingDevice) -> None:
     pool = make_pool()
-    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", pinned=False), device, "kernel")
+    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", platform=device), device, "kernel")
     before = contents(pool, 5)
     mover.copy(PageCopies(write=pairs((5, 1))))
     assert mover.done() == 0
@@ -177,7 +177,7 @@ def test_a_layer_waits_for_its_own_pages_only(device: LaggingDevice) -> None:
 
 def test_a_step_that_cannot_stop_waits_for_all(device: LaggingDevice) -> None:
     pool = make_pool()
-    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", pinned=False), device, "kernel")
+    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", platform=device), device, "kernel")
     before = contents(pool, 5)
     mover.copy(PageCopies(write=pairs((5, 1)), urgent=True, load=pairs((9, 1))))
     pool.arrivals.wait_for_all()
@@ -189,7 +189,7 @@ def test_writes_come_after_the_step_that_fills_the_pages_and_before_the_one_that
     device: LaggingDevice,
 ) -> None:
     pool = make_pool()
-    host = HostKvPool(pool, 4, layout="layer_first", pinned=False)
+    host = HostKvPool(pool, 4, layout="layer_first", platform=device)
     mover = PageMover(pool, host, device, "kernel")
     keys = pool.pages(0)[0]
     device.steps.append(lambda: keys[5].fill_(7))
@@ -203,7 +203,7 @@ def test_writes_come_after_the_step_that_fills_the_pages_and_before_the_one_that
 def test_a_write_does_not_overtake_the_loads_before_it(device: LaggingDevice) -> None:
     """It may write to a page that they read, since the scheduler gives that away once they are launched."""
     pool = make_pool()
-    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", pinned=False), device, "kernel")
+    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", platform=device), device, "kernel")
     before = contents(pool, 5)
     mover.copy(PageCopies(write=pairs((5, 1))))
     mover.wait()

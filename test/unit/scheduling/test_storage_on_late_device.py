@@ -14,8 +14,11 @@ from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from fixtures.shaky_memory import Shakes
 from fixtures.storages import FaultyStorage, MemoryStorage
+from mysglang.srt.forward.weights import NoWeights, Pulse
 from mysglang.srt.mem_cache.hiradix_cache import WritePolicyName
 from mysglang.srt.mem_cache.storage.backend import block_keys
+from mysglang.srt.mem_cache.storage.storage_tier import StorageTier
+from mysglang.srt.messages.weights import UpdateWeightsReq, WeightUpdate
 from mysglang.srt.scheduling.prefetch_queue import PrefetchPolicyName
 
 SETUP = Setup(num_tokens=256, max_context=160, num_slots=6, chunk=24, host_tokens=320, conservativeness=0.1)
@@ -178,6 +181,44 @@ def test_other_weights_find_nothing_and_leave_nothing() -> None:
     assert answer(scheduler, "b", PROMPT, max_new=1) == 0
     assert len(storage.blocks) == 100
     assert answer(LateScheduler(replace(SETUP, storage=storage)), "c", [*PROMPT, 5]) == 100
+
+
+class OtherWeights(NoWeights):
+    """Takes whatever is given."""
+
+    def update_from_files(self, path: str, *, whole: bool, pulse: Pulse) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_an_update_of_weights_closes_the_storage_or_empties_all(flush: bool) -> None:
+    storage = MemoryStorage()
+    scheduler = LateScheduler(replace(SETUP, storage=storage), OtherWeights())
+    answer(scheduler, "a", PROMPT, max_new=1)
+    update = WeightUpdate(weight_version="two", flush_cache=flush)
+    scheduler.requests.send(UpdateWeightsReq(id=1, path="new", whole=True, update=update))
+    scheduler.turn(2)
+    assert answer(scheduler, "b", PROMPT, max_new=1) == (0 if flush else 99)
+    answer(scheduler, "c", [9, *PROMPT], max_new=1)
+    assert len(storage.blocks) == (50 + 50 + 50 if flush else 50)
+
+
+@pytest.mark.parametrize("policy", ["best_effort", "timeout"])
+def test_nobody_waits_for_a_storage_that_hangs(policy: PrefetchPolicyName) -> None:
+    """Nor for long, by the policy `timeout`; and what it held up ends well when it answers after all."""
+    scheduler = LateScheduler(replace(SETUP, storage=MemoryStorage(), prefetch_policy=policy))
+    assert isinstance(scheduler.storage, StorageTier)
+    scheduler.storage._limits = replace(scheduler.storage._limits, wait_base_s=0.05, wait_per_ki_token_s=0)
+    scheduler.reader.held = scheduler.writer.held = True
+    for number in range(5):
+        scheduler.send(f"r{number}", [*PROMPT, number], 3, ignore_eos=True)
+    while any(told.finish is None for told in scheduler.answers.values()):
+        scheduler.turn()
+    assert scheduler.reader.waiting
+    scheduler.reader.held = scheduler.writer.held = False
+    scheduler.run()
+    for number in range(5):
+        assert scheduler.answers[f"r{number}"].ids == solo([*PROMPT, number], 3, VOCAB, ignore_eos=True)
 
 
 def test_what_is_not_finite_is_not_stored() -> None:

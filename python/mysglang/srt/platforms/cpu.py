@@ -24,7 +24,7 @@ class CpuPlatform(Platform):
     name = "cpu"
     has_graphs = False
     attention_backends = ("cpu", "torch_native")
-    invariant_attention_backends = ("invariant_torch",)
+    invariant_attention_backends = ("invariant_cpu", "invariant_torch")
     sampling_backends = ("pytorch",)
 
     @property
@@ -53,6 +53,9 @@ class CpuPlatform(Platform):
 
     def upload_bytes(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
+
+    def pin(self, memory: Tensor) -> None:
+        pass
 
     def default_graph_max_bs(self) -> int:
         return 0

@@ -97,6 +97,10 @@ class CudaPlatform(Platform):
         """Pinned. The caching host allocator hands a block out again only when the copies from it are done."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
+    def pin(self, memory: Tensor) -> None:
+        # torch would take a power of two of pinned memory, so up to twice as much of what may be most of the machine.
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))  # type: ignore[no-untyped-call]
+
     def default_graph_max_bs(self) -> int:
         total = self.memory().total
         return next(size for below, size in GRAPH_MAX_BS_BY_MEMORY if total < below)

@@ -92,5 +92,9 @@ class Platform(ABC):
         """A host uint8 buffer that the device can read by itself. Not to be written again once it was uploaded."""
 
     @abstractmethod
+    def pin(self, memory: Tensor) -> None:
+        """Let the device read and write this memory of the host by itself, for good."""
+
+    @abstractmethod
     def default_graph_max_bs(self) -> int:
         """Largest decode batch worth a graph, by the size of the device; 0 where there are no graphs."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.platforms.interface import Platform
 
 MemLayout = Literal["page_first", "layer_first"]
 
@@ -26,14 +27,15 @@ def page_bytes(pool: KvPool) -> int:
 
 
 class HostKvPool:
-    """Of the same layers, page size and dtype as `pool`; `pinned` where a device is to read it by itself."""
+    """Of the same layers, page size and dtype as `pool`; the device of `platform` copies from and to it by itself."""
 
-    def __init__(self, pool: KvPool, num_pages: int, *, layout: MemLayout, pinned: bool) -> None:
+    def __init__(self, pool: KvPool, num_pages: int, *, layout: MemLayout, platform: Platform) -> None:
         self.num_pages = num_pages
         self.page_bytes = page_bytes(pool)
         rows = num_pages + 1
-        # The system gives this memory when it is first touched, unless it is pinned.
-        self._memory = torch.empty(rows * self.page_bytes, dtype=torch.uint8, pin_memory=pinned)
+        # The system gives this memory when it is first touched, or pinned.
+        self._memory = torch.empty(rows * self.page_bytes, dtype=torch.uint8)
+        platform.pin(self._memory)
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         begin = 0
         for layer_id in pool.layer_ids:
