@@ -16,7 +16,6 @@ namespace {
 constexpr long CHUNK_BYTES = 1 << 18;  // of weights that a thread takes at once to stream them
 constexpr long RESIDENT_ROWS = 768;    // rows that a cache should hold while panels pass by
 constexpr long INT8_LINES = 128;       // of a panel that are turned into bfloat16 at once: half of the nearest cache
-constexpr int AHEAD = 32;              // lines of a panel to prefetch, 128 bytes each
 
 struct Rows {
   bf16 *out;
@@ -35,8 +34,9 @@ struct Bf16Weights {
   struct Panel {
     const Pairs *lines;
     long pairs;
-    void multiply_with(Tile &sums, const Rows &rows, long first, int count) const {
-      multiply(count, sums, rows.x + first * rows.x_stride, rows.x_stride, lines, pairs, rows.count <= ROWS ? AHEAD : 0);
+    void multiply_with(Tile &sums, const Rows &rows, long first, int count, const Panel &next) const {
+      const Pairs *then = rows.count <= ROWS ? next.lines : nullptr;  // with more rows the panel is in the cache
+      multiply(count, sums, rows.x + first * rows.x_stride, rows.x_stride, lines, pairs, then);
     }
     void finish(Tile &, int) const {}
   };
@@ -60,7 +60,7 @@ struct Int8Weights {
     const float *scales;
     const Pairs *lines;  // the whole panel in bfloat16, or null
     long pairs;
-    void multiply_with(Tile &sums, const Rows &rows, long first, int count) const {
+    void multiply_with(Tile &sums, const Rows &rows, long first, int count, const Panel &) const {
       const bf16 *x = rows.x + first * rows.x_stride;
       if (lines) return multiply(count, sums, x, rows.x_stride, lines, pairs);
       alignas(64) Pairs some[2 * INT8_LINES];
@@ -90,9 +90,10 @@ struct Int8Weights {
 };
 
 template <typename Panel>
-void sums_of(Tile &sums, const Panel &panel, const Rows &rows, long first, int count, const bf16 *bias) {
+void sums_of(Tile &sums, const Panel &panel, const Panel &next, const Rows &rows, long first, int count,
+             const bf16 *bias) {
   for (int m = 0; m < count; m++) sums[m][0] = sums[m][1] = Floats{};
-  panel.multiply_with(sums, rows, first, count);
+  panel.multiply_with(sums, rows, first, count, next);
   panel.finish(sums, count);
   if (!bias) return;
   for (int n = 0; n < 2; n++) {
@@ -113,12 +114,13 @@ void product(const Rows &all, const Weights &weights, const bf16 *bias, long col
       for (long p = first_panel; p < end_panel; p++) {
         const auto panel = weights.panel(p, 0, rows.count);
         const auto second = weights.panel(activation ? p + panels : p, 1, activation ? rows.count : 0);
+        const auto after = weights.panel(p + 1 < panels ? p + 1 : p, 0, 0);
         for (long first = 0; first < rows.count; first += block) {
           const int count = int(rows.count - first < block ? rows.count - first : block);
           Tile sums, factors;
-          sums_of(sums, panel, rows, first, count, bias ? bias + p * COLUMNS : nullptr);
+          sums_of(sums, panel, activation ? second : after, rows, first, count, bias ? bias + p * COLUMNS : nullptr);
           if (activation) {
-            sums_of(factors, second, rows, first, count, bias ? bias + out_columns + p * COLUMNS : nullptr);
+            sums_of(factors, second, after, rows, first, count, bias ? bias + out_columns + p * COLUMNS : nullptr);
             for (int m = 0; m < count; m++)
               for (int n = 0; n < 2; n++) sums[m][n] = activate(activation, sums[m][n]) * factors[m][n];
           }

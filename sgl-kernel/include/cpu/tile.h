@@ -20,18 +20,22 @@ constexpr int ROWS = 4;
 
 typedef Floats Tile[ROWS][2];
 
-// sums[m] += a[m] times the panel. a: rows of `stride` elements. ahead: how far to prefetch the panel, in lines; for
-// panels that come from memory one after another.
+constexpr long AHEAD = 32;  // lines of a panel that are fetched before they are used, 128 bytes each
+
+// sums[m] += a[m] times the panel. a: rows of `stride` elements. next: the panel that comes after it, where both come
+// from memory; its first lines are fetched while the last ones of this are used.
 template <int M>
-[[gnu::noinline]] void multiply(Tile &sums, const bf16 *a, long stride, const Pairs *panel, long pairs, long ahead = 0) {
+[[gnu::noinline]] void multiply(Tile &sums, const bf16 *a, long stride, const Pairs *panel, long pairs,
+                                const Pairs *next = nullptr) {
   Floats s[M][2];
   for (int m = 0; m < M; m++)
     for (int n = 0; n < 2; n++) s[m][n] = sums[m][n];
   for (long k = 0; k < pairs; k++) {
     Pairs b0 = panel[2 * k], b1 = panel[2 * k + 1];
-    if (ahead) {
-      __builtin_prefetch(panel + 2 * (k + ahead));
-      __builtin_prefetch(panel + 2 * (k + ahead) + 1);
+    if (next) {
+      const Pairs *later = k + AHEAD < pairs ? panel + 2 * (k + AHEAD) : next + 2 * (k + AHEAD - pairs);
+      __builtin_prefetch(later);
+      __builtin_prefetch(later + 1);
     }
 #pragma GCC unroll 12
     for (int m = 0; m < M; m++) {
@@ -45,11 +49,12 @@ template <int M>
 }
 
 // The same for a number of rows that is known late.
-inline void multiply(int rows, Tile &sums, const bf16 *a, long stride, const Pairs *panel, long pairs, long ahead = 0) {
+inline void multiply(int rows, Tile &sums, const bf16 *a, long stride, const Pairs *panel, long pairs,
+                     const Pairs *next = nullptr) {
   switch (rows) {
 #define CASE(M)                                                            \
   case M:                                                                  \
-    if constexpr (M <= ROWS) multiply<M>(sums, a, stride, panel, pairs, ahead); \
+    if constexpr (M <= ROWS) multiply<M>(sums, a, stride, panel, pairs, next); \
     return;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
 from ctypes import c_int, c_long, c_void_p
 from functools import cache
 
@@ -13,6 +15,8 @@ from mysgl_kernel.cpu.library import CpuLibrary, cpu_flags
 
 COLUMNS = 32
 """Outputs of a panel, of which a weight must have whole ones."""
+HUGE_PAGE = 1 << 21
+"""Bytes."""
 ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 
 _LIBRARY = CpuLibrary("cpu/gemm.cpp")
@@ -48,9 +52,22 @@ def pack(weight: Tensor) -> Tensor:
     """[output, input], bfloat16 or int8 -> [output / 32, input / 2, 32, 2]: a copy in the order of reading."""
     weight = weight.detach().contiguous()
     outputs, inputs = weight.shape
-    packed = torch.empty(outputs // COLUMNS, inputs // 2, COLUMNS, 2, dtype=weight.dtype)
+    packed = huge_empty(weight.nbytes).view(weight.dtype).view(outputs // COLUMNS, inputs // 2, COLUMNS, 2)
     _pack()(weight.data_ptr(), packed.data_ptr(), outputs, inputs, weight.itemsize)
     return packed
+
+
+def huge_empty(nbytes: int) -> Tensor:
+    """[nbytes] uint8, uninitialised, on huge pages where there are such and enough is wanted: a processor that streams
+    memory stops at the end of each page.
+    """
+    if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(nbytes, dtype=torch.uint8)
+    memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # of a system that has none
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    return whole[-whole.data_ptr() % HUGE_PAGE :][:nbytes]
 
 
 def unpack(packed: Tensor) -> Tensor:
