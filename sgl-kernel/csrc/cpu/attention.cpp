@@ -34,6 +34,7 @@ struct Params {
   const int64_t *firsts;   // [rows] where they begin among the tokens
   long rows, heads, kv_heads, dim, window;
   float scale, cap;
+  bool alike;  // a token's result is the same however many others of its row are new
 
   long group() const { return heads / kv_heads; }
 };
@@ -246,7 +247,7 @@ void attend_many(const Row &row, long first, long count) {
 
 void attend(const Row &row, long block) {
   const long queries = row.query_count();
-  if (queries > FEW) {
+  if (queries > FEW || row.p.alike) {
     const long first = block * QUERIES;
     attend_many(row, first, queries - first < QUERIES ? queries - first : QUERIES);
     return;
@@ -266,9 +267,9 @@ extern "C" void mysgl_attention(bf16 *out, const bf16 *q, long q_stride, const b
                                 const int32_t *table, long max_pages, long page_size, const int64_t *slots,
                                 const int32_t *ends, const int32_t *queries, const int64_t *firsts,
                                 const int64_t *items, long count, long rows, long heads, long kv_heads, long dim,
-                                long window, float scale, float cap) {
+                                long window, float scale, float cap, int alike) {
   const Params p{out,   q,       q_stride, keys, values, table,    max_pages, page_size, slots,
-                 ends,  queries, firsts,   rows, heads,  kv_heads, dim,       window,    scale, cap};
+                 ends,  queries, firsts,   rows, heads,  kv_heads, dim,       window,    scale, cap, alike != 0};
   // items [count, 2]: row and block of queries, longest first; each for every KV head.
   share(count * kv_heads, 1, [&](long first, long end) {
     for (long i = first; i < end; i++)

@@ -91,17 +91,18 @@ def test_norms(width: int, dtype: torch.dtype) -> None:
     check_rows(lambda rows: torch.cat(fused_add_rms_norm(x[rows], residual[rows], weight, 1e-5), dim=1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "dim"), [(3, 24), (16, 128)])
-def test_rotary(heads: int, dim: int, normed: bool) -> None:
-    qkv = torch.randn(ROWS, 3 * heads * dim)
+def test_rotary(heads: int, dim: int, normed: bool, dtype: torch.dtype) -> None:
+    qkv = torch.randn(ROWS, 3 * heads * dim).to(dtype)
     angles = torch.rand(500, dim // 2) * 6
     table = torch.cat((angles.cos(), angles.sin()), dim=-1)
     positions = torch.randint(500, (ROWS,))
-    norms = (torch.randn(dim), torch.randn(dim), 1e-5) if normed else None
+    norms = (torch.randn(dim).to(dtype), torch.randn(dim).to(dtype), 1e-5) if normed else None
 
     def turned(rows: Tensor) -> Tensor:
-        caches = torch.zeros(2, len(rows), heads, dim)
+        caches = torch.zeros(2, len(rows), heads, dim, dtype=dtype)
         q, k, v = qkv[rows].chunk(3, dim=-1)
         rope_and_store(q, k, v, positions[rows], table, norms, *caches, torch.arange(len(rows)))
         return torch.cat((q, k, caches[0].flatten(1), caches[1].flatten(1)), dim=-1)

@@ -34,7 +34,12 @@ silu_and_mul = Op(
     reference=_silu_and_mul,
     cpu="mysglang.srt.kernels.cpu.native:silu_and_mul",
     cuda="mysglang.srt.kernels.cuda.activation:silu_and_mul",
-    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:silu_and_mul"},
+    invariant={
+        "cpu": (
+            "mysglang.srt.kernels.cpu.invariant_native:silu_and_mul",
+            "mysglang.srt.kernels.cpu.invariant:silu_and_mul",
+        )
+    },
 )
 gelu_and_mul = Op(
     "gelu_and_mul",
@@ -47,7 +52,12 @@ gelu_tanh_and_mul = Op(
     reference=_gelu_tanh_and_mul,
     cpu="mysglang.srt.kernels.cpu.native:gelu_tanh_and_mul",
     cuda="mysglang.srt.kernels.cuda.activation:gelu_tanh_and_mul",
-    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:gelu_tanh_and_mul"},
+    invariant={
+        "cpu": (
+            "mysglang.srt.kernels.cpu.invariant_native:gelu_tanh_and_mul",
+            "mysglang.srt.kernels.cpu.invariant:gelu_tanh_and_mul",
+        )
+    },
 )
 gated: dict[Activation, GatedOp] = {
     "silu": silu_and_mul,

@@ -35,7 +35,7 @@ linear = Op(
     cpu=("mysglang.srt.kernels.cpu.packed_gemm:linear", "mysglang.srt.kernels.cpu.gemm:linear"),
     cuda=("mysglang.srt.kernels.cuda.wave_gemm:linear", "mysglang.srt.kernels.cuda.gemm:linear"),
     invariant={
-        "cpu": "mysglang.srt.kernels.cpu.invariant:linear",
+        "cpu": ("mysglang.srt.kernels.cpu.invariant_native:linear", "mysglang.srt.kernels.cpu.invariant:linear"),
         "cuda": "mysglang.srt.kernels.cuda.invariant_gemm:linear",
     },
 )
@@ -44,13 +44,12 @@ gated_linear = Op(
     reference=_gated_linear,
     cpu="mysglang.srt.kernels.cpu.packed_gemm:gated_linear",
     cuda="mysglang.srt.kernels.cuda.wave_gemm:gated_linear",
-    invariant={"cpu": (), "cuda": ()},
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant_native:gated_linear", "cuda": ()},
 )
 pack_linear_weight = Op(
     "pack_linear_weight",
     reference=_pack_linear_weight,
     cpu=("mysglang.srt.kernels.cpu.packed_gemm:pack_linear_weight", "mysglang.srt.kernels.cpu.gemm:pack_linear_weight"),
-    invariant={"cpu": "mysglang.srt.kernels.cpu.gemm:pack_linear_weight"},
 )
 unpack_linear_weight = Op(
     "unpack_linear_weight",
@@ -59,5 +58,4 @@ unpack_linear_weight = Op(
         "mysglang.srt.kernels.cpu.packed_gemm:unpack_linear_weight",
         "mysglang.srt.kernels.cpu.gemm:unpack_linear_weight",
     ),
-    invariant={"cpu": "mysglang.srt.kernels.cpu.gemm:unpack_linear_weight"},
 )

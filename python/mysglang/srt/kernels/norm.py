@@ -31,12 +31,19 @@ rms_norm = Op(
     reference=_rms_norm,
     cpu="mysglang.srt.kernels.cpu.native:rms_norm",
     cuda="mysglang.srt.kernels.cuda.norm:rms_norm",
-    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:rms_norm"},
+    invariant={
+        "cpu": ("mysglang.srt.kernels.cpu.invariant_native:rms_norm", "mysglang.srt.kernels.cpu.invariant:rms_norm")
+    },
 )
 fused_add_rms_norm = Op(
     "fused_add_rms_norm",
     reference=_fused_add_rms_norm,
     cpu="mysglang.srt.kernels.cpu.native:fused_add_rms_norm",
     cuda="mysglang.srt.kernels.cuda.norm:fused_add_rms_norm",
-    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:fused_add_rms_norm"},
+    invariant={
+        "cpu": (
+            "mysglang.srt.kernels.cpu.invariant_native:fused_add_rms_norm",
+            "mysglang.srt.kernels.cpu.invariant:fused_add_rms_norm",
+        )
+    },
 )

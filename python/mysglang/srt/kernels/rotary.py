@@ -54,5 +54,10 @@ rope_and_store = Op(
     reference=_rope_and_store,
     cpu=("mysglang.srt.kernels.cpu.native:rope_and_store", "mysglang.srt.kernels.cpu.rotary:rope_and_store"),
     cuda="mysglang.srt.kernels.cuda.rotary:rope_and_store",
-    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:rope_and_store"},
+    invariant={
+        "cpu": (
+            "mysglang.srt.kernels.cpu.invariant_native:rope_and_store",
+            "mysglang.srt.kernels.cpu.invariant:rope_and_store",
+        )
+    },
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import c_float, c_long, c_void_p
+from ctypes import c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
 
@@ -74,12 +74,14 @@ def attend(
     window: int | None,
     scale: float,
     logit_cap: float,
+    alike: bool = False,
 ) -> Tensor:
     """[T, heads * dim]; every new token of a row attends to the row's keys up to its own.
 
     q: [T, heads * dim], rows at any distance. keys, values: [KV slots, kv_heads, dim], dense. table: [slots, max_pages]
     int32. window: keys that a token sees, itself included; None for all. Scores are scaled, then capped softly by
-    logit_cap unless that is 0.
+    logit_cap unless that is 0. alike: each token gets the same bits however many of its row are new; else few are
+    computed in a quicker way.
     """
     _, kv_heads, dim = keys.shape
     out = q.new_empty(q.shape)
@@ -87,7 +89,7 @@ def attend(
         *(out.data_ptr(), q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr()),
         *(table.data_ptr(), table.shape[1], page_size),
         *(*rows.addresses, len(rows.items)),
-        *(len(rows.slots), q.shape[1] // dim, kv_heads, dim, window or 0, scale, logit_cap),
+        *(len(rows.slots), q.shape[1] // dim, kv_heads, dim, window or 0, scale, logit_cap, alike),
     )
     return out
 
@@ -97,4 +99,4 @@ def _attention() -> Launch:
     tensors = (c_void_p, c_void_p, c_long, c_void_p, c_void_p)
     pages = (c_void_p, c_long, c_long)
     rows = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_long)
-    return _LIBRARY.function("mysgl_attention", *tensors, *pages, *rows, *(c_long,) * 5, c_float, c_float)
+    return _LIBRARY.function("mysgl_attention", *tensors, *pages, *rows, *(c_long,) * 5, c_float, c_float, c_int)

@@ -1,13 +1,16 @@
 """The attention of deterministic inference: the stories of every backend, and each query the same bit for bit however
 its row comes: in one step, in chunks, token by token, beside others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from fixtures.attention_cases import Step, check_shared_pages, check_story, every_spec, every_story
+from fixtures.attention_cases import STORIES, Step, check_shared_pages, check_story, every_spec, every_story
 from fixtures.invariant_attention import check_bits
 from fixtures.triton_on_cpu import run_interpreted
 from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.layers.attention.cpu_backend import make_invariant
 from mysglang.srt.layers.attention.invariant_torch import InvariantTorchBackend
 
 TRITON = """
@@ -51,6 +54,20 @@ def test_shared_pages() -> None:
 def test_bits(spec: AttentionSpec) -> None:
     torch.set_num_threads(1)
     check_bits(InvariantTorchBackend, spec, length=300, single_from=270)
+
+
+@pytest.mark.promise(26)
+@pytest.mark.parametrize("threads", [1, 2])
+@every_spec
+def test_bits_of_our_own_kernel(spec: AttentionSpec, threads: int) -> None:
+    native = pytest.importorskip("mysgl_kernel.cpu.attention")
+    if not native.available():
+        pytest.skip("needs a compiler")
+    torch.set_num_threads(threads)
+    wide = replace(spec, head_dim=64)
+    check_bits(make_invariant, wide, length=300, single_from=270, dtype=torch.bfloat16)
+    check_story(make_invariant, STORIES["chunks"], wide, page_size=4, dtype=torch.bfloat16, tolerance=3e-2)
+    torch.set_num_threads(1)
 
 
 @pytest.mark.promise(26)

@@ -19,28 +19,28 @@ available = rows.available
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `kernels/norm.py`."""
-    if _matrix(x) and weight.dtype is torch.bfloat16:
+    if is_matrix(x) and weight.dtype is torch.bfloat16:
         return rows.rms_norm(x, weight, eps)
     return norm.rms_norm.reference(x, weight, eps)
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `kernels/norm.py`."""
-    if _matrix(x) and _matrix(residual) and weight.dtype is torch.bfloat16 and residual.is_contiguous():
+    if is_matrix(x) and is_matrix(residual) and weight.dtype is torch.bfloat16 and residual.is_contiguous():
         return rows.rms_norm(x, weight, eps, residual), residual
     return norm.fused_add_rms_norm.reference(x, residual, weight, eps)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """See `kernels/activation.py`."""
-    if _matrix(x) and x.is_contiguous():
+    if is_matrix(x) and x.is_contiguous():
         return rows.gated(x, "silu")
     return activations.silu_and_mul.reference(x)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """See `kernels/activation.py`."""
-    if _matrix(x) and x.is_contiguous():
+    if is_matrix(x) and x.is_contiguous():
         return rows.gated(x, "gelu_tanh")
     return activations.gelu_tanh_and_mul.reference(x)
 
@@ -58,7 +58,7 @@ def rope_and_store(
 ) -> None:
     """See `kernels/rotary.py`."""
     dense = k_cache.is_contiguous() and v_cache.is_contiguous() and cos_sin.is_contiguous()
-    if dense and k_cache.dtype is torch.bfloat16 and all(_matrix(x) for x in (q, k, v)):
+    if dense and k_cache.dtype is torch.bfloat16 and all(is_matrix(x) for x in (q, k, v)):
         rows.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)
     else:
         rotary.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)
@@ -66,11 +66,11 @@ def rope_and_store(
 
 def greedy_tokens(logits: Tensor) -> Tensor:
     """See `kernels/sampling.py`."""
-    if _matrix(logits) and logits.shape[1] > 0:
+    if is_matrix(logits) and logits.shape[1] > 0:
         return rows.greedy_tokens(logits)
     return sampling.greedy_tokens.reference(logits)
 
 
-def _matrix(x: Tensor) -> bool:
+def is_matrix(x: Tensor) -> bool:
     """Whether these are bfloat16 rows, each dense."""
     return x.dtype is torch.bfloat16 and x.dim() == 2 and x.stride(1) == 1

@@ -34,9 +34,11 @@ class CpuMetadata:
 class CpuBackend:
     """Over the pool and the page table, neither of which it changes."""
 
-    def __init__(self, pool: KvPool, page_table: Tensor) -> None:
+    def __init__(self, pool: KvPool, page_table: Tensor, *, alike: bool = False) -> None:
+        """`alike`: a token gets the same bits whatever the step that it is computed in."""
         self.kv_pool = pool
         self._page_table = page_table
+        self._alike = alike
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
         return CpuMetadata(batch.host)
@@ -55,4 +57,10 @@ class CpuBackend:
             window=spec.window,
             scale=spec.scale,
             logit_cap=spec.logit_cap,
+            alike=self._alike,
         )
+
+
+def make_invariant(pool: KvPool, page_table: Tensor) -> CpuBackend:
+    """The backend of deterministic inference."""
+    return CpuBackend(pool, page_table, alike=True)

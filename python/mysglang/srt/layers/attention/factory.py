@@ -23,6 +23,7 @@ from mysglang.srt.mem_cache.kv_pool.base import KvPool
 BACKENDS = {
     "cpu": "mysglang.srt.layers.attention.cpu_backend:CpuBackend",
     "flashinfer": "mysglang.srt.layers.attention.flashinfer_backend:FlashInferBackend",
+    "invariant_cpu": "mysglang.srt.layers.attention.cpu_backend:make_invariant",
     "invariant_torch": "mysglang.srt.layers.attention.invariant_torch:InvariantTorchBackend",
     "invariant_triton": "mysglang.srt.layers.attention.invariant_triton:InvariantTritonBackend",
     "sgl_kernel": "mysglang.srt.layers.attention.sgl_kernel_backend:SglKernelBackend",
@@ -88,7 +89,7 @@ def why_not(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype) -> st
         return "the package flashinfer is not installed here"
     if name in ("triton", "invariant_triton") and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed here"
-    if name == "cpu":
+    if name in ("cpu", "invariant_cpu"):
         return _why_not_cpu(specs, dtype)
     if name == "sgl_kernel" and not _kernels_run({spec.head_dim for spec in specs}, dtype):
         return "its kernels are neither built nor can be compiled here (the log says why)"

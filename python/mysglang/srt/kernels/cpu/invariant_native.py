@@ -1,0 +1,80 @@
+"""Our C++ kernels in deterministic inference, for what they take; for the rest `invariant` beside this.
+
+They are invariant as they are: a row belongs to one thread, which does the same to it wherever it stands, and a sum
+goes along its row in one order (`csrc/cpu`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mysgl_kernel.cpu import gemm as packed
+from mysgl_kernel.cpu import rows
+from mysglang.srt.kernels.activation import Activation, gated
+from mysglang.srt.kernels.cpu import invariant, native, packed_gemm
+from mysglang.srt.kernels.cpu.native import is_matrix
+from mysglang.srt.kernels.rotary import Norms
+
+available = rows.available
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `kernels/gemm.py`."""
+    if packed.is_packed(weight):
+        return packed_gemm.linear(x, weight, bias)
+    return invariant.linear(x, weight, bias)
+
+
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    """See `kernels/gemm.py`."""
+    if packed.is_packed(weight):
+        return packed_gemm.gated_linear(x, weight, bias, activation)
+    return gated[activation](linear(x, weight, bias))
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """See `kernels/activation.py`."""
+    if is_matrix(x) and x.is_contiguous():
+        return native.silu_and_mul(x)
+    return invariant.silu_and_mul(x)
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """See `kernels/activation.py`."""
+    if is_matrix(x) and x.is_contiguous():
+        return native.gelu_tanh_and_mul(x)
+    return invariant.gelu_tanh_and_mul(x)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `kernels/norm.py`."""
+    if is_matrix(x) and weight.dtype is torch.bfloat16:
+        return native.rms_norm(x, weight, eps)
+    return invariant.rms_norm(x, weight, eps)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `kernels/norm.py`."""
+    if is_matrix(x) and is_matrix(residual) and weight.dtype is torch.bfloat16 and residual.is_contiguous():
+        return native.fused_add_rms_norm(x, residual, weight, eps)
+    return invariant.fused_add_rms_norm(x, residual, weight, eps)
+
+
+def rope_and_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    norms: Norms | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    locations: Tensor,
+) -> None:
+    """See `kernels/rotary.py`."""
+    dense = k_cache.is_contiguous() and v_cache.is_contiguous() and cos_sin.is_contiguous()
+    if dense and k_cache.dtype is torch.bfloat16 and all(is_matrix(x) for x in (q, k, v)):
+        native.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)
+    else:
+        invariant.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)
