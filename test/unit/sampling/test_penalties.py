@@ -1,9 +1,14 @@
 """PenaltyTable against the formulas, token by token."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from mysglang.srt.sampling import penalties as penalties_module
 from mysglang.srt.sampling.penalties import Penalties, PenaltyTable
 
 VOCAB = 12
@@ -68,3 +73,34 @@ def test_growth_and_reset_keep_other_lines() -> None:
     table.apply(logits, Penalties(longs(0, 1), longs(0, 50), torch.ones(2), torch.zeros(2), torch.ones(2)))
     assert logits[0].tolist() == [0, 0, -2] + [0] * 9
     assert not logits[1].any()
+
+
+class LargestMade(TorchDispatchMode):
+    """Notes the bytes of the largest tensor with memory of its own that is made meanwhile."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)}
+        if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in given:
+            self.nbytes = max(self.nbytes, made.nbytes)
+        return made
+
+
+def test_many_rows_take_no_more_memory_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of thousands of penalised rows over a large vocabulary must not need gigabytes beside its logits."""
+    rows = 50
+    table = make_table({line: [line % VOCAB] for line in range(rows)}, {line: [3] for line in range(rows)})
+    strengths = [torch.rand(rows, generator=torch.Generator().manual_seed(i)) + 0.5 for i in range(3)]
+    penalties = Penalties(torch.randperm(rows), torch.arange(rows), *strengths)
+    at_once, in_parts = torch.randn(rows, VOCAB).expand(2, -1, -1).clone()
+    table.apply(at_once, penalties)
+    monkeypatch.setattr(penalties_module, "CHUNK_BYTES", 4 * VOCAB * 7)
+    with LargestMade() as largest:
+        table.apply(in_parts, penalties)
+    assert torch.equal(at_once, in_parts)
+    # Indices take eight bytes for each row.
+    assert 0 < largest.nbytes <= max(4 * VOCAB * 7, 8 * rows)

@@ -115,9 +115,12 @@ class Sampler:
         wanted = step.output_query
         if wanted is None:
             return None
-        rows, drawing = wanted.rows, step.tensors.drawing
-        scaled = logits.index_select(0, rows).float()
-        if drawing is not None:
-            scaled = scaled / drawing.temperature.index_select(0, rows)[:, None]
-        chosen = tokens.index_select(0, rows).clamp(min=0)
-        return find_logprobs(lambda begin, end: scaled[begin:end], chosen, wanted.query, logits.shape[1])
+        drawing = step.tensors.drawing
+
+        def scaled(begin: int, end: int) -> Tensor:
+            rows = wanted.rows[begin:end]
+            found = logits.index_select(0, rows).float()
+            return found if drawing is None else found / drawing.temperature.index_select(0, rows)[:, None]
+
+        chosen = tokens.index_select(0, wanted.rows).clamp(min=0)
+        return find_logprobs(scaled, chosen, wanted.query, logits.shape[1])

@@ -5,12 +5,18 @@ One int32 for each (line, token): twice the times it was generated, plus one if 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 FIRST_LINES = 8
+
+CHUNK_BYTES = 128 << 20
+"""Of the counts that are worked with at once. What is made of them on the way takes five times as much, which for all
+rows of a large step would be gigabytes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,12 @@ class Penalties:
     frequency: Tensor
     presence: Tensor
     repetition: Tensor
+
+    def parts(self, size: int) -> Iterator[Penalties]:
+        """Up to `size` of the rows at a time."""
+        columns = (self.rows, self.lines, self.frequency, self.presence, self.repetition)
+        for begin in range(0, len(self.rows), size):
+            yield Penalties(*(column[begin : begin + size] for column in columns))
 
 
 class PenaltyTable:
@@ -52,6 +64,10 @@ class PenaltyTable:
         repetition divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al.,
         "CTRL", 2019).
         """
+        for part in penalties.parts(max(1, CHUNK_BYTES // (4 * logits.shape[1]))):
+            self._apply(logits, part)
+
+    def _apply(self, logits: Tensor, penalties: Penalties) -> None:
         known = self._counts[penalties.lines]
         generated = known >> 1
         rows = logits[penalties.rows]
