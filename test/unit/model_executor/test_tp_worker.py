@@ -232,3 +232,20 @@ def test_a_broken_row_gets_minus_one_alone(make_worker, alone, monkeypatch: pyte
 def test_what_does_not_fit_is_refused(model_config: ModelConfig, change: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         TpModelWorker(replace(CPU, **change), model_config, LoadConfig())
+
+
+@pytest.mark.parametrize("kind", ["_graphs", "_prompts"])
+def test_a_replayed_step_says_so(worker: TpModelWorker, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Graphs need a device; what stands in for them computes the same eagerly."""
+
+    class Covering:
+        def covers(self, batch: ModelWorkerBatch) -> bool:
+            return True
+
+    runner = worker._runner
+    step = prompt_step(worker)
+    assert not worker.forward_batch_generation(step).on_graph
+    monkeypatch.setattr(runner, kind, Covering())
+    monkeypatch.setattr(runner, "_replay" if kind == "_graphs" else "_replay_prompts", runner._run_eagerly)
+    result = worker.forward_batch_generation(step)
+    assert result.on_graph and len(result.complete().tokens) == len(PROMPTS)
