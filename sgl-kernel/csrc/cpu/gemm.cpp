@@ -5,6 +5,8 @@
 // Threads share the panels. A panel stays in the cache for all rows, the rows stay there for all panels. Sums are taken
 // in one order along K, whatever the number of rows or threads.
 
+#include <atomic>
+
 #include "cpu/activations.h"
 #include "cpu/threads.h"
 #include "cpu/tile.h"
@@ -133,6 +135,47 @@ void product(const Rows &all, const Weights &weights, const bf16 *bias, long col
   }
 }
 
+// Which weight was multiplied with after which, the last time: a model goes through its weights in one order, so while
+// the caller is on its way to the next product the helpers fetch the beginning of its weight. Guesses, never more.
+class Order {
+ public:
+  void begin(const void *weight, long bytes) {
+    Entry &before = entry(last_.exchange(weight, std::memory_order_relaxed));
+    before.next.store(weight, std::memory_order_relaxed);
+    before.bytes.store(bytes < MOST ? bytes : MOST, std::memory_order_relaxed);
+  }
+
+  void end(const void *weight) {
+    const Entry &found = entry(weight);
+    if (const void *next = found.next.load(std::memory_order_relaxed))
+      mysgl_fetch(next, found.bytes.load(std::memory_order_relaxed));
+  }
+
+ private:
+  static constexpr long MOST = 1 << 21;  // bytes: what is fetched in a pause
+  static constexpr int BITS = 12;
+  struct Entry {
+    std::atomic<const void *> next{nullptr};
+    std::atomic<long> bytes{0};
+  };
+  // By Fibonacci hashing: weights lie at multiples of a page.
+  Entry &entry(const void *weight) {
+    return entries_[uint64_t(reinterpret_cast<uintptr_t>(weight)) * 0x9E3779B97F4A7C15u >> (64 - BITS)];
+  }
+
+  Entry entries_[1 << BITS];
+  std::atomic<const void *> last_{nullptr};
+};
+
+template <typename Weights>
+void ordered_product(const Rows &rows, const Weights &weights, const bf16 *bias, long columns, int activation) {
+  static Order order;
+  const bool streamed = rows.count > 0 && rows.count <= ROWS;
+  if (streamed) order.begin(weights.packed, columns / COLUMNS * weights.panel_bytes());
+  product(rows, weights, bias, columns, activation);
+  if (streamed) order.end(weights.packed);
+}
+
 }  // namespace
 
 extern "C" {
@@ -158,13 +201,13 @@ void mysgl_pack(const char *weight, char *packed, long columns, long inner, long
 // bias may be null. activation: 0, or that of the first half of the columns (cpu/activations.h).
 void mysgl_linear(bf16 *out, long out_stride, const bf16 *x, long x_stride, long rows, const void *packed,
                   const bf16 *bias, long columns, long inner, int activation) {
-  product(Rows{out, out_stride, x, x_stride, rows}, Bf16Weights{static_cast<const Pairs *>(packed), inner / 2}, bias,
+  ordered_product(Rows{out, out_stride, x, x_stride, rows}, Bf16Weights{static_cast<const Pairs *>(packed), inner / 2}, bias,
           columns, activation);
 }
 
 void mysgl_linear_int8(bf16 *out, long out_stride, const bf16 *x, long x_stride, long rows, const int8_t *packed,
                        const float *scales, const bf16 *bias, long columns, long inner, int activation) {
-  product(Rows{out, out_stride, x, x_stride, rows}, Int8Weights{packed, scales, inner / 2}, bias, columns, activation);
+  ordered_product(Rows{out, out_stride, x, x_stride, rows}, Int8Weights{packed, scales, inner / 2}, bias, columns, activation);
 }
 
 }

@@ -6,7 +6,8 @@
 //
 //     state = job number << 32 | chunks that nobody has begun          one word, so a chunk is of one job for certain
 //
-// Helpers spin for a moment after each job, since the next kernel is microseconds away, and sleep when none comes.
+// Helpers spin for a moment after each job, since the next kernel is microseconds away, and sleep when none comes. In
+// that moment they bring into the cache what the caller said that it will read next, so memory works while Python thinks.
 
 #include <pthread.h>
 #include <sched.h>
@@ -19,6 +20,7 @@ namespace {
 
 constexpr int SPINS = 64;                                  // between looks at the clock
 constexpr auto PATIENCE = std::chrono::microseconds(150);  // of a helper without work, before it sleeps
+constexpr long FETCHED = 2048;                             // bytes between looks for work
 constexpr int WAITS = 2000;                                // of the caller for others' chunks, before it gives way
 
 void pause() {
@@ -38,6 +40,8 @@ struct Pool {
   void *data = nullptr;
   long chunks = 0;
   int helpers = 0;
+  std::atomic<const char *> fetch_from{nullptr};
+  std::atomic<const char *> fetch_end{nullptr};
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 
@@ -55,6 +59,14 @@ struct Pool {
 
   bool idle() const { return uint32_t(state.load(std::memory_order_seq_cst)) == 0; }
 
+  // One piece of what will be read next; false if there is nothing left of it. No address can do harm here.
+  bool fetch() {
+    if (fetch_from.load(std::memory_order_relaxed) >= fetch_end.load(std::memory_order_relaxed)) return false;
+    const char *from = fetch_from.fetch_add(FETCHED, std::memory_order_relaxed);
+    for (long i = 0; i < FETCHED; i += 64) __builtin_prefetch(from + i, 0, 2);
+    return true;
+  }
+
   void sleep() {
     pthread_mutex_lock(&mutex);
     sleeping.fetch_add(1, std::memory_order_seq_cst);
@@ -67,7 +79,8 @@ struct Pool {
     for (;;) {
       const auto since = std::chrono::steady_clock::now();
       while (idle() && std::chrono::steady_clock::now() - since < PATIENCE)
-        for (int i = 0; i < SPINS && idle(); i++) pause();
+        for (int i = 0; i < SPINS && idle(); i++)
+          if (!fetch()) pause();
       if (idle()) sleep();
       while (help()) {
       }
@@ -110,6 +123,14 @@ void mysgl_use_threads(int threads) {
     pthread_detach(thread);
     all.helpers++;
   }
+}
+
+void mysgl_fetch(const void *from, long bytes) {
+  Pool &all = pool();
+  const char *begin = static_cast<const char *>(from);
+  all.fetch_end.store(nullptr, std::memory_order_relaxed);
+  all.fetch_from.store(begin, std::memory_order_relaxed);
+  all.fetch_end.store(begin + bytes, std::memory_order_relaxed);
 }
 
 // Callers at the same time: the first has the helpers, the others are alone.

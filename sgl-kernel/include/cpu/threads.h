@@ -7,6 +7,9 @@
 // are done. csrc/cpu/threads.cpp, which is a library of its own so that all kernels have the same threads.
 extern "C" void mysgl_share(void (*work)(void *, long), void *data, long chunks);
 
+// Say what will be read next: helpers without work bring it into the cache, until there is work. Any address will do.
+extern "C" void mysgl_fetch(const void *from, long bytes);
+
 namespace mysgl {
 
 // Call work(first, end) for ranges of at most `chunk` numbers that make up [0, count). Who computes a range changes
