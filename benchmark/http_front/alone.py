@@ -1,6 +1,6 @@
 """What a stream costs the front itself: from the bytes of a request to the bytes of its frames, in one process.
 
-    python benchmark/http_front/alone.py [--rounds 5]
+    python benchmark/http_front/alone.py [--rounds 5] [--case NAME]
 
 The application, the TokenizerManager, the tokenizer and the connections of the real front; sockets and the other
 processes are left out: bytes are handed to a connection, and messages to the manager, as the detokenizer writes them.
@@ -148,7 +148,7 @@ class Client(asyncio.Transport):
     resume_reading = pause_reading
 
 
-async def measure(rounds: int) -> dict[str, dict[str, Any]]:
+async def measure(rounds: int, cases: list[str]) -> dict[str, dict[str, Any]]:
     """Microseconds of CPU for a stream and for a frame: the quickest round, and all of them."""
     args, model = find_model(prepare_server_args(["--log-level", "error"]))
     text, pool = FrontText.load(args), TextPool()
@@ -165,7 +165,8 @@ async def measure(rounds: int) -> dict[str, dict[str, Any]]:
     freeze_heap()
     collect_rarely()
     found: dict[str, dict[str, Any]] = {}
-    for name, (data, tokens, streams) in CASES.items():
+    for name in cases:
+        data, tokens, streams = CASES[name]
         await answered(clients, links, data, CONNECTIONS)
         costs, frames = [], 0
         for _ in range(rounds):
@@ -210,9 +211,13 @@ async def answered(clients: list[Client], links: Links, data: bytes, streams: in
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    found = uvloop.run(measure(parser.parse_args().rounds))
+    parser.add_argument("--case", choices=CASES, help="this one alone, for `perf stat`")
+    options = parser.parse_args()
+    found = uvloop.run(measure(options.rounds, [options.case] if options.case else list(CASES)))
     for name, row in found.items():
         print(f"{name:16s} {row['us_per_stream']:8.1f} us a stream   {row['us_per_frame']:6.2f} us a frame")
+    if options.case:
+        return 0
     one, many = found["completion 1"]["us_per_stream"], found["completion 512"]
     result = {
         "what": "CPU of the front's own code for a stream of 16 tokens, sockets and other processes left out, us",
