@@ -212,6 +212,20 @@ def test_control_from_either(server: ServerProcess, pair: tuple[Connection, Conn
     there.json("POST", "/configure_logging", {"log_requests": False}, ADMIN)
 
 
+def test_either_tells_of_all_processes(server: ServerProcess, pair: tuple[Connection, Connection]) -> None:
+    titles = set(server.children())
+    for connection, other in (pair, pair[::-1]):
+        stream = Stream(other)
+        state = connection.json("GET", "/debug/state", headers=ADMIN)
+        assert titles <= {process["title"] for process in state["processes"]}
+        assert state["held"]["frontend"]["names"] >= 1
+        connection.ask("POST", "/abort_request", {"abort_all": True}, ADMIN).read()
+        stream.end()
+        end = time.monotonic() + 10
+        while connection.json("GET", "/debug/state", headers=ADMIN)["held"]["frontend"]["names"]:
+            assert time.monotonic() < end
+
+
 def test_both_tell_what_both_have_counted(pair: tuple[Connection, Connection]) -> None:
     def counted(connection: Connection) -> list[float]:
         page = connection.ask("GET", "/metrics", headers={}).read().decode()

@@ -52,8 +52,8 @@ INVITED: Mapping[str, Any] = {"allow_methods": ("GET", "POST", "PUT", "DELETE"),
 """What the pages of invited sites may do. They bring keys, never cookies."""
 
 
-KEPT_BY_THE_OWNER = ("/v1/files", "/v1/batches", "/v1/responses", "/open_session", "/close_session")
-"""Paths of what lives longer than a request."""
+KEPT_BY_THE_OWNER = ("/v1/files", "/v1/batches", "/v1/responses", "/open_session", "/close_session", "/debug/state")
+"""Paths of what lives longer than a request, and of what only the parent of all processes can tell."""
 
 
 def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> FastAPI:

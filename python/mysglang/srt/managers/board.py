@@ -23,11 +23,13 @@ class Column(IntEnum):
     """Requests by HTTP that are not answered to their end."""
     SLOW_CLIENTS_CUT = 2
     ACCEPTED = 3
-    """From here on as in FrontCounters."""
+    """From here on to REFUSED as in FrontCounters."""
     FINISHED = 4
     ABORTED = 5
     TIMED_OUT = 6
     REFUSED = 7
+    NAMES = 8
+    """By which clients know open requests."""
 
 
 class Board:

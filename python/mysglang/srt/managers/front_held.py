@@ -14,7 +14,7 @@ class FrontHeld:
     names: int
     """By which clients know open requests."""
     questions: int
-    """To the scheduler, not answered yet."""
+    """Of this front to the scheduler, not answered yet."""
     open_texts: int
     """Requests of which the detokenizer holds text, as of its last sign of life."""
     open_texts_known_at: float

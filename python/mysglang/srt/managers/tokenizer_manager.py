@@ -179,12 +179,14 @@ class TokenizerManager:
         self._fronts.tell(order)
 
     def held(self) -> FrontHeld:
-        """What is held for requests now, by all fronts (but for names and questions) and in the detokenizers."""
+        """What is held for requests now, by all fronts (but for questions) and in the detokenizers; names of other
+        fronts as of when they last opened or closed a request.
+        """
         self._publish()
         totals = {name: self._fronts.board.total(Column[name.upper()]) for name in asdict(self.counters)}
         return FrontHeld(
             open_requests=self.open_requests,
-            names=len(self._named),
+            names=self._fronts.board.total(Column.NAMES),
             questions=self._control.num_waiting,
             open_texts=self.signs.open_texts,
             open_texts_known_at=self.signs.last_detokenizer_beat,
@@ -272,6 +274,7 @@ class TokenizerManager:
             self.rid_to_state[state.wire_rid] = state
             self._named[state.rid] = [state]
         self._named[unfolded.name] = states
+        self._fronts.board.write(Column.NAMES, len(self._named))
         return Call(unfolded, inbox, states, count)
 
     async def send_call(self, obj: GenerateReqInput, call: Call) -> None:
@@ -322,6 +325,7 @@ class TokenizerManager:
         board.write(Column.ABORTED, counters.aborted)
         board.write(Column.TIMED_OUT, counters.timed_out)
         board.write(Column.REFUSED, counters.refused)
+        board.write(Column.NAMES, len(self._named))
 
     def _take_room(self, count: int, tenant: str) -> None:
         """Raises Overloaded if all fronts together have no room for so many more, or `tenant` may not have it."""
