@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,7 +152,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> LaggingDevice:
     device = LaggingDevice()
     copy = page_mover.copy_pages
 
-    def queued(*arguments: torch.Tensor) -> None:
+    def queued(*arguments: Any) -> None:
         device.current.append(lambda: copy(*arguments))
 
     monkeypatch.setattr(page_mover, "copy_pages", queued)

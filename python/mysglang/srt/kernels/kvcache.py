@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from mysglang.srt.kernels.op import Op, head_view
@@ -21,15 +23,16 @@ def _store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations:
 store_kv = Op("store_kv", reference=_store_kv, cuda="mysglang.srt.kernels.cuda.kvcache:store_kv")
 
 
-def _copy_pages(from_pages: Tensor, to_pages: Tensor, source: Tensor, target: Tensor) -> None:
-    """target[to_pages[i]] = source[from_pages[i]].
+def _copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    """target[to_pages[i]] = source[from_pages[i]], for each source and its target.
 
-    from_pages, to_pages: [N] int64 on the device that copies; those of the target are distinct. source, target:
+    from_pages, to_pages: [N] int64 on the device that copies; those of a target are distinct. Each source and target:
     [pages, page_size, num_kv_heads, head_dim] of one dtype, each page in one piece; on the device, or pinned on the
     host.
     """
-    pages = source.index_select(0, from_pages.to(source.device)).to(target.device)
-    target.index_copy_(0, to_pages.to(target.device), pages)
+    for source, target in zip(sources, targets, strict=True):
+        pages = source.index_select(0, from_pages.to(source.device)).to(target.device)
+        target.index_copy_(0, to_pages.to(target.device), pages)
 
 
 copy_pages = Op("copy_pages", reference=_copy_pages, cuda="mysglang.srt.kernels.cuda.kvcache:copy_pages")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -32,9 +32,9 @@ IoBackend = Literal["kernel", "direct"]
 
 
 class Copier(Protocol):
-    """Copies pages of one layer, in the queue that is the current one."""
+    """Copies pages between tensors, in the queue that is the current one."""
 
-    def __call__(self, source: Tensor, target: Tensor) -> None: ...
+    def __call__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None: ...
 
 
 class KernelCopier:
@@ -44,8 +44,8 @@ class KernelCopier:
         self._from_pages = from_pages
         self._to_pages = to_pages
 
-    def __call__(self, source: Tensor, target: Tensor) -> None:
-        copy_pages(self._from_pages, self._to_pages, source, target)
+    def __call__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        copy_pages(self._from_pages, self._to_pages, sources, targets)
 
 
 class DirectCopier:
@@ -54,9 +54,10 @@ class DirectCopier:
     def __init__(self, from_pages: Ints, to_pages: Ints) -> None:
         self._runs = list(runs(from_pages, to_pages))
 
-    def __call__(self, source: Tensor, target: Tensor) -> None:
-        for begin, to, count in self._runs:
-            target[to : to + count].copy_(source[begin : begin + count], non_blocking=True)
+    def __call__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            for begin, to, count in self._runs:
+                target[to : to + count].copy_(source[begin : begin + count], non_blocking=True)
 
 
 def runs(from_pages: Ints, to_pages: Ints) -> Iterator[tuple[int, int, int]]:
@@ -131,17 +132,19 @@ class PageMover:
         with self._write_queue.begin():
             if self._loads:
                 self._loads[-1].event.hold_up()
-            for layer_id in self._pool.layer_ids:
-                for source, target in zip(self._pool.pages(layer_id), self._host.pages(layer_id), strict=True):
-                    copier(source, target)
+            # All layers at once, since nobody waits for one alone.
+            layers = self._pool.layer_ids
+            copier(
+                [tensor for layer_id in layers for tensor in self._pool.pages(layer_id)],
+                [tensor for layer_id in layers for tensor in self._host.pages(layer_id)],
+            )
         return OnItsWay(self._write_queue.record_event(), copier)
 
     def _load(self, pairs: PagePairs) -> OnItsWay:
         copier = self._copier(pairs.host, pairs.device)
         with self._load_queue.begin():
             for layer_id in self._pool.layer_ids:
-                for source, target in zip(self._host.pages(layer_id), self._pool.pages(layer_id), strict=True):
-                    copier(source, target)
+                copier(self._host.pages(layer_id), self._pool.pages(layer_id))
                 self._pool.arrivals.expect(layer_id, self._load_queue.record_event())
         return OnItsWay(self._load_queue.record_event(), copier)
 

@@ -1,5 +1,9 @@
 """Paged keys and values in Triton: storing a step's tokens, and listing the pages of its rows."""
 
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -43,22 +47,63 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: 
 
 
 @triton.jit
-def _copy_pages_kernel(from_pages, to_pages, source, target, source_stride, target_stride, width, BLOCK: tl.constexpr):
-    pair = tl.program_id(0)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+def _copy_pages_kernel(
+    from_pages,
+    to_pages,
+    addresses,
+    tensors,
+    source_stride,
+    target_stride,
+    width,
+    WORD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    pair, tensor = tl.program_id(0), tl.program_id(1)
+    columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
+    source = tl.load(addresses + tensor).to(tl.pointer_type(WORD))
+    target = tl.load(addresses + tensors + tensor).to(tl.pointer_type(WORD))
     begin = tl.load(from_pages + pair).to(tl.int64) * source_stride
     to = tl.load(to_pages + pair).to(tl.int64) * target_stride
     tl.store(target + to + columns, tl.load(source + begin + columns, mask=inside), mask=inside)
 
 
-def copy_pages(from_pages: Tensor, to_pages: Tensor, source: Tensor, target: Tensor) -> None:
-    """As `kernels.kvcache.copy_pages`. The device reads and writes pinned memory of the host by itself."""
-    width = source[0].numel()
-    block = min(triton.next_power_of_2(width), 2048)
-    _copy_pages_kernel[(len(from_pages), triton.cdiv(width, block))](
-        from_pages, to_pages, source, target, source.stride(0), target.stride(0), width, BLOCK=block, num_warps=4
+WORD_BYTES = 8
+
+
+def copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    """As `kernels.kvcache.copy_pages`: in one launch if all are alike, as the layers of most models are.
+
+    The device reads and writes pinned memory of the host by itself.
+    """
+    alike = {(source.stride(0), target.stride(0)) for source, target in zip(sources, targets, strict=True)}
+    if len(alike) > 1 or len({source.shape[1:] for source in sources}) > 1:
+        for source, target in zip(sources, targets, strict=True):
+            copy_pages(from_pages, to_pages, [source], [target])
+        return
+    where = tuple(tensor.data_ptr() for tensor in (*sources, *targets))
+    sizes = [size * sources[0].itemsize for size in (sources[0].stride(0), targets[0].stride(0), sources[0][0].numel())]
+    word = WORD_BYTES if not any(number % WORD_BYTES for number in (*where, *sizes)) else 1
+    width = sizes[2] // word
+    block = min(triton.next_power_of_2(width), 1024)
+    _copy_pages_kernel[(len(from_pages), len(sources), triton.cdiv(width, block))](
+        from_pages,
+        to_pages,
+        _addresses(where, from_pages.device),
+        len(sources),
+        sizes[0] // word,
+        sizes[1] // word,
+        width,
+        WORD=tl.int64 if word == WORD_BYTES else tl.int8,
+        BLOCK=block,
+        num_warps=4,
     )
+
+
+@lru_cache(maxsize=1024)
+def _addresses(where: tuple[int, ...], device: torch.device) -> Tensor:
+    """On the device; the same ones come again until memory was given back in between."""
+    return torch.tensor(where, dtype=torch.int64, device=device)
 
 
 PARTS = 8
