@@ -21,7 +21,9 @@ class MemoryArgs:
         help="Share of the device's memory for weights and KV cache; by its size if unset.",
     )
     max_total_tokens: int | None = arg(
-        None, at_least=1, help="Tokens in the KV cache; what fits into the memory if unset."
+        None,
+        at_least=1,
+        help="Tokens in the KV cache. If unset, what fits into a GPU's memory; on a CPU, 16 requests of full length.",
     )
     page_size: int = arg(1, at_least=1, at_most=1024, help="Tokens of a page of the KV cache.")
     radix_eviction_policy: EvictionName = arg(
