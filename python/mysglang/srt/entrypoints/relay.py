@@ -35,6 +35,9 @@ _OF_CONNECTION = frozenset(
     | {HEADER.encode()}
 )
 
+_SAID_ANEW = _OF_CONNECTION - {b"content-length"} | {b"date"}
+"""Of an answer, what the front's own server says."""
+
 
 class Owner:
     """The main process, as a further front reaches it: a pipe that carries descriptors. Nobody else can use it."""
@@ -183,7 +186,7 @@ class _Answer:
         self._headers: list[tuple[bytes, bytes]] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() not in _OF_CONNECTION or name.lower() == b"content-length":
+        if name.lower() not in _SAID_ANEW:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
