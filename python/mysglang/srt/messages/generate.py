@@ -134,6 +134,8 @@ def parse_generate(data: Mapping[str, object]) -> GenerateReqInput:
     fields = settled_fields(data, _FIELDS, UNSUPPORTED)
     params = fields.pop("sampling_params", {})
     if isinstance(params, list):
+        if not params:
+            raise InvalidRequest("sampling_params: a list has an entry for each prompt.", param="sampling_params")
         parsed = [parse_sampling_params(entry, f"sampling_params[{i}]") for i, entry in enumerate(params)]
         clips: bool | list[bool] = ["max_new_tokens" not in entry for entry in params]
         return convert_fields({**fields, "sampling_params": parsed, "clip_max_new_tokens": clips}, GenerateReqInput, "")
