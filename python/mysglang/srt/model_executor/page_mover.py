@@ -94,6 +94,7 @@ class PageMover:
         """By the number of the call."""
         self._loads: deque[OnItsWay] = deque()
         self._last_load: Event | None = None
+        self._warm_up()
 
     @torch.inference_mode()
     def copy(self, copies: PageCopies) -> None:
@@ -126,6 +127,15 @@ class PageMover:
         if (load := self._last_load) is not None:
             load.synchronize()
         self._host.put(pages, data)
+
+    def _warm_up(self) -> None:
+        """Compile what copies, by the page for padding: to the host and back, so that nothing changes."""
+        padding = PagePairs(np.zeros(1, np.int32), np.zeros(1, np.int32))
+        self.copy(PageCopies(write=padding, urgent=True, load=padding))
+        self._pool.arrivals.wait_for_all()
+        self.wait()
+        self._writes.clear()
+        self._calls = 0
 
     def _write(self, pairs: PagePairs) -> OnItsWay:
         copier = self._copier(pairs.device, pairs.host)
