@@ -17,7 +17,6 @@ namespace {
 
 constexpr long CHUNK_BYTES = 1 << 18;  // of weights that a thread takes at once to stream them
 constexpr long RESIDENT_ROWS = 768;    // rows that a cache should hold while panels pass by
-constexpr long INT8_LINES = 128;       // of a panel that are turned into bfloat16 at once: half of the nearest cache
 
 struct Rows {
   bf16 *out;
@@ -34,16 +33,17 @@ struct Bf16Weights {
   long pairs;
 
   struct Panel {
-    const Pairs *lines;
+    Bf16Lines lines;
     long pairs;
+
     void multiply_with(Tile &sums, const Rows &rows, long first, int count, const Panel &next) const {
-      const Pairs *then = rows.count <= ROWS ? next.lines : nullptr;  // with more rows the panel is in the cache
+      const Bf16Lines then{rows.count <= ROWS ? next.lines.at : nullptr};  // of many rows, the panel is in the cache
       multiply(count, sums, rows.x + first * rows.x_stride, rows.x_stride, lines, pairs, then);
     }
     void finish(Tile &, int) const {}
   };
   long panel_bytes() const { return pairs * 2 * long(sizeof(Pairs)); }
-  Panel panel(long index, int, long) const { return {packed + index * pairs * 2, pairs}; }
+  Panel panel(long index, int, long) const { return {{packed + index * pairs * 2}, pairs}; }
 };
 
 // Eight-bit integers in the same order, and a factor for each column.
@@ -52,25 +52,18 @@ struct Int8Weights {
   const float *scales;
   long pairs;
 
-  static void widen(Pairs *to, const int8_t *from, long lines) {
-    bf16 *out = reinterpret_cast<bf16 *>(to);
-    for (long i = 0; i < lines * 2 * COLUMNS; i += LANES) store_bf16(out + i, load_int8(from + i));
-  }
-
   struct Panel {
-    const int8_t *bytes;
+    Int8Lines lines;
     const float *scales;
-    const Pairs *lines;  // the whole panel in bfloat16, or null
+    const Pairs *widened;  // the whole panel in bfloat16, where that is worth it, or null
     long pairs;
-    void multiply_with(Tile &sums, const Rows &rows, long first, int count, const Panel &) const {
+
+    void multiply_with(Tile &sums, const Rows &rows, long first, int count, const Panel &next) const {
       const bf16 *x = rows.x + first * rows.x_stride;
-      if (lines) return multiply(count, sums, x, rows.x_stride, lines, pairs);
-      alignas(64) Pairs some[2 * INT8_LINES];
-      for (long k = 0; k < pairs; k += INT8_LINES) {
-        long there = pairs - k < INT8_LINES ? pairs - k : INT8_LINES;
-        widen(some, bytes + k * 2 * COLUMNS, there);
-        multiply(count, sums, x + 2 * k, rows.x_stride, some, there);
-      }
+      if (widened)
+        multiply(count, sums, x, rows.x_stride, widened, pairs);
+      else
+        multiply(count, sums, x, rows.x_stride, lines, pairs, next.lines);
     }
     void finish(Tile &sums, int count) const {
       for (int n = 0; n < 2; n++) {
@@ -81,13 +74,13 @@ struct Int8Weights {
   };
   long panel_bytes() const { return pairs * 2 * COLUMNS; }
   Panel panel(long index, int slot, long rows) const {
-    const int8_t *bytes = packed + index * pairs * 2 * COLUMNS;
-    Pairs *lines = nullptr;
+    const Int8Lines lines{packed + index * pairs * 2 * COLUMNS};
+    Pairs *widened = nullptr;
     if (rows > ROWS) {
-      lines = scratch<Pairs>(slot, 2 * pairs);
-      widen(lines, bytes, pairs);
+      widened = scratch<Pairs>(slot, 2 * pairs);
+      for (long k = 0; k < pairs; k++) lines.read(k, widened[2 * k], widened[2 * k + 1]);
     }
-    return {bytes, scales + index * COLUMNS, lines, pairs};
+    return {lines, scales + index * COLUMNS, widened, pairs};
   }
 };
 

@@ -20,23 +20,41 @@ constexpr int ROWS = 4;
 
 typedef Floats Tile[ROWS][2];
 
-constexpr long AHEAD = 32;  // lines of a panel that are fetched before they are used, 128 bytes each
+// The lines of a panel: how each is read into two vectors, and fetched into the cache before.
+struct Bf16Lines {
+  const Pairs *at;
+
+  static constexpr long AHEAD = 32;
+  void read(long k, Pairs &b0, Pairs &b1) const { b0 = at[2 * k], b1 = at[2 * k + 1]; }
+  void fetch(long k) const {
+    __builtin_prefetch(at + 2 * k);
+    __builtin_prefetch(at + 2 * k + 1);
+  }
+};
+
+struct Int8Lines {
+  const int8_t *at;
+
+  static constexpr long AHEAD = 64;
+  void read(long k, Pairs &b0, Pairs &b1) const {
+    const int8_t *line = at + 2 * COLUMNS * k;
+    b0 = pairs_of(load_int8(line), load_int8(line + 16));
+    b1 = pairs_of(load_int8(line + 32), load_int8(line + 48));
+  }
+  void fetch(long k) const { __builtin_prefetch(at + 2 * COLUMNS * k); }
+};
 
 // sums[m] += a[m] times the panel. a: rows of `stride` elements. next: the panel that comes after it, where both come
 // from memory; its first lines are fetched while the last ones of this are used.
-template <int M>
-[[gnu::noinline]] void multiply(Tile &sums, const bf16 *a, long stride, const Pairs *panel, long pairs,
-                                const Pairs *next = nullptr) {
+template <int M, typename Lines>
+[[gnu::noinline]] void multiply(Tile &sums, const bf16 *a, long stride, Lines panel, long pairs, Lines next) {
   Floats s[M][2];
   for (int m = 0; m < M; m++)
     for (int n = 0; n < 2; n++) s[m][n] = sums[m][n];
   for (long k = 0; k < pairs; k++) {
-    Pairs b0 = panel[2 * k], b1 = panel[2 * k + 1];
-    if (next) {
-      const Pairs *later = k + AHEAD < pairs ? panel + 2 * (k + AHEAD) : next + 2 * (k + AHEAD - pairs);
-      __builtin_prefetch(later);
-      __builtin_prefetch(later + 1);
-    }
+    Pairs b0, b1;
+    panel.read(k, b0, b1);
+    if (next.at) k + Lines::AHEAD < pairs ? panel.fetch(k + Lines::AHEAD) : next.fetch(k + Lines::AHEAD - pairs);
 #pragma GCC unroll 12
     for (int m = 0; m < M; m++) {
       Pairs x = splat(load_pair(a + m * stride + 2 * k));
@@ -49,16 +67,21 @@ template <int M>
 }
 
 // The same for a number of rows that is known late.
-inline void multiply(int rows, Tile &sums, const bf16 *a, long stride, const Pairs *panel, long pairs,
-                     const Pairs *next = nullptr) {
+template <typename Lines>
+void multiply(int rows, Tile &sums, const bf16 *a, long stride, Lines panel, long pairs, Lines next) {
   switch (rows) {
-#define CASE(M)                                                            \
-  case M:                                                                  \
-    if constexpr (M <= ROWS) multiply<M>(sums, a, stride, panel, pairs, next); \
+#define CASE(M)                                                                 \
+  case M:                                                                       \
+    if constexpr (M <= ROWS) multiply<M>(sums, a, stride, panel, pairs, next);  \
     return;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
   }
+}
+
+// For a panel that is in the cache.
+inline void multiply(int rows, Tile &sums, const bf16 *a, long stride, const Pairs *panel, long pairs) {
+  multiply(rows, sums, a, stride, Bf16Lines{panel}, pairs, Bf16Lines{nullptr});
 }
 
 }  // namespace mysgl

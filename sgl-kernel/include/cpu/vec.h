@@ -88,6 +88,18 @@ inline void store_bf16(bf16 *to, Floats x) {
 #endif
 }
 
+// Thirty-two numbers in bfloat16, two to a lane: those of `first` in the lower half.
+inline Pairs pairs_of(Floats first, Floats second) {
+#ifdef __AVX512BF16__
+  return (Pairs)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+#else
+  bf16 both[2 * LANES];
+  store_bf16(both, first);
+  store_bf16(both + LANES, second);
+  return load<Pairs>(both);
+#endif
+}
+
 // acc + a.low * b.low + a.high * b.high in each lane. With AVX512-BF16 subnormal numbers count as zero.
 inline Floats dot(Floats acc, Pairs a, Pairs b) {
 #ifdef __AVX512BF16__
