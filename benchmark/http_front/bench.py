@@ -121,6 +121,7 @@ def result(
         "p99_to_p50": {"median": streams["p99_to_p50"], "goal": GOAL_RATIO},
         "times_fastapi": {"median": times(found, USUAL), "goal": GOAL_TIMES_FASTAPI},
         "times_bare_fastapi": {"median": times(found, BARE_FASTAPI), "goal": GOAL_TIMES_FASTAPI},
+        "cpu_allows": {"streams_s": allowed(streams), "chunks_s": round(allowed(chunks) * chunks["events_per_stream"])},
         "per_cpu_s": {"streams of 16": streams["per_cpu_s"], "streams of 128": chunks["per_cpu_s"]},
         "rss_mb": {name: round(rss) for name, rss in memory.items()},
         "fronts": fronts,
@@ -128,6 +129,12 @@ def result(
         "load": [round(load, 1) for load in os.getloadavg()],
         "cases": table,
     }
+
+
+def allowed(row: dict[str, Any]) -> int:
+    """Streams a second for which the cores would be enough, were they free: no process has more than one of them."""
+    used = row["cpu_us_per_stream"].values()
+    return round(min(1e6 / max(used), len(os.sched_getaffinity(0)) * 1e6 / sum(used)))
 
 
 def times(found: dict[str, list[dict[str, Any]]], reference: str) -> float:
