@@ -63,13 +63,11 @@ class PriorityPreemption:
     def make_room(self, lane: Lane) -> None:
         if not len(self._waiting) or not lane.size or self._asked_already(lane):
             return
-        self._kv.settle()
         req = next(iter(self._waiting.ordered()))
         for slot in self._victims(req, lane):
             if not self._lacks(req, lane):
                 break
             self._retraction.retract(lane, slot, "A more urgent request waits")
-            # Its pages count only when they have been copied to where they go, if anywhere.
             self._kv.settle()
         self._asked = (self._waiting.changes, lane.slots)
 
@@ -91,6 +89,8 @@ class PriorityPreemption:
         outranked = [slot for slot in reversed(slots) if req.urgency - urgency[slot] > self._threshold]
         if not outranked:
             return []
+        # Pages of who left count only when they have been copied to where they go, if anywhere.
+        self._kv.settle()
         outranked.sort(key=urgency.__getitem__)
         # What two victims share with nobody else comes free too; that is not reckoned with.
         held = sum(map(self._kv.tokens_alone, outranked))
