@@ -29,6 +29,14 @@ def test_keys_come_from_the_flag_and_from_a_file(tmp_path: Path) -> None:
         ({"ssl_certfile": __file__}, "give both, or none"),
         ({"ssl_ca_certs": __file__}, "only with --ssl-certfile"),
         ({"ssl_certfile": "/nowhere", "ssl_keyfile": __file__}, "--ssl-certfile /nowhere: there is no such file"),
+        ({"api_key": "k", "admin_api_key": "k"}, "--admin-api-key: it is one of the clients' keys"),
+        ({"fastapi_root_path": "/api/"}, "--fastapi-root-path /api/: give a path as in"),
+        ({"fastapi_root_path": "/"}, "without a slash at its end"),
+        ({"fastapi_root_path": "api"}, "give a path as in"),
+        ({"fastapi_root_path": "/é"}, "in ASCII"),
+        ({"skip_tokenizer_init": True, "tool_call_parser": "qwen"}, "--tool-call-parser: with --skip-tokenizer-init"),
+        ({"skip_tokenizer_init": True, "chat_template": "chatml"}, "--chat-template: with --skip-tokenizer-init"),
+        ({"priority_scheduling_preemption_threshold": 5}, "only with --enable-priority-scheduling"),
         ({"cors_allow_origins": ("a.example",)}, "give https://host[:port], or *"),
         ({"cors_allow_origins": ("https://a.example/path",)}, "give https://host[:port], or *"),
     ],
@@ -37,6 +45,11 @@ def test_what_cannot_be_is_refused_at_once(tmp_path: Path, options: dict[str, ob
     with pytest.raises(ConfigError) as caught:
         ServerArgs.from_kwargs(Hardware(), model_path=str(tmp_path), **options)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["", "/api", "/a/b-c.d_e~1"])
+def test_paths_below_which_a_proxy_shows_a_server(tmp_path: Path, path: str) -> None:
+    assert ServerArgs.from_kwargs(Hardware(), model_path=str(tmp_path), fastapi_root_path=path)
 
 
 def test_origins_are_sites() -> None:

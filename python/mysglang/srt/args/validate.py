@@ -18,13 +18,14 @@ from mysglang.srt.args.hicache import OTHER_STORAGE_BACKENDS, STORAGE_BACKENDS, 
 from mysglang.srt.args.hicache import complaint_about as hicache_complaint
 from mysglang.srt.args.kv_events import complaint_about
 from mysglang.srt.args.parsers import REASONING_PARSERS
-from mysglang.srt.args.schedule import CHUNKING_OFF
-from mysglang.srt.args.serving import read_keys
+from mysglang.srt.args.schedule import CHUNKING_OFF, ScheduleArgs
+from mysglang.srt.args.serving import ServingArgs, read_keys
 from mysglang.srt.args.tracing import complaint_about as tracing_complaint
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hardware import Hardware
 
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+")
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -91,6 +92,21 @@ RULES = (
         lambda a: f"--api-key-file {a.serving.api_key_file}: there is no such file, or no key in it.",
     ),
     Rule(
+        lambda a, _: a.serving.admin_api_key is not None and a.serving.keys().count(a.serving.admin_api_key) > 0,
+        lambda _: "--admin-api-key: it is one of the clients' keys, so each of them could do what it allows.",
+    ),
+    Rule(
+        lambda a, _: _ROOT_PATH.fullmatch(a.serving.fastapi_root_path) is None,
+        lambda a: (
+            f"--fastapi-root-path {a.serving.fastapi_root_path}: give a path as in /models/tiny, in ASCII, "
+            "without a slash at its end."
+        ),
+    ),
+    Rule(
+        lambda a, _: a.model.skip_tokenizer_init and bool(_about_text(a.serving)),
+        lambda a: f"{' and '.join(_about_text(a.serving))}: with --skip-tokenizer-init there is no text.",
+    ),
+    Rule(
         lambda a, _: (a.serving.ssl_certfile is None) != (a.serving.ssl_keyfile is None),
         lambda _: "--ssl-certfile and --ssl-keyfile: give both, or none.",
     ),
@@ -116,6 +132,14 @@ RULES = (
     Rule(
         lambda a, _: a.schedule.schedule_low_priority_values_first and not a.schedule.has_priorities,
         lambda _: "--schedule-low-priority-values-first: only with --enable-priority-scheduling.",
+    ),
+    Rule(
+        lambda a, _: (
+            not a.schedule.has_priorities
+            and a.schedule.priority_scheduling_preemption_threshold
+            != ScheduleArgs().priority_scheduling_preemption_threshold
+        ),
+        lambda _: "--priority-scheduling-preemption-threshold: only with --enable-priority-scheduling.",
     ),
     Rule(
         lambda a, _: complaint_about(a.observability.kv_events_config) is not None,
@@ -236,6 +260,17 @@ def _is_json_object(text: str) -> bool:
 
 def _is_origin(text: str) -> bool:
     return text == "*" or _ORIGIN.fullmatch(text) is not None
+
+
+def _about_text(serving: ServingArgs) -> list[str]:
+    """The options that are given of how text becomes tokens, and tokens an answer."""
+    given = {
+        "chat_template": serving.chat_template is not None,
+        "completion_template": serving.completion_template not in ("auto", "none"),
+        "tool_call_parser": serving.tool_call_parser not in ("auto", "none"),
+        "reasoning_parser": serving.reasoning_parser not in (None, "auto", "none"),
+    }
+    return [flag_of(name) for name, is_given in given.items() if is_given]
 
 
 def _is_reasoning_parser(name: str | None) -> bool:
