@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fixtures.late_scheduler import VOCAB, Answer, LateScheduler, Setup
+from fixtures.hidden_scheduler import HiddenScheduler
+from fixtures.late_scheduler import VOCAB, Setup
 from fixtures.shaky_memory import Shakes
-from mysglang.srt.forward.outputs import BatchResult, StepOutput
-from mysglang.srt.forward.worker_batch import Floats, ModelWorkerBatch
-from mysglang.srt.messages.codec import pack_ids
+from mysglang.srt.forward.worker_batch import Floats
 from mysglang.srt.messages.generate import HiddenStatesWish
-from mysglang.srt.messages.outputs import BatchTokenIDOutput
-from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.hidden_states import HiddenBook
 
@@ -25,48 +21,9 @@ SETUPS = [
 ] + [Setup(order="mixed", chunk=32)]
 
 
-class HiddenScheduler(LateScheduler):
-    """Its worker's hidden states are positions."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self.states: dict[str, list[float]] = {}
-        launch = self.worker.forward_batch_generation
-
-        def launch_and_keep(batch: ModelWorkerBatch) -> BatchResult:
-            result = launch(batch)
-            if batch.hidden is None:
-                return result
-            starts = batch.seq_lens - batch.extend_lens
-            spans = zip(starts, batch.seq_lens, strict=True)
-            positions = np.concatenate([np.arange(*span, dtype=np.float32) for span in spans])
-            assert batch.hidden.counts.sum() == len(batch.hidden.tokens)
-            states = positions[batch.hidden.tokens][:, None]
-
-            def finish() -> StepOutput:
-                return replace(result.complete(), hidden=states)
-
-            return BatchResult(finish)
-
-        self.worker.forward_batch_generation = launch_and_keep  # type: ignore[method-assign]
-
-    def ask(self, rid: str, prompt: list[int], max_new: int, wish: HiddenStatesWish | None) -> None:
-        self.answers[rid] = Answer()
-        self.states[rid] = []
-        self.requests.send(
-            TokenizedGenerateReqInput(
-                rid=rid,
-                input_ids=pack_ids(prompt),
-                sampling_params=SamplingParams(max_new_tokens=max_new, ignore_eos=True, sampling_seed=1),
-                stream=len(prompt) % 2 == 0,
-                hidden_states=wish,
-            )
-        )
-
-    def _take(self, message: BatchTokenIDOutput) -> None:
-        super()._take(message)
-        for row, states in message.hidden_states.items():
-            self.states[message.rids[row]] += np.frombuffer(states, dtype=np.float32).tolist()
+def ask(scheduler: HiddenScheduler, rid: str, prompt: list[int], max_new: int, wish: HiddenStatesWish | None) -> None:
+    params = SamplingParams(max_new_tokens=max_new, ignore_eos=True, sampling_seed=1)
+    scheduler.ask(rid, prompt, params, stream=len(prompt) % 2 == 0, hidden_states=wish)
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
@@ -78,7 +35,7 @@ def test_each_position_is_told_once(setup: Setup) -> None:
     for i in range(16):
         prompt, max_new = shared[: 7 + 2 * i], (0, 1, 2, 20)[i % 4]
         wish: HiddenStatesWish | None = (None, "all", "last")[i % 3]  # type: ignore[assignment]
-        scheduler.ask(f"r{i}", prompt, max_new, wish)
+        ask(scheduler, f"r{i}", prompt, max_new, wish)
         first = {"all": 0, "last": len(prompt) - 1, None: len(prompt) + max_new}[wish]
         end = len(prompt) + max(max_new - 1, 0)
         expected[f"r{i}"] = [float(position) for position in range(first, end)]
@@ -92,7 +49,7 @@ def test_each_position_is_told_once(setup: Setup) -> None:
 def test_what_is_wanted_of_the_prompt_does_not_come_from_the_cache() -> None:
     scheduler = HiddenScheduler(Setup())
     for rid, wish in (("before", None), ("all", "all"), ("last", "last")):
-        scheduler.ask(rid, [5] * 30, 3, wish)  # type: ignore[arg-type]
+        ask(scheduler, rid, [5] * 30, 3, wish)  # type: ignore[arg-type]
         scheduler.run()
     cached = {rid: answer.cached_tokens for rid, answer in scheduler.answers.items()}
     assert cached == {"before": 0, "all": 0, "last": 29}
