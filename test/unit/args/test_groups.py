@@ -18,11 +18,13 @@ OWN_OPTIONS = {
     "disable_persistent_decode",
     "drain_timeout",
     "file_storage_gb",
+    "enable_jump_forward",
     "grammar_compile_timeout",
     "logit_processor",  # SGLang takes code from requests instead
     "max_batch_lines",
     "req_running_timeout",  # SGLang reads these two from its environment
     "req_waiting_timeout",
+    "read_timeout",
     "share_cache_between_keys",
     "write_timeout",
     "fair_share_by",

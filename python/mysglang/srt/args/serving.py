@@ -68,6 +68,11 @@ class ServingArgs:
         at_least=0.1,
         help="Seconds after which a client that takes nothing of what waits for it is cut off, and its request ended.",
     )
+    read_timeout: float = arg(
+        30.0,
+        at_least=0.1,
+        help="Seconds after which a client is cut off that began a request and sends next to nothing of the rest.",
+    )
     drain_timeout: float = arg(
         10.0,
         at_least=0,

@@ -101,7 +101,7 @@ class HttpFront:
         """
         board = board or Board.alone()
         self.gate = Gate(board) if gate is None else gate
-        self._common = Connections(args.write_timeout, board)
+        self._common = Connections(args.write_timeout, args.read_timeout, board)
         self._lives = contextlib.AsyncExitStack()
         """What the application does beside answering."""
         self._port: int = listener.getsockname()[1]

@@ -24,6 +24,7 @@ from weakref import ref
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mysglang.srt.entrypoints.arrival import Arrival
 from mysglang.srt.entrypoints.corked_transport import Cork, CorkedTransport
 from mysglang.srt.entrypoints.wire import STATE, WIRE
 from mysglang.srt.managers.board import Board, Column
@@ -41,6 +42,7 @@ class Connections:
     """What the connections of one front door have in common."""
 
     write_timeout_s: float
+    read_timeout_s: float = 30.0
     board: Board = field(default_factory=Board.alone)
     cork: Cork = field(default_factory=Cork)
     _cut_here: int = 0
@@ -74,11 +76,29 @@ class OneAtATime(HttpToolsProtocol):
         self._watch: asyncio.TimerHandle | None = None
         self._waiting_bytes = 0
         """What waited for the client when it was last looked at."""
+        self._arrival = Arrival(self.loop, common.read_timeout_s, self._give_up_reading)
+        self._arriving = True
+        """Whether something of a request is missing; also before its first line is complete."""
         self._when_room: Callable[[], None] | None = None
         self._when_left: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(CorkedTransport(transport, self._common.cork))  # type: ignore[arg-type]  # all that is used
+
+        # Who says nothing at all is as idle as between two requests.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._arrival.came(len(data), whole=not self._arriving)
+
+    def _give_up_reading(self) -> None:
+        """The client takes too long over a request, unless it is we who do not read."""
+        if self.flow.read_paused:
+            self._arrival.came(0, whole=False)
+        elif not self.transport.is_closing():
+            logger.info("The client at %s sent next to nothing of a request (--read-timeout).", self.client)
+            self.transport.close()
 
     # The wire
 
@@ -124,6 +144,7 @@ class OneAtATime(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._look_no_more()
+        self._arrival.stop()
         super().connection_lost(exc)
         if self._when_left is not None:
             self._when_left()
@@ -168,6 +189,7 @@ class OneAtATime(HttpToolsProtocol):
             self._too_early = True
             self.cycle.keep_alive = False
         if not self._too_early:
+            self._arriving = True
             if not self.flow.write_paused:
                 # What is left of the answer before says nothing about the next one.
                 self._look_no_more()
@@ -191,4 +213,5 @@ class OneAtATime(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if not self._too_early:
+            self._arriving = False
             super().on_message_complete()

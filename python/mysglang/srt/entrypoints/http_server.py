@@ -27,7 +27,7 @@ from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.exit_codes import ExitCode, complain
 from mysglang.srt.utils.logging import configure_logging
 from mysglang.srt.utils.network import bind_http_socket
-from mysglang.srt.utils.process import paused_gc
+from mysglang.srt.utils.process import paused_gc, raise_file_limit
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ SAME_SIGNAL_S = 0.5
 def launch_server(server_args: ServerArgs, modules: ChildModules = THE_CHILDREN) -> ExitCode:
     """Serve until asked to end. Returns the exit code; what went wrong has been said on stderr."""
     configure_logging(server_args.observability.log_level)
+    raise_file_limit()
     try:
         # Before anything heavy: a busy port ends the launch at once.
         with bind_http_socket(server_args.serving.host, server_args.serving.port) as listener:

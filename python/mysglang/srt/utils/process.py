@@ -20,6 +20,7 @@ import ctypes
 import faulthandler
 import gc
 import os
+import resource
 import signal
 import site
 import subprocess
@@ -40,6 +41,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 HEAP_BYTES = 128 * 1024
 """glibc's thresholds at the start of a process."""
+
+OPEN_FILES = 1 << 16
+"""Connections of clients, and some for ourselves."""
 
 GC_OBJECTS = 10_000
 """Objects more than before until the garbage collector looks again."""
@@ -213,6 +217,16 @@ def keep_heap_small() -> None:
     if mallopt is not None:
         for threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
             mallopt(threshold, HEAP_BYTES)
+
+
+def raise_file_limit() -> None:
+    """Allow this process and its children as many open files, connections among them, as the system lets it ask for:
+    the usual limit, 1024, is for programs that call select().
+    """
+    least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
+    if least != resource.RLIM_INFINITY and least < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 async def _all_exited(children: list[Child], timeout: float) -> bool:
