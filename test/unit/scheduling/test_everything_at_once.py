@@ -154,7 +154,6 @@ def disturb(scheduler: HiddenScheduler, number: int, rng: random.Random) -> None
         scheduler.requests.send(ContinueGenerationReq(id=number))
 
 
-@pytest.mark.promise(25)
 @pytest.mark.parametrize("seed", range(16))
 def test_each_is_answered_as_alone(seed: int) -> None:
     rng = random.Random(seed)
