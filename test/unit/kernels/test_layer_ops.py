@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fixtures.op_cases import OPS, check_op
 from mysglang.srt.kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from mysglang.srt.kernels.cpu import gemm as onednn
 from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight, unpack_linear_weight
@@ -158,3 +159,9 @@ def test_store_kv(cache_dtype: torch.dtype) -> None:
     for cache, x in zip(caches, (k, v), strict=True):
         assert torch.equal(cache[[7, 2, 5]].flatten(1), x.to(cache_dtype))
         assert cache[[0, 1, 3, 4, 6, 8, 9]].abs().sum() == 0
+
+
+@pytest.mark.parametrize("name", [name for name in OPS if name.startswith("copy_pages")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_copies_of_pages_on_the_host(name: str, dtype: torch.dtype) -> None:
+    check_op(name, "cpu", dtype, 0)

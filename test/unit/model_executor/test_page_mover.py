@@ -69,6 +69,32 @@ def test_there_and_back(layout: MemLayout, io: IoBackend, dtype: torch.dtype) ->
     assert mover.done() == 3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_of_pages_are_the_same_in_both_layouts(dtype: torch.dtype) -> None:
+    pool = make_pool(dtype)
+    pages = np.array([4, 1, 9], np.int32)
+    told = {}
+    for layout in ("page_first", "layer_first"):
+        mover = PageMover(pool, HostKvPool(pool, 10, layout=layout, platform=CpuPlatform()), CpuPlatform(), "kernel")
+        mover.copy(PageCopies(write=pairs((3, 4), (5, 1), (12, 9))))
+        data = told[layout] = mover.read(pages)
+        assert data is not None and len(data) == 3 * mover.page_bytes
+        mover.put(np.array([2, 3, 5], np.int32), data)
+        mover.copy(PageCopies(load=pairs((6, 2), (7, 3), (8, 5))))
+        assert [contents(pool, page) for page in (6, 7, 8)] == [contents(pool, page) for page in (3, 5, 12)]
+    assert told["page_first"] == told["layer_first"]
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_read(broken: float) -> None:
+    pool = make_pool()
+    mover = PageMover(pool, HostKvPool(pool, 10, layout="page_first", platform=CpuPlatform()), CpuPlatform(), "kernel")
+    pool.pages(3)[1][5, 1, 0, 7] = broken
+    mover.copy(PageCopies(write=pairs((4, 1), (5, 2))))
+    assert mover.read(np.array([1], np.int32)) is not None
+    assert mover.read(np.array([1, 2], np.int32)) is None
+
+
 def test_runs_are_as_long_as_both_sides_allow() -> None:
     found = runs(np.array([1, 2, 3, 7, 8, 4], np.int32), np.array([5, 6, 9, 10, 11, 12], np.int32))
     assert list(found) == [(1, 5, 2), (3, 9, 1), (7, 10, 2), (4, 12, 1)]

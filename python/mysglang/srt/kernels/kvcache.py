@@ -35,4 +35,9 @@ def _copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor],
         target.index_copy_(0, to_pages.to(target.device), pages)
 
 
-copy_pages = Op("copy_pages", reference=_copy_pages, cuda="mysglang.srt.kernels.cuda.kvcache:copy_pages")
+copy_pages = Op(
+    "copy_pages",
+    reference=_copy_pages,
+    cuda="mysglang.srt.kernels.cuda.kvcache:copy_pages",
+    cpu="mysglang.srt.kernels.cpu.kvcache:copy_pages",
+)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -37,6 +38,8 @@ class HostKvPool:
         self._memory = torch.empty(rows * self.page_bytes, dtype=torch.uint8)
         platform.pin(self._memory)
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._parts: list[npt.NDArray[np.uint8]] = []
+        """Of each layer keys and values, [num_pages + 1, bytes of a page]."""
         begin = 0
         for layer_id in pool.layer_ids:
             views = []
@@ -46,6 +49,8 @@ class HostKvPool:
                     block = self._memory.view(rows, self.page_bytes)[:, begin : begin + width]
                 else:
                     block = self._memory[begin * rows : (begin + width) * rows].view(rows, width)
+                self._parts.append(block.numpy())
+                self._dtype = tensor.dtype
                 views.append(block.view(tensor.dtype).view(rows, *tensor.shape[1:]))
                 begin += width
             self._layers[layer_id] = views[0], views[1]
@@ -56,23 +61,18 @@ class HostKvPool:
 
     def read(self, pages: Ints) -> bytes | None:
         """All layers of these pages, page after page, in any layout alike; None if a number is not finite."""
-        where = torch.from_numpy(pages.astype(np.int64))
-        parts = [part.index_select(0, where) for pair in self._layers.values() for part in pair]
-        if not all(bool(part.isfinite().all()) for part in parts):
-            return None
-        flat = [part.reshape(len(pages), -1).view(torch.uint8) for part in parts]
-        return torch.cat(flat, dim=1).numpy().tobytes()
+        found = np.concatenate([part[pages] for part in self._parts], axis=1)
+        finite = torch.from_numpy(found).view(self._dtype).isfinite().all()
+        return found.tobytes() if finite else None
 
     def put(self, pages: Ints, data: bytes) -> None:
         """The opposite of `read`."""
-        where = torch.from_numpy(pages.astype(np.int64))
-        found = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(len(pages), self.page_bytes)
+        found = np.frombuffer(data, dtype=np.uint8).reshape(len(pages), self.page_bytes)
         begin = 0
-        for part in (part for pair in self._layers.values() for part in pair):
-            width = part[0].nbytes
-            block = found[:, begin : begin + width].contiguous().view(part.dtype)
-            part.index_copy_(0, where, block.view(len(pages), *part.shape[1:]))
-            begin += width
+        for part in self._parts:
+            end = begin + part.shape[1]
+            part[pages] = found[:, begin:end]
+            begin = end
 
     def pages(self, layer_id: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, each [num_pages + 1, page_size, num_kv_heads, head_dim]."""

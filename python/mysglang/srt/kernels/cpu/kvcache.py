@@ -1,0 +1,26 @@
+"""Copies of KV pages on the host: plain copies of memory, in one thread.
+
+torch would share each of many small copies among its threads, and wait for the slowest wherever other work is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+def copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    """As `kernels.kvcache.copy_pages`."""
+    origins, places = from_pages.numpy(), to_pages.numpy()
+    for source, target in zip(sources, targets, strict=True):
+        _bytes_of(target)[places] = _bytes_of(source)[origins]
+
+
+def _bytes_of(pages: Tensor) -> npt.NDArray[np.uint8]:
+    """[pages, bytes of a page], in the same memory."""
+    array: npt.NDArray[np.uint8] = pages.flatten(1).view(torch.uint8).numpy()
+    return array
