@@ -1,6 +1,6 @@
 """Are answers that are held to a JSON schema valid JSON of that schema, every one, and do others notice them?
 
-    python benchmark/constrained/valid_json.py [--count 1000] [--at-once 64] [--grammar-backend llguidance]
+    python benchmark/constrained/valid_json.py [--count 1000] [--at-once 64] [--grammar-backend X] [--jump-forward]
 
 Draws `--count` answers at temperature 1, each held to one of four schemas, first alone and then among as many answers
 that are free, which must be what they were before. Every document is decoded strictly into the type that its schema was
@@ -69,6 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=64, help="requests in flight")
     parser.add_argument("--model-path", default=None, help="the embedded model if left out")
     parser.add_argument("--grammar-backend", default="xgrammar")
+    parser.add_argument("--jump-forward", action="store_true", help="with --enable-jump-forward")
     parser.add_argument("--dtype", default="float32", help="in float32, company changes no answer")
     return parser.parse_args()
 
@@ -136,6 +137,7 @@ def main() -> int:
     options: dict[str, Any] = {"dtype": args.dtype, "grammar_backend": args.grammar_backend}
     # A model that draws may write white space for ever, which is valid, and never an end.
     options["constrained_json_max_whitespace_cnt"] = 2
+    options["enable_jump_forward"] = args.jump_forward
     if args.model_path:
         options["model_path"] = args.model_path
     with Engine(**options) as engine:

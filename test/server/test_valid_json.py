@@ -13,11 +13,12 @@ COUNT = 40
 
 
 @pytest.mark.slow
-def test_every_document_is_valid() -> None:
+@pytest.mark.parametrize("more", [[], ["--jump-forward", "--at-once", "3"]], ids=["usual", "jump-forward"])
+def test_every_document_is_valid(more: list[str]) -> None:
     script = REPOSITORY / "benchmark" / "constrained" / "valid_json.py"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "python")}
     run = subprocess.run(
-        [sys.executable, str(script), "--count", str(COUNT)], capture_output=True, text=True, env=environment
+        [sys.executable, str(script), "--count", str(COUNT), *more], capture_output=True, text=True, env=environment
     )
     assert run.returncode == 0, run.stdout + run.stderr
     found = json.loads(run.stdout.splitlines()[-1])

@@ -20,6 +20,11 @@ class GrammarArgs:
     grammar_compile_timeout: float = arg(
         5.0, at_least=0.1, help="Seconds after which compiling a grammar is given up and its request refused."
     )
+    enable_jump_forward: bool = arg(
+        False,
+        help="Write what a grammar forces as the tokenizer cuts it, and compute it in one step where few requests run "
+        "(xgrammar).",
+    )
     constrained_json_disable_any_whitespace: bool = arg(
         False, help="JSON answers have no whitespace but what their layout needs."
     )

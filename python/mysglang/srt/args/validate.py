@@ -158,6 +158,10 @@ RULES = (
         lambda _: "--radix-eviction-policy: with --disable-radix-cache nothing is kept that could be evicted.",
     ),
     Rule(
+        lambda a, _: a.grammar.enable_jump_forward and a.memory.disable_radix_cache,
+        lambda _: "--enable-jump-forward: with --disable-radix-cache a jump would compute the whole prompt again.",
+    ),
+    Rule(
         lambda a, _: a.hicache.enable_hierarchical_cache and a.memory.disable_radix_cache,
         lambda _: "--enable-hierarchical-cache: with --disable-radix-cache there are no prefixes to keep.",
     ),

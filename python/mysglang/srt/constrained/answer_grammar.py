@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,11 +17,14 @@ from mysglang.srt.constrained.patience import SLOW_S, Patience
 from mysglang.srt.forward.worker_batch import Ints, mask_words
 from mysglang.srt.scheduling.grammar import Grammar
 
+Cut: TypeAlias = Callable[[str], tuple[int, ...]]
+"""A text that is forced -> the tokens that it is said with, as far as what follows cannot change them."""
+
 
 class AnswerGrammar:
     """Implements Grammar."""
 
-    __slots__ = ("_ruled", "_thought", "_thought_end", "matcher", "patience", "thought_start")
+    __slots__ = ("_cut", "_forced", "_ruled", "_thought", "_thought_end", "matcher", "patience", "thought_start")
 
     def __init__(
         self,
@@ -28,11 +32,13 @@ class AnswerGrammar:
         thought_end: Sequence[int] = (),
         thought_start: int | None = None,
         patience: Patience | None = None,
+        cut: Cut | None = None,
     ) -> None:
         """`thought_end`: the tokens that end the thinking; none: there is no thinking.
 
         `thought_start`: the token with which the answer may begin it; None: the answer begins in a thought.
-        `patience`: with the grammar; None for one of its own.
+        `patience`: with the grammar; None for one of its own. `cut`: how text that is forced is written as tokens;
+        None: no token is forced, whatever the text.
         """
         self.matcher = matcher
         self.patience = patience or Patience()
@@ -42,6 +48,9 @@ class AnswerGrammar:
         """What was thought, its ends included."""
         self._ruled = 0
         """Tokens that the matcher took."""
+        self._cut = cut
+        self._forced: tuple[int, ...] | None = None
+        """What must come next; None: not worked out yet."""
 
     @property
     def thinking(self) -> bool:
@@ -65,16 +74,25 @@ class AnswerGrammar:
         if self.too_slow:
             return False
         self._ruled += 1
+        self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
         began = time.thread_time()
         accepted = self.matcher.accept(token)
         self.patience.took(time.thread_time() - began)
         return accepted
+
+    def forced(self) -> Sequence[int]:
+        if self._cut is None or self.thinking or self.may_think or self.finished or self.too_slow:
+            return ()
+        if self._forced is None:
+            self._forced = self._cut(self.matcher.forced_text())
+        return self._forced
 
     @property
     def too_slow(self) -> bool:
         return self.patience.over
 
     def rollback(self, count: int) -> None:
+        self._forced = None
         ruled = min(count, self._ruled)
         if ruled:
             self.matcher.rollback(ruled)
@@ -102,6 +120,9 @@ class AnswerMasks:
                 bits[row] = self._free
             elif grammar.too_slow:
                 bits[row] = 0
+            elif forced := grammar.forced():
+                bits[row] = 0
+                _allow(bits[row], forced[0])
             else:
                 ruled.append(grammar)
                 rows.append(row)
@@ -111,7 +132,7 @@ class AnswerMasks:
             bits[:, -1] &= self._last_word
         for row, grammar in enumerate(grammars):
             if isinstance(grammar, AnswerGrammar) and grammar.may_think and grammar.thought_start is not None:
-                bits[row].view(np.uint32)[grammar.thought_start >> 5] |= np.uint32(1 << (grammar.thought_start & 31))
+                _allow(bits[row], grammar.thought_start)
 
     def _fill(self, grammars: Sequence[AnswerGrammar], bits: Ints, rows: Sequence[int]) -> None:
         """Together where there are many, unless one of them was slow and it must be found out which."""
@@ -126,6 +147,10 @@ class AnswerMasks:
             began = time.thread_time()
             backend.fill([grammar.matcher], bits, [row])
             grammar.patience.took(time.thread_time() - began)
+
+
+def _allow(bits: Ints, token: int) -> None:
+    bits.view(np.uint32)[token >> 5] |= np.uint32(1 << (token & 31))
 
 
 def free_mask(vocab_size: int, eos_ids: Sequence[int]) -> Ints:

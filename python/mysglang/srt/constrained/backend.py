@@ -59,6 +59,10 @@ class Matcher(Protocol):
         """Take a token; False if it is not allowed."""
         ...
 
+    def forced_text(self) -> str:
+        """What every continuation begins with, as far as the library knows; it may be nothing."""
+        ...
+
     def rollback(self, count: int) -> None:
         """Take back the last `count` tokens."""
         ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from mysglang.srt.constrained.answer_grammar import AnswerGrammar
+from mysglang.srt.constrained.answer_grammar import AnswerGrammar, Cut
 from mysglang.srt.constrained.backend import CompiledGrammar
 from mysglang.srt.constrained.compiler import Compiler, Failure, Outcome
 from mysglang.srt.constrained.patience import Patience
@@ -77,7 +77,9 @@ class GrammarCache:
 class GrammarQueue:
     """Implements Role."""
 
-    def __init__(self, compiler: Compiler, cache: GrammarCache | None = None) -> None:
+    def __init__(self, compiler: Compiler, cache: GrammarCache | None = None, *, cut: Cut | None = None) -> None:
+        """`cut`: for all of the grammars; see AnswerGrammar."""
+        self._cut = cut
         self._compiler = compiler
         self._cache = cache or GrammarCache()
         self._ready: list[Req] = []
@@ -122,5 +124,6 @@ class GrammarQueue:
             req.finish = Abort(f"{spec.kind}: {outcome.reason}.", status=outcome.status, param=spec.kind)
         else:
             patience = self._cache.patience(spec)
-            req.grammar = AnswerGrammar(outcome.matcher(), req.grammar_after.tolist(), req.thought_start, patience)
+            thought_end = req.grammar_after.tolist()
+            req.grammar = AnswerGrammar(outcome.matcher(), thought_end, req.thought_start, patience, self._cut)
         self._ready.append(req)

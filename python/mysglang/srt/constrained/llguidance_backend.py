@@ -62,6 +62,9 @@ class LLGuidanceMatcher:
         self._ended = token in self._eos
         return True
 
+    def forced_text(self) -> str:
+        return ""
+
     def rollback(self, count: int) -> None:
         # Where nothing but the end could follow, the library does not count it.
         self.handle.rollback(count - 1 if self._ended and self._stopped and count else count)

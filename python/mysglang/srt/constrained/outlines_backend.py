@@ -45,6 +45,9 @@ class OutlinesMatcher:
             return False
         return True
 
+    def forced_text(self) -> str:
+        return ""
+
     def rollback(self, count: int) -> None:
         if self._ended and count:
             self._ended, count = False, count - 1

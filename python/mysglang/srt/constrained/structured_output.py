@@ -10,6 +10,7 @@ from mysglang.srt.constrained.backend import GrammarBackend
 from mysglang.srt.constrained.compile_messages import CompilerSetup
 from mysglang.srt.constrained.compiler import GrammarCompiler, NoCompiler
 from mysglang.srt.constrained.factory import make_backend
+from mysglang.srt.constrained.forced_tokens import cutter
 from mysglang.srt.constrained.grammar_queue import GrammarQueue
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
@@ -33,8 +34,8 @@ class StructuredOutput:
         return cls(GrammarQueue(NoCompiler()), NoGrammars())
 
     @classmethod
-    def start(cls, setup: CompilerSetup, tokenizer: Tokenizer) -> StructuredOutput:
-        """`tokenizer` is the one at `setup.tokenizer_path`."""
+    def start(cls, setup: CompilerSetup, tokenizer: Tokenizer, *, jump_forward: bool = False) -> StructuredOutput:
+        """`tokenizer` is the one at `setup.tokenizer_path`. `jump_forward`: whether grammars force tokens."""
 
         @cache
         def backend() -> GrammarBackend:
@@ -42,4 +43,5 @@ class StructuredOutput:
             return make_backend(setup.backend, vocabulary, setup.style)
 
         compiler = GrammarCompiler(setup, backend, eager=usable_cores() > FEW_CORES)
-        return cls(GrammarQueue(compiler), AnswerMasks(backend, setup.vocab_size, setup.eos_ids))
+        cut = cutter(tokenizer) if jump_forward else None
+        return cls(GrammarQueue(compiler, cut=cut), AnswerMasks(backend, setup.vocab_size, setup.eos_ids))

@@ -44,6 +44,10 @@ class XGrammarMatcher:
         except RuntimeError:
             return False
 
+    def forced_text(self) -> str:
+        text: str = self.handle.find_jump_forward_string()
+        return text
+
     def rollback(self, count: int) -> None:
         self.handle.rollback(count)
 

@@ -24,6 +24,7 @@ from mysglang.srt.scheduling.batch import Asked, ScheduleBatch
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
 from mysglang.srt.scheduling.intake import Intake
 from mysglang.srt.scheduling.invariants import Invariants
+from mysglang.srt.scheduling.jump_forward import Jumps
 from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.loops import Launched
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
@@ -64,6 +65,7 @@ class SchedulerParts:
     builder: ForwardBuilder
     masks: TokenMasks
     results: ResultProcessor
+    jumps: Jumps
     streamer: OutputStreamer
     ratio: NewTokenRatio
     invariants: Invariants
@@ -189,6 +191,7 @@ class Scheduler:
         parts = self._parts
         ended = parts.results.apply(launched.batch, launched.result.complete(), launched.asked, lane)
         self._answer(ended, lane)
+        parts.jumps.jump(lane)
         parts.timeline.applied(launched.batch)
         parts.stats.record(launched, lane, parts.waiting)
         for observe in self.step_observers:

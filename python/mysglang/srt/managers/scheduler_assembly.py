@@ -39,6 +39,7 @@ from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
 from mysglang.srt.scheduling.hidden_states import HiddenBook
 from mysglang.srt.scheduling.intake import Intake, OneRank
 from mysglang.srt.scheduling.invariants import Invariants
+from mysglang.srt.scheduling.jump_forward import JumpForward, NoJumps
 from mysglang.srt.scheduling.logprobs import LogprobBook
 from mysglang.srt.scheduling.loops import OverlapLoop, SyncLoop
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
@@ -83,6 +84,8 @@ class SchedulerOptions:
     """Between whom shares are fair; None: nobody is looked at."""
     conservativeness: float = 1.0
     overlap: bool = True
+    jump_forward: bool = False
+    """Whether what a grammar forces is computed together where few run."""
     order: OrderName = "prefill_first"
     """Of prompts and running requests."""
     decode_wait_tokens: int = 0
@@ -253,6 +256,7 @@ def assemble(
                 table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids
             ),
             results=results,
+            jumps=JumpForward(table, kv, residency, waiting) if options.jump_forward else NoJumps(),
             streamer=OutputStreamer(table, channels.to_detokenizer, version, timeline),
             ratio=ratio,
             invariants=Invariants(kv, strict=options.strict),

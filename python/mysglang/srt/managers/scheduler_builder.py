@@ -197,6 +197,7 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         order=_order(schedule),
         decode_wait_tokens=schedule.decode_wait_tokens,
         overlap=not schedule.disable_overlap_schedule,
+        jump_forward=args.grammar.enable_jump_forward,
         timeouts=_timeouts(schedule),
         decode_log_interval=args.observability.decode_log_interval,
         timed=args.observability.enable_trace,
@@ -237,6 +238,8 @@ def _structured_output(args: ServerArgs, model: ModelConfig, tokenizer: Tokenize
             "--constrained-json-whitespace-pattern: xgrammar knows no such pattern; give --grammar-backend llguidance "
             "or outlines, or --constrained-json-max-whitespace-cnt."
         )
+    if backend != "xgrammar" and grammar.enable_jump_forward:
+        raise ConfigError("--enable-jump-forward: only xgrammar tells what it forces.")
     assert args.model.tokenizer_path is not None, "there is a tokenizer"
     setup = CompilerSetup(
         backend=backend,
@@ -251,7 +254,7 @@ def _structured_output(args: ServerArgs, model: ModelConfig, tokenizer: Tokenize
         timeout_s=grammar.grammar_compile_timeout,
         at_once=max(2, min(4, usable_cores() // 2)),
     )
-    return StructuredOutput.start(setup, tokenizer)
+    return StructuredOutput.start(setup, tokenizer, jump_forward=grammar.enable_jump_forward)
 
 
 def _stop_text_maker(tokenizer: Tokenizer | None) -> MakeStopText:

@@ -25,6 +25,10 @@ class Grammar(Protocol):
         """Take the next token. False: it is not allowed here, or the grammar cannot go on; there is no way back."""
         ...
 
+    def forced(self) -> Sequence[int]:
+        """Tokens that come next whatever the model says; none if that is not known, or the choice is its own."""
+        ...
+
     def rollback(self, count: int) -> None:
         """Take the last `count` tokens back, as speculative decoding does with what was not accepted."""
         ...

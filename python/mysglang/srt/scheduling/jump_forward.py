@@ -1,0 +1,91 @@
+"""Jump-forward: what a grammar leaves no choice about is appended to the answer, and computed together in one step.
+
+    decode:  … t          f1      f2      f3      f4      x        a step for each
+    jump:    … t  (dropped)  f1 f2 f3 f4 → x                       what was in flight, and one step for all
+
+The request leaves its slot as a retracted one does, with the forced tokens behind its own, and is admitted again at
+once: its pages are found in the prefix cache, and the rest is a short prompt. What a step in flight has for it is
+dropped by its life number. Since others wait for such a step, it pays only where few run.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.request import Req
+from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.residency import Residency
+from mysglang.srt.scheduling.waiting_queue import WaitingQueue
+
+MOST_RUNNING = 4
+"""With more, the step that a jump costs all of them is dearer than those that it saves one of them."""
+LEAST_FORCED = 3
+"""Tokens from which on there is something to save: two steps are needed anyhow."""
+
+
+class Jumps(Protocol):
+    """Lets answers jump over what is forced."""
+
+    def jump(self, lane: Lane) -> None:
+        """Called when a step's tokens are applied and told of."""
+        ...
+
+
+class NoJumps:
+    """Every token is the model's."""
+
+    def jump(self, lane: Lane) -> None:
+        pass
+
+
+class JumpForward:
+    """Implements Jumps; `count` of them since the start."""
+
+    def __init__(self, table: RequestTable, kv: KvManager, residency: Residency, waiting: WaitingQueue) -> None:
+        self._table = table
+        self._kv = kv
+        self._residency = residency
+        self._waiting = waiting
+        self.count = 0
+
+    def jump(self, lane: Lane) -> None:
+        constrained = self._table.constrained
+        # Whoever waits would come between, and with a prompt half computed nobody is admitted.
+        if not constrained.count or lane.size > MOST_RUNNING or lane.chunked is not None or len(self._waiting):
+            return
+        jumping = []
+        for slot in lane.slots[constrained.rows(lane.slots)].tolist():
+            forced = self._forced(slot)
+            if len(forced) >= LEAST_FORCED and self._fits(lane):
+                jumping.append(self._leave(slot, forced, lane))
+        for req in reversed(jumping):
+            self._waiting.add_retracted(req)
+        self.count += len(jumping)
+
+    def _forced(self, slot: int) -> list[int]:
+        """What may be appended; nothing where each token must be looked at, or its logits are asked for."""
+        req = self._table.req(slot)
+        watched = req.stop_watch.active or req.rules is not None or req.logit_processor is not None
+        if req.grammar is None or watched or req.logprobs is not None or req.hidden is not None:
+            return []
+        # One token at least is left to the model, which ends the request.
+        room = int(self._table.final_len[slot] - self._table.known[slot]) - 1
+        return list(req.grammar.forced()[: max(room, 0)])
+
+    def _fits(self, lane: Lane) -> bool:
+        """Whether all that run could run to their ends, so that whoever leaves is admitted again at once."""
+        longest = int(self._table.final_len[lane.slots].sum())
+        return longest + (MOST_RUNNING + 1) * self._kv.page_size <= self._kv.available_tokens()
+
+    def _leave(self, slot: int, forced: list[int], lane: Lane) -> Req:
+        req = self._residency.leave(slot, lane)
+        assert req.grammar is not None, "it forces tokens"
+        for token in forced:
+            accepted = req.grammar.accept(token)
+            assert accepted, "a grammar forces what it does not allow"
+        req.ids = np.concatenate([req.ids, np.asarray(forced, dtype=np.int32)])
+        return req
