@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import orjson
 import pytest
 
 from mysglang.srt.entrypoints.request_dump import dumped
+from mysglang.srt.errors import Overloaded
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.generate import parse_generate
@@ -54,3 +56,36 @@ async def test_it_asks_the_same_again(tmp_path: Path, ask: dict[str, Any]) -> No
     record = orjson.loads(file.read_bytes())
     assert parse_generate(record["request"]) == obj
     assert record["answers"] == [{"text": "b", "output_ids": [7], "finish_reason": {"type": "length", "length": 1}}]
+
+
+async def refused() -> AsyncGenerator[GenerationChunk, None]:
+    raise Overloaded("The request queue is full.")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("prompt", "coming"),
+    [
+        ({"text": "Hi"}, refused()),
+        ({"text": ["Hi", "there"]}, refused()),
+        ({"input_ids": [5, 6]}, refused()),
+        ({"input_ids": [[5, 6], [7]]}, refused()),
+        ({"text": ["Hi", "there"]}, answered()),
+    ],
+)
+async def test_a_prompt_that_nobody_answered_is_kept_as_it_came(
+    tmp_path: Path, prompt: dict[str, Any], coming: AsyncGenerator[GenerationChunk, None]
+) -> None:
+    obj = parse_generate({**prompt, "sampling_params": PARAMS})
+    with contextlib.suppress(Overloaded):
+        async for _ in dumped(obj, coming, str(tmp_path)):
+            pass
+    [file] = tmp_path.iterdir()
+    assert parse_generate(orjson.loads(file.read_bytes())["request"]) == obj
+
+
+async def test_a_batch_of_one_stays_a_batch(tmp_path: Path) -> None:
+    async for _ in dumped(parse_generate({"text": ["Hi"], "sampling_params": PARAMS}), answered(), str(tmp_path)):
+        pass
+    [file] = tmp_path.iterdir()
+    assert orjson.loads(file.read_bytes())["request"]["input_ids"] == [[5, 6]]

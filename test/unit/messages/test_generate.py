@@ -117,7 +117,7 @@ def test_what_is_ours_to_say_cannot_be_sent(name: str) -> None:
         ({"input_ids": [[1, None]]}, "input_ids[0][1]", "got `null`"),
         ({"stream": 1}, "stream", "got `int`"),
         ({"sampling_params": "x"}, "sampling_params", "must be an object, got a string"),
-        ({"sampling_params": []}, "sampling_params", "an entry for each prompt"),
+        ({"sampling_params": []}, "sampling_params", "with an entry for each"),
         ({"sampling_params": [{}, 7]}, "sampling_params[1]", "must be an object, got a number"),
         ({"sampling_params": {"temperature": "hot"}}, "temperature", "sampling_params.temperature: Expected `float`"),
         ({"sampling_params": {"n": 1.5}}, "n", "got `float`"),

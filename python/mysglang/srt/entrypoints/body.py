@@ -79,6 +79,8 @@ def require_json(request: Request) -> None:
     kind = header(request.scope, b"content-type").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise InvalidRequest(f"The content type must be application/json, got {kind or 'none'!r}.")
+    if (coding := header(request.scope, b"content-encoding").strip().lower()) not in ("", "identity"):
+        raise InvalidRequest(f"The content encoding must be identity, got {coding!r}: send the body as it is.")
 
 
 def parse_json(body: bytes) -> dict[str, object]:

@@ -1,7 +1,8 @@
 """Requests kept whole in files, one JSON line for each, as POST /generate takes them: to be asked again elsewhere.
 
-A line has the prompt as token ids, however it came (as vectors, if these are what it was), the parameters, and what was
-answered. Written when the request is over; a file that cannot be written is logged, and the request goes on.
+A line has the prompt as token ids, however it came (as vectors, if these are what it was; as it came, if the request
+ended before it was answered at all), the parameters, and what was answered. Written when the request is over; a file
+that cannot be written is logged, and the request goes on.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import orjson
 
+from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import finish_reason_dict
 from mysglang.srt.messages.generate import GenerateReqInput
@@ -47,6 +50,17 @@ async def dumped(
         _append(Path(folder), line)
 
 
+def check_folder(folder: Path) -> None:
+    """Raises InvalidRequest if requests cannot be kept there, which is made if it is not there. Blocks."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        message = f"dump_requests_folder: nothing can be kept in {folder}: {error.strerror}."
+        raise InvalidRequest(message, param="dump_requests_folder") from None
+
+
 class _Answer:
     """What the chunks of one answer add up to."""
 
@@ -69,10 +83,8 @@ def _record(obj: GenerateReqInput, answers: dict[int, _Answer], started: float) 
     request = {name: getattr(obj, name) for name in KEPT if getattr(obj, name) != getattr(default, name)}
     params = obj.sampling_params
     n = params[0].n if isinstance(params, list) else params.n
-    prompts = [answers[index].prompt_ids for index in sorted(answers) if index % n == 0]
-    alone = len(prompts) == 1 and not isinstance(params, list)
     if obj.input_embeds is None:
-        request["input_ids"] = prompts[0] if alone else prompts
+        request |= _prompts(obj, answers, n)
     # As on the wire, where a parameter that has its default is left out, but for the one whose null is not its default.
     request["sampling_params"] = msgspec.to_builtins(params, str_keys=True)
     return {
@@ -85,6 +97,16 @@ def _record(obj: GenerateReqInput, answers: dict[int, _Answer], started: float) 
             for _, one in sorted(answers.items())
         ],
     }
+
+
+def _prompts(obj: GenerateReqInput, answers: Mapping[int, _Answer], n: int) -> dict[str, Any]:
+    """As token ids; as they came, if the request ended before the ids of all were told."""
+    several = isinstance(obj.text, list) or any(isinstance(entry, list) for entry in obj.input_ids or [])
+    count = len(obj.text or obj.input_ids or []) if several else 1
+    known = [answers[index].prompt_ids for index in range(0, count * n, n) if index in answers]
+    if len(known) < count:
+        return {"text": obj.text} if obj.input_ids is None else {"input_ids": obj.input_ids}
+    return {"input_ids": known if several else known[0]}
 
 
 def _append(folder: Path, line: bytes) -> None:

@@ -126,6 +126,7 @@ async def test_refusals_name_the_field_and_the_limit(
         (b'{"text": "a", "sampling_params": {"temperature": NaN}}', {}, "line 1 column 50"),
         (b'["text"]', {}, "must be a JSON object"),
         (b'{"text": "a"}', {"content-type": "text/plain"}, "application/json"),
+        (b"\x1f\x8b\x08", {"content-encoding": "gzip"}, "must be identity, got 'gzip'"),
     ],
 )
 async def test_bodies_that_are_no_json(content: bytes, headers: dict[str, str], words: str) -> None:

@@ -90,6 +90,7 @@ async def test_options_that_change() -> None:
         ("/start_profile", {"activities": ["MEM"]}, "activities.0"),
         ("/start_profile", {"start_step": 5}, "start_step"),
         ("/configure_logging", {"log_level": "debug"}, "log_level"),
+        ("/configure_logging", {"dump_requests_folder": "/proc/nowhere"}, "dump_requests_folder"),
         ("/set_internal_state", {}, "server_args"),
         ("/set_internal_state", {"server_args": {"tp_size": 2}}, "server_args.tp_size"),
         ("/set_internal_state", {"server_args": {"stream_interval": 0}}, "server_args.stream_interval"),

@@ -3,9 +3,11 @@ what changes anything is POST only."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Request
@@ -17,6 +19,7 @@ from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.native_answers import Done, LoggingSettings
 from mysglang.srt.entrypoints.openapi import gives, takes
+from mysglang.srt.entrypoints.request_dump import check_folder
 from mysglang.srt.entrypoints.routes.debug import debug_router
 from mysglang.srt.entrypoints.routes.memory import BODIES as MEMORY_BODIES
 from mysglang.srt.entrypoints.routes.memory import memory_router
@@ -159,6 +162,8 @@ def operation_router(front: Front) -> APIRouter:
     async def configure_logging(request: Request) -> Response:
         """Log requests or not, keep them in files or not, from now on."""
         body = await read_optional(request, ConfigureLoggingReq)
+        if body.dump_requests_folder:
+            await asyncio.to_thread(check_folder, Path(body.dump_requests_folder))
         if body.log_requests is not None:
             front.request_log.log_requests = body.log_requests
         if body.dump_requests_folder is not None:
