@@ -135,7 +135,8 @@ def parse_generate(data: Mapping[str, object]) -> GenerateReqInput:
     params = fields.pop("sampling_params", {})
     if isinstance(params, list):
         if not params:
-            raise InvalidRequest("sampling_params may be a list only for a batch of prompts, with an entry for each.", param="sampling_params")
+            message = "sampling_params may be a list only for a batch of prompts, with an entry for each."
+            raise InvalidRequest(message, param="sampling_params")
         parsed = [parse_sampling_params(entry, f"sampling_params[{i}]") for i, entry in enumerate(params)]
         clips: bool | list[bool] = ["max_new_tokens" not in entry for entry in params]
         return convert_fields({**fields, "sampling_params": parsed, "clip_max_new_tokens": clips}, GenerateReqInput, "")
