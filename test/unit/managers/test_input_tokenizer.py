@@ -1,8 +1,9 @@
 """From prompts to what the scheduler accepts: lengths, ids, seeds, and tokenizing off the event loop."""
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,24 @@ async def test_bad_words_are_forbidden_at_the_beginning_and_behind_a_space(
     written = [tuple(tokenizer.encode(word, add_special_tokens=False)) for word in words]
     assert [tuple(unpack_ids(word)) for word in request.bad_words] == list(dict.fromkeys(written))
     assert request.sampling_params.bad_words == []
+
+
+async def test_many_bad_words_are_work_for_the_pool_and_done_once(
+    tokenizer: Tokenizer, pool: TextPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand words beside a short prompt, or beside a hundred, must not hold up the event loop."""
+    here, encoded = threading.get_ident(), []
+
+    def encode(self: Tokenizer, texts: Sequence[str], **options: Any) -> list[list[int]]:
+        encoded.append((len(texts), threading.get_ident() == here))
+        return encode_batch(self, texts, **options)
+
+    encode_batch = Tokenizer.encode_batch
+    monkeypatch.setattr(Tokenizer, "encode_batch", encode)
+    words = [f"word {number}" for number in range(1000)]
+    requests = await Front(tokenizer, pool)(text=["a"] * 100, sampling_params=SamplingParams(bad_words=words))
+    assert sorted(encoded) == [(100, False), (2000, False)]
+    assert len({len(request.bad_words) for request in requests}) == 1 and requests[0].bad_words
 
 
 async def test_bad_words_of_tokens_that_the_model_lacks_need_not_be_forbidden(

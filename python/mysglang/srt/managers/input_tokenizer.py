@@ -100,7 +100,9 @@ class InputTokenizer:
         self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]
     ) -> list[TokenizedGenerateReqInput]:
         """A request for each answer, in order, named by `rids`. Raises InvalidRequest."""
-        size = sum(len(prompt.content) for prompt in unfolded.prompts)
+        # Prompts of a batch may share their parameters, whose words are then tokenized once.
+        words = {id(prompt.params): sum(map(len, prompt.params.bad_words)) for prompt in unfolded.prompts}
+        size = sum(len(prompt.content) for prompt in unfolded.prompts) + sum(words.values())
         drawn = [self._seeds.getrandbits(SEED_BITS) for _ in unfolded.prompts]
         caller = CALLER.get()
         return await self._pool.run(size, lambda: self._build(obj, unfolded, rids, drawn, caller))
@@ -143,6 +145,7 @@ class InputTokenizer:
         self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str], drawn: Sequence[int], caller: Caller
     ) -> list[TokenizedGenerateReqInput]:
         requests: list[TokenizedGenerateReqInput] = []
+        bad_words: dict[int, list[bytes]] = {}
         seconds = obj.second_texts or [None] * len(unfolded.prompts)
         rows = zip(unfolded.prompts, self._ids(obj, unfolded.prompts), drawn, seconds, strict=True)
         for prompt, ids, seed, second_text in rows:
@@ -153,7 +156,8 @@ class InputTokenizer:
             extra_key = f"input_embeds {new_id()}" if embeds else self._namespace(unfolded, caller)
             packed, wish = pack_ids(ids), _logprob_request(prompt.logprobs, len(ids))
             grammar_after, thought_start = self._thinking(params, obj)
-            bad_words = self._bad_words(params.bad_words)
+            if (given := id(prompt.params)) not in bad_words:
+                bad_words[given] = self._bad_words(prompt.params.bad_words)
             processor, custom_params = self._processor(prompt, params, obj.max_thinking_tokens)
             params = msgspec.structs.replace(params, bad_words=[], custom_params=custom_params)
             for copy in range(unfolded.n):
@@ -163,7 +167,7 @@ class InputTokenizer:
                         input_ids=packed,
                         input_embeds=embeds,
                         sampling_params=msgspec.structs.replace(params, sampling_seed=_nth_seed(first_seed, copy)),
-                        bad_words=bad_words,
+                        bad_words=bad_words[given],
                         logit_processor=processor,
                         stream=obj.stream,
                         logprobs=wish,
