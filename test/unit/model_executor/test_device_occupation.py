@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.forward.occupation import FixedOccupation
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.tp_worker import TpModelWorker
+from mysglang.srt.platforms.cpu import CpuPlatform
+from mysglang.srt.platforms.interface import DeviceMemory
 
 CPU = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=6)
 ALL = frozenset(("weights", "kv_cache", "cuda_graph"))
@@ -104,6 +107,25 @@ def test_a_checkpoint_that_changed_is_not_taken_for_the_old_one(tmp_path: Path) 
     shutil.copy(tmp_path / "kept", tmp_path / "a" / "model.safetensors")
     worker.weights.update_from_files(str(tmp_path / "a"), whole=True, pulse=tick)
     worker.occupation.resume(WEIGHTS, tick)
+    assert says(worker) == before
+
+
+@pytest.mark.parametrize("free", [0, 1 << 40])
+def test_a_device_leaves_a_copy_on_the_host_if_there_is_room(
+    free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint("qwen3", tmp_path)
+    worker = started(tmp_path)
+    weights, before = worker.weights, says(worker)
+    weights._origin = None  # as after tensors of a trainer
+    weights._platform = SimpleNamespace(device=torch.device("meta"))  # type: ignore[assignment]  # not the host
+    monkeypatch.setattr(CpuPlatform, "memory", lambda _platform: DeviceMemory(free=free, total=1 << 40))
+    if free:
+        weights.release(tick)
+        weights.resume(tick)
+    else:
+        with pytest.raises(InvalidRequest, match="has no room for a copy"):
+            weights.release(tick)
     assert says(worker) == before
 
 

@@ -25,7 +25,9 @@ from mysglang.srt.errors import ConfigError, InvalidRequest
 from mysglang.srt.forward.weights import GroupFacts, Pulse, TensorFacts
 from mysglang.srt.model_loader.weight_update import WeightUpdate, check_config, checkpoint_tensors, digest
 from mysglang.srt.models.checkpoint_model import CheckpointModel
+from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import Platform
+from mysglang.srt.utils.hardware import GIB
 
 GROUP_TIMEOUT_S = 300.0
 """For members to come, and for weights that were announced."""
@@ -94,6 +96,7 @@ class LiveWeights:
                     "kv_cache alone.",
                     param="tags",
                 )
+            self._require_host_room()
             self._copy = self._update.host_copy()
         self._update.release()
         self._released = True
@@ -191,6 +194,15 @@ class LiveWeights:
     def checksums(self, pulse: Pulse) -> dict[str, str]:
         self._require_memory()
         return dict(_each(((name, digest(tensor)) for name, tensor in self._update.tensors()), pulse))
+
+    def _require_host_room(self) -> None:
+        needed, free = self._update.nbytes, platform_named("cpu").memory().free
+        if needed > free:
+            raise InvalidRequest(
+                f"weights: they are in no checkpoint as they are now, and the host has no room for a copy: it takes "
+                f"{needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free; release kv_cache alone.",
+                param="tags",
+            )
 
     def _require_memory(self) -> None:
         if self._released:

@@ -106,17 +106,22 @@ class WeightUpdate:
         for parameter in weight_parameters(self._model).values():
             parameter.untyped_storage().resize_(parameter.nbytes)
 
+    @property
+    def nbytes(self) -> int:
+        """Of all parameters, as they are loaded."""
+        return sum(layout.nbytes for layout in self._model.layouts.values())
+
     def host_copy(self) -> dict[str, Tensor]:
         """The parameters' values on the host, by their own names."""
-        return {
-            name: parameter.detach().to(CPU, copy=True) for name, parameter in weight_parameters(self._model).items()
-        }
+        return {name: self._values(name).detach().to(CPU, copy=True) for name in self._model.layouts}
 
     @torch.no_grad()
     def put_back(self, copy: Mapping[str, Tensor]) -> None:
-        """Fill the parameters with a `host_copy`."""
+        """Fill the parameters, released before and reserved again, with a `host_copy`."""
         for name, parameter in weight_parameters(self._model).items():
             parameter.copy_(copy[name])
+        for module, _ in self._laid_out():
+            module.process_weights_after_loading()
 
     def read(self, name: str) -> Tensor:
         """The values of the checkpoint's tensor of that name, of this rank. Raises ConfigError if there is none."""
