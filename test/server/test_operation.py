@@ -51,6 +51,24 @@ def test_promise_40_what_one_key_sent_is_not_cached_for_another(http: httpx.Clie
     assert min(cached("one"), cached("two"), cached("one", cache_salt="s")) > 0
 
 
+@pytest.mark.promise(40)
+def test_promise_40_what_one_key_keeps_here_another_does_not_find(http: httpx.Client) -> None:
+    one, two = {"x-api-key": "one"}, {"x-api-key": "two"}
+    session = http.post("/open_session", json={"session_id": "s"}, headers=one).json()
+    body = {**PROMPT, "session_params": {"id": session}}
+    assert http.post("/generate", json=body, headers=one).status_code == 200
+    assert http.post("/generate", json=body, headers=two).status_code == 400
+    http.post("/close_session", json={"session_id": "s"}, headers=two)
+    assert http.post("/open_session", json={"session_id": "s"}, headers=one).status_code == 400
+    response = http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 8}, headers=one).json()
+    path = f"/v1/responses/{response['id']}"
+    assert [http.get(path, headers=each).status_code for each in (one, two)] == [200, 404]
+    further = {"input": "And then?", "previous_response_id": response["id"], "max_output_tokens": 8}
+    assert http.post("/v1/responses", json=further, headers=two).status_code in (400, 404)
+    assert http.delete(path, headers=two).status_code == 404
+    assert http.delete(path, headers=one).status_code == 200
+
+
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_a_pause_holds_requests_and_changes_no_answer(http: httpx.Client, mode: str) -> None:
     expected = http.post("/generate", json=PROMPT).json()["output_ids"]

@@ -18,6 +18,7 @@ import msgspec
 
 from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.errors import InvalidRequest, Overloaded
+from mysglang.srt.managers.caller import CALLER
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.codec import pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput, SessionParams
@@ -65,7 +66,8 @@ class Sessions:
     def __init__(self, manager: Manager, clock: Callable[[], float] = time.monotonic) -> None:
         self._manager = manager
         self._clock = clock
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[tuple[str, str], _Session] = {}
+        """By whose they are and their id: with several API keys nobody can go on with another's."""
 
     def open(self, session_id: str | None = None, idle_s: float | None = None, *, streaming: bool = False) -> str:
         """A new session and its id. Raises InvalidRequest for an id that is taken, Overloaded if there are too many."""
@@ -73,16 +75,16 @@ class Sessions:
         name = uuid.uuid4().hex if session_id is None else session_id
         if not 0 < len(name) <= MAX_ID_LENGTH:
             raise InvalidRequest(f"session_id must have 1 to {MAX_ID_LENGTH} characters.", param="session_id")
-        if name in self._sessions:
+        if _owned(name) in self._sessions:
             raise InvalidRequest(f"session_id {name!r} is open already.", param="session_id")
         if len(self._sessions) >= MAX_SESSIONS:
             raise Overloaded(f"{MAX_SESSIONS} sessions are open; close some, or open them with a timeout.")
-        self._sessions[name] = _Session(idle_s, self._clock(), streaming)
+        self._sessions[_owned(name)] = _Session(idle_s, self._clock(), streaming)
         return name
 
     def close(self, session_id: str) -> None:
         """Forget a session; the unknown is no error. Its open requests go on."""
-        self._sessions.pop(session_id, None)
+        self._sessions.pop(_owned(session_id), None)
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         """As the manager's; with `session_params` the prompt stands behind what they refer to."""
@@ -139,7 +141,7 @@ class Sessions:
 
     def _find(self, session_id: str) -> _Session:
         self._expire()
-        session = self._sessions.get(session_id)
+        session = self._sessions.get(_owned(session_id))
         if session is None:
             raise InvalidRequest(f"session_params: no session {session_id!r} is open.", param="session_params")
         session.used = self._clock()
@@ -154,6 +156,10 @@ class Sessions:
         ]
         for name in late:
             del self._sessions[name]
+
+
+def _owned(session_id: str) -> tuple[str, str]:
+    return CALLER.get().api_key, session_id
 
 
 def _check_single(obj: GenerateReqInput) -> None:

@@ -15,6 +15,7 @@ import orjson
 from mysglang.srt.entrypoints.openai.responses.event_log import EventLog
 from mysglang.srt.entrypoints.openai.responses.translate import StoredItem
 from mysglang.srt.errors import NotFound
+from mysglang.srt.managers.caller import CALLER
 
 MAX_RESPONSES = 10_000
 MAX_BYTES = 256 << 20
@@ -44,7 +45,8 @@ class ResponseStore:
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
+        """By whose they are and their id: with several API keys nobody finds another's."""
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -53,26 +55,30 @@ class ResponseStore:
     def put(self, stored: StoredResponse) -> None:
         """Keep it, in the place of what has its id; forget the oldest beyond the bounds, but never this one."""
         response_id = stored.response["id"]
-        self._drop(response_id)
+        self._drop(_owned(response_id))
         size = len(orjson.dumps([stored.response, stored.items]))
         if stored.log is not None:
             size += stored.log.nbytes
-        self._kept[response_id] = (stored, size)
+        self._kept[_owned(response_id)] = (stored, size)
         self._bytes += size
         while len(self._kept) > 1 and (len(self._kept) > self._max_responses or self._bytes > self._max_bytes):
             self._drop(next(iter(self._kept)))
 
     def get(self, response_id: str) -> StoredResponse:
         """Raises NotFound, also for what was forgotten."""
-        if response_id not in self._kept:
+        if _owned(response_id) not in self._kept:
             raise NotFound(f"There is no response {response_id!r} here.", param="response_id")
-        return self._kept[response_id][0]
+        return self._kept[_owned(response_id)][0]
 
     def delete(self, response_id: str) -> None:
         """Raises NotFound."""
         self.get(response_id)
-        self._drop(response_id)
+        self._drop(_owned(response_id))
 
-    def _drop(self, response_id: str) -> None:
-        if response_id in self._kept:
-            self._bytes -= self._kept.pop(response_id)[1]
+    def _drop(self, key: tuple[str, str]) -> None:
+        if key in self._kept:
+            self._bytes -= self._kept.pop(key)[1]
+
+
+def _owned(response_id: str) -> tuple[str, str]:
+    return CALLER.get().api_key, response_id
