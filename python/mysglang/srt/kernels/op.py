@@ -41,6 +41,9 @@ NONE: Mapping[str, Implementation] = {}
 _using: list[Numerics] = ["fastest"]
 """One item: what this process has been told."""
 
+_missed: set[str] = set()
+"""Modules that cannot run here, of which the log has said so."""
+
 
 def use_ops(numerics: Numerics) -> None:
     """Say what all ops of this process are chosen by from now on. The composition root of a worker does, first of all.
@@ -101,7 +104,9 @@ class Op(Generic[P, R]):
                 if (implementation := _import(module)) is None:
                     continue
                 if not getattr(implementation, "available", _always)():
-                    logger.warning("%s: %s is not available on this device, going on without it.", self.name, module)
+                    if module not in _missed:
+                        logger.warning("%s: %s is not available on this device, going on without.", self.name, module)
+                        _missed.add(module)
                     continue
                 found: Callable[P, R] = getattr(implementation, function)
                 return found
