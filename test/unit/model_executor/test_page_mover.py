@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.host_pages import PageCopies, PagePairs
 from mysglang.srt.mem_cache.kv_pool.host import HostKvPool, MemLayout
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.model_executor import page_mover
+from mysglang.srt.model_executor.kv_setup import make_host_pages
 from mysglang.srt.model_executor.page_mover import IoBackend, PageMover, runs
+from mysglang.srt.model_executor.runner_config import HostTierConfig
 from mysglang.srt.platforms.cpu import CpuPlatform
 from mysglang.srt.platforms.interface import Event, SideQueue
 
@@ -93,6 +96,17 @@ def test_what_is_not_finite_is_not_read(broken: float) -> None:
     mover.copy(PageCopies(write=pairs((4, 1), (5, 2))))
     assert mover.read(np.array([1], np.int32)) is not None
     assert mover.read(np.array([1, 2], np.int32)) is None
+
+
+def test_its_size_is_as_asked_and_no_more_than_there_is() -> None:
+    pool, platform = make_pool(), CpuPlatform()
+    assert make_host_pages(None, pool, platform).num_pages == 0
+    assert make_host_pages(HostTierConfig(ratio=1.5), pool, platform).num_pages == 18
+    pages = make_host_pages(HostTierConfig(size_gb=0.001), pool, platform)
+    assert pages.num_pages == 1_000_000 // pages.page_bytes
+    for much in (HostTierConfig(size_gb=1e6), HostTierConfig(ratio=0.01), HostTierConfig(size_gb=1e-7)):
+        with pytest.raises(ConfigError, match="Change --hicache-size or --hicache-ratio"):
+            make_host_pages(much, pool, platform)
 
 
 def test_runs_are_as_long_as_both_sides_allow() -> None:
