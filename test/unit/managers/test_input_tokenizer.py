@@ -146,7 +146,7 @@ async def test_bad_words_of_tokens_that_the_model_lacks_need_not_be_forbidden(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("bad_words", words) for words in ([""], [" "], ["a" * 257], ["a"] * 1025)),
+        *(("bad_words", words) for words in ([""], [" "], ["a" * 257], ["a"] * 1025, ["a" * 256] * 129)),
         *(("allowed_token_ids", ids) for ids in ([], [600], [-1])),
     ],
 )

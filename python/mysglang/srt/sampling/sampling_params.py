@@ -34,6 +34,8 @@ MAX_LOGIT_BIAS = 4096
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_LENGTH = 256
 """Longest bad word, in characters."""
+MAX_BAD_WORDS_LENGTH = 32 << 10
+"""Of all together, in characters: each answer has a copy of their tokens, and a request may have many answers."""
 MAX_N = 128
 MAX_LENGTH_PENALTY = 10
 
@@ -202,6 +204,11 @@ _RULES: tuple[_Rule, ...] = (
         "bad_words",
         lambda p: not p.bad_words or all(word.strip() and len(word) <= MAX_BAD_WORD_LENGTH for word in p.bad_words),
         f"made of words of 1 to {MAX_BAD_WORD_LENGTH} characters that are not all spaces",
+    ),
+    _Rule(
+        "bad_words",
+        lambda p: not p.bad_words or sum(map(len, p.bad_words)) <= MAX_BAD_WORDS_LENGTH,
+        f"of at most {MAX_BAD_WORDS_LENGTH} characters together",
     ),
     _Rule("allowed_token_ids", lambda p: p.allowed_token_ids != [], "a list of at least one token id"),
     _Rule(
