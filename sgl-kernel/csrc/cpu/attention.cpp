@@ -19,7 +19,7 @@ namespace {
 constexpr long KEYS = 128;
 constexpr long QUERIES = 48;    // of a block: four tiles of rows
 constexpr long FEW = 8;         // queries that are not worth packing keys for
-constexpr long MAX_DIM = 256;
+constexpr long GRAIN = 1 << 15;  // elements of keys, for each block of queries, that are worth another thread
 
 struct Params {
   bf16 *out;  // [tokens, heads * dim], dense
@@ -271,7 +271,10 @@ extern "C" void mysgl_attention(bf16 *out, const bf16 *q, long q_stride, const b
   const Params p{out,   q,       q_stride, keys, values, table,    max_pages, page_size, slots,
                  ends,  queries, firsts,   rows, heads,  kv_heads, dim,       window,    scale, cap, alike != 0};
   // items [count, 2]: row and block of queries, longest first; each for every KV head.
-  share(count * kv_heads, 1, [&](long first, long end) {
+  long elements = 0;
+  for (long i = 0; i < count; i++) elements += ends[items[2 * i]] * dim * (queries[items[2 * i]] > 1 ? QUERIES : 1);
+  const long chunk = count && elements < GRAIN * count ? GRAIN * count / (elements + 1) + 1 : 1;
+  share(count * kv_heads, chunk, [&](long first, long end) {
     for (long i = first; i < end; i++)
       attend(Row{p, items[i / kv_heads * 2], i % kv_heads}, items[i / kv_heads * 2 + 1]);
   });

@@ -78,9 +78,11 @@ struct Pool {
   [[noreturn]] void serve() {
     for (;;) {
       const auto since = std::chrono::steady_clock::now();
-      while (idle() && std::chrono::steady_clock::now() - since < PATIENCE)
+      while (idle() && std::chrono::steady_clock::now() - since < PATIENCE) {
         for (int i = 0; i < SPINS && idle(); i++)
           if (!fetch()) pause();
+        sched_yield();  // to others on this processor, the caller among them
+      }
       if (idle()) sleep();
       while (help()) {
       }
