@@ -91,7 +91,7 @@ ROOMY = ("--json-model-override-args", '{"max_position_embeddings": 1000000}', "
 def test_a_megabyte_of_prompt_does_not_hold_up_a_probe(
     roomy_server: ServerProcess, path: str, field: str, status: int
 ) -> None:
-    """Within 100 ms. The machine does other things too, and one of them may hold up a probe as well: the best counts."""
+    """Within 100 ms; of several tries the best counts, since the machine does other things that hold up a probe too."""
     body = {field: "The quick brown fox jumps. " * 40_000}
 
     def slowest_probe() -> float:
