@@ -141,10 +141,14 @@ def test_time_is_limited() -> None:
         compiler.submit(slow)
         compiler.submit(good)
         found = outcomes(compiler, [slow, good])
-    failure = found[slow]
+        failure, next_one = found[slow], found[good]
+        while isinstance(next_one, Failure):
+            # A machine that does other things may take as long for the good one.
+            assert not next_one.lasting
+            compiler.submit(good)
+            next_one = outcomes(compiler, [good])[good]
     assert isinstance(failure, Failure) and not failure.lasting
     assert "longer than the limit of 0.5 s (--grammar-compile-timeout)" in failure.reason
-    assert not isinstance(found[good], Failure)
 
 
 def test_a_killed_process_is_replaced() -> None:
