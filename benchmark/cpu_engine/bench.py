@@ -80,7 +80,7 @@ def summary(rates: dict[str, list[float]], peer: str | None) -> dict[str, Any]:
     }
     if peer is not None:
         ratios = [ours / theirs for ours, theirs in zip(rates["mysglang"], rates[peer], strict=True)]
-        told["ratio"] = round(statistics.median(ratios), 2)
+        told["ratio"] = round(statistics.median(ratios), 3)
         told["ratio_spread"] = [round(min(ratios), 2), round(max(ratios), 2)]
         told["ratio_of_best"] = round(max(rates["mysglang"]) / max(rates[peer]), 2)
     return told
