@@ -272,7 +272,7 @@ class TestStart:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            (("--enable-trace",), "--enable-trace is an option of SGLang that this version"),
+            (("--enable-lora",), "--enable-lora is an option of SGLang that this version"),
             (("--prot", "80"), "did you mean --port?"),
             (("--model-path", "/nowhere"), "--model-path /nowhere: there is no such directory"),
         ],
