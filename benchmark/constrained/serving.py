@@ -21,16 +21,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
+from links import Link
 from made_up import EOS, SCHEMA, VOCAB_SIZE, document, ids_of, made_up_vocabulary, tokens_of, words_of
 from made_up_tokenizer import save_tokenizer
 from timed_device import TimedDevice
@@ -82,26 +82,6 @@ TO_COMPILE = (
     {"json_schema": LARGE.replace("value", "other")},
 )
 """Grammars that take long, some of them for ever."""
-
-
-@dataclass
-class Link:
-    """Both ends of a link that keeps nothing but what nobody has read."""
-
-    queue: deque[Any] = field(default_factory=deque)
-    keeps: bool = True
-
-    def send(self, message: Any) -> None:
-        if self.keeps:
-            self.queue.append(message)
-
-    def poll(self, timeout_ms: int) -> bool:
-        return bool(self.queue)
-
-    def drain(self) -> list[Any]:
-        found = list(self.queue)
-        self.queue.clear()
-        return found
 
 
 class Served:

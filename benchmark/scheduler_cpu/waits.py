@@ -11,10 +11,15 @@ from __future__ import annotations
 import json
 import sys
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from links import Link
 
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
 from mysglang.srt.forward.worker import WorkerCapacity
@@ -66,26 +71,6 @@ class TimedWorker:
         counts = batch.yields.astype(np.int32)
         output = StepOutput(tokens=np.full(int(counts.sum()), 7, dtype=np.int32), counts=counts)
         return BatchResult(lambda: output)
-
-
-@dataclass
-class Link:
-    """Both ends of a link that keeps nothing but what nobody has read."""
-
-    queue: deque[Any] = field(default_factory=deque)
-    keeps: bool = True
-
-    def send(self, message: Any) -> None:
-        if self.keeps:
-            self.queue.append(message)
-
-    def poll(self, timeout_ms: int) -> bool:
-        return bool(self.queue)
-
-    def drain(self) -> list[Any]:
-        found = list(self.queue)
-        self.queue.clear()
-        return found
 
 
 @dataclass(frozen=True)
