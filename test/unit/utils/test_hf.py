@@ -20,7 +20,22 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     assert resolve_model_path("model") == tmp_path / "model"
 
 
-@pytest.mark.parametrize("model", ["/no/such/model", "./model", "../model", "~/model", "a/b/c", "", "org/na me"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "/no/such/model",
+        "./model",
+        "../model",
+        "~/model",
+        "~nobody/x",
+        "a/b/c",
+        "",
+        "org/na me",
+        "m" * 5000 + "/",
+        "\0",
+        "\ud800",
+    ],
+)
 def test_what_can_be_no_repository_is_not_asked_for(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

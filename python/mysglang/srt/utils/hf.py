@@ -6,6 +6,7 @@ Knows nothing of what the files mean, imports no torch and no transformers, and 
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ def resolve_model_path(
 
     Without `weights`, only the configuration and tokenizer files are fetched. Raises ConfigError.
     """
-    path = Path(model).expanduser()
-    if model and path.is_dir():
-        return path.resolve()
-    if path.is_file():
+    # os.path says no where pathlib raises: of names that are too long, and of homes of nobody.
+    path = os.path.expanduser(model)
+    if model and os.path.isdir(path):
+        return Path(path).resolve()
+    if os.path.isfile(path):
         raise ConfigError(f"model path {model} is a file; give the directory that holds config.json")
     if not _REPOSITORY.fullmatch(model):
         raise ConfigError(
