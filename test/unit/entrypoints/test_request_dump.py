@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from mysglang.srt.entrypoints.request_dump import dumped
-from mysglang.srt.errors import Overloaded
+from mysglang.srt.entrypoints.request_dump import check_folder, dumped
+from mysglang.srt.errors import InvalidRequest, Overloaded
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.generate import parse_generate
@@ -89,3 +89,10 @@ async def test_a_batch_of_one_stays_a_batch(tmp_path: Path) -> None:
         pass
     [file] = tmp_path.iterdir()
     assert orjson.loads(file.read_bytes())["request"]["input_ids"] == [[5, 6]]
+
+
+@pytest.mark.parametrize("name", ["a file/below", "a\0b", "\ud800", "x" * 300])
+def test_a_folder_that_cannot_be(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a file").touch()
+    with pytest.raises(InvalidRequest, match="dump_requests_folder: nothing can be kept in '/"):
+        check_folder(tmp_path / name)

@@ -56,8 +56,10 @@ def check_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
-        message = f"dump_requests_folder: nothing can be kept in {folder}: {error.strerror}."
+    except (OSError, ValueError) as error:
+        # ValueError: what can be no name at all.
+        why = error.strerror if isinstance(error, OSError) else error
+        message = f"dump_requests_folder: nothing can be kept in {str(folder)!r}: {why}."
         raise InvalidRequest(message, param="dump_requests_folder") from None
 
 
