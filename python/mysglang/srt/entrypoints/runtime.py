@@ -70,6 +70,8 @@ class Runtime:
             facts = await loading
         finally:
             loading.cancel()
+            # A child that fails in this very moment passes over being cancelled, and what nobody asks for is logged.
+            await asyncio.gather(loading, return_exceptions=True)
         front, manager = make_front(args, facts, text, self._links, self._text_pool)
         obey(manager, front.request_log)
         self._manager = manager
