@@ -52,8 +52,8 @@ def test_every_route_for_clients(server: ServerProcess) -> None:
         fuzzer = ApiFuzzer(server.url, ADMIN_KEY, **things_that_exist(client))
     statuses: Counter[str] = Counter()
     assert not (found := faults(fuzzer, locked=False, statuses=statuses)), "\n\n".join(found)
-    # Else the test would mostly see how requests are refused. Drawn anew, both come out about even.
-    assert statuses["positive 200"] > statuses["positive 400"] / 2 > 0, statuses
+    # Else the test would mostly see how requests are refused.
+    assert statuses["positive 200"] > statuses["positive 400"] > 0, statuses
     assert statuses["negative 400"] > 10 * statuses["negative 200"], statuses
     assert not server.stderr, server.stderr
 

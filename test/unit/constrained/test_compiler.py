@@ -136,19 +136,16 @@ def test_bombs(compiler: GrammarCompiler, bomb: str) -> None:
 def test_time_is_limited() -> None:
     """The limit is named, and the grammar does not count as wrong: another time it may be quick enough."""
     pytest.importorskip("outlines_core")
-    with running("outlines", 0.5) as compiler:
+    # Long enough for the good one on a machine that does other things; the slow one takes minutes.
+    with running("outlines", 3.0) as compiler:
         slow, good = GrammarSpec("regex", "(a{1,1000}){1,1000}"), GrammarSpec("regex", "a")
         compiler.submit(slow)
         compiler.submit(good)
         found = outcomes(compiler, [slow, good])
-        failure, next_one = found[slow], found[good]
-        while isinstance(next_one, Failure):
-            # A machine that does other things may take as long for the good one.
-            assert not next_one.lasting
-            compiler.submit(good)
-            next_one = outcomes(compiler, [good])[good]
+    failure = found[slow]
     assert isinstance(failure, Failure) and not failure.lasting
-    assert "longer than the limit of 0.5 s (--grammar-compile-timeout)" in failure.reason
+    assert "longer than the limit of 3 s (--grammar-compile-timeout)" in failure.reason
+    assert not isinstance(found[good], Failure)
 
 
 def test_a_killed_process_is_replaced() -> None:
