@@ -57,6 +57,10 @@ class RequestError(MysglangError):
         self.message = message
         self.param = param
 
+    def reworded(self, message: str, param: str | None) -> Self:
+        """The same error in the words of whoever tells it."""
+        return type(self)(message, param=param)
+
 
 class InvalidRequest(RequestError):
     """The request itself is wrong and would be wrong again."""
@@ -81,7 +85,12 @@ class NoRoom(RequestError):
 class Aborted(RequestError):
     """The request ended before its end. `status` is an HTTP status, or None where the client itself asked for it."""
 
-    def __init__(self, message: str, *, status: int | None = None, kind: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, status: int | None = None, kind: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message, param=param)
         self.status = status
         self.kind = kind
+
+    def reworded(self, message: str, param: str | None) -> Self:
+        return type(self)(message, status=self.status, kind=self.kind, param=param)

@@ -35,6 +35,7 @@ SCOPE = {"type": "http", "headers": [(b"x-request-id", b"abc")]}
         (Aborted("m"), 500, "InternalServerError", 500),
         (Aborted("m", status=503), 503, "ServiceUnavailableError", 503),
         (Aborted("m", status=400, kind="Special"), 400, "Special", 400),
+        (Aborted("m", status=500, param="p"), 500, "InternalServerError", 500),
     ],
 )
 def test_requests_errors(error: RequestError, status: int, kind: str, code: int) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from mysglang.srt.errors import Aborted, WorkerDied
+from mysglang.srt.errors import Aborted, InvalidRequest, RequestError, WorkerDied
 from mysglang.srt.managers.request_state import Inbox, ReqState
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.outputs import Abort, Length, RowLogprobs
@@ -69,6 +69,14 @@ class TestPiling:
         answer.finish(Abort("no memory", status=500, kind="InternalServerError"))
         with pytest.raises(Aborted, match="no memory"):
             answer.take()
+
+    @pytest.mark.parametrize(("status", "kind"), [(400, InvalidRequest), (500, Aborted)])
+    async def test_a_refusal_names_the_field_to_blame(self, status: int, kind: type[RequestError]) -> None:
+        answer = state(Inbox())
+        answer.finish(Abort("regex: no", status=status, param="regex"))
+        with pytest.raises(kind, match="regex: no") as raised:
+            answer.take()
+        assert raised.value.param == "regex"
 
     async def test_failure_comes_behind_what_is_there(self) -> None:
         inbox = Inbox()

@@ -32,7 +32,7 @@ class Lent:
 
     def resume(self, tags: frozenset[str], pulse: Pulse) -> None:
         if not self.room:
-            raise InvalidRequest("no memory")
+            raise InvalidRequest("no memory", param="tags")
         self.released -= tags
 
 
@@ -68,7 +68,8 @@ def test_only_idle_and_nobody_is_served_meanwhile() -> None:
     scheduler.turn(3)
     assert isinstance(scheduler.answers["c"].finish, Abort)
     memory.room = False
-    assert ask(scheduler, ResumeMemoryOccupationReq(id=4, tags=ALL)).message == "no memory"
+    reply = ask(scheduler, ResumeMemoryOccupationReq(id=4, tags=ALL))
+    assert (reply.message, reply.param) == ("no memory", "tags")
     memory.room = True
     assert ask(scheduler, ResumeMemoryOccupationReq(id=5, tags=ALL)).success
     scheduler.send("d", PROMPT, 10, ignore_eos=True)

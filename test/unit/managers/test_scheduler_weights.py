@@ -46,7 +46,7 @@ class NotedWeights:
 
     def update_from_files(self, path: str, *, whole: bool, pulse: Pulse) -> int:
         if path == "bad":
-            raise InvalidRequest("tensor a has shape [1]")
+            raise InvalidRequest("tensor a has shape [1]", param="names")
         assert self.scheduler is not None
         self.open.append(list(self.scheduler.assembled.scheduler.reqs))
         pulse()
@@ -57,7 +57,7 @@ class NotedWeights:
         return self.joining
 
     def leave_group(self, name: str) -> None:
-        raise InvalidRequest(f"no group {name}")
+        raise InvalidRequest(f"no group {name}", param="group_name")
 
     def receive(self, tensors: Sequence[TensorFacts], group: str, pulse: Pulse) -> int:
         assert tensors == [TensorFacts("a", "float32", (2, 3))]
@@ -158,7 +158,7 @@ def test_while_paused_it_happens_at_once(mode: Any) -> None:
 def test_what_does_not_fit_is_told_and_requests_go_on() -> None:
     scheduler = Changing(Setup())
     [reply] = scheduler.ask(update(1, "bad"))
-    assert (reply.success, reply.message) == (False, "tensor a has shape [1]")
+    assert (reply.success, reply.message, reply.param) == (False, "tensor a has shape [1]", "names")
     assert scheduler.assembled.scheduler.standstill.held == {}
     scheduler.send("a", PROMPT, 20, ignore_eos=True)
     scheduler.run()
@@ -196,7 +196,8 @@ def test_groups_sums_and_values() -> None:
     assert scheduler.ask(CheckWeightsReq(id=5, action="compare"))[0].details == {"changed": ["a"]}
     assert scheduler.ask(CheckWeightsReq(id=6, action="checksum"))[0].details["checksums"] == {"a": "g", "b": "2"}
     assert scheduler.ask(GetWeightsByNameReq(id=7, name="a", truncate_size=2))[0].details["parameter"] == [[1.0, 1.0]]
-    assert scheduler.ask(DestroyWeightsUpdateGroupReq(id=8, group_name="g"))[0].message == "no group g"
+    [reply] = scheduler.ask(DestroyWeightsUpdateGroupReq(id=8, group_name="g"))
+    assert (reply.message, reply.param) == ("no group g", "group_name")
     scheduler.weights.joining = Future()
     scheduler.weights.joining.set_exception(InvalidRequest("nobody came"))
     assert scheduler.ask(join)[0].message == "nobody came"

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fixtures.fake_grammar import BROKEN, FAILING, FAILS_AFTER, solo_with_grammar
+from fixtures.fake_grammar import BROKEN, FAILING, FAILS_AFTER, FakeGrammar, solo_with_grammar
 from fixtures.fake_worker import EOS, solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.messages.outputs import Abort, Length, Stop
@@ -108,6 +108,15 @@ def test_a_grammar_that_fails_in_the_midst_ends_its_request_alone(overlap: bool)
     assert len(failed.ids) == FAILS_AFTER + 1
     assert scheduler.answers["good"].ids == solo_with_grammar([1, 2], 20, VOCAB, 4)
     assert scheduler.answers["free"].ids == solo([5], 20, VOCAB)
+
+
+def test_a_grammar_that_takes_too_long_is_blamed_by_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeGrammar, "too_slow", True)
+    scheduler = LateScheduler(Setup())
+    scheduler.send("slow", [1, 2], 20, regex=str(FAILING), min_new_tokens=20)
+    scheduler.run()
+    finish = scheduler.answers["slow"].finish
+    assert isinstance(finish, Abort) and (finish.status, finish.param) == (400, "regex")
 
 
 @pytest.mark.promise(13)

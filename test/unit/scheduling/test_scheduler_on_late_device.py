@@ -250,7 +250,16 @@ def test_limits_are_exact() -> None:
             else:
                 finish = scheduler.answers["r"].finish
                 assert isinstance(finish, Abort)
-                assert finish.status == 400
+                assert (finish.status, finish.param) == (400, "max_new_tokens")
+
+
+@pytest.mark.parametrize("length", [0, 300])
+def test_a_prompt_that_cannot_be_served_is_blamed_itself(length: int) -> None:
+    scheduler = LateScheduler(Setup(num_tokens=256, max_context=512))
+    scheduler.send("r", [1] * length, 5)
+    scheduler.run()
+    finish = scheduler.answers["r"].finish
+    assert isinstance(finish, Abort) and (finish.status, finish.param) == (400, "text")
 
 
 def test_max_new_tokens_zero_computes_the_prompt_only() -> None:

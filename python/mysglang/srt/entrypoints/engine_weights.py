@@ -130,15 +130,13 @@ class EngineWeights:
     def by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
         """The first rows of a tensor, as numbers. Raises InvalidRequest if there is none of that name."""
         reply = self._command(lambda number: GetWeightsByNameReq(id=number, name=name, truncate_size=truncate_size))
-        _require(reply)
-        rows: list[Any] = reply.details["parameter"]
+        rows: list[Any] = reply.carried_out().details["parameter"]
         return rows
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of every tensor's bytes, in the dtype of the model."""
         reply = self._command(lambda number: CheckWeightsReq(id=number, action="checksum"))
-        _require(reply)
-        found: dict[str, str] = reply.details["checksums"]
+        found: dict[str, str] = reply.carried_out().details["checksums"]
         return found
 
     def _command(self, make: Callable[[int], Command]) -> ControlReqOutput:
@@ -147,8 +145,3 @@ class EngineWeights:
 
 def _told(reply: ControlReqOutput) -> tuple[bool, str]:
     return reply.success, reply.message
-
-
-def _require(reply: ControlReqOutput) -> None:
-    if not reply.success:
-        raise InvalidRequest(reply.message)

@@ -176,7 +176,7 @@ def describe(error: Exception) -> ErrorFacts:
     """What a client is told of `error`. Of what we did not raise on purpose it learns nothing."""
     match error:
         case Aborted(status=status):
-            return ErrorFacts(status or 500, error.message, kind=error.kind)
+            return ErrorFacts(status or 500, error.message, error.param, kind=error.kind)
         case HTTPException(status_code=status):
             return ErrorFacts(status, str(error.detail))
     for kind, status, code in _TABLE:

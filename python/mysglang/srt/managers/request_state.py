@@ -319,8 +319,8 @@ def _raise_refusal(reason: FinishReason) -> None:
     match reason:
         case Abort(message=message, status=400, param=str(param)):
             raise InvalidRequest(message, param=param)
-        case Abort(message=message, status=int(status), kind=kind):
-            raise Aborted(message, status=status, kind=kind)
+        case Abort(message=message, status=int(status), kind=kind, param=param):
+            raise Aborted(message, status=status, kind=kind, param=param)
 
 
 def _states(pieces: list[bytes], hidden_size: int) -> Floats:

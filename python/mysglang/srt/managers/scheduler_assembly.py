@@ -159,7 +159,8 @@ class ReqMaker:
         )
         if not len(ids) or max_new > room:
             text = f"A prompt of {len(ids)} tokens and max_new_tokens {max_new} exceed the {self._max_req_len} tokens"
-            req.finish = Abort(f"{text} that a request may hold.", status=400, kind="BadRequestError")
+            param = "max_new_tokens" if 0 < len(ids) < self._max_req_len else "text"
+            req.finish = Abort(f"{text} that a request may hold.", 400, "BadRequestError", param)
         return req
 
 

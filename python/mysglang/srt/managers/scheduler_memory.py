@@ -68,7 +68,7 @@ class SchedulerMemory:
 
     def _settle(self, number: int, work: Callable[[], str]) -> None:
         try:
-            text, success = work(), True
+            reply = ControlReqOutput(id=number, success=True, message=work())
         except InvalidRequest as error:
-            text, success = error.message, False
-        self._to_tokenizer.send(ControlReqOutput(id=number, success=success, message=text))
+            reply = ControlReqOutput.refusing(number, error)
+        self._to_tokenizer.send(reply)

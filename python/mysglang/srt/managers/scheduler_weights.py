@@ -109,7 +109,7 @@ class SchedulerWeights:
         try:
             self._joining[message.id] = self._weights.join_group(group)
         except InvalidRequest as error:
-            self._reply(message.id, error.message, success=False)
+            self._refuse(message.id, error)
 
     def destroy_weights_update_group(self, message: DestroyWeightsUpdateGroupReq, lane: Lane) -> None:
         """Leave."""
@@ -176,7 +176,7 @@ class SchedulerWeights:
             try:
                 change(lane)
             except InvalidRequest as error:
-                self._reply(number, error.message, success=False)
+                self._refuse(number, error)
 
         if update.abort_all_requests:
             self._scheduler.abort_request(AbortReq(abort_all=True, message=ABORTED), lane)
@@ -193,10 +193,13 @@ class SchedulerWeights:
         try:
             self._reply(number, text(), details())
         except InvalidRequest as error:
-            self._reply(number, error.message, success=False)
+            self._refuse(number, error)
 
-    def _reply(self, number: int, text: str, details: dict[str, Any] | None = None, *, success: bool = True) -> None:
-        self._to_tokenizer.send(ControlReqOutput(id=number, success=success, message=text, details=details or {}))
+    def _reply(self, number: int, text: str, details: dict[str, Any] | None = None) -> None:
+        self._to_tokenizer.send(ControlReqOutput(id=number, success=True, message=text, details=details or {}))
+
+    def _refuse(self, number: int, error: InvalidRequest) -> None:
+        self._to_tokenizer.send(ControlReqOutput.refusing(number, error))
 
 
 def _joined(future: Future[None]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 
+from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.settings import SetInternalStateReq
 from mysglang.srt.messages.weights import FIRST_VERSION, WeightCommand
 from mysglang.srt.observability.instruments import SCHEDULER
@@ -118,6 +119,19 @@ class ControlReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     message: str = ""
     details: dict[str, Any] = {}
     """What was asked for, by name: plain JSON."""
+    param: str | None = None
+    """The field of the command that is to blame for its not being carried out, if one is."""
+
+    @classmethod
+    def refusing(cls, number: int, error: InvalidRequest) -> Self:
+        """That question `number` was not carried out, and why."""
+        return cls(id=number, success=False, message=error.message, param=error.param)
+
+    def carried_out(self) -> Self:
+        """Itself. Raises InvalidRequest if the command was not carried out."""
+        if not self.success:
+            raise InvalidRequest(self.message, param=self.param)
+        return self
 
 
 Command: TypeAlias = (

@@ -7,6 +7,7 @@ retracting all end a life, so results that come too late need no other check.
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from mysglang.srt.forward.outputs import StepOutput
 from mysglang.srt.forward.worker_batch import Bools, Floats, HiddenColumns, Ints, LogprobColumns, Slots
@@ -137,7 +138,10 @@ class ResultProcessor:
         if grammar is None:
             return None
         if not grammar.accept(token):
-            return GRAMMAR_TOO_SLOW if grammar.too_slow else GRAMMAR_FAILED
+            spec = req.sampling.grammar
+            if grammar.too_slow and spec is not None:
+                return replace(GRAMMAR_TOO_SLOW, param=spec.kind)
+            return GRAMMAR_FAILED
         return Stop(token) if grammar.finished else None
 
     def _at_eos(self, slots: Slots, tokens: Ints, known: Ints) -> list[int]:

@@ -180,6 +180,19 @@ async def test_an_engine_that_gives_a_request_up() -> None:
     assert orjson.loads(found[-1])["error"]["message"] == "out of memory"
 
 
+@pytest.mark.parametrize("status", [400, 500])
+async def test_an_engine_that_refuses_a_field_names_it_as_the_client_does(status: int) -> None:
+    refusal = Abort("json_schema: it is too large.", status=status, param="json_schema")
+    body = asked(response_format={"type": "json_object"})
+    async with serve(lambda _: [Step("", [], refusal)]) as served:
+        whole = await served.post(PATH, body)
+        stream = await served.post(PATH, body | {"stream": True})
+    for answer in (whole, stream):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (status, "response_format")
+        assert error["message"] == "response_format: it is too large."
+
+
 async def test_an_engine_that_refuses_before_the_first_frame() -> None:
     async with serve(lambda _: [Step("", [], Abort("The request queue is full.", status=503))]) as served:
         response = await served.post(PATH, asked(stream=True))

@@ -72,6 +72,22 @@ async def test_commands_reach_the_scheduler() -> None:
     assert (refused.status_code, refused.json()["message"]) == (400, "as asked")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/pause_generation", {}),
+        ("/release_memory_occupation", {}),
+        ("/destroy_weights_update_group", {}),
+        ("/get_weights_by_name", {"name": "x"}),
+    ],
+)
+async def test_a_command_that_is_refused_names_the_field_to_blame(path: str, body: dict[str, Any]) -> None:
+    async with serve(options=ADMIN) as served:
+        served.engine.busy = True
+        refused = await served.post(path, body, headers=KEY)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "blamed")
+
+
 async def test_options_that_change() -> None:
     async with serve(options=ADMIN) as served:
         changed = await served.post("/set_internal_state", {"server_args": {"stream_interval": 3}}, headers=KEY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.errors import Aborted, InvalidRequest
 
 SAMPLING_NAMES = {
     "max_new_tokens": "max_tokens",
@@ -21,7 +21,7 @@ TOKENIZE_NAMES = {"text": "prompt", "input_ids": "tokens"}
 
 
 class own_words:  # used like a function
-    """Raise an InvalidRequest again in the words of a route that calls fields by the values of `names`."""
+    """Raise what blames a field again in the words of a route that calls fields by the values of `names`."""
 
     __slots__ = ("_names",)
 
@@ -32,7 +32,7 @@ class own_words:  # used like a function
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _stack: object) -> None:
-        if isinstance(error, InvalidRequest):
+        if isinstance(error, InvalidRequest) or (isinstance(error, Aborted) and error.param is not None):
             names = self._names
             message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.message)
-            raise type(error)(message, param=names.get(error.param or "", error.param)) from None
+            raise error.reworded(message, names.get(error.param or "", error.param)) from None

@@ -19,7 +19,6 @@ from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.entrypoints.weight_commands import PATIENCE_S
-from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.control import Command
 from mysglang.srt.messages.weights import (
     MEMORY_TAGS,
@@ -60,9 +59,7 @@ def memory_router(front: Front) -> APIRouter:
     async def carry_out(request: Request, make: Callable[[int], Command]) -> Response:
         work = front.tokenizer_manager.command(make, patience_s=PATIENCE_S)
         reply = await while_connected(request, work)
-        if not reply.success:
-            raise InvalidRequest(reply.message)
-        return json_response({"status": "ok", "success": True, "message": reply.message})
+        return json_response({"status": "ok", "success": True, "message": reply.carried_out().message})
 
     @router.post("/release_memory_occupation", openapi_extra=takes(ReleaseMemoryOccupationReqInput) | gives(Done))
     async def release_memory_occupation(request: Request) -> Response:

@@ -110,9 +110,7 @@ def operation_router(front: Front) -> APIRouter:
 
     async def carry_out(request: Request, make: Callable[[int], Command]) -> Response:
         reply = await while_connected(request, front.tokenizer_manager.command(make))
-        if not reply.success:
-            raise InvalidRequest(reply.message)
-        return json_response({"status": "ok", "success": True, "message": reply.message})
+        return json_response({"status": "ok", "success": True, "message": reply.carried_out().message})
 
     @router.post("/pause_generation", openapi_extra=takes(PauseGenerationReqInput) | gives(Done))
     async def pause_generation(request: Request) -> Response:

@@ -169,7 +169,8 @@ def weights_router(front: Front) -> APIRouter:
     _add_groups(router, front)
 
     async def ask(request: Request, make: Callable[[int], Command]) -> ControlReqOutput:
-        return _checked(await while_connected(request, manager.command(make, patience_s=PATIENCE_S)))
+        reply = await while_connected(request, manager.command(make, patience_s=PATIENCE_S))
+        return reply.carried_out()
 
     @router.post("/update_weight_version", openapi_extra=takes(UpdateWeightVersionReqInput) | gives(WeightsChanged))
     async def update_weight_version(request: Request) -> Response:
@@ -287,15 +288,8 @@ def _add_groups(router: APIRouter, front: Front) -> None:
         return _done(await while_connected(request, work))
 
 
-def _checked(reply: ControlReqOutput) -> ControlReqOutput:
-    """Raises InvalidRequest for a command that was not carried out."""
-    if not reply.success:
-        raise InvalidRequest(reply.message)
-    return reply
-
-
 def _done(reply: ControlReqOutput) -> Response:
-    return json_response({"success": True, "message": _checked(reply).message, **reply.details})
+    return json_response({"success": True, "message": reply.carried_out().message, **reply.details})
 
 
 async def _parts(request: Request) -> AsyncIterator[bytes]:
