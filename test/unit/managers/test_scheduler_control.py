@@ -17,6 +17,8 @@ from mysglang.srt.messages.control import (
     ControlReqOutput,
     FlushCacheReqInput,
     FlushCacheReqOutput,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
     PauseGenerationReq,
     PauseMode,
     StartProfileReq,
@@ -38,6 +40,14 @@ def ask(scheduler: LateScheduler, command: Command | FlushCacheReqInput) -> Cont
     return reply
 
 
+def counted(scheduler: LateScheduler) -> tuple[int, int]:
+    """How many run and how many wait, as the scheduler tells."""
+    scheduler.requests.send(GetInternalStateReq(id=0))
+    scheduler.turn()
+    [state] = [reply for reply in scheduler.replies.drain() if isinstance(reply, GetInternalStateReqOutput)]
+    return state.num_running_reqs, state.num_waiting_reqs
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 @pytest.mark.parametrize("turns", [1, 2, 4, 7])
@@ -53,6 +63,8 @@ def test_a_pause_changes_no_answer(overlap: bool, mode: PauseMode, turns: int) -
     scheduler.turn(5)
     assert len(scheduler.worker.steps) == steps
     assert scheduler.answers["late"].finish is None
+    running, waiting = counted(scheduler)
+    assert running + waiting == 4 and (running == 0 or mode == "in_place")
     # What was retracted holds no memory: the cache can be emptied, as weights that change demand.
     assert ask(scheduler, FlushCacheReqInput(id=2)).success == (mode == "retract")
     assert ask(scheduler, ContinueGenerationReq(id=3)).success

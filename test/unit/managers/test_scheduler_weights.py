@@ -16,6 +16,8 @@ from mysglang.srt.messages.control import (
     Command,
     ContinueGenerationReq,
     ControlReqOutput,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
     HeartBeat,
     PauseGenerationReq,
 )
@@ -108,6 +110,23 @@ def test_those_before_end_first_and_those_after_wait(overlap: bool) -> None:
         assert scheduler.answers[name].ids == solo(PROMPT, 20, VOCAB, ignore_eos=True)
     # What the old weights computed is not used by the new ones.
     assert scheduler.answers["after"].cached_tokens == 0
+
+
+def test_those_that_wait_for_new_weights_are_counted() -> None:
+    scheduler = Changing(Setup())
+    scheduler.send("before", PROMPT, 20, ignore_eos=True)
+    scheduler.turn(4)
+    scheduler.requests.send(update(1))
+    for name in ("after", "last"):
+        scheduler.send(name, PROMPT, 20)
+    scheduler.requests.send(GetInternalStateReq(id=2))
+    scheduler.turn()
+    scheduler.assembled.scheduler.beat(scheduler.assembled.loop.lane)
+    *_, state, beat = scheduler.replies.drain()
+    assert isinstance(state, GetInternalStateReqOutput) and isinstance(beat, HeartBeat)
+    assert (state.num_running_reqs, state.num_waiting_reqs) == (1, 2)
+    assert (beat.num_running_reqs, beat.num_waiting_reqs) == (1, 2)
+    scheduler.run()
 
 
 def test_a_waiting_request_can_be_aborted() -> None:

@@ -108,7 +108,7 @@ class SchedulerControl:
             GetInternalStateReqOutput(
                 id=message.id,
                 num_running_reqs=lane.size,
-                num_waiting_reqs=len(self._scheduler.reqs) - lane.size,
+                num_waiting_reqs=len(self._scheduler.reqs) - lane.size + len(self._scheduler.standstill.held),
                 free_tokens=kv.free,
                 evictable_tokens=kv.evictable,
                 protected_tokens=kv.protected,
