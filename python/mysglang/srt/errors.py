@@ -9,6 +9,7 @@
         ├── InvalidRequest     the request is wrong: names the field and the limit
         │   └── ContextTooLong prompt, or prompt plus max_tokens, does not fit the context
         ├── NotFound           the model or route's object does not exist
+        ├── Conflict           something that is under way, or was done, is against it
         ├── Overloaded         refused now, worth a retry later
         ├── NoRoom             there is no room on a disk for what it brings
         └── Aborted            ended before its end: by the client, by the scheduler, or with the engine
@@ -72,6 +73,10 @@ class ContextTooLong(InvalidRequest):
 
 class NotFound(RequestError):
     """The named thing does not exist on this server."""
+
+
+class Conflict(RequestError):
+    """What is asked would be right at another time: something that is under way, or was done, is against it."""
 
 
 class Overloaded(RequestError):

@@ -11,6 +11,7 @@ from mysglang.srt.entrypoints.error_responses import describe, error_frame, erro
 from mysglang.srt.entrypoints.header_limit import MAX_HEADER_BYTES
 from mysglang.srt.errors import (
     Aborted,
+    Conflict,
     ContextTooLong,
     InvalidRequest,
     NotFound,
@@ -30,6 +31,7 @@ SCOPE = {"type": "http", "headers": [(b"x-request-id", b"abc")]}
         (ContextTooLong("m", param="p"), 400, "BadRequestError", 400),
         (RequestError("m", param="p"), 400, "BadRequestError", 400),
         (NotFound("m", param="p"), 404, "NotFoundError", 404),
+        (Conflict("m", param="p"), 409, "ConflictError", 409),
         (BodyTooLarge("m", param="p"), 413, "BadRequestError", 413),
         (Overloaded("m", param="p"), 429, "RateLimitError", 429),
         (Aborted("m"), 500, "InternalServerError", 500),

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.errors import Conflict, InvalidRequest
 from mysglang.srt.forward.weights import GroupFacts, ModelWeights, NoWeights, TensorFacts
 from mysglang.srt.model_executor import live_weights
 from mysglang.srt.model_executor.runner_config import RunnerConfig
@@ -151,8 +152,15 @@ def test_a_trainer_broadcasts(tmp_path: Path) -> None:
         facts = GroupFacts(
             name="trainer", master_address="127.0.0.1", master_port=port, rank=1, world_size=2, backend="gloo"
         )
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            nowhere = replace(facts, master_port=silent.getsockname()[1])
+            never = worker.weights.join_group(nowhere)
+            worker.weights.leave_group("trainer")
+            with pytest.raises(Conflict, match="was given up"):
+                never.result(0)
         worker.weights.join_group(facts).result(60)
-        with pytest.raises(InvalidRequest, match="in a group 'trainer' already"):
+        with pytest.raises(Conflict, match="in a group 'trainer' already"):
             worker.weights.join_group(facts)
         announced = [TensorFacts(name, "bfloat16", tuple(tensor.shape)) for name, tensor in tensors.items()]
         with pytest.raises(InvalidRequest, match="has shape"):
@@ -180,8 +188,8 @@ def test_a_group_whose_trainer_does_not_come(tmp_path: Path, monkeypatch: pytest
         port = silent.getsockname()[1]
         facts = GroupFacts(name="x", master_address="127.0.0.1", master_port=port, rank=1, world_size=2, backend="gloo")
         joining = weights.join_group(facts)
-        for ask in (lambda: weights.join_group(facts), lambda: weights.leave_group("x")):
-            with pytest.raises(InvalidRequest, match=r"still coming together; .* given up 2 s after"):
+        for ask in (lambda: weights.join_group(facts), lambda: weights.receive([], "x", tick)):
+            with pytest.raises(Conflict, match=r"still coming together; .* given up 2 s after"):
                 ask()
         with pytest.raises(InvalidRequest, match="did not come together"):
             joining.result(60)

@@ -106,7 +106,7 @@ class EngineWeights:
         )
 
     def destroy_group(self, group_name: str = DEFAULT_GROUP) -> tuple[bool, str]:
-        """Leave it."""
+        """Leave it, or give it up if it has not come together yet."""
         return _told(self._command(lambda number: DestroyWeightsUpdateGroupReq(id=number, group_name=group_name)))
 
     def rename(self, new_version: str, *, abort_all_requests: bool = False) -> tuple[bool, str]:

@@ -24,7 +24,7 @@ from starlette.types import Scope
 
 from mysglang.srt.entrypoints.body import BodyTooLarge, ClientDisconnected, flatten
 from mysglang.srt.entrypoints.request_id import HEADER, request_id_of
-from mysglang.srt.errors import Aborted, NoRoom, NotFound, Overloaded, RequestError, ShuttingDown, WorkerDied
+from mysglang.srt.errors import Aborted, Conflict, NoRoom, NotFound, Overloaded, RequestError, ShuttingDown, WorkerDied
 
 RETRY_AFTER_S = 1
 """What a client refused for the moment is told to wait, in seconds."""
@@ -39,6 +39,7 @@ SHUTTING_DOWN = "shutting_down"
 _TABLE: tuple[tuple[type[Exception], int, str | None], ...] = (
     (BodyTooLarge, 413, None),
     (NotFound, 404, None),
+    (Conflict, 409, None),
     (Overloaded, 429, None),
     (NoRoom, 507, None),
     (RequestError, 400, None),
@@ -57,6 +58,7 @@ _TYPES = {
     401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
+    409: "ConflictError",
     429: "RateLimitError",
     503: "ServiceUnavailableError",
     507: "InsufficientStorageError",
@@ -72,6 +74,7 @@ STATUSES: Mapping[int, str] = {
     401: "a key is missing or unknown.",
     403: "the key may not do that, or the request came under a name that is not this machine's.",
     404: "there is no such thing here.",
+    409: "something that is under way, or was done, is against it.",
     413: "the body is too large.",
     429: "too many requests wait; try again later.",
     431: "the headers are too large.",

@@ -132,7 +132,7 @@ def _statuses(path: str, method: str, operation: Mapping[str, Any], access: Acce
     needed.
     """
     silent = method in ("get", "head") and not operation.get("parameters")
-    left_out = {400, 404, 413, 429, 499, 507} if silent else set()
+    left_out = {400, 404, 409, 413, 429, 499, 507} if silent else set()
     return [status for status in STATUSES if status not in left_out | ({401} if path in access.open else set())]
 
 

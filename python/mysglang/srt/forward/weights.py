@@ -41,8 +41,8 @@ class GroupFacts:
 
 
 class ModelWeights(Protocol):
-    """Names are those of a checkpoint. Everything raises InvalidRequest, saying what is wrong, before it changed
-    anything.
+    """Names are those of a checkpoint. Everything raises InvalidRequest, saying what is wrong, or Conflict, before it
+    changed anything.
     """
 
     def update_from_files(self, path: str, *, whole: bool, pulse: Pulse) -> int:
@@ -56,7 +56,9 @@ class ModelWeights(Protocol):
         """Begin to join. It is done when all members are there; what kept it from that is the future's exception."""
         ...
 
-    def leave_group(self, name: str) -> None: ...
+    def leave_group(self, name: str) -> None:
+        """Or give up one that has not come together yet."""
+        ...
 
     def receive(self, tensors: Sequence[TensorFacts], group: str, pulse: Pulse) -> int:
         """Take the values that rank 0 of a group that was joined broadcasts, one tensor after another."""

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.errors import InvalidRequest, RequestError
 from mysglang.srt.forward.weights import GroupFacts, ModelWeights, TensorFacts
 from mysglang.srt.managers.scheduler import Handlers, Scheduler
 from mysglang.srt.mem_cache.kv_manager import KvManager
@@ -108,7 +108,7 @@ class SchedulerWeights:
         )
         try:
             self._joining[message.id] = self._weights.join_group(group)
-        except InvalidRequest as error:
+        except RequestError as error:
             self._refuse(message.id, error)
 
     def destroy_weights_update_group(self, message: DestroyWeightsUpdateGroupReq, lane: Lane) -> None:
@@ -175,7 +175,7 @@ class SchedulerWeights:
         def attempt(lane: Lane) -> None:
             try:
                 change(lane)
-            except InvalidRequest as error:
+            except RequestError as error:
                 self._refuse(number, error)
 
         if update.abort_all_requests:
@@ -192,13 +192,13 @@ class SchedulerWeights:
     ) -> None:
         try:
             self._reply(number, text(), details())
-        except InvalidRequest as error:
+        except RequestError as error:
             self._refuse(number, error)
 
     def _reply(self, number: int, text: str, details: dict[str, Any] | None = None) -> None:
         self._to_tokenizer.send(ControlReqOutput(id=number, success=True, message=text, details=details or {}))
 
-    def _refuse(self, number: int, error: InvalidRequest) -> None:
+    def _refuse(self, number: int, error: RequestError) -> None:
         self._to_tokenizer.send(ControlReqOutput.refusing(number, error))
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 
-from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.errors import Conflict, InvalidRequest, RequestError
 from mysglang.srt.messages.settings import SetInternalStateReq
 from mysglang.srt.messages.weights import FIRST_VERSION, WeightCommand
 from mysglang.srt.observability.instruments import SCHEDULER
@@ -122,15 +122,19 @@ class ControlReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     param: str | None = None
     """The field of the command that is to blame for its not being carried out, if one is."""
 
+    conflict: bool = False
+    """Whether that was for something which is under way, or was done."""
+
     @classmethod
-    def refusing(cls, number: int, error: InvalidRequest) -> Self:
+    def refusing(cls, number: int, error: RequestError) -> Self:
         """That question `number` was not carried out, and why."""
-        return cls(id=number, success=False, message=error.message, param=error.param)
+        conflict = isinstance(error, Conflict)
+        return cls(id=number, success=False, message=error.message, param=error.param, conflict=conflict)
 
     def carried_out(self) -> Self:
-        """Itself. Raises InvalidRequest if the command was not carried out."""
+        """Itself. Raises InvalidRequest or Conflict if the command was not carried out."""
         if not self.success:
-            raise InvalidRequest(self.message, param=self.param)
+            raise (Conflict if self.conflict else InvalidRequest)(self.message, param=self.param)
         return self
 
 

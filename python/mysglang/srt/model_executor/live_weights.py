@@ -6,7 +6,6 @@ no step is launched meanwhile; one in flight is before these copies on the same 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -20,8 +19,9 @@ from torch import Tensor
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.joining import Joining
 from mysglang.srt.distributed.update_group import UpdateGroup
-from mysglang.srt.errors import ConfigError, InvalidRequest
+from mysglang.srt.errors import ConfigError, Conflict, InvalidRequest
 from mysglang.srt.forward.weights import GroupFacts, Pulse, TensorFacts
 from mysglang.srt.model_loader.weight_update import WeightUpdate, check_config, checkpoint_tensors, digest
 from mysglang.srt.models.checkpoint_model import CheckpointModel
@@ -66,8 +66,7 @@ class LiveWeights:
         self._update = WeightUpdate(model)
         self._config = config
         self._platform = platform
-        self._groups: dict[str, UpdateGroup] = {}
-        self._joining: set[str] = set()
+        self._groups: dict[str, Joining] = {}
 
     def update_from_files(self, path: str, *, whole: bool, pulse: Pulse) -> int:
         with _refusing():
@@ -124,42 +123,30 @@ class LiveWeights:
         self._settle()
 
     def join_group(self, group: GroupFacts) -> Future[None]:
-        self._require_joined(group.name)
-        if group.name in self._groups:
-            raise InvalidRequest(f"group_name: this engine is in a group {group.name!r} already.", param="group_name")
+        if (known := self._known(group.name)) is not None:
+            if not known.done.done():
+                raise self._coming_together(group.name)
+            raise Conflict(f"group_name: this engine is in a group {group.name!r} already.", param="group_name")
         if group.backend == "nccl" and self._platform.device.type != "cuda":
             raise InvalidRequest("backend: nccl needs CUDA; give gloo.", param="backend")
-        future: Future[None] = Future()
-        self._joining.add(group.name)
         device = torch.cuda.current_device() if self._platform.device.type == "cuda" else None
 
-        def join() -> None:
+        def join(timeout_s: float) -> UpdateGroup:
             if device is not None:
                 torch.cuda.set_device(device)  # each thread has its own
-            try:
-                self._groups[group.name] = UpdateGroup(
-                    group.master_address,
-                    group.master_port,
-                    group.rank,
-                    group.world_size,
-                    group.name,
-                    group.backend,
-                    GROUP_TIMEOUT_S,
-                )
-            except (RuntimeError, ValueError) as error:
-                # First: who hears of it may ask again at once.
-                self._joining.discard(group.name)
-                future.set_exception(InvalidRequest(f"The group {group.name!r} did not come together: {error}"))
-            else:
-                self._joining.discard(group.name)
-                future.set_result(None)
+            where = (group.master_address, group.master_port)
+            return UpdateGroup(*where, group.rank, group.world_size, group.name, group.backend, timeout_s)
 
-        # A daemon: who waits for members that never come must not keep the process from ending.
-        threading.Thread(target=join, name="join update group", daemon=True).start()
-        return future
+        joining = Joining(group.name, group.master_address, group.master_port, join, GROUP_TIMEOUT_S)
+        self._groups[group.name] = joining
+        return joining.done
 
     def leave_group(self, name: str) -> None:
-        self._group(name).leave()
+        known = self._known(name)
+        if known is not None and known.group is None:
+            known.give_up()
+        else:
+            self._group(name).leave()
         del self._groups[name]
 
     def receive(self, tensors: Sequence[TensorFacts], group: str, pulse: Pulse) -> int:
@@ -208,19 +195,26 @@ class LiveWeights:
         if self._released:
             raise InvalidRequest("The memory of the weights is released; resume it first.")
 
-    def _require_joined(self, name: str) -> None:
-        if name in self._joining:
-            raise InvalidRequest(
-                f"group_name: the group {name!r} is still coming together; if its members do not come, that is given "
-                f"up {GROUP_TIMEOUT_S:g} s after it was asked for.",
-                param="group_name",
-            )
+    def _known(self, name: str) -> Joining | None:
+        """The group of that name, if it is there or on its way."""
+        known = self._groups.get(name)
+        failed = known is not None and known.done.done() and known.group is None
+        return None if failed else known
 
     def _group(self, name: str) -> UpdateGroup:
-        self._require_joined(name)
-        if name not in self._groups:
+        known = self._known(name)
+        if known is None:
             raise InvalidRequest(f"group_name: this engine is in no group {name!r}.", param="group_name")
-        return self._groups[name]
+        if known.group is None:
+            raise self._coming_together(name)
+        return known.group
+
+    def _coming_together(self, name: str) -> Conflict:
+        return Conflict(
+            f"group_name: the group {name!r} is still coming together; if its members do not come, that is given up "
+            f"{GROUP_TIMEOUT_S:g} s after it was asked for, or when the group is destroyed.",
+            param="group_name",
+        )
 
     def _settle(self) -> None:
         """Until the device has the values: who asked may then change what they were copied from."""

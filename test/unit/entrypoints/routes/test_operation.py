@@ -9,6 +9,7 @@ import pytest
 from fixtures.scripted_engine import serve
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.request_log import LoggedManager
+from mysglang.srt.errors import Conflict
 from mysglang.srt.messages.control import ContinueGenerationReq, FreezeGcReq, PauseGenerationReq, StartProfileReq
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.settings import SetInternalStateReq
@@ -85,7 +86,10 @@ async def test_a_command_that_is_refused_names_the_field_to_blame(path: str, bod
     async with serve(options=ADMIN) as served:
         served.engine.busy = True
         refused = await served.post(path, body, headers=KEY)
+        served.engine.refusal = Conflict("not now", param="blamed")
+        later = await served.post(path, body, headers=KEY)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "blamed")
+    assert (later.status_code, later.json()["error"]["param"]) == (409, "blamed")
 
 
 async def test_options_that_change() -> None:

@@ -281,7 +281,7 @@ def _add_groups(router: APIRouter, front: Front) -> None:
         openapi_extra=takes(DestroyWeightsUpdateGroupReqInput) | gives(WeightsChanged),
     )
     async def destroy_weights_update_group(request: Request) -> Response:
-        """Leave such a group."""
+        """Leave such a group, or give it up if it has not come together yet."""
         body = await read_model(request, DestroyWeightsUpdateGroupReqInput)
         name = body.group_name
         work = manager.command(lambda number: DestroyWeightsUpdateGroupReq(id=number, group_name=name))

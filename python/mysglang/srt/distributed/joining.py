@@ -1,0 +1,80 @@
+"""Joining: a group of a trainer on its way, until all its members are there or nobody wants it any more.
+
+A thread waits for them. That for somebody at the group's address can be broken off at any time; that for the other
+members is torch's own, and goes on without anybody listening until it is over.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from mysglang.srt.distributed.update_group import UpdateGroup
+from mysglang.srt.errors import Conflict, InvalidRequest
+
+KNOCK_S = 0.5
+"""Between two tries to find somebody at an address."""
+ANSWER_S = 5.0
+"""How long a try may take."""
+
+
+class Joining:
+    """`done` is set when the group is there, or with what kept it from that: InvalidRequest, Conflict."""
+
+    def __init__(
+        self, name: str, address: str, port: int, make: Callable[[float], UpdateGroup], timeout_s: float
+    ) -> None:
+        """`make`: joins the group within so many seconds, called in the thread that waits."""
+        self.done: Future[None] = Future()
+        self.group: UpdateGroup | None = None
+        """Once it is there."""
+        self._name = name
+        self._address = (address, port)
+        self._make = make
+        self._deadline = time.monotonic() + timeout_s
+        self._lock = threading.Lock()
+        self._given_up = threading.Event()
+        # A daemon: who waits for members that never come must not keep the process from ending.
+        threading.Thread(target=self._join, name="join update group", daemon=True).start()
+
+    def give_up(self) -> None:
+        """Nobody wants it any more: who waits for `done` hears so now. What comes together all the same is left."""
+        with self._lock:
+            self._given_up.set()
+            if not self.done.done():
+                message = f"group_name: the group {self._name!r} was given up before its members had come."
+                self.done.set_exception(Conflict(message, param="group_name"))
+
+    def _join(self) -> None:
+        try:
+            self._wait_for_address()
+            if self._given_up.is_set():
+                return
+            group = self._make(max(self._deadline - time.monotonic(), 1.0))
+        except (RuntimeError, ValueError, OSError) as error:
+            with self._lock:
+                if not self.done.done():
+                    message = f"The group {self._name!r} did not come together: {error}"
+                    self.done.set_exception(InvalidRequest(message))
+            return
+        with self._lock:
+            if self._given_up.is_set():
+                group.leave()
+                return
+            self.group = group
+            self.done.set_result(None)
+
+    def _wait_for_address(self) -> None:
+        """Until somebody answers there. Raises OSError if nobody does in time."""
+        while not self._given_up.is_set():
+            left = self._deadline - time.monotonic()
+            try:
+                with socket.create_connection(self._address, timeout=max(min(left, ANSWER_S), KNOCK_S)):
+                    return
+            except OSError:
+                if left <= 0:
+                    raise
+            self._given_up.wait(KNOCK_S)

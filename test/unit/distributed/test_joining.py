@@ -1,0 +1,88 @@
+"""A group on its way: it comes together, it does not, or nobody wants it any more."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from mysglang.srt.distributed.joining import Joining
+from mysglang.srt.distributed.update_group import UpdateGroup
+from mysglang.srt.errors import Conflict, InvalidRequest
+
+PATIENCE_S = 60.0
+
+
+class Members:
+    """Come when they are told to; notes whether the group was left."""
+
+    def __init__(self) -> None:
+        self.asked, self.come, self.left = threading.Event(), threading.Event(), threading.Event()
+
+    def make(self, timeout_s: float) -> UpdateGroup:
+        self.asked.set()
+        assert timeout_s <= PATIENCE_S
+        if not self.come.wait(PATIENCE_S):
+            raise RuntimeError("nobody came")
+        return cast("UpdateGroup", self)
+
+    def leave(self) -> None:
+        self.left.set()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Where somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        yield silent.getsockname()[1]
+
+
+def test_it_comes_together(port: int) -> None:
+    members = Members()
+    joining = Joining("g", "127.0.0.1", port, members.make, PATIENCE_S)
+    assert members.asked.wait(PATIENCE_S) and not joining.done.done() and joining.group is None
+    members.come.set()
+    joining.done.result(PATIENCE_S)
+    assert joining.group is members
+    joining.give_up()
+    joining.done.result(0)
+
+
+def test_nobody_at_the_address(silent_port: int) -> None:
+    members = Members()
+    joining = Joining("g", "127.0.0.1", silent_port, members.make, 0.0)
+    with pytest.raises(InvalidRequest, match=r"'g' did not come together: .*refused"):
+        joining.done.result(PATIENCE_S)
+    assert not members.asked.is_set()
+
+
+def test_giving_up_before_anybody_is_there(silent_port: int) -> None:
+    members = Members()
+    joining = Joining("g", "127.0.0.1", silent_port, members.make, PATIENCE_S)
+    joining.give_up()
+    with pytest.raises(Conflict, match="'g' was given up"):
+        joining.done.result(0)
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "join update group"]
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive() and not members.asked.is_set()
+
+
+def test_what_comes_together_all_the_same_is_left(port: int) -> None:
+    members = Members()
+    joining = Joining("g", "127.0.0.1", port, members.make, PATIENCE_S)
+    assert members.asked.wait(PATIENCE_S)
+    joining.give_up()
+    with pytest.raises(Conflict, match="'g' was given up"):
+        joining.done.result(0)
+    members.come.set()
+    assert members.left.wait(PATIENCE_S) and joining.group is None
