@@ -1,7 +1,8 @@
 """The buffers of captured steps on the CPU: what a step puts in, and what padding leaves alone."""
 
+import weakref
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,20 @@ def test_padding_touches_nothing_of_a_request() -> None:
     assert [row for row in written.tolist() if row[0] != 6] == [[0, 0], [1, 0]]
     assert tables.pages[:2, 0].tolist() == pages.table[:2, 0].tolist()
     assert not tables.pages[6].any()
+
+
+def test_what_a_graph_reads_lives_as_long_as_the_buffers() -> None:
+    """A graph knows addresses and keeps nothing alive; the batch that was captured is thrown away."""
+    pages = PageRows(page_size=4, num_slots=6, max_context=64)
+    buffers = make_buffers(5, DeviceTables(6, 16, CPU))
+    forward = buffers.forward_batch(decode_batch(2, pages))
+    tensors = [value for field in fields(forward) if isinstance(value := getattr(forward, field.name), torch.Tensor)]
+    assert len(tensors) == 6
+    addresses, alive = {tensor.data_ptr() for tensor in tensors}, [weakref.ref(tensor) for tensor in tensors]
+    del forward, tensors
+    assert all(tensor() is not None for tensor in alive)
+    again = buffers.forward_batch(decode_batch(1, pages))
+    assert {again.extend_lens.data_ptr(), again.seq_lens.data_ptr(), again.slots.data_ptr()} <= addresses
 
 
 def test_nothing_of_an_earlier_step_remains() -> None:

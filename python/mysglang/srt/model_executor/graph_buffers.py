@@ -48,6 +48,8 @@ class GraphBuffers:
         self._device = torch.empty(total, dtype=torch.uint8, device=platform.device)
         self._views = {name: view(self._device, column, offsets[name]) for name, column in columns.items()}
         self._extra = {name: self._views[name] for name in extra}
+        self._extend_lens = torch.ones(size, dtype=torch.int32, device=platform.device)
+        """Not uploaded, but kept: a graph reads it by its address."""
 
     @property
     def slots(self) -> Tensor:
@@ -71,7 +73,7 @@ class GraphBuffers:
             positions=views["positions"],
             slots=views["slots"],
             seq_lens=views["seq_lens"],
-            extend_lens=torch.ones_like(views["seq_lens"]),
+            extend_lens=self._extend_lens,
             out_cache_loc=views["out_cache_loc"],
             attn_backend=self._backend,
             attn_metadata=None,
