@@ -16,13 +16,20 @@ COLOURS = {"mysglang": "#c44e52", "vllm": "#8c9bb0", "sglang": "#4c72b0"}
 
 
 def merge(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """One object with the models of all; an engine that was measured twice for a model counts as measured last."""
+    """One object with the models of all. The rounds of an engine that ran a workload twice count together; of two
+    floors the lower one holds, that of the faster device.
+    """
     merged = {**outcomes[0], "models": {}}
     for outcome in outcomes:
         for model, found in outcome["models"].items():
             here = merged["models"].setdefault(model, {"floor_s": {}, "engines": {}, "ceilings": outcome["ceilings"]})
-            here["floor_s"].update(found["floor_s"])
-            here["engines"].update(found["engines"])
+            for workload, floor in found["floor_s"].items():
+                here["floor_s"][workload] = min(floor, here["floor_s"].get(workload, floor))
+            for engine, result in found["engines"].items():
+                known = here["engines"].setdefault(engine, {**result, "workloads": {}})["workloads"]
+                for workload, times in result["workloads"].items():
+                    before = known.get(workload, {"rounds_s": []})
+                    known[workload] = {**times, "rounds_s": before["rounds_s"] + times["rounds_s"]}
     return merged
 
 

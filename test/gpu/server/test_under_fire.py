@@ -24,6 +24,16 @@ NUMERICS: dict[str, tuple[str, ...]] = {
     "usual": (*ON_DEVICE, "--dtype", "float32"),
     "deterministic": (*ON_DEVICE, "--dtype", "bfloat16", "--enable-deterministic-inference"),
 }
+# Of flags that come twice the last counts.
+TIERS = (
+    "--max-total-tokens",
+    "640",
+    "--max-running-requests",
+    "4",
+    "--enable-hierarchical-cache",
+    "--hicache-ratio",
+    "6",
+)
 PROMPTS = make_prompts(25, 1000)
 STORM = 1000
 
@@ -64,6 +74,22 @@ def test_however_often_requests_are_retracted(numerics: str, alone: list[Answer]
         assert_quiet(server.url)
     assert_alike(answers, alone, exact=numerics == "deterministic")
     assert state["num_retractions"] > 50
+
+
+@pytest.mark.promise(24)
+@pytest.mark.promise(25)
+@pytest.mark.parametrize("io", ["kernel", "direct"])
+def test_with_the_host_below_the_cache(numerics: str, alone: list[Answer], io: str) -> None:
+    """Memory for a small part of what is asked again and again; what is freed holds NaN."""
+    faults = Faults(toy=False, shakes=Shakes(retract_every=40, fail_host_every=9))
+    options = (*NUMERICS[numerics], *CHUNKS, *TIERS, "--hicache-io-backend", io)
+    with ServerProcess(*options, program=PROGRAM, **faults.env) as server:
+        answers = asyncio.run(answer_all(server.url, PROMPTS[:300]))
+        state = httpx.get(f"{server.url}/server_info").json()["internal_states"][0]
+        assert_quiet(server.url)
+    assert_alike(answers, alone, exact=numerics == "deterministic")
+    assert state["host_written_tokens"] > 500
+    assert state["host_loaded_tokens"] > 500
 
 
 @pytest.mark.promise(14)
