@@ -184,6 +184,17 @@ class EmbedColumns:
     """[N, hidden_size]."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WindowColumns:
+    """Of the layers with one window, where these have a pool of pages and a page table of their own."""
+
+    window: int
+    out_cache_loc: Ints
+    """[T] KV slot in that pool that each new token writes."""
+    pages: Ints
+    """What the entries of `table_writes` become in that page table, one for each; 0 where the window has passed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWorkerBatch:
     """One step. `R` rows, `T` tokens, `S` rows that yield a token."""
@@ -213,6 +224,8 @@ class ModelWorkerBatch:
     """Whether tokens are chosen only when `BatchResult.sample` brings a TokenMask: it depends on the step before."""
     second_texts: Ints | None = None
     """Per row: where the second text of a pair begins; its length where there is none. None: there are no pairs."""
+    windows: tuple[WindowColumns, ...] = ()
+    """One for each pool of layers with a window; there are none where all layers share one pool."""
     shared: SharedPrefixes | None = None
     """Pages that several rows of a DECODE step read, where reading them once is worth it; None: nothing is shared."""
 

@@ -54,6 +54,12 @@ class ChunkCache(PrefixCache):
     def shared_pages(self, node: TreeNode) -> int:
         return 0
 
+    def match_pages(self, match: PrefixMatch) -> Ints:
+        return NO_PAGES
+
+    def known_pages(self, node: TreeNode, ids: Ints) -> Ints:
+        return NO_PAGES
+
     def path(self, match: PrefixMatch) -> tuple[int, ...]:
         return ()
 

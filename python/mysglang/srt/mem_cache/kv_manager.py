@@ -22,12 +22,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mysglang.srt.forward.worker_batch import Ints, Slots, TableWrites
+from mysglang.srt.forward.worker_batch import Floats, Ints, Slots, TableWrites
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool
 from mysglang.srt.mem_cache.tree_node import TreeNode
+from mysglang.srt.mem_cache.window_pages import WindowState
+from mysglang.srt.mem_cache.window_room import NO_WINDOWS, WindowRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class KvState:
     host_free: int = 0
     host_cached: int = 0
     host_locked_nodes: int = 0
+    windows: tuple[WindowState, ...] = ()
+    """Pools of layers that see a window only, beside all that."""
 
 
 class KvManager:
@@ -62,9 +66,9 @@ class KvManager:
         self, num_pages: int, page_size: int, num_slots: int, max_context: int, prefix_cache: MakePrefixCache
     ) -> None:
         self.page_size = page_size
-        self.allocator = self.allocator_type(num_pages, page_size)
-        self.cache = prefix_cache(self.allocator)
         self.rows = ReqToTokenPool(num_slots, max_context, page_size)
+        self.allocator = self._make_allocator(num_pages)
+        self.cache = prefix_cache(self.allocator)
         self._nodes: dict[int, TreeNode] = {}
         """Slot -> the node that the row stands on: it owns no page before `node.end`, and every page from there on."""
         self.placement = 0
@@ -210,6 +214,10 @@ class KvManager:
         """Tokens that all pages hold together."""
         return self.allocator.num_pages * self.page_size
 
+    def window_room(self, slots: Slots, to_come: Floats) -> WindowRoom:
+        """What there is of other pools, beside what these running rows may still need. Both [R]."""
+        return NO_WINDOWS
+
     def available_tokens(self) -> int:
         """Tokens for which there are pages: free now, or after evicting all that nobody stands on."""
         return (self.allocator.num_free + self.cache.evictable_pages) * self.page_size
@@ -304,6 +312,10 @@ class KvManager:
         assert (owners[1:] == 1).all(), f"pages without exactly one owner: {1 + np.flatnonzero(owners[1:] != 1)}"
 
     # Inside
+
+    def _make_allocator(self, num_pages: int) -> PageAllocator:
+        """Of the rows' pages; the rows are there."""
+        return self.allocator_type(num_pages, self.page_size)
 
     def _pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)

@@ -94,6 +94,14 @@ class PrefixCache(ABC):
         """How many of them, from the first on, another row stands on too."""
 
     @abstractmethod
+    def match_pages(self, match: PrefixMatch) -> Ints:
+        """The pages of a match, still held, first page of the prompt first."""
+
+    @abstractmethod
+    def known_pages(self, node: TreeNode, ids: Ints) -> Ints:
+        """The pages that the cache has already for the first of these tokens, with which a row goes on from `node`."""
+
+    @abstractmethod
     def path(self, match: PrefixMatch) -> tuple[int, ...]:
         """Names of the nodes from the root down to where a match, still held, ends."""
 

@@ -9,7 +9,7 @@ from mysglang.srt.mem_cache.page_listener import NoListener, PageListener
 from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.radix_tree import RadixTree
-from mysglang.srt.mem_cache.tree_node import TreeNode
+from mysglang.srt.mem_cache.tree_node import NO_PAGES, TreeNode
 
 
 class RadixCache(PrefixCache):
@@ -68,6 +68,14 @@ class RadixCache(PrefixCache):
 
     def shared_pages(self, node: TreeNode) -> int:
         return self.tree.shared_pages(node)
+
+    def match_pages(self, match: PrefixMatch) -> Ints:
+        if match.num_pages == 0:
+            return NO_PAGES
+        return self.tree.path_pages(self._node_of(match))[: match.num_pages]
+
+    def known_pages(self, node: TreeNode, ids: Ints) -> Ints:
+        return self.tree.pages_below(node, ids)
 
     def path(self, match: PrefixMatch) -> tuple[int, ...]:
         return () if match.num_pages == 0 else self.tree.path(self._node_of(match))

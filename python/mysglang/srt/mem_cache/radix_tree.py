@@ -96,6 +96,22 @@ class RadixTree:
             step = step.parent
         return pages
 
+    def pages_below(self, node: TreeNode, ids: Ints) -> Ints:
+        """The pages that are there already for the first of these tokens, which go on from the end of `node`."""
+        found: list[Ints] = []
+        position, size = 0, len(ids) // self.page_size * self.page_size
+        while position < size and not node.condemned:
+            child = node.children.get(self._page_key(ids, position))
+            if child is None:
+                break
+            common = self._common(child.key, ids[position:size])
+            found.append(child.value[: common // self.page_size])
+            position += common
+            if common < len(child.key):
+                break
+            node = child
+        return np.concatenate(found) if found else NO_PAGES
+
     def path_ids(self, node: TreeNode) -> Ints:
         """The tokens of these pages."""
         ids = np.empty(node.end * self.page_size, np.int32)

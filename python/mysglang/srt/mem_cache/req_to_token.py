@@ -101,6 +101,11 @@ class ReqToTokenPool:
         pages: Ints = self._flat[slots * self.width + columns]
         return pages * np.int32(self.page_size) + offsets.astype(np.int32)
 
+    def pages_at(self, slots: Slots, columns: Longs) -> Ints:
+        """Single entries; all [N]."""
+        pages: Ints = self._flat[slots * self.width + columns]
+        return pages
+
     def take_writes(self) -> TableWrites | None:
         """Entries that the device was not told of; None if there are none. They count as told from now on."""
         untold, self._untold = self._untold, []

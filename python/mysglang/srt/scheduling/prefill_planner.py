@@ -16,6 +16,7 @@ from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import Floats, Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
+from mysglang.srt.mem_cache.window_room import WindowRoom
 from mysglang.srt.scheduling.admission import AdmissionRule
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.lane import Lane
@@ -62,6 +63,8 @@ class PrefillStep:
     """New tokens that it may still take."""
     reserved: float
     """Tokens set aside for what running and admitted requests may still generate."""
+    windows: WindowRoom
+    """The same of the pools of layers with a window."""
     rows: list[tuple[Req, int, int]] = field(default_factory=list)
     """(request, first new position, new tokens)."""
     admitted: list[Req] = field(default_factory=list)
@@ -96,8 +99,9 @@ class PrefillPlanner:
         """The next prefill step for `lane`, beside so many rows that decode; None if no request can be taken."""
         if lane.chunked is None and not len(self._waiting):
             return None
-        reserved = float(self.reserved(lane.slots).sum())
-        step = PrefillStep(max(self._limits.budget(decoding), self._kv.page_size), reserved)
+        reserved = self.reserved(lane.slots)
+        budget = max(self._limits.budget(decoding), self._kv.page_size)
+        step = PrefillStep(budget, float(reserved.sum()), self._kv.window_room(lane.slots, reserved))
         if lane.chunked is not None:
             self._continue(lane.chunked, step, lane)
         if lane.chunked is None:
@@ -113,9 +117,12 @@ class PrefillPlanner:
 
     def tokens_lacking(self, req: Req, lane: Lane) -> float:
         """Tokens that would have to come free for `req` to be admitted now, were a slot free; 0 or less: none."""
+        if not lane.size:
+            return 0
         match = self._kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit)
-        free = self._kv.available_tokens() - float(self.reserved(lane.slots).sum())
-        return self._needed(req, match) - free if lane.size else 0
+        reserved = self.reserved(lane.slots)
+        step = PrefillStep(self._limits.budget(0), float(reserved.sum()), self._kv.window_room(lane.slots, reserved))
+        return self._lacking(req, match, max(self._fit(step, match.reach, len(req.ids) - match.reach), 1), step)
 
     def _continue(self, req: Req, step: PrefillStep, lane: Lane) -> None:
         """The next chunk of a request that holds its slot already."""
@@ -151,7 +158,7 @@ class PrefillPlanner:
         # may generate is asked for only where somebody else would suffer.
         alone = lane.size == 0 and not step.rows
         take = self._fit(step, cached, extend)
-        if take <= 0 or not (alone or self._needed(req, match) <= kv.available_tokens() - step.reserved):
+        if take <= 0 or not (alone or self._lacking(req, match, take, step) <= 0):
             return False
         slot = kv.open(match)
         extended = kv.extend(slot, cached + take)
@@ -161,13 +168,23 @@ class PrefillPlanner:
         step.admitted.append(req)
         step.cached += cached
         step.reserved += self._to_come(req)
+        step.windows.admit(cached + take, self._after(req, cached + take))
         self._take(req, cached, take, step, lane)
         return True
 
-    def _needed(self, req: Req, match: PrefixMatch) -> int:
-        """Tokens that must be available for `req`, which begins with `match`."""
+    def _lacking(self, req: Req, match: PrefixMatch, take: int, step: PrefillStep) -> float:
+        """Tokens that must come free for `req`, which begins with `match` and has so many more in the step."""
         # Opening locks the prefix: what could be evicted before cannot any more.
-        return len(req.ids) - match.num_tokens + self._to_come(req) + self._kv.tokens_to_lock(match)
+        needed = len(req.ids) - match.num_tokens + self._to_come(req) + self._kv.tokens_to_lock(match)
+        end = match.reach + take
+        return max(
+            needed - (self._kv.available_tokens() - step.reserved),
+            step.windows.lacking(match, end, self._after(req, end)),
+        )
+
+    def _after(self, req: Req, end: int) -> int:
+        """Tokens that `req` may have computed after the first `end`."""
+        return len(req.ids) - end + self._to_come(req)
 
     def _to_come(self, req: Req) -> int:
         return min(req.final_len - len(req.ids), MAX_NEW_ESTIMATE) + self._kv.page_size

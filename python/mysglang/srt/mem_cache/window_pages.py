@@ -1,0 +1,272 @@
+"""WindowPages: the pages of layers that see a window of keys only, beside those of the layers that see all.
+
+    pages        4  5  6  7  8  9 10 11      of the rows and of the prefix cache: they number the tokens, and the layers
+                                             that see everything keep their keys and values under these numbers
+    page_of      0  0  0  3  7  1  2  6      where the layers with the window keep theirs; 0: nowhere any more
+                          └──── read ────┘   what a row may still see
+
+A page that rows read stays. What a row has left behind is freed at once if it is the row's own. If the prefix cache has
+it, it stays for who comes next, until its memory is wanted: then goes what was left longest ago. Knows no token and
+no tree: the prefix cache goes on holding a page whose keys of these layers are gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
+from mysglang.srt.mem_cache.allocator import PageAllocator
+from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool, concatenated_ranges
+
+LAG = 8
+"""Tokens behind the window that a row keeps: what it planned last may be taken back when it ends, and whoever goes on
+from there has a whole window then."""
+
+
+def row_tokens(window: int, page_size: int) -> int:
+    """Tokens that a row holds at most, in whole pages, beside those that a step writes."""
+    return (-(-(window + LAG) // page_size) + 2) * page_size
+
+
+def least_tokens(window: int, page_size: int, chunk: int | None, context: int) -> int:
+    """Tokens, in whole pages, that any request can run alone in. `chunk`: new tokens of a step at most; None: all."""
+    whole = -(-context // page_size) * page_size
+    if chunk is None:
+        return whole
+    return min(whole, row_tokens(window, page_size) + -(-chunk // page_size) * page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowShape:
+    """The pool of the layers with one window."""
+
+    window: int
+    """Keys that a query sees, itself included."""
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowState:
+    """Where that memory is, in tokens (whole pages). free + evictable + read == total."""
+
+    window: int
+    total: int
+    free: int
+    evictable: int
+    """In the prefix cache, and read by no row: free as soon as it is wanted."""
+    read: int
+    """What open rows may still see."""
+
+
+class WindowPages:
+    """Pages for one window. `rows`: whose pages these are about."""
+
+    def __init__(self, shape: WindowShape, rows: ReqToTokenPool, num_pages: int, allocator: PageAllocator) -> None:
+        """`num_pages`: of the rows and the prefix cache, from 1 on. `allocator`: of the window's own."""
+        self.window = shape.window
+        self.page_size = rows.page_size
+        self.allocator = allocator
+        self.page_of: Ints = np.zeros(num_pages + 1, np.int32)
+        """[num_pages + 1] the window's page; 0: none."""
+        self.first: Ints = np.zeros(rows.num_slots, np.int32)
+        """[num_slots] from which column on a row reads its pages."""
+        self.num_read = 0
+        """Pages that rows read."""
+        self._rows = rows
+        self._readers: Ints = np.zeros(num_pages + 1, np.int32)
+        self._left: Longs = np.zeros(num_pages + 1, np.int64)
+        """When the last reader left; 0 where there is none to leave, or nothing to be left."""
+        self._clock = 0
+        # (when, pages): an entry holds for those of its pages that were left then and not since.
+        self._queue: deque[tuple[int, Ints]] = deque()
+        self._queued = 0
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages that nobody reads, which the prefix cache has."""
+        return self.allocator.num_pages - self.allocator.num_free - self.num_read
+
+    @property
+    def num_available(self) -> int:
+        """Those, and the free ones."""
+        return self.allocator.num_pages - self.num_read
+
+    # What is seen
+
+    def first_column(self, position: int) -> int:
+        """The first page that a query at this position sees something of."""
+        return max(0, position - self.window + 1) // self.page_size
+
+    def living(self, pages: Ints) -> int:
+        """How many of these pages of a prefix, from the first on, can be gone on from: at most so many that none is
+        missing of the window before the next token.
+        """
+        gone = (self.page_of[pages] == 0).nonzero()[0]
+        # Between two gaps the longest prefix has most behind it.
+        ends = np.append(gone, len(pages))
+        seen_from = np.maximum(0, ends * self.page_size - self.window + 1) // self.page_size
+        sound = seen_from > np.append(-1, gone)
+        return int(ends[sound.nonzero()[0][-1]])
+
+    def unread(self, pages: Ints) -> int:
+        """How many of them nobody reads."""
+        return int(np.count_nonzero(self._readers[pages] == 0))
+
+    def held_tokens(self, slots: Slots) -> Ints:
+        """[R] of these rows."""
+        held: Ints = (self._rows.held[slots] - self.first[slots]) * np.int32(self.page_size)
+        return held
+
+    # A row's pages
+
+    def give(self, pages: Ints) -> None:
+        """These pages, new ones of one row, get their place; the caller has seen to it that there is room."""
+        self.page_of[pages] = self.allocator.alloc(len(pages))
+        self._readers[pages] = 1
+        self.num_read += len(pages)
+
+    def open(self, slot: int, pages: Ints) -> None:
+        """A row begins with these pages of a prefix that can be gone on from."""
+        first = self.first[slot] = self.first_column(len(pages) * self.page_size)
+        seen = pages[first:]
+        readers = self._readers[seen]
+        self.num_read += len(seen) - int(np.count_nonzero(readers))
+        self._readers[seen] = readers + 1
+        self._left[seen] = 0
+
+    def move_on(self, slots: Slots, lens: Ints, shared: Ints) -> None:
+        """Let go what rows with so many tokens planned do not see any more.
+
+        slots [R], distinct; lens [R]; shared [num_slots]: so many pages of each row are the prefix cache's.
+        """
+        after = np.maximum(0, lens - (LAG + self.page_size - 1 + self.window - 1)) // self.page_size
+        first = self.first[slots]
+        moving = (after > first).nonzero()[0]
+        if not len(moving):
+            return
+        slots, first, after = slots[moving], first[moving], after[moving]
+        self.first[slots] = after
+        counts = after - first
+        owners, columns = np.repeat(slots, counts), concatenated_ranges(first, counts)
+        pages = self._rows.pages_at(owners, columns)
+        own: Bools = columns >= shared[owners]
+        if np.count_nonzero(own) == len(own):
+            self._leave_own(pages)
+            return
+        self._leave_own(pages[own])
+        self.leave(pages[~own])
+
+    def close(self, slot: int) -> None:
+        """The row goes. What of its pages the prefix cache does not take will be dropped."""
+        self.leave(self._rows.pages(slot)[self.first[slot] :])
+        self.first[slot] = 0
+
+    def leave(self, pages: Ints) -> None:
+        """A row, or each of several, reads these no more, which the prefix cache has."""
+        np.subtract.at(self._readers, pages, 1)
+        alone = pages[self._readers[pages] == 0]
+        if len(alone) > 1:
+            # Rows that move on together may leave the same page.
+            alone = alone[np.sort(np.unique(alone, return_index=True)[1])]
+        self.num_read -= len(alone)
+        self._enqueue(alone)
+
+    def _leave_own(self, pages: Ints) -> None:
+        self._readers[pages] = 0
+        self.num_read -= len(pages)
+        self.drop(pages)
+
+    # Giving back
+
+    def drop(self, pages: Ints) -> None:
+        """Free what stands for these pages, which nobody reads."""
+        held = self.page_of[pages]
+        self.allocator.free(held[held != 0])
+        self.page_of[pages] = 0
+        self._left[pages] = 0
+
+    def evict(self, num_pages: int) -> None:
+        """Free so many pages of those that are evictable, what was left first before all others.
+
+        Of what a row left at once go those at the beginning: prefixes that end behind them keep their windows longest.
+        """
+        assert num_pages <= self.num_evictable
+        while num_pages > 0:
+            when, pages = self._queue.popleft()
+            self._queued -= len(pages)
+            valid = pages[self._left[pages] == when]
+            self.drop(valid[:num_pages])
+            if len(valid) > num_pages:
+                self._queue.appendleft((when, valid[num_pages:]))
+                self._queued += len(valid) - num_pages
+            num_pages -= len(valid)
+
+    def revive(self, pages: Ints, copies: Ints) -> None:
+        """What is gone of `pages`, which the prefix cache has, takes over what there is of `copies`, which nobody reads
+        any more. Both hold the same tokens after the same prefix.
+        """
+        better = (self.page_of[pages] == 0) & (self.page_of[copies] != 0)
+        pages, copies = pages[better], copies[better]
+        if len(pages):
+            self.page_of[pages] = self.page_of[copies]
+            self.page_of[copies] = 0
+            self._left[copies] = 0
+            self._enqueue(pages)
+
+    def _enqueue(self, pages: Ints) -> None:
+        if not len(pages):
+            return
+        self._clock += 1
+        self._left[pages] = self._clock
+        self._queue.append((self._clock, pages))
+        self._queued += len(pages)
+        if self._queued > 2 * len(self.page_of):
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Forget what in the queue does not hold any more."""
+        kept = [(when, pages[self._left[pages] == when]) for when, pages in self._queue]
+        self._queue = deque(entry for entry in kept if len(entry[1]))
+        self._queued = sum(len(pages) for _, pages in self._queue)
+
+    # Telling
+
+    def locations(self, locations: Ints) -> Ints:
+        """KV slots in the rows' pages -> KV slots in the window's."""
+        if self.page_size == 1:
+            found: Ints = self.page_of[locations]
+            return found
+        pages = locations // self.page_size
+        at: Ints = self.page_of[pages] * np.int32(self.page_size) + (locations - pages * self.page_size)
+        return at
+
+    def state(self) -> WindowState:
+        size = self.page_size
+        return WindowState(
+            window=self.window,
+            total=self.allocator.num_pages * size,
+            free=self.allocator.num_free * size,
+            evictable=self.num_evictable * size,
+            read=self.num_read * size,
+        )
+
+    def check(self, slots: list[int], cached: Ints) -> None:
+        """Assert that all is sound, given the open rows' slots and the prefix cache's pages. Visits everything."""
+        readers = np.zeros_like(self._readers)
+        for slot in slots:
+            np.add.at(readers, self._rows.pages(slot)[self.first[slot] :], 1)
+        assert np.array_equal(readers, self._readers), "readers of a window's pages are miscounted"
+        assert not self._readers[self.page_of == 0].any(), "a page is gone that a row may still see"
+        live = self.page_of.nonzero()[0]
+        owned = np.concatenate([self.allocator.free_pages(), self.page_of[live]])
+        owners = np.bincount(owned, minlength=self.allocator.num_pages + 1)
+        assert owners[0] == 0 and (owners[1:] == 1).all(), "a window's pages without exactly one owner"
+        assert self.num_read == np.count_nonzero(readers), "the count of a window's read pages is off"
+        idle = live[readers[live] == 0]
+        assert np.isin(idle, cached).all(), "a window's page is kept for nobody"
+        queued = [pages[self._left[pages] == when] for when, pages in self._queue]
+        found = np.sort(np.concatenate(queued)) if queued else idle[:0]
+        assert np.array_equal(found, np.sort(idle)), "what is evictable of a window is not what is queued"
