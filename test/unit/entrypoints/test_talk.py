@@ -2,16 +2,29 @@
 
 import asyncio
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from fixtures.scripted_engine import Script, Step, Stop, endless, events, hello, logprob_row, serve
+from fixtures.stream_folds import (
+    Told,
+    chat_stream,
+    chat_whole,
+    completion_stream,
+    completion_whole,
+    native_stream,
+    native_whole,
+)
+from fixtures.stream_folds import events as data_of
 from fixtures.wired import Wired
 from mysglang.srt.errors import WorkerDied
+from mysglang.srt.managers import text_pool
 from mysglang.srt.messages.outputs import Abort, Length, RowLogprobs
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
+from mysglang.srt.utils.tokenizer import Tokenizer
 
 WORDS = ["Once", "", ' "quoted"', " \\ \n\u2028", " é漢🙂", "\x00\x1f", " <think>", "x" * 300]
 
@@ -126,3 +139,89 @@ async def test_the_engines_death_is_the_last_frame() -> None:
         served.front.tokenizer_manager.fail_all(WorkerDied("the scheduler was killed"))
         frames = events((await wired.answer()).content)
     assert b"engine_dead" in frames[-1] and b"[DONE]" not in frames
+
+
+LOGPROBS = {"return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+BOTH = {"text": ["a", "b"], "rid": ["r1", "r2"]} | LOGPROBS
+
+WHOLE: list[tuple[str, dict[str, Any], Callable[[Any], list[Told]]]] = [
+    ("/generate", NATIVE | LOGPROBS, native_whole),
+    ("/generate", BOTH, native_whole),
+    (
+        "/vertex_generate",
+        {"instances": [{"text": "a"}], "parameters": LOGPROBS},
+        lambda a: native_whole(a["predictions"]),
+    ),
+    ("/v1/completions", SEVERAL | {"logprobs": 2}, completion_whole),
+    ("/v1/chat/completions", CHAT | {"n": 2, "logprobs": True, "top_logprobs": 2}, chat_whole),
+]
+STREAMS: list[tuple[str, dict[str, Any], Callable[[Any], list[Told]]]] = [
+    ("/generate", NATIVE | LOGPROBS, lambda frames: native_stream(frames, 1, incremental=False)),
+    ("/generate", BOTH, lambda frames: native_stream(frames, 2, incremental=False)),
+    ("/v1/completions", SEVERAL | USAGE | {"logprobs": 2}, lambda frames: completion_stream(frames, 4)),
+    (
+        "/v1/chat/completions",
+        CHAT | USAGE | {"n": 2, "logprobs": True, "top_logprobs": 2},
+        lambda frames: chat_stream(frames, 2),
+    ),
+]
+
+
+class Whereabouts:
+    """In which threads tokens become text."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: set[str] = set()
+        token_bytes = Tokenizer.token_bytes
+
+        def noting(tokenizer: Tokenizer, token: int) -> bytes:
+            self.threads.add(threading.current_thread().name.partition("_")[0])
+            return token_bytes(tokenizer, token)
+
+        monkeypatch.setattr(Tokenizer, "token_bytes", noting)
+        self._patch = monkeypatch
+
+    def expect(self, *, many: bool) -> None:
+        """Let none be many numbers, or each."""
+        self._patch.setattr(text_pool, "NUMBER", text_pool.LONG_TEXT if many else 1)
+        self.threads.clear()
+
+    def check(self, *, many: bool) -> None:
+        assert self.threads == ({"long-text"} if many else {"MainThread"})
+
+
+@pytest.mark.parametrize(("path", "body", "fold"), WHOLE)
+async def test_a_whole_answer_that_is_long_to_tell_is_told_in_a_thread(
+    path: str, body: dict[str, Any], fold: Callable[[Any], list[Told]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(_request: TokenizedGenerateReqInput) -> Iterable[Step]:
+        row = logprob_row([3, 2], [-0.5] * 2, [[(5, -0.5), (6, -1.5)]] * 2)
+        return [Step("Once", [3, 2], Stop(2), RowLogprobs(**row))]
+
+    where, answers = Whereabouts(monkeypatch), []
+    for many in (False, True):
+        where.expect(many=many)
+        async with serve(at_once) as served:
+            answers.append(fold((await served.post(path, body)).json()))
+        where.check(many=many)
+    assert answers[0][0].text == "Once" and answers[0][0].logprobs
+    assert answers[1] == answers[0]
+
+
+@pytest.mark.parametrize(("path", "body", "fold"), STREAMS)
+async def test_a_stream_that_is_long_to_tell_is_told_in_a_thread(
+    path: str, body: dict[str, Any], fold: Callable[[Any], list[Told]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, answers = Whereabouts(monkeypatch), []
+    for many in (False, True):
+        where.expect(many=many)
+        async with serve(with_logprobs) as served:
+            answers.append((await served.post(path, body | {"stream": True})).text)
+            wired = Wired(served.app)
+            wired.post(path, body | {"stream": True})
+            answers.append((await wired.answer()).text)
+            assert wired.pieces
+        where.check(many=many)
+    told = [fold(data_of(answer)) for answer in answers]
+    assert told[0][0].text == "".join(WORDS) and told[0][0].logprobs
+    assert told == told[:1] * 4

@@ -15,6 +15,7 @@ from mysglang.srt.managers.generation import Generation
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.outputs import Length, RowLogprobs
 from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.utils import breather
 
 
 class TestUnread:
@@ -77,18 +78,32 @@ class TestUnread:
             await asyncio.gather(reader, return_exceptions=True)
 
 
+ONE_LOGPROB = RowLogprobs(output_vals=b"\0" * 4, output_ids=b"\0" * 4)
+
+
 class Bucket:
     """An outlet that keeps what is poured into it."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.has_room = True
+        self.busy = False
         self.on_room: Callable[[], None] | None = None
 
+    def is_long(self, chunk: GenerationChunk) -> bool:
+        return "long" in chunk.text
+
     def take(self, chunk: GenerationChunk) -> None:
+        assert not self.busy
         if chunk.text == "poison":
             raise ValueError(chunk.text)
         self.texts.append(chunk.text)
+
+    async def take_long(self, chunk: GenerationChunk) -> None:
+        self.busy = True
+        await settle()
+        self.busy = False
+        self.take(chunk)
 
     def call_when_room(self, call: Callable[[], None] | None) -> None:
         self.on_room = call
@@ -181,3 +196,60 @@ class TestPouring:
         with pytest.raises(InvalidRequest, match="temperature"):
             await stream.pour(Bucket())
         assert bench.quiet()
+
+    @pytest.mark.parametrize("last", ["long end", "end"])
+    async def test_what_is_long_work_is_waited_for_and_the_rest_piles_up(self, bench: Bench, last: str) -> None:
+        bucket = Bucket()
+        task, [rid] = await self.poured(bench, bucket, return_logprob=True)
+        bench.engine.say(Row(rid, "long", [1], logprobs=ONE_LOGPROB))
+        while not bucket.busy:
+            await asyncio.sleep(0)
+        bench.engine.say(Row(rid, "b", [2], logprobs=ONE_LOGPROB))
+        bench.engine.say(Row(rid, last, [3], Length(3), logprobs=ONE_LOGPROB))
+        await task
+        assert bucket.texts == ["long", "b" + last]
+        assert bench.quiet()
+
+    async def test_an_outlet_that_fails_in_long_work(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        bucket = Bucket()
+        monkeypatch.setattr(bucket, "is_long", lambda _: True)
+        task, [rid] = await self.poured(bench, bucket, return_logprob=True)
+        bench.engine.say(Row(rid, "poison", [1], logprobs=ONE_LOGPROB))
+        with pytest.raises(ValueError, match="poison"):
+            await task
+        assert bench.quiet()
+
+
+class TestManyAnswers:
+    """Who takes many answers that are there already lets others have their turn between two."""
+
+    @pytest.mark.parametrize("pour", [False, True])
+    @pytest.mark.parametrize("patient", [False, True])
+    async def test_others_have_their_turn(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, pour: bool, patient: bool
+    ) -> None:
+        monkeypatch.setattr(breather, "HELD_S", 1e9 if patient else 0.0)
+        stream, turns, bucket = bench.ask(text=["a"] * 4, stream=pour), list[int](), Bucket()
+        assert isinstance(stream, Generation)
+
+        class Noting(list[str]):
+            def append(self, text: str) -> None:
+                super().append(text)
+                turns.append(ticks)
+
+        bucket.texts = Noting()
+
+        async def read() -> None:
+            async for chunk in stream:
+                bucket.take(chunk)
+
+        ticks = 0
+        task = asyncio.create_task(stream.pour(bucket) if pour else read())
+        requests = await bench.engine.requests(4)
+        bench.engine.say(*(Row(request.rid, request.rid, [1], Length(1)) for request in requests))
+        while not task.done():
+            await asyncio.sleep(0)
+            ticks += 1
+        await task
+        assert len(turns) == 4
+        assert len(set(turns)) == (1 if patient else 4)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol
 
+from mysglang.srt.entrypoints.json_pieces import in_pieces
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
+from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.messages.generate import GenerateReqInput
 
 
@@ -30,3 +33,18 @@ async def answer(manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts
         async for chunk in chunks:
             dicts.add(chunk)
     return dicts.answer()
+
+
+async def written_answer(manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts, pool: TextPool) -> bytes:
+    """The same as JSON. However much is told, others have their turn meanwhile."""
+    written: dict[int, bytes] = {}
+    async with aclosing(manager.generate_request(obj)) as chunks:
+        async for chunk in chunks:
+            written[chunk.index] = await pool.run_if_many(chunk.numbers, partial(_written, dicts, chunk))
+    if not dicts.several:
+        return written[0]
+    return b"[" + b",".join(written[index] for index in sorted(written)) + b"]"
+
+
+def _written(dicts: ResponseDicts, chunk: GenerationChunk) -> bytes:
+    return in_pieces(dicts.whole(chunk))

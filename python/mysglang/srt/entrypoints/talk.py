@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from mysglang.srt.entrypoints.openai.field_names import own_words
@@ -17,10 +18,15 @@ from mysglang.srt.entrypoints.streaming import EventStream
 from mysglang.srt.entrypoints.wire import Wire
 from mysglang.srt.managers.generation import Generation
 from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.managers.text_pool import TextPool
 
 
 class Teller(Protocol):
     """Chunks -> frames, in a route's own shape."""
+
+    def numbers(self, chunk: GenerationChunk) -> int:
+        """How many log-probabilities and the like `tell` will tell of."""
+        ...
 
     def tell(self, chunk: GenerationChunk) -> bytes:
         """What is new; empty if there is nothing to tell yet."""
@@ -39,6 +45,15 @@ class Talk:
     teller: Teller
     names: Mapping[str, str]
     """The front's names of fields -> those that the client sent; see `own_words`."""
+    pool: TextPool
+    """Where frames are made that are long to make."""
+
+    async def tell(self, chunk: GenerationChunk) -> bytes:
+        """The frames of `chunk`, without keeping others waiting for them."""
+        teller = self.teller
+        if not chunk.with_numbers:
+            return teller.tell(chunk)
+        return await self.pool.run_if_many(teller.numbers(chunk), partial(teller.tell, chunk))
 
 
 def talk_stream(begin: Callable[[], Awaitable[Talk]]) -> EventStream:
@@ -56,11 +71,10 @@ class _Going:
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         talk = self._talk = await self._begin()
-        tell = talk.teller.tell
         with own_words(talk.names):
             async with aclosing(talk.chunks) as chunks:
                 async for chunk in chunks:
-                    if frames := tell(chunk):
+                    if frames := await talk.tell(chunk):
                         yield frames
         yield talk.teller.end()
 
@@ -70,22 +84,29 @@ class _Going:
         assert talk is not None, "there was a first frame"
         if isinstance(talk.chunks, Generation):
             with own_words(talk.names):
-                await talk.chunks.pour(_ToWire(talk.teller.tell, wire))
+                await talk.chunks.pour(_ToWire(talk, wire))
 
 
 class _ToWire:
     """An Outlet: each chunk leaves as its frames."""
 
-    def __init__(self, tell: Callable[[GenerationChunk], bytes], wire: Wire) -> None:
-        self._tell = tell
+    def __init__(self, talk: Talk, wire: Wire) -> None:
+        self._talk = talk
+        self._tell = talk.teller.tell
         self._wire = wire
 
     @property
     def has_room(self) -> bool:
         return self._wire.has_room
 
+    def is_long(self, chunk: GenerationChunk) -> bool:
+        return self._talk.pool.is_many(self._talk.teller.numbers(chunk))
+
     def take(self, chunk: GenerationChunk) -> None:
         self._wire.write_piece(self._tell(chunk))
+
+    async def take_long(self, chunk: GenerationChunk) -> None:
+        self._wire.write_piece(await self._talk.tell(chunk))
 
     def call_when_room(self, call: Callable[[], None] | None) -> None:
         self._wire.call_when_room(call)

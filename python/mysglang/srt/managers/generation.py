@@ -16,6 +16,7 @@ from typing import Protocol
 from mysglang.srt.managers.request_state import GenerationChunk, Inbox, ReqState
 from mysglang.srt.managers.unfold import Unfolded
 from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.utils.breather import Breather
 
 
 @dataclass(slots=True)
@@ -62,7 +63,15 @@ class Outlet(Protocol):
         """
         ...
 
+    def is_long(self, chunk: GenerationChunk) -> bool:
+        """Whether it is too much work to take `chunk` at once; asked of chunks with numbers alone."""
+        ...
+
     def take(self, chunk: GenerationChunk) -> None: ...
+
+    async def take_long(self, chunk: GenerationChunk) -> None:
+        """The same for one that is. Nothing is handed over meanwhile."""
+        ...
 
     def call_when_room(self, call: Callable[[], None] | None) -> None:
         """Call this whenever there is room again; nothing any more if None."""
@@ -77,6 +86,7 @@ class Generation(AsyncGenerator[GenerationChunk, None]):
         self._obj = obj
         self._call: Call | None = None
         self._over = False
+        self._breather = Breather()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __anext__(self) -> GenerationChunk:
@@ -85,7 +95,7 @@ class Generation(AsyncGenerator[GenerationChunk, None]):
         try:
             call = self._call or await self._begin()
             if call.open_answers:
-                return call.take(await call.inbox.get())
+                return call.take(await self._next_state(call))
         except BaseException:
             self._end()
             raise
@@ -123,6 +133,15 @@ class Generation(AsyncGenerator[GenerationChunk, None]):
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._desk.close_call, self._call)
 
+    async def _next_state(self, call: Call) -> ReqState:
+        """Who asks for many answers that are there already does not keep others waiting for all of them."""
+        if (state := call.inbox.next()) is not None:
+            await self._breather.rest()
+            return state
+        state = await call.inbox.get()
+        self._breather.rested()
+        return state
+
     async def _begin(self) -> Call:
         self._loop = asyncio.get_running_loop()
         self._call = self._desk.open_call(self._obj)
@@ -137,25 +156,55 @@ class Generation(AsyncGenerator[GenerationChunk, None]):
 
 async def _poured(call: Call, outlet: Outlet) -> None:
     """Until the last chunk of `call` was taken."""
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    while (long := await _Pouring(call, outlet).until_long()) is not None:
+        await outlet.take_long(long)
 
-    def hand_over() -> None:
-        if done.done() or not outlet.has_room:
+
+class _Pouring:
+    """Hands over what comes in the turn in which it comes; of very many answers some in later ones."""
+
+    def __init__(self, call: Call, outlet: Outlet) -> None:
+        self._call = call
+        self._outlet = outlet
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[GenerationChunk | None] = self._loop.create_future()
+        self._resting = False
+
+    async def until_long(self) -> GenerationChunk | None:
+        """The chunk that it is long work to take; None once the last one was taken. Raises what the outlet does."""
+        self._outlet.call_when_room(self._hand_over)
+        self._call.inbox.call_with_news(self._hand_over)
+        try:
+            self._hand_over()
+            return await self._done
+        finally:
+            self._call.inbox.call_with_news(None)
+            self._outlet.call_when_room(None)
+
+    def _hand_over(self) -> None:
+        if self._resting or self._done.done() or not self._outlet.has_room:
             return
         try:
-            while call.open_answers and (state := call.inbox.next()) is not None:
-                outlet.take(call.take(state))
+            self._take_all()
         except Exception as error:
-            done.set_exception(error)
-        else:
-            if not call.open_answers:
-                done.set_result(None)
+            self._done.set_exception(error)
 
-    outlet.call_when_room(hand_over)
-    call.inbox.call_with_news(hand_over)
-    try:
-        hand_over()
-        await done
-    finally:
-        call.inbox.call_with_news(None)
-        outlet.call_when_room(None)
+    def _take_all(self) -> None:
+        call, outlet = self._call, self._outlet
+        breather = Breather() if call.open_answers > 1 else None
+        while call.open_answers and (state := call.inbox.next()) is not None:
+            chunk = call.take(state)
+            if chunk.with_numbers and outlet.is_long(chunk):
+                self._done.set_result(chunk)
+                return
+            outlet.take(chunk)
+            if breather is not None and breather.due:
+                self._resting = True
+                self._loop.call_soon(self._go_on)
+                return
+        if not call.open_answers:
+            self._done.set_result(None)
+
+    def _go_on(self) -> None:
+        self._resting = False
+        self._hand_over()

@@ -53,6 +53,12 @@ class LogprobChunk:
     token_ids: Ints
     """The ids asked for: what the columns of `token_ids_vals` mean."""
 
+    @property
+    def numbers(self) -> int:
+        """How many log-probabilities these are."""
+        sides = (self.output,) if self.input is None else (self.output, self.input)
+        return sum(side.vals.size + side.top_vals.size + side.token_ids_vals.size for side in sides)
+
 
 class GenerationChunk(msgspec.Struct, frozen=True):
     """What is new in one answer since its last chunk. The counters are totals."""
@@ -90,6 +96,17 @@ class GenerationChunk(msgspec.Struct, frozen=True):
     def token_ids(self) -> Ints:
         """What the tokens grew by; a stop token is among them, its text is not."""
         return unpack_ids(self.token_bytes)
+
+    @property
+    def with_numbers(self) -> bool:
+        """Whether it brings more than text and tokens."""
+        return self.logprobs is not None or self.hidden_states is not None
+
+    @property
+    def numbers(self) -> int:
+        """How many log-probabilities and numbers of hidden states it brings: to tell them may be long work."""
+        hidden = 0 if self.hidden_states is None else self.hidden_states.size
+        return hidden if self.logprobs is None else hidden + self.logprobs.numbers
 
     @property
     def prompt_ids(self) -> Ints | None:

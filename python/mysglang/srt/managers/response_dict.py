@@ -44,7 +44,8 @@ class ResponseDicts:
         self._text_of: Callable[[int], str | None] = _no_text
         if obj.return_text_in_logprobs and tokenizer is not None:
             self._text_of = tokenizer.token_text
-        self._incremental = incremental and obj.stream
+        self.incremental = incremental and obj.stream
+        """Whether a response holds what is new, and not everything so far."""
         self._with_prompt = obj.return_prompt_token_ids
         self._hidden_wishes = obj.return_hidden_states
         self._copies = 1 if isinstance(obj.sampling_params, list) else obj.sampling_params.n
@@ -56,7 +57,7 @@ class ResponseDicts:
 
     def add(self, chunk: GenerationChunk) -> Response:
         """The response that `chunk` makes; in a stream of several answers it says which by `index`."""
-        known = None if self._incremental else self._answers.get(chunk.index)
+        known = None if self.incremental else self._answers.get(chunk.index)
         if known is None:
             known = self._answers[chunk.index] = _AnswerSoFar(
                 self._text_of, {side: FlatTops(side, in_base64=self._flat_in_base64) for side in self._flat}
@@ -77,12 +78,23 @@ class ResponseDicts:
         self._responses[chunk.index] = response
         return response
 
+    def whole(self, chunk: GenerationChunk) -> Response:
+        """The response of an answer that comes in one chunk, of which nothing is kept here."""
+        response = self.add(chunk)
+        del self._answers[chunk.index], self._responses[chunk.index]
+        return response
+
     def _prompt_states(self, chunk: GenerationChunk) -> int:
         """How many of the hidden states that a chunk brings are the prompt's."""
         wishes = self._hidden_wishes
         wish = wishes[chunk.index // self._copies] if isinstance(wishes, list) else wishes
         first = chunk.index not in self._responses
         return chunk.prompt_tokens if wish is True and first else 0
+
+    @property
+    def several(self) -> bool:
+        """Whether the call is answered by a list, be it a list of one."""
+        return self._list
 
     def answer(self) -> Answer:
         """The last response, or the last of every answer in order."""

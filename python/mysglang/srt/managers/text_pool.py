@@ -18,6 +18,9 @@ QUICK_TEXT = 1 << 10
 LONG_TEXT = 1 << 15
 """From this many characters or tokens on (some milliseconds of work) a text is long."""
 
+NUMBER = 16
+"""To tell a number in JSON is about as much work as so many characters of text."""
+
 THREADS = 2
 """Of each kind."""
 
@@ -45,6 +48,15 @@ class TextPool:
     async def run_if_long(self, size: int, work: Callable[[], Result]) -> Result:
         """The same for work that is so quick over a short text that it is done at once."""
         return await self.run(size, work) if size >= LONG_TEXT else work()
+
+    async def run_if_many(self, numbers: int, work: Callable[[], Result]) -> Result:
+        """The same for work on log-probabilities and the like. It keeps the GIL, and lets it go between its pieces."""
+        return await self.run(LONG_TEXT, work) if self.is_many(numbers) else work()
+
+    @staticmethod
+    def is_many(numbers: int) -> bool:
+        """Whether work on so many is worth a thread."""
+        return numbers * NUMBER >= LONG_TEXT
 
     def close(self) -> None:
         """Finish what runs; drop what waits."""

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mysglang.srt.args.parsers import CompletionTemplateName
 from mysglang.srt.entrypoints.body import read_model, validate
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.json_pieces import in_pieces
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
@@ -100,15 +102,21 @@ class OpenAIServingBase(ABC, Generic[Body]):
     def _meter(self, body: Body) -> UsageMeter:
         return UsageMeter(body.n, report_cached=self._options.report_cached_tokens)
 
-    def _answer(
-        self, head: dict[str, object], choices: dict[int, dict[str, object]], meter: UsageMeter
-    ) -> dict[str, object]:
+    def _answer(self, head: dict[str, object], choices: Mapping[int, object], meter: UsageMeter) -> dict[str, object]:
         return {
             **head,
             "choices": [choices[index] for index in sorted(choices)],
             "usage": meter.total(),
             "metadata": {"weight_version": meter.weight_version},
         }
+
+    async def _told(self, chunk: GenerationChunk, make: Callable[[], dict[str, object]]) -> object:
+        """The choice that `make` makes of a chunk; one with numbers is written already, without keeping others waiting
+        for it.
+        """
+        if not chunk.with_numbers:
+            return make()
+        return await self._front.text_pool.run_if_many(chunk.numbers, lambda: orjson.Fragment(in_pieces(make())))
 
     @asynccontextmanager
     async def _chunks(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews, ChatReader
@@ -36,26 +37,23 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
 
     async def _complete(self, body: ChatCompletionRequest, envelope: Envelope) -> dict[str, object]:
         meter = self._meter(body)
-        choices: dict[int, dict[str, object]] = {}
+        choices: dict[int, object] = {}
         states, ids = LastStates(), ToldIds(body)
         ask = await self._answers.ask(body, envelope.rid)
         async with aclosing(self._answers.read(ask)) as found:
             async for news in found:
                 note_usage(meter, news.chunk, news.reasoning_tokens)
                 states.note(news.chunk)
-                choices[news.chunk.index] = {
-                    **self._choice(news),
-                    **states.of(news.chunk.index),
-                    **ids.of(news.chunk),
-                }
+                said = {**states.of(news.chunk.index), **ids.of(news.chunk)}
+                choices[news.chunk.index] = await self._told(news.chunk, partial(self._choice, news, said))
         return self._answer(envelope.head("chat.completion"), choices, meter)
 
     async def _talk(self, body: ChatCompletionRequest, envelope: Envelope) -> Talk:
         ask = await self._answers.ask(body, envelope.rid)
         frames = _Frames(body, envelope, self._meter(body), ChatReader(ask), self._logprobs)
-        return Talk(self._answers.chunks(ask), frames, ask.names)
+        return Talk(self._answers.chunks(ask), frames, ask.names, self._front.text_pool)
 
-    def _choice(self, news: ChatNews) -> dict[str, object]:
+    def _choice(self, news: ChatNews, said: Mapping[str, object]) -> dict[str, object]:
         assert news.ending is not None, "a request that does not stream has one chunk for each choice"
         return {
             "index": news.chunk.index,
@@ -63,6 +61,7 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
             "logprobs": self._logprobs(news),
             "finish_reason": news.ending.reason,
             "matched_stop": news.ending.matched,
+            **said,
         }
 
     def _logprobs(self, news: ChatNews) -> dict[str, object] | None:
@@ -92,6 +91,9 @@ class _Frames:
         self._stream = ChatStream(self._frames)
         self._states = LastStates()
         self._ids = ToldIds(body)
+
+    def numbers(self, chunk: GenerationChunk) -> int:
+        return chunk.numbers
 
     def tell(self, chunk: GenerationChunk) -> bytes:
         index, stream = chunk.index, self._stream

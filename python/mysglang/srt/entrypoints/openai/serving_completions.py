@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from mysglang.srt.entrypoints.front import Front
@@ -22,6 +24,7 @@ from mysglang.srt.entrypoints.talk import Talk
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.utils.breather import Breather
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 
@@ -45,16 +48,18 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
                 note_usage(meter, chunk)
                 found[chunk.index] = chunk
         best = likeliest(found, len(body.prompt), body.candidates, body.n)
-        choices = {
-            index: {**teller.choice(chunk), **teller.states.of(chunk.index), "index": index}
-            for index, chunk in best.items()
-        }
+        choices: dict[int, object] = {}
+        breather = Breather()
+        for index, chunk in best.items():
+            await breather.rest()
+            choices[index] = await self._told(chunk, partial(teller.whole, index, chunk))
         return self._answer(envelope.head("text_completion"), choices, meter)
 
     async def _talk(self, body: CompletionRequest, envelope: Envelope) -> Talk:
         told = _Frames(body, envelope, self._meter(body), await self._teller(body))
         chunks = self._front.tokenizer_manager.generate_request(self._convert(body, envelope))
-        return Talk(chunks, told, {**self.names, **names_of(body.response_format)})
+        names = {**self.names, **names_of(body.response_format)}
+        return Talk(chunks, told, names, self._front.text_pool)
 
     def _meter(self, body: CompletionRequest) -> UsageMeter:
         return UsageMeter(body.candidates, report_cached=self._options.report_cached_tokens)
@@ -110,6 +115,9 @@ class _Frames:
         self._texts: dict[int, TextFrame] = {}
         """Of choices that tell nothing but text while they go on."""
 
+    def numbers(self, chunk: GenerationChunk) -> int:
+        return chunk.numbers
+
     def tell(self, chunk: GenerationChunk) -> bytes:
         plain = self._texts.get(chunk.index)
         if plain is not None and chunk.finish_reason is None:
@@ -152,6 +160,10 @@ class _Teller:
         """Whether the choices of later chunks differ by nothing else, but for the last."""
         body = self._body
         return body.logprobs is None and not body.return_token_ids and not body.return_hidden_states
+
+    def whole(self, index: int, chunk: GenerationChunk) -> dict[str, object]:
+        """An answer that comes in one chunk, as the choice of that number."""
+        return {**self.choice(chunk), **self.states.of(chunk.index), "index": index}
 
     def choice(self, chunk: GenerationChunk) -> dict[str, object]:
         reason, matched = (None, None) if chunk.finish_reason is None else finish_words(chunk.finish_reason)

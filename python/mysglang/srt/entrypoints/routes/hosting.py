@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.front import Front
-from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.json_response import json_response, written_response
 from mysglang.srt.entrypoints.native_answers import Predictions
-from mysglang.srt.entrypoints.native_responses import answer
+from mysglang.srt.entrypoints.native_responses import written_answer
 from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.routes.openai import CHAT
 from mysglang.srt.entrypoints.streaming import while_connected
@@ -41,7 +41,7 @@ def hosting_router(front: Front, chat: Callable[[Request], Awaitable[Response]],
             return json_response({"predictions": []})
         obj = body.batch()
         dicts = ResponseDicts(obj, front.tokenizer)
-        work = answer(front.tokenizer_manager, obj, dicts)
-        return json_response({"predictions": await while_connected(request, work)})
+        work = written_answer(front.tokenizer_manager, obj, dicts, front.text_pool)
+        return written_response(b'{"predictions":' + await while_connected(request, work) + b"}")
 
     return router

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
@@ -12,9 +13,10 @@ from starlette.responses import Response as HttpResponse
 
 from mysglang.srt.entrypoints.body import parse_json, read_body, read_model
 from mysglang.srt.entrypoints.front import Front
-from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.json_pieces import in_pieces
+from mysglang.srt.entrypoints.json_response import json_response, written_response
 from mysglang.srt.entrypoints.native_answers import Generated
-from mysglang.srt.entrypoints.native_responses import answer
+from mysglang.srt.entrypoints.native_responses import written_answer
 from mysglang.srt.entrypoints.openai.answers import ErrorFrame
 from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.relay import Owner, Relayed
@@ -24,6 +26,7 @@ from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.entrypoints.talk import Talk, talk_stream
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import ResponseDicts
+from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
 
 
@@ -68,8 +71,8 @@ def native_router(front: Front, *, incremental: bool, owner: Owner | None = None
             return Relayed(owner, body)
         dicts = ResponseDicts(obj, front.tokenizer, incremental=incremental)
         if obj.stream:
-            return talk_stream(lambda: _talk(sessions.generate_request(obj), dicts))
-        return json_response(await while_connected(request, answer(sessions, obj, dicts)))
+            return talk_stream(lambda: _talk(sessions.generate_request(obj), dicts, front.text_pool))
+        return written_response(await while_connected(request, written_answer(sessions, obj, dicts, front.text_pool)))
 
     @router.post("/open_session", openapi_extra=takes(OpenSessionReqInput) | gives(str))
     async def open_session(request: Request) -> HttpResponse:
@@ -86,8 +89,8 @@ def native_router(front: Front, *, incremental: bool, owner: Owner | None = None
     return router
 
 
-async def _talk(chunks: AsyncGenerator[GenerationChunk, None], dicts: ResponseDicts) -> Talk:
-    return Talk(chunks, _Frames(dicts), names={})
+async def _talk(chunks: AsyncGenerator[GenerationChunk, None], dicts: ResponseDicts, pool: TextPool) -> Talk:
+    return Talk(chunks, _Frames(dicts), names={}, pool=pool)
 
 
 class _Frames:
@@ -95,9 +98,18 @@ class _Frames:
 
     def __init__(self, dicts: ResponseDicts) -> None:
         self._dicts = dicts
+        self._told: Counter[int] = Counter()
+        """Numbers so far, by answer."""
+
+    def numbers(self, chunk: GenerationChunk) -> int:
+        return chunk.numbers + (0 if self._dicts.incremental else self._told[chunk.index])
 
     def tell(self, chunk: GenerationChunk) -> bytes:
-        return b"data: " + orjson.dumps(self._dicts.add(chunk)) + b"\n\n"
+        response = self._dicts.add(chunk)
+        if not chunk.with_numbers:
+            return b"data: " + orjson.dumps(response) + b"\n\n"
+        self._told[chunk.index] += chunk.numbers
+        return b"data: " + in_pieces(response) + b"\n\n"
 
     def end(self) -> bytes:
         return DONE
