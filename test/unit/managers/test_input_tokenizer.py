@@ -14,7 +14,7 @@ from fixtures import small_tokenizer
 from fixtures.grammar_walk import TOKENIZER as TINY_TOKENIZER
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
 from mysglang.srt.managers.caller import CALLER, Caller
-from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
+from mysglang.srt.managers.input_tokenizer import PIECE_IDS, PIECE_TEXT, FrontLimits, InputTokenizer
 from mysglang.srt.managers.text_pool import LONG_TEXT, TextPool
 from mysglang.srt.managers.unfold import unfold
 from mysglang.srt.messages.codec import unpack_ids
@@ -397,3 +397,80 @@ async def test_each_key_has_a_cache_of_its_own_where_they_are_kept_apart(tokeniz
     shared = await namespaces(InputTokenizer(tokenizer, LIMITS, pool))
     assert shared[:4] == shared[4:]
     assert len(set(await namespaces(InputTokenizer(tokenizer, LIMITS, pool, keeps_keys_apart=True)))) == 8
+
+
+class TestPieces:
+    """A large batch is handed over while the rest of it is still to be looked at."""
+
+    async def pieces(self, front: Front, **fields: Any) -> list[list[TokenizedGenerateReqInput]]:
+        obj = GenerateReqInput(**{"clip_max_new_tokens": True, **fields})
+        unfolded = unfold(obj, front.limits.vocab_size, 10_000)
+        return [piece async for piece in front.inner.pieces(obj, unfolded, unfolded.rids)]
+
+    @pytest.mark.parametrize("n", [1, 3])
+    @pytest.mark.parametrize("text", [False, True])
+    async def test_together_they_are_the_whole(self, tokenizer: Tokenizer, pool: TextPool, text: bool, n: int) -> None:
+        wide = replace(LIMITS, context_len=30_000, max_req_len=30_000)
+        length = (PIECE_TEXT if text else PIECE_IDS) // 3 + 1
+        prompts: Any = ["The fox. " * (length // 9 + i) for i in range(5)] if text else [[i] * length for i in range(5)]
+        fields = {"text" if text else "input_ids": prompts, "rid": "r", "sampling_params": SamplingParams(n=n)}
+        pieces = await self.pieces(Front(tokenizer, pool, wide), **fields)
+        assert [len(piece) for piece in pieces] == [2 * n, 2 * n, n]
+        whole = [request for piece in pieces for request in piece]
+        assert [request.to_come for request in whole] == list(range(5 * n))[::-1]
+        assert whole == await Front(tokenizer, pool, wide)(**fields)
+        for i, prompt in enumerate(prompts):
+            ids = tokenizer.encode(prompt) if text else prompt
+            assert unpack_ids(whole[i * n].input_ids).tolist() == ids
+
+    async def test_what_is_small_is_one_piece(self, front: Front) -> None:
+        assert [len(piece) for piece in await self.pieces(front, input_ids=[[5] * 20] * 200)] == [200]
+        assert [len(piece) for piece in await self.pieces(front, text=["The fox"] * 200)] == [200]
+
+    async def test_what_is_wrong_with_a_piece_is_found_in_its_turn(self, tokenizer: Tokenizer, pool: TextPool) -> None:
+        front = Front(tokenizer, pool, replace(LIMITS, context_len=30_000, max_req_len=30_000))
+        obj = GenerateReqInput(input_ids=[[5] * PIECE_IDS, [5, 600]], clip_max_new_tokens=True)
+        unfolded = unfold(obj, 600, 10)
+        pieces = front.inner.pieces(obj, unfolded, unfolded.rids)
+        assert len(await anext(pieces)) == 1
+        with pytest.raises(InvalidRequest, match="token id 600 is outside the vocabulary") as caught:
+            await anext(pieces)
+        assert caught.value.param == "input_ids"
+
+    async def test_others_have_their_turn_between_pieces_of_ids(self, tokenizer: Tokenizer, pool: TextPool) -> None:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        front = Front(tokenizer, pool, replace(LIMITS, context_len=30_000, max_req_len=30_000))
+        pieces = await self.pieces(front, input_ids=[[5] * PIECE_IDS] * 20)
+        assert len(pieces) == 20 and turns >= 19
+        counting.cancel()
+
+    async def test_prompts_that_share_parameters_have_them_settled_once(
+        self, front: Front, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By length where the length of the answer depends on it; each with a seed of its own."""
+        settled = 0
+        real = InputTokenizer._with_stop_tokens
+
+        def counted(self: InputTokenizer, params: SamplingParams) -> SamplingParams:
+            nonlocal settled
+            settled += 1
+            return real(self, params)
+
+        monkeypatch.setattr(InputTokenizer, "_with_stop_tokens", counted)
+        requests = await front(
+            input_ids=[[5] * (1 + i % 4) for i in range(8)], sampling_params=SamplingParams(stop=["x"])
+        )
+        assert settled == 4
+        assert [request.sampling_params.max_new_tokens for request in requests] == [29, 28, 27, 26] * 2
+        assert len({request.sampling_params.sampling_seed for request in requests}) == 8
+        mine = [SamplingParams(max_new_tokens=2, top_p=0.1 * (1 + i)) for i in range(3)]
+        requests = await front(input_ids=[[5]] * 3, sampling_params=mine)
+        assert [request.sampling_params.top_p for request in requests] == [one.top_p for one in mine]

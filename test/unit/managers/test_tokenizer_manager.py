@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, WorkerDied
 from mysglang.srt.managers.queue_shares import EqualShares
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.control import DetokenizerBeat, FlushCacheReqInput, FlushCacheReqOutput, HeartBeat
+from mysglang.srt.messages.fanout import rid_of
 from mysglang.srt.messages.outputs import Abort, Length, Stop
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
@@ -108,11 +109,11 @@ class TestLeaving:
     async def test_while_tokenizing(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         never = asyncio.get_running_loop().create_future()
 
-        async def tokenize(*_: object) -> list[TokenizedGenerateReqInput]:
+        async def pieces(*_: object) -> AsyncIterator[list[TokenizedGenerateReqInput]]:
             await never
-            return []
+            yield []
 
-        monkeypatch.setattr(bench.manager.input_tokenizer, "tokenize", tokenize)
+        monkeypatch.setattr(bench.manager.input_tokenizer, "pieces", pieces)
         task = asyncio.create_task(bench.collect())
         await settle()
         assert len(bench.manager.rid_to_state) == 1
@@ -227,15 +228,32 @@ class TestAbortRequest:
         bench.engine.say(*(Row(request.rid, "", [], Abort("x")) for request in requests))
         await asyncio.gather(*tasks)
 
+    async def test_of_a_large_batch_of_which_a_part_was_sent(self, bench: Bench) -> None:
+        """What is told to stop before it was sent is not sent any more; the rest is."""
+        fields = {"text": None, "input_ids": [[5] * 900 for _ in range(60)], "clip_max_new_tokens": True, "rid": "r"}
+        task = asyncio.create_task(bench.collect(**fields))
+        requests = await bench.engine.requests(1)
+        assert len(requests) < 60
+        assert bench.manager.abort_request("r_0") == bench.manager.abort_request("r_59") == 1
+        requests += await bench.engine.requests(59 - len(requests))
+        await settle()
+        names = [rid_of(request.rid) for request in requests]
+        assert names == [f"r_{i}" for i in range(59)]
+        assert bench.engine.aborts() == [requests[0].rid]
+        bench.engine.say(*(Row(request.rid, "a", [1], Length(1)) for request in requests))
+        assert len(await task) == 60
+        assert bench.quiet()
+
     async def test_while_tokenizing(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         go = asyncio.Event()
-        real = bench.manager.input_tokenizer.tokenize
+        real = bench.manager.input_tokenizer.pieces
 
-        async def tokenize(*arguments: Any) -> list[TokenizedGenerateReqInput]:
+        async def pieces(*arguments: Any) -> AsyncIterator[list[TokenizedGenerateReqInput]]:
             await go.wait()
-            return await real(*arguments)
+            async for piece in real(*arguments):
+                yield piece
 
-        monkeypatch.setattr(bench.manager.input_tokenizer, "tokenize", tokenize)
+        monkeypatch.setattr(bench.manager.input_tokenizer, "pieces", pieces)
         task = asyncio.create_task(bench.collect(rid="r", sampling_params=SamplingParams(n=2)))
         await settle()
         assert bench.manager.abort_request("r_0") == 1
@@ -256,6 +274,31 @@ class TestErrors:
                 await bench.collect(**fields)
         assert bench.quiet()
         assert bench.engine.listen() == []
+
+    async def test_of_a_large_batch_with_a_wrong_prompt_nothing_goes_on(self, bench: Bench) -> None:
+        """What was sent before it was looked at is ended."""
+        prompts = [[5] * 900 for _ in range(100)]
+        prompts[-1][450] = LIMITS.vocab_size
+        with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+            await bench.collect(text=None, input_ids=prompts, clip_max_new_tokens=True)
+        assert bench.quiet()
+        told = bench.engine.listen()
+        sent = [message.rid for message in told if isinstance(message, TokenizedGenerateReqInput)]
+        assert 0 < len(sent) < 100
+        assert bench.engine.aborts() == sent
+        counters = bench.manager.counters
+        assert (counters.accepted, counters.aborted, counters.refused) == (len(sent), len(sent), 100 - len(sent))
+
+    async def test_who_leaves_while_a_large_batch_is_sent(self, bench: Bench) -> None:
+        prompts = [[5] * 900 for _ in range(100)]
+        task, requests = await bench.started(text=None, input_ids=prompts, clip_max_new_tokens=True)
+        sent = [request.rid for request in requests]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert bench.quiet()
+        sent += [message.rid for message in bench.engine.listen() if isinstance(message, TokenizedGenerateReqInput)]
+        assert 0 < len(sent) < 100
+        assert bench.engine.aborts() == sent
 
     async def test_a_name_in_use(self, bench: Bench) -> None:
         task, [request] = await bench.started(rid="r")

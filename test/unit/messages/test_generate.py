@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.messages.generate import INTERNAL, GenerateReqInput, parse_generate, parse_sampling_params
+from mysglang.srt.messages.generate import INTERNAL, MANY_IDS, GenerateReqInput, parse_generate, parse_sampling_params
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 
@@ -105,6 +105,29 @@ def test_unknown_fields_are_refused_with_the_known_ones() -> None:
 def test_what_is_ours_to_say_cannot_be_sent(name: str) -> None:
     with pytest.raises(InvalidRequest, match="unknown field"):
         parse_generate({"text": "a", name: True})
+
+
+def test_the_ids_of_a_large_batch_are_neither_copied_nor_looked_at() -> None:
+    rows: list[list[object]] = [[5] * (MANY_IDS // 2), [6] * (MANY_IDS // 2), ["a"]]
+    request = parse_generate({"input_ids": rows, "sampling_params": {"max_new_tokens": 3}, "rid": "r"})
+    assert request.input_ids is rows
+    assert request == GenerateReqInput(
+        input_ids=rows,  # type: ignore[arg-type]
+        sampling_params=SamplingParams(max_new_tokens=3),
+        rid="r",
+        clip_max_new_tokens=False,
+    )
+
+
+@pytest.mark.parametrize("wrong", ["a", 5, (5, 6), None, {"a": 1}])
+def test_what_is_no_list_among_many_lists_is_refused(wrong: object) -> None:
+    rows = [[5] * MANY_IDS, wrong]
+    if isinstance(wrong, tuple | int):  # as good as a list, and left to whoever lays prompts out
+        assert parse_generate({"input_ids": rows}).input_ids == [[5] * MANY_IDS, [5, 6] if wrong == (5, 6) else 5]
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        parse_generate({"input_ids": rows})
+    assert caught.value.param == "input_ids[1]"
 
 
 @pytest.mark.parametrize(

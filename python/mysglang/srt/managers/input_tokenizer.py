@@ -1,36 +1,39 @@
 """InputTokenizer: prompts as text or ids -> what the scheduler accepts, everything checked that it relies on.
 
-Tokenizing runs in the text pool. What is wrong with a request is found before the scheduler hears of it. Knows the
-engine's limits, and no socket.
+Tokenizing runs in the text pool, a large batch piece by piece. What is wrong with a piece is found before the scheduler
+hears of it. Knows the engine's limits, and no socket.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
-import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
 from mysglang.srt.managers.caller import CALLER, Caller
 from mysglang.srt.managers.text_pool import TextPool
+from mysglang.srt.managers.token_ids import packed_ids, packed_prompts, within
 from mysglang.srt.managers.unfold import MAX_KEY_LENGTH, Embeds, LogprobWish, Prompt, Unfolded
-from mysglang.srt.messages.codec import pack_ids
+from mysglang.srt.messages.codec import ID_BYTES, pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput, HiddenStatesWish
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqInput
 from mysglang.srt.sampling.processor_params import THINKING_BUDGET, settle
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 from mysglang.srt.utils.ids import new_id
-from mysglang.srt.utils.tokenizer import IDS_PIECE, Tokenizer
-
-Ints = npt.NDArray[np.int32]
+from mysglang.srt.utils.tokenizer import Tokenizer
 
 MAX_PRIORITY = (1 << 31) - 1
+
+PIECE_IDS = 1 << 14
+PIECE_TEXT = 1 << 15
+"""Token ids, or characters, that are made requests at once: some third of a millisecond, and some milliseconds."""
 
 SEED_BITS = 48
 """Of a drawn seed: survives a client that reads JSON numbers as doubles, with room for `n` copies."""
@@ -75,6 +78,35 @@ class FrontLimits:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What prompts of a call have in common that share their parameters and the length of their answers."""
+
+    params: SamplingParams
+    """As the scheduler wants them, but for the seed."""
+    bad_words: list[bytes]
+    processor: str | None
+    grammar_after: bytes
+    thought_start: int | None
+
+
+@dataclass(slots=True)
+class Job:
+    """One call on its way to requests. Touched by one thread at a time."""
+
+    obj: GenerateReqInput
+    unfolded: Unfolded
+    rids: Sequence[str]
+    """Of the answers."""
+    caller: Caller
+    seeds: list[int]
+    """Drawn, one for each prompt."""
+    settled: dict[tuple[int, int, str | None], Settled] = field(default_factory=dict)
+    """By what it depends on: which params, tokens of the answer, logit processor."""
+    bad_words: dict[int, list[bytes]] = field(default_factory=dict)
+    """By the params that name them: prompts may share these, whose words are then tokenized once."""
+
+
 class InputTokenizer:
     """Makes requests for the scheduler. Without a tokenizer it takes token ids only."""
 
@@ -100,12 +132,29 @@ class InputTokenizer:
         self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]
     ) -> list[TokenizedGenerateReqInput]:
         """A request for each answer, in order, named by `rids`. Raises InvalidRequest."""
-        # Prompts of a batch may share their parameters, whose words are then tokenized once.
+        return [request async for piece in self.pieces(obj, unfolded, rids) for request in piece]
+
+    async def pieces(
+        self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]
+    ) -> AsyncGenerator[list[TokenizedGenerateReqInput], None]:
+        """The same as they become ready: of a large batch the first can be computed while others are tokenized.
+
+        Raises InvalidRequest for what is wrong with a piece when its turn comes.
+        """
+        seeds = [self._seeds.getrandbits(SEED_BITS) for _ in unfolded.prompts]
+        job = Job(obj, unfolded, rids, CALLER.get(), seeds)
         words = {id(prompt.params): sum(map(len, prompt.params.bad_words)) for prompt in unfolded.prompts}
-        size = sum(len(prompt.content) for prompt in unfolded.prompts) + sum(words.values())
-        drawn = [self._seeds.getrandbits(SEED_BITS) for _ in unfolded.prompts]
-        caller = CALLER.get()
-        return await self._pool.run(size, lambda: self._build(obj, unfolded, rids, drawn, caller))
+        beside = sum(words.values())
+        for first, end, size in _spans(unfolded.prompts):
+            if first:
+                # What was made is sent before more is: the scheduler works on it meanwhile.
+                await asyncio.sleep(0)
+            work = partial(self._build, job, first, end)
+            if obj.text is None and size <= PIECE_IDS:
+                # Ids are Python's work, which gains nothing from a thread and waits for its turn there.
+                yield work()
+            else:
+                yield await self._pool.run(size + beside, work)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. Raises InvalidRequest."""
@@ -124,7 +173,7 @@ class InputTokenizer:
         tokenizer = self._need_tokenizer("decoding", "input_ids")
 
         def work() -> str:
-            self._checked(ids, "input_ids")
+            self._checked([ids], "input_ids")
             return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
         return await self._pool.run(len(ids), work)
@@ -141,47 +190,59 @@ class InputTokenizer:
 
         return await self._pool.run(len(ids), work)
 
-    def _build(
-        self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str], drawn: Sequence[int], caller: Caller
-    ) -> list[TokenizedGenerateReqInput]:
+    def _build(self, job: Job, first: int, end: int) -> list[TokenizedGenerateReqInput]:
+        """The requests of prompts `first` to `end`."""
+        obj, unfolded, caller = job.obj, job.unfolded, job.caller
+        prompts, n = unfolded.prompts[first:end], unfolded.n
+        packed = self._ids(obj, prompts)
+        priority, routing_key = self._priority(obj), _routing_key(obj, caller)
+        namespace, spare = self._namespace(unfolded, caller), 0 if obj.pool else 1
         requests: list[TokenizedGenerateReqInput] = []
-        bad_words: dict[int, list[bytes]] = {}
-        seconds = obj.second_texts or [None] * len(unfolded.prompts)
-        rows = zip(unfolded.prompts, self._ids(obj, unfolded.prompts), drawn, seconds, strict=True)
-        for prompt, ids, seed, second_text in rows:
-            params = self._with_stop_tokens(self._settle(prompt, len(ids), spare=0 if obj.pool else 1))
-            first_seed = seed if params.sampling_seed is None else params.sampling_seed
+        for number, (prompt, ids) in enumerate(zip(prompts, packed, strict=True), first):
+            length = len(ids) // ID_BYTES
+            settled = self._settled(job, prompt, self._max_new(prompt, length, spare=spare))
+            params, wish = settled.params, _logprob_request(prompt.logprobs, length)
+            seed = job.seeds[number] if params.sampling_seed is None else params.sampling_seed
             embeds = self._embeds(prompt.content)
             # No other request shares their pages, but the copies of a prompt, and this one if it is computed again.
-            extra_key = f"input_embeds {new_id()}" if embeds else self._namespace(unfolded, caller)
-            packed, wish = pack_ids(ids), _logprob_request(prompt.logprobs, len(ids))
-            grammar_after, thought_start = self._thinking(params, obj)
-            if (given := id(prompt.params)) not in bad_words:
-                bad_words[given] = self._bad_words(prompt.params.bad_words)
-            processor, custom_params = self._processor(prompt, params, obj.max_thinking_tokens)
-            params = msgspec.structs.replace(params, bad_words=[], custom_params=custom_params)
-            for copy in range(unfolded.n):
+            extra_key = f"input_embeds {new_id()}" if embeds else namespace
+            for copy in range(n):
                 requests.append(
                     TokenizedGenerateReqInput(
-                        rid=rids[len(requests)],
-                        input_ids=packed,
+                        rid=job.rids[number * n + copy],
+                        input_ids=ids,
                         input_embeds=embeds,
-                        sampling_params=msgspec.structs.replace(params, sampling_seed=_nth_seed(first_seed, copy)),
-                        bad_words=bad_words[given],
-                        logit_processor=processor,
+                        sampling_params=msgspec.structs.replace(params, sampling_seed=_nth_seed(seed, copy)),
+                        bad_words=settled.bad_words,
+                        logit_processor=settled.processor,
                         stream=obj.stream,
                         logprobs=wish,
                         hidden_states=self._hidden_states(prompt),
                         extra_key=extra_key,
-                        priority=self._priority(obj),
-                        routing_key=_routing_key(obj, caller),
+                        priority=priority,
+                        routing_key=routing_key,
                         api_key=caller.api_key,
-                        grammar_after=grammar_after,
-                        thought_start=thought_start,
-                        second_text=second_text,
+                        grammar_after=settled.grammar_after,
+                        thought_start=settled.thought_start,
+                        second_text=None if obj.second_texts is None else obj.second_texts[number],
+                        to_come=len(job.rids) - (number * n + copy) - 1,
                     )
                 )
         return requests
+
+    def _settled(self, job: Job, prompt: Prompt, max_new: int) -> Settled:
+        """What was found out for a prompt with the same parameters before, or now."""
+        key = (id(prompt.params), max_new, prompt.logit_processor)
+        if (known := job.settled.get(key)) is not None:
+            return known
+        params = self._with_stop_tokens(_one_answer(prompt.params, max_new))
+        grammar_after, thought_start = self._thinking(params, job.obj)
+        if (bad_words := job.bad_words.get(id(prompt.params))) is None:
+            bad_words = job.bad_words[id(prompt.params)] = self._bad_words(params.bad_words)
+        processor, custom_params = self._processor(prompt, params, job.obj.max_thinking_tokens)
+        params = msgspec.structs.replace(params, bad_words=[], custom_params=custom_params)
+        settled = job.settled[key] = Settled(params, bad_words, processor, grammar_after, thought_start)
+        return settled
 
     def _priority(self, obj: GenerateReqInput) -> int:
         if obj.priority and not self._limits.priorities:
@@ -227,19 +288,20 @@ class InputTokenizer:
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return ids[0] if len(ids) == 1 and ids[0] < self._limits.vocab_size else None
 
-    def _ids(self, obj: GenerateReqInput, prompts: Sequence[Prompt]) -> list[Ints]:
+    def _ids(self, obj: GenerateReqInput, prompts: Sequence[Prompt]) -> list[bytes]:
+        """int32 bytes of each prompt, all ids inside the vocabulary."""
         texts = [prompt.content for prompt in prompts if isinstance(prompt.content, str)]
         rows = [prompt.content for prompt in prompts if isinstance(prompt.content, list)]
         if not texts and not rows:
-            return [np.zeros(len(prompt.content), dtype=np.int32) for prompt in prompts]
+            return [bytes(ID_BYTES * len(prompt.content)) for prompt in prompts]
         if texts:
             tokenizer, last = self._need_tokenizer("text"), self._limits.vocab_size - 1
             rows = self._encode(texts, obj.add_special_tokens)
-            arrays = [_as_array(ids) for ids in rows]
+            packed = [packed_ids(ids) for ids in rows]
             # A tokenizer may know more tokens than the model has.
-            if tokenizer.largest_id <= last or all(_within(array, last) for array in arrays):
-                return arrays
-        return [self._checked(ids, _field(prompts[0])) for ids in rows]
+            if tokenizer.largest_id <= last or all(within(unpack_ids(ids), last) for ids in packed):
+                return packed
+        return self._checked(rows, _field(prompts[0]))
 
     def _embeds(self, content: str | list[int] | Embeds) -> bytes:
         """The vectors of a prompt that is made of them. Raises InvalidRequest for what are none of this model."""
@@ -286,24 +348,16 @@ class InputTokenizer:
             raise InvalidRequest(message, param=field or what)
         return self._tokenizer
 
-    def _checked(self, ids: Sequence[int], field: str) -> Ints:
-        """The ids as an array, all of them in the vocabulary.
-
-        A batch may hold half a million, each an object somewhere in memory: they are gone through once.
-        """
+    def _checked(self, rows: Sequence[Sequence[int]], field: str) -> list[bytes]:
+        """int32 bytes of each row of ids. Raises InvalidRequest that names `field` if not all are in the vocabulary."""
         last = self._limits.vocab_size - 1
-        try:
-            array: Ints = np.frombuffer(struct.pack(f"{len(ids)}i", *ids), dtype=np.int32)
-        except struct.error:  # no integers, or too large
-            pass
-        else:
-            small = np.flatnonzero(array <= 1).tolist()
-            # True packs like 1, and is no token id.
-            if not any(isinstance(ids[at], bool) for at in small) and _within(array, last):
-                return array
-        if not set(map(type, ids)) <= {int}:
-            raise InvalidRequest(f"{field} must be integers.", param=field)
-        wrong = next(token for token in ids if not 0 <= token <= last)
+        packed = packed_prompts(rows, last)
+        if packed is not None:
+            return packed
+        for ids in rows:
+            if not set(map(type, ids)) <= {int}:
+                raise InvalidRequest(f"{field} must be integers.", param=field)
+        wrong = next(token for ids in rows for token in ids if not 0 <= token <= last)
         raise InvalidRequest(f"{field}: token id {wrong} is outside the vocabulary (0 to {last}).", param=field)
 
     def _namespace(self, unfolded: Unfolded, caller: Caller) -> str:
@@ -312,8 +366,8 @@ class InputTokenizer:
         """
         return f"{caller.api_key}/{unfolded.extra_key}" if self._keeps_keys_apart else unfolded.extra_key
 
-    def _settle(self, prompt: Prompt, length: int, *, spare: int) -> SamplingParams:
-        """The prompt's parameters as the scheduler wants them: one answer, its length known to fit.
+    def _max_new(self, prompt: Prompt, length: int, *, spare: int) -> int:
+        """Tokens of the prompt's answer, which are known to fit behind its `length`.
 
         `spare`: tokens that must be left for the answer.
         """
@@ -343,8 +397,7 @@ class InputTokenizer:
                 f"min_new_tokens ({params.min_new_tokens}) is more than the {max_new} tokens that fit.",
                 param="min_new_tokens",
             )
-        top_k = TOP_K_ALL if params.top_k == -1 else params.top_k
-        return msgspec.structs.replace(params, n=1, max_new_tokens=max_new, top_k=top_k)
+        return max_new
 
     def _with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
         """A stop string that is a special token stops by its id: skipped in the text, it would not be found there."""
@@ -403,18 +456,23 @@ def _field(prompt: Prompt) -> str:
     return "input_ids"
 
 
-def _as_array(ids: list[int]) -> Ints:
-    """In pieces, between which other threads can run."""
-    if len(ids) <= IDS_PIECE:
-        return np.array(ids, dtype=np.int32)
-    array: Ints = np.empty(len(ids), dtype=np.int32)
-    for start in range(0, len(ids), IDS_PIECE):
-        array[start : start + IDS_PIECE] = ids[start : start + IDS_PIECE]
-    return array
+def _spans(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, int]]:
+    """The prompts in pieces: first, end and size of each, in characters or tokens."""
+    most = PIECE_TEXT if isinstance(prompts[0].content, str) else PIECE_IDS
+    first = size = 0
+    for number, prompt in enumerate(prompts):
+        length = len(prompt.content)
+        if size and size + length > most:
+            yield first, number, size
+            first, size = number, 0
+        size += length
+    yield first, len(prompts), size
 
 
-def _within(ids: Ints, last: int) -> bool:
-    return bool(ids.min(initial=0) >= 0 and ids.max(initial=0) <= last)
+def _one_answer(params: SamplingParams, max_new: int) -> SamplingParams:
+    """The parameters of each of `n` answers of that length."""
+    top_k = TOP_K_ALL if params.top_k == -1 else params.top_k
+    return msgspec.structs.replace(params, n=1, max_new_tokens=max_new, top_k=top_k)
 
 
 def _logprob_request(wish: LogprobWish | None, length: int) -> LogprobRequest | None:

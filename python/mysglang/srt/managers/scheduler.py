@@ -22,6 +22,7 @@ from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.scheduling.batch import Asked, ScheduleBatch
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
+from mysglang.srt.scheduling.gathering import Gathering
 from mysglang.srt.scheduling.intake import Intake
 from mysglang.srt.scheduling.invariants import Invariants
 from mysglang.srt.scheduling.jump_forward import Jumps
@@ -44,6 +45,9 @@ IDLE_WAIT_MS = 200
 """How long an idle scheduler sleeps at most before it looks around; a message wakes it at once."""
 EXPECTING_WAIT_MS = 2
 """The same while its role expects what no message will tell."""
+GATHER_MS = 2
+"""How long a step waits for the next of a batch that is on its way, each time."""
+GATHER_TIMES = 16
 HEARTBEAT_S = 1.0
 
 NO_SLOTS = np.zeros(0, dtype=np.int64)
@@ -61,6 +65,7 @@ class SchedulerParts:
     timeouts: Timeouts
     role: Role
     waiting: WaitingQueue
+    gathering: Gathering
     planner: StepPlanner
     builder: ForwardBuilder
     masks: TokenMasks
@@ -99,6 +104,8 @@ class Scheduler:
         self.standstill = Standstill()
         self._beat_at = 0.0
         self._idle = False
+        self._decodes = False
+        """Whether rows decode in the last step."""
 
     @property
     def busy(self) -> bool:
@@ -114,11 +121,27 @@ class Scheduler:
         self._parts.lower.poll()
         late = self._parts.timeouts.expired(self.reqs)
         self.process_input_requests(self._parts.intake.drain(late), lane)
+        if not (lane.size and self._decodes):
+            self._gather(lane)
         for observe in self.turn_observers:
             observe(lane)
         self.standstill.turn(self, lane)
         if time.monotonic() - self._beat_at >= HEARTBEAT_S:
             self.beat(lane)
+
+    def _gather(self, lane: Lane) -> None:
+        """Take more of a batch that is on its way, while a step of those that are there would not be full."""
+        gathering = self._parts.gathering
+        if self.paused or self.refuses or not gathering.worth_waiting:
+            return
+        for _ in range(GATHER_TIMES):
+            messages = self._parts.intake.drain_within(GATHER_MS)
+            self.process_input_requests(messages, lane)
+            if not gathering.worth_waiting:
+                return
+            if not messages:
+                break
+        gathering.give_up()
 
     def process_input_requests(self, messages: list[ToScheduler], lane: Lane) -> None:
         """Handle messages in the order they came."""
@@ -131,6 +154,7 @@ class Scheduler:
             return
         req = self._parts.make_req(message)
         self.reqs[req.rid] = req
+        self._parts.gathering.arrived(req, message.to_come)
         if self.refuses:
             req.finish = Abort(self.refuses, status=503)
         if req.finish is not None:
@@ -163,6 +187,7 @@ class Scheduler:
                 self._parts.waiting.add(req)
             else:
                 unable.append(req)
+        self._parts.gathering.planned()
         if unable:
             self._answer(unable)
         if self.paused or self.refuses:
@@ -175,6 +200,7 @@ class Scheduler:
     def run_batch(self, batch: ScheduleBatch) -> Launched:
         """Hand the step to the worker, which returns before it is done if it can."""
         self._idle = False
+        self._decodes = batch.num_prompts < len(batch)
         step = self._parts.builder.build(batch)
         self._parts.lower.launch()
         at = time.perf_counter()

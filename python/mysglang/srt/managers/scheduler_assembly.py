@@ -35,6 +35,7 @@ from mysglang.srt.scheduling.distrust import Distrust
 from mysglang.srt.scheduling.fair_shares import FairShares
 from mysglang.srt.scheduling.finish import StopText, StopWatch
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
+from mysglang.srt.scheduling.gathering import Gathering
 from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
 from mysglang.srt.scheduling.hidden_states import HiddenBook
 from mysglang.srt.scheduling.intake import Intake, OneRank
@@ -251,6 +252,11 @@ def assemble(
             timeouts=options.timeouts,
             role=role,
             waiting=waiting,
+            gathering=Gathering(
+                waiting,
+                options.limits.budget(0),
+                cached=lambda req: kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit).reach,
+            ),
             planner=StepPlanner(order, decode, preemption, SoloCoordinator()),
             builder=ForwardBuilder(table, kv, sampling, groups),
             masks=TokenMasks(

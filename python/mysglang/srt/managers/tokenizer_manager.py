@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 
@@ -278,15 +279,21 @@ class TokenizerManager:
         return Call(unfolded, inbox, states, count)
 
     async def send_call(self, obj: GenerateReqInput, call: Call) -> None:
-        """Tokenize the call's prompts, and hand a request for each answer to the scheduler. Raises InvalidRequest."""
-        requests = await self._tokenize_one_request(obj, call)
-        for state, request in zip(call.states, requests, strict=True):
-            self._send_one_request(state, request)
+        """Tokenize the call's prompts, and hand a request for each answer to the scheduler: of a large batch the first
+        while others are still to be tokenized. Raises InvalidRequest; what was sent by then is for `close_call` to end.
+        """
+        states = iter(call.states)
+        async with aclosing(self._tokenize_one_request(obj, call)) as pieces:
+            async for requests in pieces:
+                for request in requests:
+                    self._send_one_request(next(states), request)
 
-    async def _tokenize_one_request(self, obj: GenerateReqInput, call: Call) -> list[TokenizedGenerateReqInput]:
-        """A request for each answer of the call."""
+    def _tokenize_one_request(
+        self, obj: GenerateReqInput, call: Call
+    ) -> AsyncGenerator[list[TokenizedGenerateReqInput], None]:
+        """A request for each answer of the call, in order, in pieces."""
         wire_rids = [state.wire_rid for state in call.states]
-        return await self.input_tokenizer.tokenize(obj, call.unfolded, wire_rids)
+        return self.input_tokenizer.pieces(obj, call.unfolded, wire_rids)
 
     def _send_one_request(self, state: ReqState, request: TokenizedGenerateReqInput) -> None:
         """Hand it to the scheduler, unless it was aborted meanwhile."""

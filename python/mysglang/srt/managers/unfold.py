@@ -111,12 +111,12 @@ def _contents(obj: GenerateReqInput) -> tuple[Sequence[str | list[int] | Embeds]
         raise InvalidRequest(f"{name} must not be empty.", param=name)
     if obj.text is not None:
         return obj.text, True
-    prompts = [entry for entry in contents if isinstance(entry, list)]
-    if not prompts:
+    kinds = set(map(type, contents))
+    if list not in kinds:
         return [contents], False  # type: ignore[list-item]  # ids all of them, which the tokenizing thread checks
-    if len(prompts) != len(contents):
+    if kinds != {list}:
         raise InvalidRequest("input_ids must be a list of ids, or a list of lists of ids.", param="input_ids")
-    return prompts, True
+    return contents, True  # type: ignore[return-value]  # lists all of them
 
 
 def _embeds(obj: GenerateReqInput, rows: list[list[float | list[float]]]) -> tuple[Sequence[Embeds], bool]:

@@ -38,6 +38,11 @@ def rid_of(name: str) -> str:
     return name[: name.rindex("@")]
 
 
+def call_of(name: str) -> str:
+    """What the requests of one call have in common, of a request's wire name."""
+    return name[name.rfind("@") + 1 :]
+
+
 def front_of(name: str) -> int:
     """The front that asked for the request of that wire name."""
     # Few servers have more than ten.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -47,6 +47,10 @@ _PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$\.?(?P<field>.*)`", re.DO
 HiddenStatesWish: TypeAlias = Literal["all", "last"]
 """Whether the prompt's are among the hidden states wanted, or only those from its last token on."""
 
+MANY_IDS = 1 << 14
+"""From so many on the ids of a batch are looked at only where they are packed: to go through them takes milliseconds,
+and what is copied must be forgotten again."""
+
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
@@ -73,7 +77,7 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
-    """The prompt as token ids, or a list of such prompts."""
+    """The prompt as token ids, or a list of such prompts. In a large batch they may still be anything."""
     input_embeds: list[list[float | list[float]]] | None = None
     """The prompt as the vectors that its tokens would be embedded as, or a list of such prompts."""
     sampling_params: SamplingParams | list[SamplingParams] = SamplingParams()
@@ -139,10 +143,30 @@ def parse_generate(data: Mapping[str, object]) -> GenerateReqInput:
             raise InvalidRequest(message, param="sampling_params")
         parsed = [parse_sampling_params(entry, f"sampling_params[{i}]") for i, entry in enumerate(params)]
         clips: bool | list[bool] = ["max_new_tokens" not in entry for entry in params]
-        return convert_fields({**fields, "sampling_params": parsed, "clip_max_new_tokens": clips}, GenerateReqInput, "")
+        return _request({**fields, "sampling_params": parsed, "clip_max_new_tokens": clips})
     one = parse_sampling_params(params, "sampling_params")
     clip = isinstance(params, Mapping) and "max_new_tokens" not in params
-    return convert_fields({**fields, "sampling_params": one, "clip_max_new_tokens": clip}, GenerateReqInput, "")
+    return _request({**fields, "sampling_params": one, "clip_max_new_tokens": clip})
+
+
+def _request(fields: dict[str, object]) -> GenerateReqInput:
+    """The fields as a request, types checked, but for those of many ids."""
+    ids: Any = fields.get("input_ids")
+    if not _is_large_batch(ids):
+        return convert_fields(fields, GenerateReqInput, "")
+    del fields["input_ids"]
+    return msgspec.structs.replace(convert_fields(fields, GenerateReqInput, ""), input_ids=ids)
+
+
+def _is_large_batch(ids: object) -> bool:
+    """Whether these are lists of MANY_IDS or more, all together."""
+    return (
+        type(ids) is list
+        and bool(ids)
+        and type(ids[0]) is list
+        and all(type(row) is list for row in ids)
+        and sum(map(len, ids)) >= MANY_IDS
+    )
 
 
 def parse_sampling_params(data: object, path: str = "sampling_params") -> SamplingParams:

@@ -54,6 +54,8 @@ class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     """Token with which the answer may begin to think. None: it begins in a thought, if there is thinking at all."""
     second_text: int | None = None
     """Token with which the second text of a pair begins, for a model that reads pairs. None: it is one text."""
+    to_come: int = 0
+    """Requests of the same call that are sent behind it, as soon as they are tokenized."""
 
 
 class AbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -33,6 +33,11 @@ class Intake:
         """Every message that is there, and what rank 0 has to say to itself and all others."""
         return self._share.share([*self._receiver.drain(), *own])
 
+    def drain_within(self, timeout_ms: int) -> list[ToScheduler]:
+        """Every message that is there once one is, waiting for that; none if none comes in time, on no rank then."""
+        self._receiver.poll(timeout_ms)
+        return self.drain()
+
     def wait(self, timeout_ms: int) -> None:
         """Sleep until a message is there, at most `timeout_ms`."""
         self._receiver.poll(timeout_ms)

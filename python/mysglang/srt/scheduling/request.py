@@ -68,6 +68,8 @@ class Req:
     vector: Floats | None = None
     """What a model that does not generate made of the prompt."""
 
+    fresh: int = field(init=False)
+    """About how many tokens of its prompt must be computed: all, if nobody looked."""
     slot: int = NO_SLOT
     arrived_at: float = field(default_factory=time.perf_counter)
     """Seconds, to be told how long it waited; nothing is planned by it."""
@@ -92,6 +94,7 @@ class Req:
     def __post_init__(self) -> None:
         params = self.sampling
         self.sent = self.prompt_len
+        self.fresh = self.prompt_len
         self.decode_flags = SKIP_SPECIAL_TOKENS * params.skip_special_tokens | NO_STOP_TRIM * params.no_stop_trim
 
     @property

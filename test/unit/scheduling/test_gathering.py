@@ -1,0 +1,195 @@
+"""A step begins with as much of a batch as fills it: which requests are waited for, and which never."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fixtures.fake_worker import solo
+from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from mysglang.srt.managers.scheduler import GATHER_TIMES
+from mysglang.srt.messages.codec import ToScheduler
+from mysglang.srt.messages.requests import AbortReq
+from mysglang.srt.scheduling.gathering import common_prefix
+
+CHUNK = 32
+SETUP = Setup(chunk=CHUNK, num_tokens=8192, num_slots=64)
+
+
+class Slow:
+    """The front's end of the link: what is put down here is sent when the scheduler waits, one group each time."""
+
+    def __init__(self, scheduler: LateScheduler) -> None:
+        self._scheduler = scheduler
+        self._groups: list[Callable[[], None]] = []
+        self.waits = 0
+        """How often the scheduler waited for a message, idle or not."""
+        scheduler.requests.poll = self._poll  # type: ignore[method-assign]
+
+    def later(self, send: Callable[[], None]) -> None:
+        self._groups.append(send)
+
+    def _poll(self, timeout_ms: int) -> bool:
+        self.waits += 1
+        if self._groups:
+            self._groups.pop(0)()
+            return True
+        return False
+
+
+def prompt_of(number: int, length: int = 8) -> list[int]:
+    return [number + 3] * length
+
+
+def send_batch(scheduler: LateScheduler, first: int, end: int, size: int) -> None:
+    """Requests `first` to `end` of a call of `size`."""
+    for i in range(first, end):
+        scheduler.send(f"r_{i}@1.0", prompt_of(i), 2, ignore_eos=True, to_come=size - i - 1)
+
+
+def prompt_steps(scheduler: LateScheduler) -> list[int]:
+    """Prompt tokens of each step that has some."""
+    return [int(step.extend_lens.sum()) for step in scheduler.worker.steps if not step.mode.is_decode]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_batch_that_comes_one_by_one_is_computed_as_if_it_came_at_once(overlap: bool) -> None:
+    at_once, slow = (LateScheduler(replace(SETUP, overlap=overlap)) for _ in range(2))
+    send_batch(at_once, 0, 12, 12)
+    link = Slow(slow)
+    send_batch(slow, 0, 1, 12)
+    for i in range(1, 12):
+        link.later(lambda i=i: send_batch(slow, i, i + 1, 12))  # type: ignore[misc]
+    for scheduler in (at_once, slow):
+        scheduler.run()
+        for i in range(12):
+            assert scheduler.answers[f"r_{i}@1.0"].ids == solo(prompt_of(i), 2, VOCAB, ignore_eos=True)
+    assert prompt_steps(slow) == prompt_steps(at_once) == [CHUNK] * 3
+
+
+def test_no_step_waits_for_more_than_fills_it() -> None:
+    scheduler = LateScheduler(SETUP)
+    link = Slow(scheduler)
+    send_batch(scheduler, 0, 4, 100)
+    scheduler.turn()
+    assert prompt_steps(scheduler) == [CHUNK]
+    assert not link.waits
+
+
+def test_one_that_comes_alone_waits_for_nobody() -> None:
+    scheduler = LateScheduler(SETUP)
+    link = Slow(scheduler)
+    scheduler.send("alone@1.0", [5] * 3, 2)
+    scheduler.turn()
+    assert prompt_steps(scheduler) == [3]
+    assert not link.waits
+
+
+def test_a_batch_whose_rest_does_not_come_begins_without_it_and_is_not_waited_for_again() -> None:
+    scheduler = LateScheduler(SETUP)
+    link = Slow(scheduler)
+    send_batch(scheduler, 0, 2, 4)
+    scheduler.turn()
+    assert (prompt_steps(scheduler), link.waits) == ([16], 1)
+    scheduler.send("other@2.0", [9] * 4, 2)
+    scheduler.turn()
+    assert (prompt_steps(scheduler), link.waits) == ([16, 4], 1)
+    scheduler.run()
+
+
+def test_messages_that_keep_coming_hold_up_a_step_so_often_at_most() -> None:
+    scheduler = LateScheduler(replace(SETUP, chunk=None, max_prefill_tokens=8192))
+    link = Slow(scheduler)
+    send_batch(scheduler, 0, 1, 60)
+    for i in range(1, 60):
+        link.later(lambda i=i: send_batch(scheduler, i, i + 1, 60))  # type: ignore[misc]
+    scheduler.turn()
+    assert link.waits == GATHER_TIMES
+    assert prompt_steps(scheduler) == [8 * (1 + GATHER_TIMES)]
+
+
+def test_who_decodes_waits_for_nobody() -> None:
+    scheduler = LateScheduler(SETUP)
+    scheduler.send("running@1.0", [5] * 3, 30, ignore_eos=True)
+    scheduler.turn(3)
+    link = Slow(scheduler)
+    send_batch(scheduler, 0, 1, 12)
+    scheduler.turn()
+    assert not link.waits
+    assert prompt_steps(scheduler) == [3, 8]
+
+
+def test_what_a_batch_shares_counts_once() -> None:
+    """Twenty prompts with a common beginning fill a step with their own ends."""
+    scheduler = LateScheduler(SETUP)
+    link = Slow(scheduler)
+
+    def send(i: int) -> None:
+        scheduler.send(f"r_{i}@1.0", [4] * 20 + [i + 5] * 2, 1, ignore_eos=True, to_come=19 - i)
+
+    send(0)
+    for i in range(1, 20):
+        link.later(lambda i=i: send(i))  # type: ignore[misc]
+    scheduler.run()
+    assert prompt_steps(scheduler) == [CHUNK, 20 + 2 * 20 - CHUNK]
+
+
+def test_what_is_in_the_cache_does_not_count() -> None:
+    scheduler = LateScheduler(SETUP)
+    scheduler.send("before@1.0", [4] * 30, 1, ignore_eos=True)
+    scheduler.run()
+    link = Slow(scheduler)
+
+    def send(i: int) -> None:
+        scheduler.send(f"r_{i}@2.0", [4] * 30 + [i + 5], 1, ignore_eos=True, to_come=9 - i)
+
+    send(0)
+    for i in range(1, 10):
+        link.later(lambda i=i: send(i))  # type: ignore[misc]
+    scheduler.run()
+    assert prompt_steps(scheduler) == [30, 10]
+
+
+def test_namespaces_share_nothing() -> None:
+    scheduler = LateScheduler(SETUP)
+    link = Slow(scheduler)
+    for i in range(2):
+        scheduler.send(f"r_{i}@1.0", [4] * 20, 1, ignore_eos=True, extra_key=str(i), to_come=2 - i)
+    scheduler.turn()
+    assert not link.waits
+
+
+def test_calls_of_two_clients_are_told_apart() -> None:
+    """A request of another client that comes between says nothing about the batch."""
+    scheduler = LateScheduler(SETUP)
+    link = Slow(scheduler)
+    send_batch(scheduler, 0, 2, 4)
+    scheduler.send("other@2.0", [9] * 4, 2, ignore_eos=True)
+    link.later(lambda: send_batch(scheduler, 2, 4, 4))
+    scheduler.turn()
+    assert prompt_steps(scheduler) == [CHUNK]
+    scheduler.run()
+
+
+def test_aborted_while_it_gathers() -> None:
+    scheduler = LateScheduler(SETUP)
+    link = Slow(scheduler)
+    abort: ToScheduler = AbortReq(abort_all=True)
+    send_batch(scheduler, 0, 2, 4)
+    link.later(lambda: scheduler.requests.send(abort))
+    scheduler.turn()
+    assert prompt_steps(scheduler) == []
+    scheduler.run()
+    assert not scheduler.assembled.scheduler.busy
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "common"),
+    [([], [1], 0), ([1, 2, 3], [1, 2, 4], 2), ([1, 2], [1, 2, 3], 2), ([2], [1], 0), ([1] * 9, [1] * 9, 9)],
+)
+def test_common_prefix(one: list[int], other: list[int], common: int) -> None:
+    arrays = [np.array(ids, dtype=np.int32) for ids in (one, other)]
+    assert common_prefix(arrays[0], arrays[1]) == common_prefix(arrays[1], arrays[0]) == common
