@@ -5,6 +5,7 @@ What runs beside them, copies of KV pages, has streams of its own, and events be
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,6 +28,11 @@ GRAPH_MAX_BS_BY_MEMORY = (
 def cuda_is_available() -> bool:
     """Whether this torch can use a GPU here."""
     return torch.cuda.is_available()
+
+
+def unpin(address: int) -> None:
+    """Let the device forget memory that `CudaPlatform.pin` told it of."""
+    torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
 
 
 class StreamEvent:
@@ -99,7 +105,10 @@ class CudaPlatform(Platform):
 
     def pin(self, memory: Tensor) -> None:
         # torch would take a power of two of pinned memory, so up to twice as much of what may be most of the machine.
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))  # type: ignore[no-untyped-call]
+        address = memory.data_ptr()
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, memory.nbytes, 0))  # type: ignore[no-untyped-call]
+        # Else whoever is given that memory next could not pin it again. At the end of the process all of it goes.
+        weakref.finalize(memory, unpin, address).atexit = False
 
     def default_graph_max_bs(self) -> int:
         total = self.memory().total

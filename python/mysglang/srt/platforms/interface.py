@@ -93,7 +93,7 @@ class Platform(ABC):
 
     @abstractmethod
     def pin(self, memory: Tensor) -> None:
-        """Let the device read and write this memory of the host by itself, for good."""
+        """Let the device read and write this memory of the host by itself, as long as the tensor lives."""
 
     @abstractmethod
     def default_graph_max_bs(self) -> int:
