@@ -10,7 +10,7 @@ import torch
 
 from fixtures import own_processors
 from mysglang.srt.errors import ConfigError, InvalidRequest
-from mysglang.srt.sampling.logit_processors import REQUEST, ProcessorRun, RequestTokens, load_processors
+from mysglang.srt.sampling.logit_processors import NEAR, REQUEST, ProcessorRun, RequestTokens, load_processors
 from mysglang.srt.sampling.processor_params import BUILT_IN, DISALLOWED_TOKENS, MAX_DISALLOWED, THINKING_BUDGET, settle
 
 VOCAB = 50
@@ -50,8 +50,15 @@ def test_disallowed_tokens() -> None:
         ([START, 2, 3, 4, END, 1], [5], None),
         ([START, 2, 3, 4, END, START, 1], [5, 6], LINE),
         ([START, 1, 2, 3, 4], [], END),
+        ([START] + [1] * NEAR, [2, 3], LINE),
+        ([START] + [1] * (NEAR - 1), [2, 3], LINE),
+        ([START] + [1] * (NEAR - 2) + [END, 1], [2, 3], None),
+        ([START, END] + [1] * NEAR, [2, 3], None),
+        ([1, START] + [1] * NEAR, [END] + [2] * NEAR, None),
+        ([1], [START, 2] * NEAR + [END], None),
+        ([1], [END, START] + [2] * NEAR, LINE),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_a_thought_is_made_to_end(prompt: list[int], output: list[int], token: int | None) -> None:
     row = after(THINKING_BUDGET, BUDGET, prompt, output)

@@ -76,7 +76,10 @@ class LogitEdits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessorCall:
-    """The rows whose logits a logit processor is to change, and what it is told of each."""
+    """The rows whose logits a logit processor is to change, and what it is told of each.
+
+    Tokens are views of the scheduler's own: to be read, and good until the tokens of the step are applied.
+    """
 
     name: str
     rows: Ints

@@ -10,7 +10,7 @@ import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +22,21 @@ from mysglang.srt.sampling.processor_params import BUILT_IN, DISALLOWED_TOKENS, 
 
 logger = logging.getLogger(__name__)
 
+Ints: TypeAlias = npt.NDArray[np.int32]
+
+NEAR = 1 << 10
+"""Tokens at the end that are looked through first."""
+
 REQUEST = "__req__"
 """In a row's dict: the RequestTokens, beside the request's custom_params."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestTokens:
-    """What a processor may know of a request. To be read only."""
+    """What a processor may know of a request. To be read, while it is called: not to be changed, nor to be kept."""
 
-    origin_input_ids: npt.NDArray[np.int32]
-    output_ids: npt.NDArray[np.int32]
+    origin_input_ids: Ints
+    output_ids: Ints
     """All that was generated so far."""
 
 
@@ -68,20 +73,28 @@ class ThinkingBudgetLogitProcessor:
     def _due(self, params: Mapping[str, Any]) -> int | None:
         """The token that must come now, if one must."""
         tokens: RequestTokens = params[REQUEST]
-        ids = np.concatenate([tokens.origin_input_ids, tokens.output_ids])
-        begun = _last(ids, params["think_start_id"])
-        thought = len(ids) - 1 - begun
-        if begun < 0 or begun < _last(ids, params["think_end_id"]) or thought < params["thinking_budget"]:
+        prompt, output = tokens.origin_input_ids, tokens.output_ids
+        if (begun := _last(output, params["think_start_id"])) >= 0:
+            thought = (output[begun + 1 :],)
+        elif (begun := _last(prompt, params["think_start_id"])) >= 0:
+            thought = (prompt[begun + 1 :], output)
+        else:
+            return None
+        end: int = params["think_end_id"]
+        if sum(map(len, thought)) < params["thinking_budget"] or any(_last(part, end) >= 0 for part in thought):
             return None
         line: int | None = params.get("new_line_id")
-        end: int = params["think_end_id"]
-        return line if line is not None and len(tokens.output_ids) and ids[-1] != line else end
+        return line if line is not None and len(output) and output[-1] != line else end
 
 
-def _last(ids: npt.NDArray[np.int32], token: int) -> int:
-    """Where `token` stands last; -1 for nowhere."""
-    found = np.flatnonzero(ids == token)
-    return int(found[-1]) if len(found) else -1
+def _last(ids: Ints, token: int) -> int:
+    """Where `token` stands last; -1 for nowhere. Looks near the end first, since a prompt may be long."""
+    near = max(len(ids) - NEAR, 0)
+    for start, part in ((near, ids[near:]), (0, ids[:near])):
+        found = np.flatnonzero(part == token)
+        if len(found):
+            return start + int(found[-1])
+    return -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,8 @@ class TokenMasks:
                     name=name or "",
                     rows=np.asarray([row for row, _, _ in mine], dtype=np.int32),
                     params=[req.sampling.custom_params or {} for _, _, req in mine],
-                    prompts=[table.tokens[slot, : req.prompt_len].copy() for _, slot, req in mine],
-                    outputs=[table.output_ids(slot).copy() for _, slot, _ in mine],
+                    prompts=[_to_read(table.tokens[slot, : req.prompt_len]) for _, slot, req in mine],
+                    outputs=[_to_read(table.output_ids(slot)) for _, slot, _ in mine],
                 )
             )
         return tuple(calls)
@@ -90,3 +90,10 @@ class TokenMasks:
             clear_bits(longer, ends)
             if longer.any():
                 bits[row] = longer
+
+
+def _to_read(view: Ints) -> Ints:
+    """The same memory, which whoever has this cannot change."""
+    view = view[:]
+    view.flags.writeable = False
+    return view
