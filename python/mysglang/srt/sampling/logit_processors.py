@@ -74,6 +74,7 @@ class ThinkingBudgetLogitProcessor:
         """The token that must come now, if one must."""
         tokens: RequestTokens = params[REQUEST]
         prompt, output = tokens.origin_input_ids, tokens.output_ids
+        thought: tuple[Ints, ...]
         if (begun := _last(output, params["think_start_id"])) >= 0:
             thought = (output[begun + 1 :],)
         elif (begun := _last(prompt, params["think_start_id"])) >= 0:
