@@ -14,6 +14,7 @@ from mysglang.srt.entrypoints.body import (
     ClientDisconnected,
     parse_json,
     read_body,
+    too_deep,
     validate,
 )
 from mysglang.srt.entrypoints.strict_model import StrictModel
@@ -117,6 +118,28 @@ def test_depth_is_what_counts_not_brackets() -> None:
     assert parse_json(orjson.dumps(wide)) == wide
     deepest = b'{"a":' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}"
     assert parse_json(deepest)
+
+
+@pytest.mark.parametrize("beside", [b"", b', "b": "]]}"', b', "b": "[[{"', b', "b": "\\u005b"'])
+def test_what_is_deep_is_found_among_what_is_wide(beside: bytes) -> None:
+    """However many brackets there are in strings."""
+    rows = b"[1, 2]," * 1000
+    deep = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
+    for body in (rows + deep, deep + b"," + rows[:-1]):
+        with pytest.raises(InvalidRequest, match="deeper"):
+            parse_json(b'{"a": [' + body + b"]" + beside + b"}")
+    assert parse_json(b'{"a": [' + rows[:-1] + b"]" + beside + b"}")["a"] == [[1, 2]] * 1000
+
+
+def test_once_all_lists_were_seen_nobody_looks_for_more() -> None:
+    class Untouched(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("looked into")
+
+    data = {"a": [Untouched([1])] * 3}
+    assert not too_deep(data, 5)
+    with pytest.raises(AssertionError, match="looked into"):
+        too_deep(data, 6)
 
 
 class Inner(StrictModel):

@@ -6,6 +6,7 @@ route's fields.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -92,15 +93,20 @@ def parse_json(body: bytes) -> dict[str, object]:
     if not isinstance(data, dict):
         raise InvalidRequest(f"The body must be a JSON object, got {json_type(data)}.")
     # Depth cannot exceed the number of brackets: most bodies need no walk.
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and too_deep(data):
+    if (brackets := body.count(b"{") + body.count(b"[")) > MAX_DEPTH and too_deep(data, brackets):
         raise InvalidRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
     return data
 
 
-def too_deep(data: object) -> bool:
-    """Whether lists and objects nest more than MAX_DEPTH levels."""
+def too_deep(data: object, most: int = sys.maxsize) -> bool:
+    """Whether lists and objects nest more than MAX_DEPTH levels. `most`: how many of them there may be; once as many
+    were seen, nobody looks for others among what may be half a million numbers.
+    """
     level = [data]
     for _ in range(MAX_DEPTH):
+        most -= len(level)
+        if most <= 0:
+            return False
         level = [inner for item in level for inner in _inside(item) if isinstance(inner, dict | list)]
         if not level:
             return False

@@ -117,7 +117,7 @@ def _checked(raw: bytes, endpoint: str, number: int) -> str:
         raise _fault("invalid_json_line", f"This line is not valid JSON: {error.msg}.", number) from None
     if not isinstance(data, dict):
         raise _fault("invalid_json_line", f"This line must be a JSON object, got {json_type(data)}.", number)
-    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and too_deep(data):
+    if (brackets := raw.count(b"{") + raw.count(b"[")) > MAX_DEPTH and too_deep(data, brackets):
         raise _fault("invalid_json_line", f"This line is nested deeper than {MAX_DEPTH} levels.", number)
     for field in _FIELDS:
         if data.get(field) is None:
