@@ -29,6 +29,9 @@ class ReqToTokenPool:
         self._untold: list[TableWrites] = []
         self._flat: Ints = self.table.reshape(-1)
         self._free: list[int] = list(range(num_slots - 1, -1, -1))
+        self._columns: Longs = np.arange(self.width)
+        self._slots: Slots = np.arange(num_slots)
+        self._columns.flags.writeable = self._slots.flags.writeable = False
 
     @property
     def free_slots(self) -> int:
@@ -56,7 +59,9 @@ class ReqToTokenPool:
         assert end <= self.width, f"a row of {end} pages in a table {self.width} wide"
         self.table[slot, start:end] = pages
         self.held[slot] = end
-        self._untold.append(TableWrites(np.full(len(pages), slot), np.arange(start, end), pages))
+        # Views: the same slot as often as needed, and columns that stand in a row. A prompt has thousands of both.
+        slots: Slots = np.ndarray(len(pages), self._slots.dtype, self._slots, slot * self._slots.itemsize, (0,))
+        self._untold.append(TableWrites(slots, self._columns[start:end], pages))
 
     def append_one(self, slots: Slots, held: Ints, after: Ints, pages: Ints) -> None:
         """`append_rows` of one page for each row. held, after: [R] the pages of the rows now, and with one more."""

@@ -22,8 +22,9 @@ class Trait:
         return bool(self._has[slot])
 
     def __setitem__(self, slot: int, has: bool) -> None:
-        self.count += int(has) - int(self._has[slot])
-        self._has[slot] = has
+        if has or self.count:  # most traits are nobody's
+            self.count += int(has) - int(self._has[slot])
+            self._has[slot] = has
 
     def of(self, slots: Slots) -> Bools:
         """[R] whether each has it."""
