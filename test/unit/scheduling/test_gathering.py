@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
-from mysglang.srt.managers.scheduler import GATHER_TIMES
+from mysglang.srt.managers.scheduler import GATHER_MS, GATHER_TIMES, MOST_GATHER_MS
 from mysglang.srt.messages.codec import ToScheduler
 from mysglang.srt.messages.requests import AbortReq
 from mysglang.srt.scheduling.gathering import common_prefix
@@ -193,3 +193,31 @@ def test_aborted_while_it_gathers() -> None:
 def test_common_prefix(one: list[int], other: list[int], common: int) -> None:
     arrays = [np.array(ids, dtype=np.int32) for ids in (one, other)]
     assert common_prefix(arrays[0], arrays[1]) == common_prefix(arrays[1], arrays[0]) == common
+
+
+@pytest.mark.parametrize(("busy_s", "waits_ms"), [(0.0, GATHER_MS), (0.005, 5), (60.0, MOST_GATHER_MS)])
+def test_while_the_device_is_busy_it_may_take_longer(busy_s: float, waits_ms: int) -> None:
+    scheduler = LateScheduler(SETUP)
+    told: list[int] = []
+
+    def poll(timeout_ms: int) -> bool:
+        told.append(timeout_ms)
+        return False
+
+    scheduler.requests.poll = poll  # type: ignore[method-assign]
+    scheduler.assembled.scheduler._parts.pace.spare = lambda: busy_s  # type: ignore[method-assign]
+    send_batch(scheduler, 0, 2, 4)
+    scheduler.turn()
+    assert told == [waits_ms]
+    assert prompt_steps(scheduler) == [16]
+
+
+def test_the_pace_is_that_of_the_steps_of_prompts() -> None:
+    scheduler = LateScheduler(SETUP)
+    told: list[tuple[str, int]] = []
+    pace = scheduler.assembled.scheduler._parts.pace
+    pace.launched = lambda tokens: told.append(("launched", tokens))  # type: ignore[method-assign]
+    pace.finished = lambda tokens, at: told.append(("finished", tokens))  # type: ignore[method-assign]
+    scheduler.send("a", [5] * 40, 3, ignore_eos=True)
+    scheduler.run()
+    assert told == [("launched", 32), ("launched", 8), ("finished", 32), ("finished", 8)]

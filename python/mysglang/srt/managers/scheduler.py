@@ -30,6 +30,7 @@ from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.loops import Launched
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
 from mysglang.srt.scheduling.output_streamer import OutputStreamer
+from mysglang.srt.scheduling.pace import Pace
 from mysglang.srt.scheduling.request import NO_SLOT, Req
 from mysglang.srt.scheduling.result_processor import ResultProcessor
 from mysglang.srt.scheduling.role import Role
@@ -46,7 +47,9 @@ IDLE_WAIT_MS = 200
 EXPECTING_WAIT_MS = 2
 """The same while its role expects what no message will tell."""
 GATHER_MS = 2
-"""How long a step waits for the next of a batch that is on its way, each time."""
+"""How long a step waits for the next of a batch that is on its way, each time, if the device may be idle meanwhile."""
+MOST_GATHER_MS = 10
+"""If it is busy."""
 GATHER_TIMES = 16
 HEARTBEAT_S = 1.0
 
@@ -66,6 +69,7 @@ class SchedulerParts:
     role: Role
     waiting: WaitingQueue
     gathering: Gathering
+    pace: Pace
     planner: StepPlanner
     builder: ForwardBuilder
     masks: TokenMasks
@@ -135,7 +139,8 @@ class Scheduler:
         if self.paused or self.refuses or not gathering.worth_waiting:
             return
         for _ in range(GATHER_TIMES):
-            messages = self._parts.intake.drain_within(GATHER_MS)
+            spare_ms = int(self._parts.pace.spare() * 1e3)
+            messages = self._parts.intake.drain_within(min(max(spare_ms, GATHER_MS), MOST_GATHER_MS))
             self.process_input_requests(messages, lane)
             if not gathering.worth_waiting:
                 return
@@ -205,6 +210,8 @@ class Scheduler:
         self._parts.lower.launch()
         at = time.perf_counter()
         result = self._parts.worker.forward_batch_generation(step)
+        if batch.num_prompts:
+            self._parts.pace.launched(batch.new_tokens)
         return Launched(batch, Asked(step.logprobs, step.hidden), result, at)
 
     def choose_tokens(self, launched: Launched) -> None:
@@ -215,7 +222,10 @@ class Scheduler:
     def process_batch_result(self, launched: Launched, lane: Lane) -> None:
         """Wait for the step's tokens, apply them, tell the detokenizer."""
         parts = self._parts
-        ended = parts.results.apply(launched.batch, launched.result.complete(), launched.asked, lane)
+        output = launched.result.complete()
+        if launched.batch.num_prompts:
+            parts.pace.finished(launched.batch.new_tokens, launched.at)
+        ended = parts.results.apply(launched.batch, output, launched.asked, lane)
         self._answer(ended, lane)
         parts.jumps.jump(lane)
         parts.timeline.applied(launched.batch)

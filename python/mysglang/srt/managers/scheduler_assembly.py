@@ -45,6 +45,7 @@ from mysglang.srt.scheduling.logprobs import LogprobBook
 from mysglang.srt.scheduling.loops import OverlapLoop, SyncLoop
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
 from mysglang.srt.scheduling.output_streamer import OutputStreamer
+from mysglang.srt.scheduling.pace import Pace
 from mysglang.srt.scheduling.policy import POLICIES, ByPriority, PromptClock, SchedulePolicy, Surroundings
 from mysglang.srt.scheduling.preemption import NoPreemption, Preemption, PriorityPreemption
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits, PrefillPlanner
@@ -257,6 +258,7 @@ def assemble(
                 options.limits.budget(0),
                 cached=lambda req: kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit).reach,
             ),
+            pace=Pace(options.limits.budget(0)),
             planner=StepPlanner(order, decode, preemption, SoloCoordinator()),
             builder=ForwardBuilder(table, kv, sampling, groups),
             masks=TokenMasks(
