@@ -24,6 +24,7 @@ from mysglang.srt.managers.front_held import FrontHeld
 from mysglang.srt.managers.fronts import Fronts
 from mysglang.srt.managers.generation import Call, Generation
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
+from mysglang.srt.managers.logprob_room import MAX_LOGPROBS, LogprobRoom
 from mysglang.srt.managers.queue_shares import OneForAll, QueueShares
 from mysglang.srt.managers.request_state import GenerationChunk, Inbox, Post, ReqState, RowCounters
 from mysglang.srt.managers.unfold import unfold
@@ -51,6 +52,7 @@ from mysglang.srt.messages.fronts import (
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import TIMED_OUT, Abort, BatchStrOutput, Counters, FinishReason, RequestTimes
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
+from mysglang.srt.utils.breather import Breather
 
 NO_TEXT = (
     "The served model makes vectors or scores of prompts and generates no text; ask /v1/embeddings or /v1/classify."
@@ -282,11 +284,17 @@ class TokenizerManager:
         """Tokenize the call's prompts, and hand a request for each answer to the scheduler: of a large batch the first
         while others are still to be tokenized. Raises InvalidRequest; what was sent by then is for `close_call` to end.
         """
-        states = iter(call.states)
+        states, breather = iter(call.states), Breather()
+        # Who reads in this process keeps its own memory.
+        room = LogprobRoom(call.unfolded, MAX_LOGPROBS if CALLER.get().remote else sys.maxsize)
         async with aclosing(self._tokenize_one_request(obj, call)) as pieces:
             async for requests in pieces:
                 for request in requests:
-                    self._send_one_request(next(states), request)
+                    # A thousand biases take a moment to write.
+                    if breather.due:
+                        await breather.rest()
+                    state = next(states)
+                    self._send_one_request(state, room.fit(request, state.index))
 
     def _tokenize_one_request(
         self, obj: GenerateReqInput, call: Call

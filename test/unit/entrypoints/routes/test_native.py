@@ -6,7 +6,9 @@ import orjson
 import pytest
 
 from fixtures.scripted_engine import CONTEXT_LEN, Step, events, serve, small
+from fixtures.wired import Wired
 from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.managers.logprob_room import MAX_LOGPROBS
 from mysglang.srt.messages.outputs import Abort
 
 PATH = "/generate"
@@ -143,3 +145,22 @@ async def test_a_body_without_end() -> None:
         headers = {"content-type": "application/json", "content-length": str(100 << 20)}
         response = await served.client.post(PATH, content=b"{}", headers=headers)
     assert response.status_code == 413
+
+
+async def test_more_log_probabilities_than_a_request_may_ask_for() -> None:
+    body = {
+        "text": "Hi",
+        "sampling_params": {"n": 64, "max_new_tokens": 250},
+        "return_logprob": True,
+        "top_logprobs_num": 128,
+        "token_ids_logprob": [5] * 1024,
+    }
+    async with serve() as served:
+        wired = Wired(served.app)
+        wired.post(PATH, body)
+        await wired.until(lambda: b"\r\n\r\n" in wired.transport.written)
+        head, _, text = wired.transport.written.partition(b"\r\n\r\n")
+        assert served.front.tokenizer_manager.open_requests == 0
+    error = orjson.loads(text)["error"]
+    assert head.startswith(b"HTTP/1.1 400") and error["param"] == "return_logprob"
+    assert f"at most {MAX_LOGPROBS} log-probabilities; this one asks for 1153 at each position" in error["message"]
