@@ -52,7 +52,7 @@ class LogprobRoom:
         if self._left < 0:
             raise InvalidRequest(
                 f"return_logprob: a request may ask for at most {self._most} log-probabilities; this one asks for "
-                f"{width} at each position of answers of up to {most_new} tokens, and of its prompts if it wants theirs.",
+                f"{width} at each position of answers of up to {most_new} tokens, and of prompts if asked for.",
                 param="return_logprob",
             )
         return request
