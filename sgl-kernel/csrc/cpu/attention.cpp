@@ -7,6 +7,7 @@
 //     few queries     each key times each query, a block's scores at once; values weighted as they come
 //     many            keys and values of a block are packed into panels (cpu/tile.h): two matrix products
 
+#include <algorithm>
 #include <cmath>
 
 #include "cpu/threads.h"
@@ -116,7 +117,8 @@ void attend_few(const Row &row, long queries) {
   const long last = row.end(queries - 1);
   for (long start = row.begin(0) / KEYS * KEYS; start < last; start += KEYS) {
     const long count = last - start < KEYS ? last - start : KEYS;
-    for (long j = 0; j < count; j++) offsets[j] = row.offset(start + j);
+    // Pages behind the window may be anybody's: what is there weighs nothing, but must be a number.
+    for (long j = 0; j < count; j++) offsets[j] = row.offset(std::max(start + j, row.begin(0)));
     for (long j = 0; j < count; j += LANES) {
       const long some = count - j < LANES ? count - j : LANES;
       for (long i = 0; i < queries; i++) {
@@ -206,7 +208,7 @@ void attend_many(const Row &row, long first, long count) {
   const long last = row.end(first + count - 1);
   for (long start = row.begin(first) / KEYS * KEYS; start < last; start += KEYS) {
     const long keys = last - start < KEYS ? last - start : KEYS, columns = (keys + COLUMNS - 1) / COLUMNS * COLUMNS;
-    for (long j = 0; j < keys; j++) offsets[j] = row.offset(start + j);
+    for (long j = 0; j < keys; j++) offsets[j] = row.offset(std::max(start + j, row.begin(first)));
     pack_keys(panels, row, offsets, columns, keys);
     for (long i = 0; i < count; i += ROWS) {
       const int some = int(count - i < ROWS ? count - i : ROWS);

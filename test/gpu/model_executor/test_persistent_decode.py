@@ -39,6 +39,7 @@ PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n
 
 
 def make_worker(folder: Path, **options: Any) -> TpModelWorker:
+    options = {"disable_hybrid_swa_memory": True, **options}
     config = RunnerConfig(device="cuda", max_total_tokens=2048, max_running_requests=12, **options)
     return TpModelWorker(config, ModelConfig.from_path(str(folder), dtype="bfloat16"), LoadConfig())
 

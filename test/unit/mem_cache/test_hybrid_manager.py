@@ -4,10 +4,11 @@ test_hybrid_manager_traffic.py."""
 import numpy as np
 import pytest
 
+from mysglang.srt.forward.worker import WindowShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
 from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
-from mysglang.srt.mem_cache.window_pages import LAG, WindowPages, WindowShape, least_tokens, row_tokens
+from mysglang.srt.mem_cache.window_pages import LAG, WindowPages, least_tokens, row_tokens
 
 WINDOW = 8
 

@@ -12,11 +12,12 @@ from hypothesis.stateful import invariant, precondition, rule
 from fixtures.kv_traffic import MAX_CONTEXT, NUM_SLOTS, STALE, WHICH, ManagerMachine, Row, array, marks
 from fixtures.traffic import drive
 from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker import WindowShape
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, SamplingColumns
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
 from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.mem_cache.window_pages import LAG, WindowShape
+from mysglang.srt.mem_cache.window_pages import LAG
 
 WINDOW_TOKENS = 48
 

@@ -6,7 +6,7 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.kernels.cuda import invariant_cut
 from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
-from mysglang.srt.model_executor.memory_budget import KvBudget, cpu_budget, cuda_budget, static_fraction
+from mysglang.srt.model_executor.memory_budget import KvBudget, KvCost, cpu_budget, cuda_budget, static_fraction
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.interface import DeviceMemory
 from mysglang.srt.utils.hardware import GIB
@@ -18,7 +18,7 @@ TOKEN = 131072
 
 def on_cuda(config: RunnerConfig, after: DeviceMemory = LOADED, context: int = 8192) -> KvBudget:
     fraction = static_fraction(config, 140 * GIB, (1, 256), 2048)
-    return cuda_budget(config, fraction=fraction, before=H200, after=after, token_bytes=TOKEN, context=context)
+    return cuda_budget(config, fraction=fraction, before=H200, after=after, cost=KvCost(TOKEN), context=context)
 
 
 def test_a_large_gpu_keeps_ten_gigabytes() -> None:
@@ -50,13 +50,13 @@ def test_pages_are_whole_and_bound_the_context() -> None:
 
 def test_the_cpu_has_room_for_some_full_rows_as_memory_allows() -> None:
     plenty = DeviceMemory(free=64 * GIB, total=64 * GIB)
-    assert cpu_budget(RunnerConfig(), after=plenty, token_bytes=4096, context=512).num_pages == 16 * 512
-    assert cpu_budget(RunnerConfig(), after=plenty, token_bytes=4096, context=8192).num_pages == 16 * 4096
-    assert cpu_budget(RunnerConfig(), after=plenty, token_bytes=4096, context=1 << 20).num_pages == 1 << 20
+    assert cpu_budget(RunnerConfig(), after=plenty, cost=KvCost(4096), context=512).num_pages == 16 * 512
+    assert cpu_budget(RunnerConfig(), after=plenty, cost=KvCost(4096), context=8192).num_pages == 16 * 4096
+    assert cpu_budget(RunnerConfig(), after=plenty, cost=KvCost(4096), context=1 << 20).num_pages == 1 << 20
     few = RunnerConfig(max_running_requests=3)
-    assert cpu_budget(few, after=plenty, token_bytes=4096, context=512).num_pages == 3 * 512
+    assert cpu_budget(few, after=plenty, cost=KvCost(4096), context=512).num_pages == 3 * 512
     little = DeviceMemory(free=GIB, total=64 * GIB)
-    assert cpu_budget(RunnerConfig(), after=little, token_bytes=1 << 20, context=512).num_pages == 512
+    assert cpu_budget(RunnerConfig(), after=little, cost=KvCost(1 << 20), context=512).num_pages == 512
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_cuda_says_what_to_change(config: RunnerConfig, free: int, named: str) -
 @pytest.mark.parametrize("config", [RunnerConfig(), RunnerConfig(max_total_tokens=100), RunnerConfig(page_size=9)])
 def test_the_cpu_says_what_to_change(config: RunnerConfig) -> None:
     with pytest.raises(ConfigError, match="--max-total-tokens"):
-        cpu_budget(config, after=DeviceMemory(10, 10), token_bytes=4, context=512)
+        cpu_budget(config, after=DeviceMemory(10, 10), cost=KvCost(4), context=512)
 
 
 def test_what_invariant_attention_takes_is_left_free() -> None:

@@ -32,7 +32,8 @@ from mysglang.srt.model_executor.encoder_worker import EncoderWorker
 from mysglang.srt.model_executor.pooling_worker import PoolingWorker
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 
-CPU = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=8)
+# What a step must say of windows' pages is the scheduler's affair: test/server/test_sliding_windows.py.
+CPU = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=8, disable_hybrid_swa_memory=True)
 PROMPTS = [np.random.default_rng(i).integers(3, 150, n).tolist() for i, n in enumerate((40, 3, 17, 1, 33))]
 SECOND_TEXTS = [12, 3, 5, 1, 33]
 """Where the second text of each pair begins; where that is the end there is none."""

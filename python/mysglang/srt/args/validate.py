@@ -158,6 +158,10 @@ RULES = (
         lambda _: "--radix-eviction-policy: with --disable-radix-cache nothing is kept that could be evicted.",
     ),
     Rule(
+        lambda a, _: a.memory.swa_full_tokens_ratio is not None and a.memory.disable_hybrid_swa_memory,
+        lambda _: "--swa-full-tokens-ratio: with --disable-hybrid-swa-memory all layers share one pool.",
+    ),
+    Rule(
         lambda a, _: a.grammar.enable_jump_forward and a.memory.disable_radix_cache,
         lambda _: "--enable-jump-forward: with --disable-radix-cache a jump would compute the whole prompt again.",
     ),

@@ -194,6 +194,7 @@ class MemoryLoad(Answer):
     kv_cache_gb: float
     graph_gb: float
     token_capacity: int
+    token_capacity_swa: int | UnsetType = UNSET
 
 
 class Load(Answer):

@@ -41,7 +41,7 @@ class Rotation:
 
 
 class KvStore(Protocol):
-    """Where the keys and values of a step go. All of a step's are stored at `out_cache_loc`, before any row attends.
+    """Where the keys and values of a step go. All of a step's are stored, at `loc_for` the layer, before a row attends.
 
     q: [T, num_heads * head_dim]; k, v: [T, num_kv_heads * head_dim]; loc: [T] int64 KV slots. q, k and v may be slices
     of one wider projection.
@@ -108,12 +108,18 @@ class ForwardBatch:
     """[T] int64, KV slots written by this step."""
     attn_backend: AttentionBackend
     attn_metadata: AttentionMetadata
+    window_locs: Mapping[int, Tensor] = field(default_factory=dict)
+    """[T] int64 for each window whose layers have pages of their own: KV slots there, instead of `out_cache_loc`."""
     attn_columns: Mapping[str, Tensor] = field(default_factory=dict)
     """Captured steps: what the backend added to the upload (layers/attention/graph.py)."""
     embeds: Embeds | None = None
     """Tokens whose embedding is given, whatever their ids are."""
     tail: Tail | None = None
     """Tokens whose hidden states are wanted; None: all. Of the others the last layer only stores keys and values."""
+
+    def loc_for(self, spec: AttentionSpec) -> Tensor:
+        """[T] int64 KV slots that this layer writes."""
+        return self.out_cache_loc if spec.window is None else self.window_locs.get(spec.window, self.out_cache_loc)
 
     def wanted(self, x: Tensor) -> Tensor:
         """[T, …] -> [W, …] of the tokens that are wanted."""

@@ -9,6 +9,16 @@ from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 
 
+@dataclass(frozen=True, slots=True)
+class WindowShape:
+    """The pool of the layers with one window."""
+
+    window: int
+    """Keys that a query sees, itself included."""
+    num_pages: int
+    """Numbered as those of the KV cache are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCapacity:
     """What the worker's memory was found to hold, after the model was loaded."""
@@ -22,6 +32,8 @@ class WorkerCapacity:
     max_context: int
     """Positions of one row: the longest request, output included."""
     vocab_size: int
+    windows: tuple[WindowShape, ...] = ()
+    """Pools of the layers with a window, where these have pages of their own."""
     memory_usage: dict[str, float] = field(default_factory=dict)
     """GiB by purpose: weights, kvcache, graph."""
 
@@ -29,6 +41,11 @@ class WorkerCapacity:
     def num_tokens(self) -> int:
         """Tokens that the KV cache holds."""
         return self.num_pages * self.page_size
+
+    @property
+    def window_tokens(self) -> int:
+        """Tokens that the pools of layers with a window hold together."""
+        return sum(shape.num_pages for shape in self.windows) * self.page_size
 
 
 class Worker(Protocol):

@@ -19,11 +19,11 @@ class RadixAttention(nn.Module):
 
         With a rotation, q and k are not turned yet; they are afterwards.
         """
-        backend, layer = batch.attn_backend, self.spec.layer_id
+        backend, layer, loc = batch.attn_backend, self.spec.layer_id, batch.loc_for(self.spec)
         if rotation is None:
-            backend.kv_pool.store(layer, batch.out_cache_loc, k, v)
+            backend.kv_pool.store(layer, loc, k, v)
         else:
-            backend.kv_pool.store_rotated(layer, batch.out_cache_loc, q, k, v, batch.positions, rotation)
+            backend.kv_pool.store_rotated(layer, loc, q, k, v, batch.positions, rotation)
         if batch.tail is None or batch.tail.step is None:
             return batch.wanted(backend.forward(q, k, v, self.spec, batch))
         return backend.forward(batch.wanted(q), k, v, self.spec, batch.tail.step)

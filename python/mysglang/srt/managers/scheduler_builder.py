@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from mysglang.srt.args.kv_events import KvEventsConfig, read_kv_events
@@ -35,6 +36,7 @@ from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES, EvictPolicy
 from mysglang.srt.mem_cache.factory import PrefixCacheName, hierarchical_cache, prefix_cache
 from mysglang.srt.mem_cache.host_tier import HostTier
+from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
 from mysglang.srt.mem_cache.kv_events import KvEventLog
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.lower_tier import LowerTier
@@ -84,6 +86,8 @@ class Makers:
 
     worker: Callable[[ServerArgs, ModelConfig], NamedWorker] = make_worker
     kv: Callable[[int, int, int, int, MakePrefixCache], KvManager] = KvManager
+    hybrid_kv: Callable[..., KvManager] = HybridKvManager
+    """The same, and `windows`: of models whose layers with a window have pages of their own."""
     host_tier: Callable[[HostPages, int, EvictPolicy, PageListener], HostTier] = HostTier
 
 
@@ -100,7 +104,8 @@ def build_scheduler(
     worker = makers.worker(args, model)
     capacity = worker.capacity
     events = _kv_events(args, capacity, tp_rank)
-    kv = makers.kv(
+    make_kv = partial(makers.hybrid_kv, windows=capacity.windows) if capacity.windows else makers.kv
+    kv = make_kv(
         capacity.num_pages,
         capacity.page_size,
         capacity.num_slots,
@@ -128,6 +133,7 @@ def build_scheduler(
     max_len = max_request_len(worker)
     facts = SchedulerFacts(
         max_total_num_tokens=capacity.num_tokens,
+        max_total_num_tokens_swa=capacity.window_tokens,
         # A model that makes vectors needs no room for an answer.
         max_req_input_len=max_len - (model.pooling is None),
         context_len=model.context_len,

@@ -57,6 +57,8 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
         facts.max_running_requests,
         facts.context_len,
     )
+    if facts.max_total_num_tokens_swa:
+        logger.info("Of that, layers with a sliding window hold %d tokens", facts.max_total_num_tokens_swa)
     freeze_heap()
     tell_parent(link, Ready(facts))
     while True:

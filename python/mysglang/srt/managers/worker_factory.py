@@ -49,6 +49,8 @@ def _runner_config(args: ServerArgs, model: ModelConfig) -> RunnerConfig:
         page_size=memory.page_size,
         mem_fraction_static=memory.mem_fraction_static,
         max_total_tokens=memory.max_total_tokens,
+        disable_hybrid_swa_memory=memory.disable_hybrid_swa_memory,
+        swa_full_tokens_ratio=memory.swa_full_tokens_ratio,
         host_tier=_host_tier(args),
         max_running_requests=schedule.max_running_requests,
         chunked_prefill_size=None if model.needs_whole_prompts else schedule.prefill_chunk,

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from mysglang.srt.forward.worker import WindowShape
 from mysglang.srt.forward.worker_batch import Floats, Ints, ModelWorkerBatch, Slots, WindowColumns
 from mysglang.srt.mem_cache.allocator import PageAllocator
-from mysglang.srt.mem_cache.kv_manager import KvManager, KvState
+from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
-from mysglang.srt.mem_cache.window_pages import WindowPages, WindowShape, row_tokens
+from mysglang.srt.mem_cache.window_pages import WindowPages, WindowState, row_tokens
 from mysglang.srt.mem_cache.window_room import WindowRoom
 
 NO_PAGES: Ints = np.zeros(0, np.int32)
@@ -144,10 +145,10 @@ class HybridKvManager(KvManager):
             for window in self.windows
         )
 
-    # Care
+    def window_states(self) -> tuple[WindowState, ...]:
+        return tuple(window.state() for window in self.windows)
 
-    def state(self) -> KvState:
-        return replace(super().state(), windows=tuple(window.state() for window in self.windows))
+    # Care
 
     def check(self) -> None:
         super().check()

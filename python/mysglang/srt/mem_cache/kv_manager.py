@@ -260,6 +260,10 @@ class KvManager:
         """What the device's page table must learn before the next step; None if nothing changed."""
         return self.rows.take_writes()
 
+    def window_states(self) -> tuple[WindowState, ...]:
+        """The account of the pools of layers with a window, where there are any."""
+        return ()
+
     def settle(self) -> None:
         """Wait until no page is locked for being copied: for who must know now what is available."""
         self.cache.lower.settle()
@@ -291,6 +295,7 @@ class KvManager:
             host_free=size.host_free * self.page_size,
             host_cached=size.host_cached * self.page_size,
             host_locked_nodes=size.host_locked_nodes,
+            windows=self.window_states(),
         )
 
     def check(self) -> None:

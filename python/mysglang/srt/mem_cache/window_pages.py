@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mysglang.srt.forward.worker import WindowShape
 from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool, concatenated_ranges
@@ -37,15 +38,6 @@ def least_tokens(window: int, page_size: int, chunk: int | None, context: int) -
     if chunk is None:
         return whole
     return min(whole, row_tokens(window, page_size) + -(-chunk // page_size) * page_size)
-
-
-@dataclass(frozen=True, slots=True)
-class WindowShape:
-    """The pool of the layers with one window."""
-
-    window: int
-    """Keys that a query sees, itself included."""
-    num_pages: int
 
 
 @dataclass(frozen=True, slots=True)

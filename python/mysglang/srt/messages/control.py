@@ -48,6 +48,10 @@ class GetInternalStateReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     last_gen_throughput: float
     forward_steps: int
     num_retractions: int
+    max_total_num_tokens_swa: int = 0
+    """That the pools of layers with a sliding window hold; 0: there are none of their own."""
+    swa_free_tokens: int = 0
+    swa_evictable_tokens: int = 0
     host_tokens: int = 0
     """That a tier of the cache in the memory of the host holds at most; 0: there is none."""
     host_free_tokens: int = 0
@@ -179,6 +183,11 @@ class SchedulerFigures(msgspec.Struct, frozen=True, array_like=True):
     """Of the KV cache, held by nobody and nothing."""
     num_available_tokens: int = 0
     """The same, and those that only the prefix cache holds, which may be evicted."""
+    swa_used_tokens: int = 0
+    """Of the pools of layers with a window, by requests that run."""
+    swa_free_tokens: int = 0
+    swa_evictable_tokens: int = 0
+    """That only the prefix cache holds."""
     counted: list[float] = msgspec.field(default_factory=lambda: [0.0] * SCHEDULER.width)
     """A row of `observability.instruments.SCHEDULER`."""
 

@@ -15,6 +15,8 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     max_total_num_tokens: int
     """Tokens that the KV cache holds."""
+    max_total_num_tokens_swa: int = 0
+    """Tokens that the pools of layers with a sliding window hold; 0: there are none of their own."""
     max_req_input_len: int
     """Longest prompt that can be served, in tokens."""
     context_len: int

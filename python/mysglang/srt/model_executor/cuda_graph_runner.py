@@ -119,7 +119,7 @@ class CudaGraphRunner(StepGraphs):
         tables = self._tables
 
         def step() -> StepTensors:
-            tables.write_pages(buffers.table_entries, buffers.table_pages)
+            tables.write(buffers.table_writes)
             resolved = replace(batch, input_ids=tables.resolve(batch.input_ids, batch.slots))
             left = program.run(resolved)
             tables.record(batch.slots, left.tokens)

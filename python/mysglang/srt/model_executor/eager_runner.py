@@ -11,6 +11,7 @@ from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.logits_processor import LogitsProcessor, PromptQuery
 from mysglang.srt.layers.logprobs import Logprobs
 from mysglang.srt.model_executor.device_tables import DeviceTables
+from mysglang.srt.model_executor.step_columns import window_loc
 from mysglang.srt.model_executor.step_inputs import Uploaded
 from mysglang.srt.model_executor.tail import tail_of
 from mysglang.srt.models.interfaces import CausalModel, Decoder
@@ -51,6 +52,7 @@ class HiddenStates:
             seq_lens=up["seq_lens"],
             extend_lens=up["extend_lens"],
             out_cache_loc=up["out_cache_loc"],
+            window_locs={window.window: up[window_loc(window.window)] for window in batch.windows},
             attn_backend=self._backend,
             attn_metadata=None,
             embeds=Embeds(up["embed_tokens"], up["embed_vectors"]) if "embed_tokens" in up else None,

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, TableWrites
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend, HostColumns
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.step_columns import table_columns
+from mysglang.srt.model_executor.step_columns import table_columns, window_loc, window_pages
 from mysglang.srt.platforms.interface import Event, Platform
 from mysglang.srt.platforms.upload import Uploader, layout, view
 
@@ -41,7 +41,7 @@ class GraphBuffers:
         self._platform = platform
         self._backend = backend
         extra = backend.graph_columns(size)
-        columns = {**core_columns(size), **extra}
+        columns = {**core_columns(size), **window_columns(size, tables), **extra}
         offsets, total = layout(columns)
         self._hosts = [HostBuffer(platform, columns, offsets, total, tuple(extra)) for _ in range(HOST_BUFFERS)]
         self._turn = 0
@@ -63,6 +63,11 @@ class GraphBuffers:
     def table_pages(self) -> Tensor:
         return self._views["table_pages"]
 
+    @property
+    def table_writes(self) -> Mapping[str, Tensor]:
+        """For the tables to write, among others."""
+        return self._views
+
     def forward_batch(self, host: ModelWorkerBatch) -> ForwardBatch:
         """A batch over these tensors; ids are still to be resolved, the attention to be planned."""
         views = self._views
@@ -75,6 +80,7 @@ class GraphBuffers:
             seq_lens=views["seq_lens"],
             extend_lens=self._extend_lens,
             out_cache_loc=views["out_cache_loc"],
+            window_locs={window: views[window_loc(window)] for window in self._tables.windows},
             attn_backend=self._backend,
             attn_metadata=None,
             attn_columns=self._extra,
@@ -97,7 +103,11 @@ class GraphBuffers:
             column[rows:] = padding
         seq_lens: Ints = columns["seq_lens"]
         np.subtract(seq_lens, 1, out=columns["positions"])
-        fill_table_writes(batch.table_writes, columns, self._tables, self._platform)
+        for window in self._tables.windows:
+            columns[window_loc(window)][:] = 0
+        for writes in batch.windows:
+            columns[window_loc(writes.window)][:rows] = writes.out_cache_loc
+        fill_table_writes(batch, columns, self._tables, self._platform)
         self._backend.fill_columns(batch, host.extra)
         self._device.copy_(host.bytes, non_blocking=True)
         host.copied(self._platform)
@@ -141,19 +151,17 @@ class HostBuffer:
             self._copied.record()
 
 
-def fill_table_writes(
-    writes: TableWrites | None, columns: HostColumns, tables: DeviceTables, platform: Platform
-) -> None:
+def fill_table_writes(batch: ModelWorkerBatch, columns: HostColumns, tables: DeviceTables, platform: Platform) -> None:
     """Write a step's page table writes into `table_entries` and `table_pages`, or queue them if there is no room.
 
     One of padding sets an entry of the padding row to page 0, as it is.
     """
+    writes = batch.table_writes
     width = tables.pages.shape[1]
     entries, pages = columns["table_entries"], columns["table_pages"]
     count = 0 if writes is None else len(writes.pages)
     if writes is not None and count > len(entries):
-        uploaded = Uploader(platform).upload(table_columns(writes, width))
-        tables.write_pages(uploaded["table_entries"], uploaded["table_pages"])
+        tables.write(Uploader(platform).upload(table_columns(writes, width, batch.windows)))
         count = 0
     if writes is not None and count:
         np.multiply(writes.slots, width, out=entries[:count], dtype=np.int64)
@@ -161,6 +169,10 @@ def fill_table_writes(
         pages[:count] = writes.pages
     entries[count:] = tables.padding_slot * width
     pages[count:] = 0
+    for window in tables.windows:
+        columns[window_pages(window)][count:] = 0
+    for window_writes in batch.windows if count else ():
+        columns[window_pages(window_writes.window)][:count] = window_writes.pages
 
 
 def core_columns(size: int) -> HostColumns:
@@ -174,3 +186,9 @@ def core_columns(size: int) -> HostColumns:
         "table_entries": np.zeros(size + SPARE_WRITES, dtype=np.int64),
         "table_pages": np.zeros(size + SPARE_WRITES, dtype=np.int32),
     }
+
+
+def window_columns(size: int, tables: DeviceTables) -> HostColumns:
+    """Beside these, where layers with a window have pages of their own."""
+    locs = {window_loc(window): np.zeros(size, dtype=np.int64) for window in tables.windows}
+    return locs | {window_pages(window): np.zeros(size + SPARE_WRITES, dtype=np.int32) for window in tables.windows}

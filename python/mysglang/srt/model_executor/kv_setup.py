@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -13,9 +14,18 @@ from mysglang.srt.forward.host_pages import HostPages, NoHostPages
 from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.mem_cache.kv_pool.host import HostKvPool, page_bytes
+from mysglang.srt.mem_cache.kv_pool.hybrid import HybridKvPool
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool, mha_bytes_per_token
+from mysglang.srt.mem_cache.window_pages import least_tokens, row_tokens
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.memory_budget import KvBudget, cpu_budget, cuda_budget, static_fraction
+from mysglang.srt.model_executor.memory_budget import (
+    KvBudget,
+    KvCost,
+    WindowCost,
+    cpu_budget,
+    cuda_budget,
+    static_fraction,
+)
 from mysglang.srt.model_executor.page_mover import PageMover
 from mysglang.srt.model_executor.runner_config import HostTierConfig, RunnerConfig
 from mysglang.srt.platforms import platform_named
@@ -23,6 +33,9 @@ from mysglang.srt.platforms.interface import DeviceMemory, Platform
 from mysglang.srt.utils.hardware import GIB
 
 logger = logging.getLogger(__name__)
+
+SWA_RATIO = 0.8
+"""Tokens in the pool of layers with a window for each in the cache, where nobody says another."""
 
 
 def plan_kv(
@@ -37,19 +50,53 @@ def plan_kv(
     attention: ChosenBackends,
 ) -> KvBudget:
     """What fits now that the weights are loaded. `before`: the memory before they were."""
-    after, token_bytes = platform.memory(), mha_bytes_per_token(specs, dtype)
+    after, cost = platform.memory(), kv_cost(config, specs, dtype, context)
     if platform.name == "cpu":
-        return cpu_budget(config, after=after, token_bytes=token_bytes, context=context)
+        return cpu_budget(config, after=after, cost=cost, context=context)
     chunk = config.chunked_prefill_size or config.max_prefill_tokens
     workspace = workspace_bytes(attention, specs, max_tokens=chunk, max_context=context)
     fraction = static_fraction(config, before.total, graph_sizes, chunk, workspace)
-    return cuda_budget(config, fraction=fraction, before=before, after=after, token_bytes=token_bytes, context=context)
+    return cuda_budget(config, fraction=fraction, before=before, after=after, cost=cost, context=context)
+
+
+def kv_cost(config: RunnerConfig, specs: Sequence[AttentionSpec], dtype: torch.dtype, context: int) -> KvCost:
+    """Layers with the same window have a pool of their own, unless that saves nothing or is not wanted."""
+    windows = sorted({spec.window for spec in specs if spec.window is not None})
+    saving = [] if config.disable_hybrid_swa_memory else [each for each in windows if saves(each, config, context)]
+    ratio = config.swa_full_tokens_ratio
+    if ratio is not None and not saving:
+        raise ConfigError(
+            f"--swa-full-tokens-ratio {ratio}: no layer of the model has a sliding window that is shorter than the "
+            f"context of {context} tokens. Leave it out."
+        )
+    return KvCost(
+        mha_bytes_per_token([spec for spec in specs if spec.window not in saving], dtype),
+        tuple(
+            WindowCost(
+                window,
+                mha_bytes_per_token([spec for spec in specs if spec.window == window], dtype),
+                least_tokens(window, config.page_size, config.row_chunk, context),
+            )
+            for window in saving
+        ),
+        SWA_RATIO if ratio is None else ratio,
+    )
+
+
+def saves(window: int, config: RunnerConfig, context: int) -> bool:
+    """Whether a row of full length holds less of the layers with this window than of others."""
+    return row_tokens(window, config.page_size) < context
 
 
 def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platform) -> HostPages:
     """The pages on the host below a pool, pinned where a device reads them. Raises ConfigError if there is no room."""
     if config is None:
         return NoHostPages()
+    if isinstance(pool, HybridKvPool):
+        raise ConfigError(
+            "--enable-hierarchical-cache does not go together with pools of their own for layers with a sliding "
+            "window. Add --disable-hybrid-swa-memory, or leave it out."
+        )
     size, free = page_bytes(pool), platform_named("cpu").memory().free
     num_pages = int(config.size_gb * 1e9) // size if config.size_gb else int(config.ratio * pool.num_pages)
     if num_pages < 1 or (num_pages + 1) * size > config.memory_fraction * free:
@@ -67,12 +114,25 @@ def make_pool(
     budget: KvBudget, specs: Sequence[AttentionSpec], dtype: torch.dtype, platform: Platform
 ) -> tuple[KvPool, DeviceTables]:
     """Allocate both."""
-    device = platform.device
+    device, windows = platform.device, [shape.window for shape in budget.windows]
+    make = partial(MhaKvPool, page_size=budget.page_size, dtype=dtype, device=device)
     try:
-        pool = MhaKvPool(specs, num_pages=budget.num_pages, page_size=budget.page_size, dtype=dtype, device=device)
-        return pool, DeviceTables(budget.num_slots, budget.max_pages, device)
+        pool = _hybrid_pool(budget, specs, make) if windows else make(specs, num_pages=budget.num_pages)
+        return pool, DeviceTables(budget.num_slots, budget.max_pages, device, windows)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"a KV cache of {budget.num_pages * budget.page_size} tokens does not fit into the memory of {device}. "
             "Lower --mem-fraction-static or --max-total-tokens, or free memory on the device."
         ) from error
+
+
+def _hybrid_pool(budget: KvBudget, specs: Sequence[AttentionSpec], make: Callable[..., KvPool]) -> KvPool:
+    """A part for each window, and one for the other layers if there are any."""
+    parts: dict[int | None, KvPool] = {}
+    others = {spec.window for spec in specs} - {shape.window for shape in budget.windows}
+    if others:
+        parts[None] = make([spec for spec in specs if spec.window in others], num_pages=budget.num_pages)
+    for shape in budget.windows:
+        own = [spec for spec in specs if spec.window == shape.window]
+        parts[shape.window] = make(own, num_pages=shape.num_pages, window=shape.window)
+    return HybridKvPool(parts)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.worker import WindowShape
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.interface import DeviceMemory
 from mysglang.srt.utils.hardware import GIB
@@ -34,11 +36,49 @@ class KvBudget:
     num_slots: int
     max_context: int
     """Positions of one row."""
+    windows: tuple[WindowShape, ...] = ()
+    """Pools of layers with a window."""
 
     @property
     def max_pages(self) -> int:
         """Columns of the page table."""
         return -(-self.max_context // self.page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCost:
+    """Of the layers with one window, which have a pool of their own."""
+
+    window: int
+    token_bytes: int
+    least_tokens: int
+    """Without so many, there are requests that cannot run even alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvCost:
+    """What tokens in the KV cache cost."""
+
+    token_bytes: int
+    """In the layers that keep them all; 0 if there are none."""
+    windows: tuple[WindowCost, ...] = ()
+    ratio: float = 1.0
+    """Tokens in a window's pool for each in the cache."""
+
+    def window_tokens(self, cost: WindowCost, tokens: int) -> int:
+        """Of that pool, beside so many tokens in the cache; more than these there are not to be kept."""
+        return min(max(int(tokens * self.ratio), cost.least_tokens), tokens)
+
+    def nbytes(self, tokens: int) -> int:
+        """Of all pools."""
+        return tokens * self.token_bytes + sum(
+            self.window_tokens(cost, tokens) * cost.token_bytes for cost in self.windows
+        )
+
+    def fitting(self, room: int) -> int:
+        """The most tokens that take no more bytes."""
+        least = self.token_bytes + self.ratio * sum(cost.token_bytes for cost in self.windows)
+        return bisect.bisect_right(range(int(room / least) + 2), room, key=self.nbytes) - 1
 
 
 def static_fraction(
@@ -56,35 +96,35 @@ def static_fraction(
 
 
 def cuda_budget(
-    config: RunnerConfig, *, fraction: float, before: DeviceMemory, after: DeviceMemory, token_bytes: int, context: int
+    config: RunnerConfig, *, fraction: float, before: DeviceMemory, after: DeviceMemory, cost: KvCost, context: int
 ) -> KvBudget:
     """Fill `fraction` of the device. `before` and `after`: the memory before and after the weights were loaded.
 
     Raises ConfigError if no useful cache fits.
     """
     room = after.free - int((1 - fraction) * before.total)
-    fitting = max(0, room) // token_bytes
+    fitting = cost.fitting(max(0, room))
     tokens = config.max_total_tokens or fitting
     slots = config.max_running_requests
     if slots is None:
         slots = min(max(tokens * SLOTS_PER_CONTEXT // context, MIN_SLOTS), MAX_SLOTS)
-    # The page table has an entry of 4 bytes for every position that a row may have.
-    table = 4 * (slots + 1) * (-(-min(context, tokens) // config.page_size))
+    # A page table has an entry of 4 bytes for every position that a row may have.
+    table = 4 * (slots + 1) * (-(-min(context, tokens) // config.page_size)) * (1 + len(cost.windows))
     if config.max_total_tokens is None:
-        tokens = max(0, room - table) // token_bytes
-    elif config.max_total_tokens * token_bytes + table > after.free:
+        tokens = cost.fitting(max(0, room - table))
+    elif cost.nbytes(config.max_total_tokens) + table > after.free:
         raise ConfigError(
-            f"--max-total-tokens {config.max_total_tokens} needs {tokens * token_bytes / GIB:.1f} GiB, and "
+            f"--max-total-tokens {config.max_total_tokens} needs {cost.nbytes(tokens) / GIB:.1f} GiB, and "
             f"{after.free / GIB:.1f} GiB are free beside the weights. Lower it."
         )
     advice = (
         f"{after.free / GIB:.1f} GiB are free beside the weights and --mem-fraction-static is {fraction:.3f}. "
         "Raise --mem-fraction-static, or free memory on the device."
     )
-    return _budget(config, tokens, slots, context, advice)
+    return _budget(config, tokens, slots, context, cost, advice)
 
 
-def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, token_bytes: int, context: int) -> KvBudget:
+def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, cost: KvCost, context: int) -> KvBudget:
     """Room for CPU_FULL_ROWS rows of full length, as far as a share of the free memory allows."""
     fraction = config.mem_fraction_static or CPU_FRACTION
     slots = config.max_running_requests or CPU_SLOTS
@@ -92,20 +132,20 @@ def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, token_bytes: int, c
     wanted = config.max_total_tokens or max(full_rows, context)
     room = int(after.free * fraction)
     if config.max_total_tokens is None:
-        wanted = min(wanted, room // token_bytes)
-    elif wanted * token_bytes > after.free:
+        wanted = min(wanted, cost.fitting(room))
+    elif cost.nbytes(wanted) > after.free:
         raise ConfigError(
-            f"--max-total-tokens {wanted} needs {wanted * token_bytes / GIB:.1f} GiB, "
+            f"--max-total-tokens {wanted} needs {cost.nbytes(wanted) / GIB:.1f} GiB, "
             f"and {after.free / GIB:.1f} GiB of memory are free. Lower it."
         )
     advice = (
         f"{after.free / GIB:.2f} GiB of memory are free beside the weights. "
         "Free some, or give --max-total-tokens or --mem-fraction-static."
     )
-    return _budget(config, wanted, slots, context, advice)
+    return _budget(config, wanted, slots, context, cost, advice)
 
 
-def _budget(config: RunnerConfig, tokens: int, slots: int, context: int, advice: str) -> KvBudget:
+def _budget(config: RunnerConfig, tokens: int, slots: int, context: int, cost: KvCost, advice: str) -> KvBudget:
     """Whole pages of the tokens. A row is never longer than the cache."""
     num_pages = tokens // config.page_size
     if num_pages < 2:
@@ -115,4 +155,8 @@ def _budget(config: RunnerConfig, tokens: int, slots: int, context: int, advice:
         page_size=config.page_size,
         num_slots=slots,
         max_context=min(context, num_pages * config.page_size),
+        windows=tuple(
+            WindowShape(each.window, cost.window_tokens(each, num_pages * config.page_size) // config.page_size)
+            for each in cost.windows
+        ),
     )

@@ -96,7 +96,7 @@ class ModelRunner:
         self.host_pages = make_host_pages(config.host_tier, pool, platform)
         self._arrivals = pool.arrivals
         self._returns = StepReturns(platform, self._tables.padding_slot)
-        backend = create_attention_backend(chosen, pool, self._tables.pages, specs)
+        backend = create_attention_backend(chosen, pool, self._tables.pages, specs, self._tables.windows)
         self._logits = logits = LogitsProcessor(model.compute_logits, model_config.vocab_size)
         self._eager = EagerRunner(model, logits, backend, self._tables)
         layer_weights = weight_bytes(model) // dtype.itemsize // len(specs)
@@ -107,7 +107,7 @@ class ModelRunner:
             steps, prompt_steps = StepGraphs(), PromptGraphs()
             if sizes and isinstance(backend, GraphAttentionBackend):
                 hidden = config.enable_return_hidden_states
-                persistent = not config.disable_persistent_decode and not hidden
+                persistent = not (config.disable_persistent_decode or hidden or tables.windows)
                 programs = programs_of(model, logits, backend, pool, tables.pages, persistent=persistent)
                 steps = CudaGraphRunner(sizes, programs, tables, platform, keep_hidden=hidden)
             taken = backend.prompt_capture(specs) if isinstance(backend, PromptGraphBackend) else None
@@ -178,11 +178,10 @@ class ModelRunner:
 
     def _run_eagerly(self, batch: ModelWorkerBatch) -> BatchResult:
         tables = self._tables
-        columns = {**table_columns(batch.table_writes, tables.pages.shape[1]), **token_columns(batch)}
-        inputs = self._stager.stage(batch, columns)
+        writes = table_columns(batch.table_writes, tables.pages.shape[1], batch.windows)
+        inputs = self._stager.stage(batch, {**writes, **token_columns(batch)})
         up = inputs.tokens
-        if "table_entries" in up:
-            tables.write_pages(up["table_entries"], up["table_pages"])
+        tables.write(up)
         output = self._eager.run(batch, up, inputs.prompt)
         return self._choose(batch, inputs, up["slots"] if batch.mode.is_decode else up["sample_slots"], output)
 

@@ -65,7 +65,7 @@ class PoolingWorker:
             attention=chosen,
         )
         pool, self._tables = make_pool(budget, specs, dtype, platform)
-        backend = create_attention_backend(chosen, pool, self._tables.pages, specs)
+        backend = create_attention_backend(chosen, pool, self._tables.pages, specs, self._tables.windows)
         self._hidden = HiddenStates(model, backend, self._tables)
         self._pooler = Pooler(pooling.mode, normalize=pooling.normalize, head=model.head)
         self._whole_prompts = pooling.needs_whole_prompts
@@ -79,6 +79,7 @@ class PoolingWorker:
             page_size=budget.page_size,
             num_slots=budget.num_slots,
             max_context=budget.max_context,
+            windows=budget.windows,
             vocab_size=model_config.vocab_size,
             memory_usage={"weights": weight_bytes(model) / GIB, "kvcache": pool.nbytes / GIB, "graph": 0.0},
         )
@@ -89,12 +90,12 @@ class PoolingWorker:
     def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
         """Queue the step. On CUDA it returns while the device still works; on a CPU when the step is done."""
         tables = self._tables
-        columns = {**table_columns(batch.table_writes, tables.pages.shape[1]), **token_columns(batch)}
+        writes = table_columns(batch.table_writes, tables.pages.shape[1], batch.windows)
+        columns = {**writes, **token_columns(batch)}
         if self._whole_prompts:
             columns.pop("last_tokens", None)
         up = self._uploader.upload(columns)
-        if "table_entries" in up:
-            tables.write_pages(up["table_entries"], up["table_pages"])
+        tables.write(up)
         hidden = self._hidden.of(batch, up)
         if not batch.yields.any():
             return queue_vectors(batch, None, self._platform)

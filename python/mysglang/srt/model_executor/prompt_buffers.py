@@ -104,7 +104,7 @@ class PromptBuffers:
         columns["token_slots"][:] = np.repeat(columns["slots"], columns["extend_lens"])
         np.cumsum(columns["extend_lens"], out=columns["last_tokens"])
         columns["last_tokens"] -= 1
-        fill_table_writes(batch.table_writes, columns, self._tables, self._platform)
+        fill_table_writes(batch, columns, self._tables, self._platform)
         self._device.copy_(host.bytes, non_blocking=True)
         host.copied(self._platform)
         return columns["seq_lens"], columns["extend_lens"]

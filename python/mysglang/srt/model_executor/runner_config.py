@@ -35,6 +35,10 @@ class RunnerConfig:
     """Share of the device's memory for weights and KV cache."""
     max_total_tokens: int | None = None
     """Tokens that the KV cache holds."""
+    disable_hybrid_swa_memory: bool = False
+    """Let layers with a window keep their keys as long as the others do."""
+    swa_full_tokens_ratio: float | None = None
+    """Tokens in the pool of layers with a window, as a part of those that the KV cache holds."""
     host_tier: HostTierConfig | None = None
     """None: no pages on the host."""
     max_running_requests: int | None = None
@@ -43,6 +47,13 @@ class RunnerConfig:
     """Most new tokens of one step, which sizes the activations; None: prompts are not cut into chunks."""
     max_prefill_tokens: int = 16384
     """Most new tokens of one step without chunks."""
+
+    @property
+    def row_chunk(self) -> int | None:
+        """Most new tokens of one row in a step; None: all."""
+        chunk = self.chunked_prefill_size
+        return None if chunk is None else max(min(chunk, self.max_prefill_tokens), self.page_size)
+
     attention_backend: str | None = None
     """For all steps; the next two come before it, for steps with new prompt tokens and for decode steps."""
     prefill_attention_backend: str | None = None

@@ -6,6 +6,7 @@ rows is renumbered, and entries of other rows are dropped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from mysglang.srt.forward.worker_batch import (
     SamplingColumns,
     TableWrites,
     TokenMask,
+    WindowColumns,
 )
 from mysglang.srt.platforms.upload import Column
 from mysglang.srt.sampling.draws import uniforms
@@ -43,6 +45,8 @@ def token_columns(batch: ModelWorkerBatch) -> Columns:
         "seq_lens": batch.seq_lens.astype(np.int32, copy=False),
         "extend_lens": batch.extend_lens.astype(np.int32, copy=False),
     }
+    for window in batch.windows:
+        columns[window_loc(window.window)] = window.out_cache_loc.astype(np.int64)
     if len(batch.input_ids) and batch.input_ids.min() < 0:
         columns["token_slots"] = np.repeat(columns["slots"], batch.extend_lens)
     if batch.embeds is not None:
@@ -85,12 +89,25 @@ def positions_of(batch: ModelWorkerBatch) -> Indices:
     return positions
 
 
-def table_columns(writes: TableWrites | None, max_pages: int) -> Columns:
-    """Flat entries of the page table, and what they become."""
+def table_columns(writes: TableWrites | None, max_pages: int, windows: Sequence[WindowColumns] = ()) -> Columns:
+    """Flat entries of the page tables, and what they become in that of the rows and in those of the windows."""
     if writes is None or not len(writes.pages):
         return {}
     entries = writes.slots.astype(np.int64) * max_pages + writes.columns
-    return {"table_entries": entries, "table_pages": writes.pages.astype(np.int32, copy=False)}
+    columns: Columns = {"table_entries": entries, "table_pages": writes.pages.astype(np.int32, copy=False)}
+    for window in windows:
+        columns[window_pages(window.window)] = window.pages
+    return columns
+
+
+def window_loc(window: int) -> str:
+    """Where the layers with a window, which have pages of their own, write."""
+    return f"window_{window}_loc"
+
+
+def window_pages(window: int) -> str:
+    """What the written entries become in these layers' page table."""
+    return f"window_{window}_pages"
 
 
 def drawing_columns(sampling: SamplingColumns, yields: npt.NDArray[np.bool_]) -> Columns:

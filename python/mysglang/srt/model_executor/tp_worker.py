@@ -25,6 +25,7 @@ class TpModelWorker:
             page_size=budget.page_size,
             num_slots=budget.num_slots,
             max_context=budget.max_context,
+            windows=budget.windows,
             vocab_size=model_config.vocab_size,
             memory_usage=self._runner.memory_usage,
         )

@@ -26,6 +26,9 @@ class Invariants:
             problems.append(f"{state.private} tokens in {state.open_rows} rows are held by nobody")
         if state.free + state.evictable != state.total:
             problems.append(f"free {state.free} + evictable {state.evictable} != {state.total} tokens")
+        for window in state.windows:
+            if window.read or window.free + window.evictable != window.total:
+                problems.append(f"of window {window.window}, {window.read} tokens are read by nobody: {window}")
         if not problems:
             return
         message = "KV cache leak: " + "; ".join(problems)

@@ -73,7 +73,7 @@ class SchedulerStats:
         spent = time.process_time()
         self._sheet.add(told.CPU_SECONDS, spent - self._cpu_seconds)
         self._cpu_seconds = spent
-        size = self._kv.cache.size()
+        size, windows = self._kv.cache.size(), self._kv.window_states()
         self._count_copies()
         return SchedulerFigures(
             num_grammar_queue_reqs=compiling,
@@ -85,6 +85,9 @@ class SchedulerStats:
             is_cuda_graph=self._on_graph and bool(running),
             num_free_tokens=self._kv.free_tokens(),
             num_available_tokens=self._kv.available_tokens(),
+            swa_used_tokens=sum(window.read for window in windows),
+            swa_free_tokens=sum(window.free for window in windows),
+            swa_evictable_tokens=sum(window.evictable for window in windows),
             counted=self._sheet.total_row(),
         )
 
@@ -135,7 +138,7 @@ class SchedulerStats:
         speed = computed / max(now - self._last_prefill, 1e-9)
         self._last_prefill = now
         logger.info(
-            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, "
+            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, %s, #running-req: %d, "
             "#queue-req: %d, #pending-token: %d, cuda graph: %s, input throughput (token/s): %.2f, "
             "cache hit rate: %.2f, step time (ms): %.2f",
             *(batch.new_seqs, computed, batch.cached_tokens, self._usage(), lane.size),
@@ -148,9 +151,9 @@ class SchedulerStats:
         self.last_gen_throughput = self._generated / max(now - self._since, 1e-9)
         self._restart(now)
         logger.info(
-            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, cuda graph: %s, "
+            "Decode batch, #running-req: %d, %s, cuda graph: %s, "
             "gen throughput (token/s): %.2f, #queue-req: %d, step time (ms): %.2f",
-            *(lane.size, self._used(), self._usage(), self._on_graph),
+            *(lane.size, self._usage(tokens=True), self._on_graph),
             *(self.last_gen_throughput, len(waiting), step_time * 1e3),
         )
 
@@ -165,5 +168,13 @@ class SchedulerStats:
     def _used(self) -> int:
         return self._kv.total_tokens - self._kv.available_tokens()
 
-    def _usage(self) -> float:
-        return self._used() / self._kv.total_tokens
+    def _usage(self, *, tokens: bool = False) -> str:
+        """Which part of each pool is used, for the log; with `tokens`, also how many of them."""
+        pools = [("", self._used(), self._kv.total_tokens)]
+        if windows := self._kv.window_states():
+            read, total = sum(window.read for window in windows), sum(window.total for window in windows)
+            pools = [("full ", *pools[0][1:]), ("swa ", read, total)]
+        return ", ".join(
+            f"{f'#{name}token: {used}, ' if tokens else ''}{name}token usage: {used / total:.2f}"
+            for name, used, total in pools
+        )

@@ -62,6 +62,7 @@ def _held(state: GetInternalStateReqOutput) -> dict[str, int]:
         "protected_tokens": state.protected_tokens,
         "locked_nodes": state.locked_nodes,
         "lost_tokens": state.max_total_num_tokens - state.free_tokens - state.evictable_tokens,
+        "swa_lost_tokens": state.max_total_num_tokens_swa - state.swa_free_tokens - state.swa_evictable_tokens,
         "host_locked_nodes": state.host_locked_nodes,
         "host_lost_tokens": state.host_tokens - state.host_free_tokens - state.host_cached_tokens,
         "slots": state.max_running_requests - state.free_slots,

@@ -110,7 +110,7 @@ def _load(state: GetInternalStateReqOutput, figures: SchedulerFigures, sections:
     }
     memory: dict[str, float] = {name: state.memory_usage.get(purpose, 0.0) for name, purpose in LOAD_MEMORY.items()}
     found = {
-        "memory": {**memory, "token_capacity": state.max_total_num_tokens},
+        "memory": {**memory, **_capacity(state)},
         "queues": {"waiting": state.num_waiting_reqs, "grammar": figures.num_grammar_queue_reqs},
     }
     chosen = {name: section for name, section in found.items() if name in sections}
@@ -119,4 +119,11 @@ def _load(state: GetInternalStateReqOutput, figures: SchedulerFigures, sections:
 
 def _without_id(state: GetInternalStateReqOutput) -> dict[str, Any]:
     """The number that pairs a reply with its question is nobody's business."""
-    return {name: value for name, value in msgspec.structs.asdict(state).items() if name != "id"}
+    told = {name: value for name, value in msgspec.structs.asdict(state).items() if name != "id"}
+    return told | {"memory_usage": {**state.memory_usage, **_capacity(state)}}
+
+
+def _capacity(state: GetInternalStateReqOutput) -> dict[str, int]:
+    """Tokens that the pools hold."""
+    capacity = {"token_capacity": state.max_total_num_tokens}
+    return capacity | ({"token_capacity_swa": swa} if (swa := state.max_total_num_tokens_swa) else {})

@@ -197,15 +197,18 @@ def _extend_kernel(
     row_table = table + tl.load(slots + row) * table_stride
 
     first = 0
+    seen = 0
     if HAS_WINDOW:
-        first = tl.maximum(start + block * QUERIES + 1 - window, 0) // KEYS * KEYS
+        seen = tl.maximum(start + block * QUERIES + 1 - window, 0)
+        first = seen // KEYS * KEYS
     end = tl.minimum(start + (block + 1) * QUERIES, start + extend_len)
     highest = tl.full((QUERIES,), float("-inf"), tl.float32)
     sums = tl.zeros((QUERIES,), tl.float32)
     acc = tl.zeros((QUERIES, WIDTH), tl.float32)
     for at in tl.range(first, end, KEYS):
         positions = at + tl.arange(0, KEYS)
-        inside = positions < end
+        # Pages behind the window of all these queries may be anybody's.
+        inside = (positions >= seen) & (positions < end)
         offsets = (_kv_slots(row_table, positions, inside, PAGE) * kv_heads + kv_head) * DIM
         there = inside[:, None] & (d < DIM)[None, :]
         k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0.0)

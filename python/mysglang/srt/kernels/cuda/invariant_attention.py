@@ -93,8 +93,10 @@ def _part_kernel(
     row_table = table + tl.load(slots + row).to(tl.int64) * table_stride
 
     seen = 0
+    own_seen = 0
     if HAS_WINDOW:
         seen = tl.maximum(first + 1 - window, 0) // KEYS * KEYS
+        own_seen = tl.maximum(tl.maximum(first, start) + 1 - window, 0)
     for split in range(mine, tl.minimum(splits, tl.cdiv(last, spans * SPAN)), programs):
         top = tl.full((LINES,), float("-inf"), tl.float32)
         total = tl.zeros((LINES,), tl.float32)
@@ -106,7 +108,8 @@ def _part_kernel(
             part = tl.zeros((LINES, WIDTH), tl.float32)
             for at in range(tl.maximum(span * SPAN, seen), tl.minimum(span * SPAN + SPAN, last), KEYS):
                 key = at + tl.arange(0, KEYS)
-                inside = key < end
+                # Pages behind the window of all the step's queries may be anybody's.
+                inside = (key >= own_seen) & (key < end)
                 offsets = (_kv_slots(row_table, key, inside, PAGE) * kv_heads + kv_head) * DIM
                 there = inside[:, None] & (d < DIM)[None, :]
                 k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0.0)

@@ -115,11 +115,14 @@ def _list_pages_kernel(
     table,
     slots,
     seq_lens,
+    extend_lens,
     indptr,
     indices,
     last_page_lens,
     table_stride,
     rows,
+    window,
+    HAS_WINDOW: tl.constexpr,
     PAGE: tl.constexpr,
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -138,10 +141,14 @@ def _list_pages_kernel(
         tl.store(indptr + row + 1, begin + count)
         tl.store(last_page_lens + row, seq_len - (count - 1) * PAGE)
     source = table + tl.load(slots + row) * table_stride
+    seen = 0
+    if HAS_WINDOW:
+        seen = tl.maximum(seq_len - tl.load(extend_lens + row) + 1 - window, 0) // PAGE
     for first in range(part * BLOCK, count, PARTS * BLOCK):
         columns = first + tl.arange(0, BLOCK)
         inside = columns < count
-        tl.store(indices + begin + columns, tl.load(source + columns, mask=inside), mask=inside)
+        pages = tl.load(source + columns, mask=inside & (columns >= seen), other=0)
+        tl.store(indices + begin + columns, pages, mask=inside)
 
 
 def list_pages(
@@ -152,10 +159,15 @@ def list_pages(
     indptr: Tensor,
     indices: Tensor,
     last_page_lens: Tensor,
+    *,
+    extend_lens: Tensor | None = None,
+    window: int | None = None,
 ) -> None:
     """The pages of each row, one row after another, as FlashInfer reads them. Everything stays on the device.
 
     table: [num_slots + 1, max_pages] int32; slots: [R] int64; seq_lens: [R] int32, at least 1.
+    With a window, in whose layers pages behind it may be anybody's, page 0 stands for those that none of the row's new
+    tokens, extend_lens [R] int32, sees.
     Fills indptr [R + 1], indices [at least the sum of the rows' pages] and last_page_lens [R], int32 each.
     """
     rows = len(slots)
@@ -163,11 +175,14 @@ def list_pages(
         table,
         slots,
         seq_lens,
+        seq_lens if extend_lens is None else extend_lens,
         indptr,
         indices,
         last_page_lens,
         table.stride(0),
         rows,
+        window or 0,
+        HAS_WINDOW=window is not None,
         PAGE=page_size,
         PARTS=PARTS,
         ROWS=triton.next_power_of_2(rows),

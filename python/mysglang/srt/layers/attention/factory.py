@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +17,10 @@ from mysglang.srt.environ import REFERENCE_OPS
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
 from mysglang.srt.kernels.cuda.invariant_cut import partial_bytes
+from mysglang.srt.layers.attention.hybrid import group_of, hybrid
 from mysglang.srt.layers.attention.split import split
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.mem_cache.kv_pool.hybrid import HybridKvPool
 
 BACKENDS = {
     "cpu": "mysglang.srt.layers.attention.cpu_backend:CpuBackend",
@@ -31,6 +33,7 @@ BACKENDS = {
     "triton": "mysglang.srt.layers.attention.triton_backend:TritonBackend",
 }
 DECODE_ONLY = ("sgl_kernel",)
+NO_WINDOWS: Mapping[int, Tensor] = {}
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 HALF_DIMS = (64, 128, 256)
@@ -106,9 +109,28 @@ def workspace_bytes(names: ChosenBackends, specs: Sequence[AttentionSpec], *, ma
 
 
 def create_attention_backend(
+    names: ChosenBackends,
+    pool: KvPool,
+    page_table: Tensor,
+    specs: Sequence[AttentionSpec],
+    windows: Mapping[int, Tensor] = NO_WINDOWS,
+) -> AttentionBackend:
+    """The chosen ones over the pool and the page table ([num_slots + 1, max_pages] int32, changed by others).
+
+    `windows`: the page tables of the parts of a HybridKvPool for these windows.
+    """
+    if not isinstance(pool, HybridKvPool):
+        return _create(names, pool, page_table, specs)
+    backends: dict[int | None, AttentionBackend] = {}
+    for group, part in pool.parts.items():
+        own = [spec for spec in specs if group_of(spec, pool) == group]
+        backends[group] = _create(names, part, page_table if group is None else windows[group], own)
+    return hybrid(pool, backends, specs)
+
+
+def _create(
     names: ChosenBackends, pool: KvPool, page_table: Tensor, specs: Sequence[AttentionSpec]
 ) -> AttentionBackend:
-    """The chosen ones over the pool and the page table ([num_slots + 1, max_pages] int32, changed by others)."""
     made = {name: _make(name, pool, page_table, specs) for name in {names.prefill, names.decode}}
     return split(made[names.prefill], made[names.decode])
 

@@ -23,6 +23,7 @@ from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.kernels.cuda.kvcache import list_pages
 from mysglang.srt.layers.attention.prefill_runs import Run, starts_of
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,11 @@ class PageLists:
 
         return cls(make(rows + 1), make(pages) if indices is None else indices, make(rows))
 
-    def fill(self, page_table: Tensor, batch: ForwardBatch, page_size: int) -> None:
+    def fill(self, page_table: Tensor, batch: ForwardBatch, pool: KvPool) -> None:
         """Queue the kernel that writes them."""
         pages = (self.indptr, self.indices, self.last_page_lens)
-        list_pages(page_table, batch.slots, batch.seq_lens, page_size, *pages)
+        rows = (page_table, batch.slots, batch.seq_lens, pool.page_size)
+        list_pages(*rows, *pages, extend_lens=batch.extend_lens, window=pool.window)
 
 
 @dataclass(frozen=True, slots=True)

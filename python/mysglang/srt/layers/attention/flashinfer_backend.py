@@ -74,7 +74,7 @@ class FlashInferBackend:
         host, page_size = batch.host, self.kv_pool.page_size
         num_pages = int((-(-host.seq_lens.astype(np.int64) // page_size)).sum())
         lists = PageLists.empty(len(host.slots), num_pages, batch.slots.device)
-        lists.fill(self._page_table, batch, page_size)
+        lists.fill(self._page_table, batch, self.kv_pool)
         return FlashInferMetadata(lists, host.seq_lens)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
@@ -108,7 +108,7 @@ class FlashInferBackend:
     def begin_step(self, batch: ForwardBatch) -> None:
         metadata = batch.attn_metadata
         assert isinstance(metadata, FlashInferMetadata)
-        metadata.lists.fill(self._page_table, batch, self.kv_pool.page_size)
+        metadata.lists.fill(self._page_table, batch, self.kv_pool)
 
     def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
         assert isinstance(metadata, FlashInferMetadata)

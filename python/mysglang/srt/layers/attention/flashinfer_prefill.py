@@ -55,7 +55,7 @@ class FlashInferPrefill:
         if not all(run.own for run in runs):
             num_pages = int((-(-host.seq_lens.astype(np.int64) // page_size)).sum())
             lists = PageLists.empty(len(host.slots), num_pages, batch.slots.device)
-            lists.fill(self._page_table, batch, page_size)
+            lists.fill(self._page_table, batch, self._pool)
         return PrefillMetadata(runs, lists, host.seq_lens, host.extend_lens)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, metadata: PrefillMetadata) -> Tensor:
@@ -86,7 +86,7 @@ class FlashInferPrefill:
     def begin_step(self, batch: ForwardBatch) -> None:
         metadata = batch.attn_metadata
         assert isinstance(metadata, PrefillMetadata) and metadata.lists is not None
-        metadata.lists.fill(self._page_table, batch, self._pool.page_size)
+        metadata.lists.fill(self._page_table, batch, self._pool)
 
     def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
         assert isinstance(metadata, PrefillMetadata)

@@ -41,6 +41,8 @@ class Block:
     """Positions of the queries that the step has."""
     token: int
     """Where these begin in the token columns."""
+    row_begin: int
+    """Position of the row's first new token."""
     row_end: int
     """Keys of the row."""
 
@@ -51,7 +53,7 @@ class InvariantMetadata:
     def __init__(self, blocks: list[Block], pages: PageReader) -> None:
         self.blocks = blocks
         self._pages = pages
-        self._slots: dict[tuple[int, int], Tensor] = {}
+        self._slots: dict[tuple[int, int, int | None], Tensor] = {}
         self._masks: dict[tuple[int, int, int | None], Tensor | None] = {}
 
     def spans(self, block: Block, window: int | None) -> range:
@@ -59,14 +61,16 @@ class InvariantMetadata:
         first = 0 if window is None else max(0, block.begin + 1 - window)
         return range(first // SPAN, -(-block.end // SPAN))
 
-    def slots(self, block: Block, span: int) -> Tensor:
-        """[SPAN] KV slots; past the row's end, slot 0."""
-        found = self._slots.get((block.slot, span))
+    def slots(self, block: Block, span: int, window: int | None) -> Tensor:
+        """[SPAN] KV slots; past the row's end, and where the window has passed before the step, slot 0."""
+        found = self._slots.get((block.slot, span, window))
         if found is None:
             positions = np.arange(span * SPAN, (span + 1) * SPAN)
             found = self._pages.kv_slots(np.array([block.slot]), positions[None]).squeeze(0)
             found[max(0, block.row_end - span * SPAN) :] = 0
-            self._slots[block.slot, span] = found
+            if window is not None:
+                found[: max(0, block.row_begin + 1 - window - span * SPAN)] = 0
+            self._slots[block.slot, span, window] = found
         return found
 
     def mask(self, block: Block, span: int, window: int | None) -> Tensor | None:
@@ -111,7 +115,7 @@ def blocks_of(host: ModelWorkerBatch) -> Iterator[Block]:
     for slot, end, new in rows:
         for first in range((end - new) // QUERIES * QUERIES, end, QUERIES):
             begin, stop = max(first, end - new), min(first + QUERIES, end)
-            yield Block(slot, first, begin, stop, token, end)
+            yield Block(slot, first, begin, stop, token, end - new, end)
             token += stop - begin
 
 
@@ -129,7 +133,7 @@ def _attend(
     total = torch.zeros(heads, QUERIES * group, 1)
     attended = torch.zeros(heads, QUERIES * group, dim)
     for span in metadata.spans(block, spec.window):
-        at = metadata.slots(block, span)
+        at = metadata.slots(block, span, spec.window)
         k = keys.index_select(0, at).float().permute(1, 2, 0).contiguous()
         v = values.index_select(0, at).float().transpose(0, 1).contiguous()
         scores = torch.bmm(queries, k).mul_(spec.scale)

@@ -23,6 +23,8 @@ class KvPool(ABC):
     num_pages: int
     """Pages that hold tokens; page 0 comes on top."""
     page_size: int
+    window: int | None = None
+    """Of layers whose pages behind it may be anybody's by now; None: a row's pages stay its own."""
     arrivals: Arrivals
     """Pages that are still being loaded: `store` waits for those of its layer, since attention comes after it."""
 

@@ -30,7 +30,9 @@ class MhaKvPool(KvPool):
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        window: int | None = None,
     ) -> None:
+        self.window = window
         self.num_pages = num_pages
         self.page_size = page_size
         self.arrivals = Arrivals()
