@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from mysglang.srt.entrypoints.auth import owner_of
+from mysglang.srt.entrypoints.context_note import ContextNote
 from mysglang.srt.entrypoints.headers import header
 from mysglang.srt.managers.caller import CALLER, Caller
 
@@ -14,21 +15,13 @@ ROUTING_KEY = b"x-smg-routing-key"
 """The header in which SGLang's gateway says what a request belongs to."""
 
 
-class Callers:
-    """Middleware: what a request does from here on, in its own task and those that it begins, has its Caller."""
+class Callers(ContextNote[Caller]):
+    """Middleware: whoever works for a request knows its Caller."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    variable = CALLER
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        token = CALLER.set(_caller(owner_of(scope), header(scope, ROUTING_KEY)))
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            CALLER.reset(token)
+    def note(self, scope: Scope) -> Caller:
+        return _caller(owner_of(scope), header(scope, ROUTING_KEY))
 
 
 @lru_cache(1024)

@@ -5,7 +5,8 @@ Does not know how the front came to be, nor the server that will run the applica
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -56,44 +57,32 @@ KEPT_BY_THE_OWNER = ("/v1/files", "/v1/batches", "/v1/responses", "/open_session
 """Paths of what lives longer than a request, and of what only the parent of all processes can tell."""
 
 
+_BODIES = (
+    *openai.BODIES,
+    *dialects.BODIES,
+    *file_routes.BODIES,
+    *pooling.BODIES,
+    *hosting.BODIES,
+    GenerateReqInput,
+    AbortRequest,
+    *OPERATION_BODIES,
+    *NATIVE_BODIES,
+    ParseFunctionCallReq,
+    SeparateReasoningReqInput,
+)
+
+
 def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> FastAPI:
     """The application that answers for `front`. `owner`: the front that keeps what lives between requests, if that is
     another one.
     """
-    models = OpenAIServingModels(
-        options.served_model_name,
-        options.model_path,
-        front.facts.context_len,
-        aliases=options.served_model_aliases,
-    )
-    formats = AnswerFormats.choose(
-        options.tool_call_parser,
-        options.reasoning_parser,
-        front.template_manager,
-        front.tokenizer,
-        grammar_backend=options.grammar_backend,
-    )
-    answers = ChatAnswers(
-        front,
-        formats,
-        options.serving.defaults,
-        FillIn.choose(options.serving.completion_template, front.tokenizer),
-    )
-    is_embedding = options.pooling is not None
-    vertex = options.vertex
-    health = health_router(
-        front.tokenizer_manager,
-        options.heartbeat_limit_s,
-        is_embedding=is_embedding,
-        probes=("/ping", vertex.health),
-    )
-    control = control_router(front.tokenizer_manager)
-    operation = operation_router(front)
+    speaking = _Speaking.choose(front, options)
+    steering = _Steering.choose(front, options)
     # Files are the owner's.
     own_desk = options.desk if owner is None else None
-    desk = desk_for(own_desk, front, batch_endpoints(front, models, options.serving, answers, options.pooling))
-    metrics = _metrics_router(front, options)
-    access = _access(options, health, metrics, control, operation)
+    endpoints = batch_endpoints(front, speaking.models, options.serving, speaking.answers, options.pooling)
+    desk = desk_for(own_desk, front, endpoints)
+    access = steering.access(options)
     app: FastAPI = FastAPI(
         title="mysglang",
         version=__version__,
@@ -108,44 +97,98 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
             Middleware(StraightRoutes, routes=lambda: app.routes),
         ],
     )
-    app.include_router(health)
-    app.include_router(metrics)
-    app.include_router(control)
-    app.include_router(operation)
-    app.include_router(info_router(front, {**options.model_info, **formats.names}, options.server_info))
-    if is_embedding:
-        app.include_router(pooling.refusing_router(pooling.GENERATING, InvalidRequest(NO_TEXT)))
-    app.include_router(pooling.pooling_router(front, models, options.pooling))
-    app.include_router(native_router(front, incremental=options.incremental_streaming_output, owner=owner))
-    app.include_router(openai.openai_router(front, models, options.serving, answers))
-    app.include_router(file_routes.files_router(desk))
-    on_gpu = options.server_info.get("device") == "cuda"
-    card = ModelCard(front, models, formats, options.model_path, options.model_info, on_gpu=on_gpu)
-    app.include_router(dialects.dialects_router(answers, models, options.serving, card))
-    app.include_router(parsing_router(formats, front.text_pool))
-    chat = OpenAIServingChat(front, models, options.serving, answers)
-    app.include_router(hosting.hosting_router(front, chat.handle, vertex.predict))
+    native = native_router(front, incremental=options.incremental_streaming_output, owner=owner)
+    files = file_routes.files_router(desk)
+    for router in (*steering.routers(), *speaking.routers(front, options, native, files)):
+        app.include_router(router)
     error_responses.install(app)
     describe(
         app,
-        [
-            *openai.BODIES,
-            *dialects.BODIES,
-            *file_routes.BODIES,
-            *pooling.BODIES,
-            *hosting.BODIES,
-            GenerateReqInput,
-            AbortRequest,
-            *OPERATION_BODIES,
-            *NATIVE_BODIES,
-            ParseFunctionCallReq,
-            SeparateReasoningReqInput,
-        ],
+        _BODIES,
         access=access,
         shapes=lambda path: shape_of(path, dialects.SHAPES),
         has_keys=bool(options.api_keys),
     )
     return app
+
+
+@dataclass(frozen=True, slots=True)
+class _Steering:
+    """The routes of who watches and runs the server."""
+
+    health: APIRouter
+    metrics: APIRouter
+    control: APIRouter
+    operation: APIRouter
+
+    @classmethod
+    def choose(cls, front: Front, options: AppOptions) -> _Steering:
+        health = health_router(
+            front.tokenizer_manager,
+            options.heartbeat_limit_s,
+            is_embedding=options.pooling is not None,
+            probes=("/ping", options.vertex.health),
+        )
+        control = control_router(front.tokenizer_manager)
+        return cls(health, _metrics_router(front, options), control, operation_router(front))
+
+    def routers(self) -> tuple[APIRouter, ...]:
+        return (self.health, self.metrics, self.control, self.operation)
+
+    def access(self, options: AppOptions) -> Access:
+        """What empties the cache or ends others' requests is as open as the rest on this machine alone: where strangers
+        may ask without a key, it is locked like what steers the server.
+        """
+        opened = _paths(self.health) | _paths(self.metrics)
+        for_admins, locked = _paths(self.control), _paths(self.operation)
+        if options.strangers_may_ask:
+            return Access(open=opened, admin=frozenset(), locked=locked | for_admins)
+        return Access(open=opened, admin=for_admins, locked=locked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Speaking:
+    """What all routes that speak for the model have in common."""
+
+    models: OpenAIServingModels
+    formats: AnswerFormats
+    answers: ChatAnswers
+
+    @classmethod
+    def choose(cls, front: Front, options: AppOptions) -> _Speaking:
+        """Raises ConfigError for a format or a template that is not the model's."""
+        models = OpenAIServingModels(
+            options.served_model_name,
+            options.model_path,
+            front.facts.context_len,
+            aliases=options.served_model_aliases,
+        )
+        formats = AnswerFormats.choose(
+            options.tool_call_parser,
+            options.reasoning_parser,
+            front.template_manager,
+            front.tokenizer,
+            grammar_backend=options.grammar_backend,
+        )
+        fill_in = FillIn.choose(options.serving.completion_template, front.tokenizer)
+        return cls(models, formats, ChatAnswers(front, formats, options.serving.defaults, fill_in))
+
+    def routers(self, front: Front, options: AppOptions, native: APIRouter, files: APIRouter) -> Iterator[APIRouter]:
+        """In the order in which the document tells of them, with two others among them."""
+        models, formats, answers = self.models, self.formats, self.answers
+        yield info_router(front, {**options.model_info, **formats.names}, options.server_info)
+        if options.pooling is not None:
+            yield pooling.refusing_router(pooling.GENERATING, InvalidRequest(NO_TEXT))
+        yield pooling.pooling_router(front, models, options.pooling)
+        yield native
+        yield openai.openai_router(front, models, options.serving, answers)
+        yield files
+        on_gpu = options.server_info.get("device") == "cuda"
+        card = ModelCard(front, models, formats, options.model_path, options.model_info, on_gpu=on_gpu)
+        yield dialects.dialects_router(answers, models, options.serving, card)
+        yield parsing_router(formats, front.text_pool)
+        chat = OpenAIServingChat(front, models, options.serving, answers)
+        yield hosting.hosting_router(front, chat.handle, options.vertex.predict)
 
 
 def _metrics_router(front: Front, options: AppOptions) -> APIRouter:
@@ -173,18 +216,6 @@ def _middleware(options: AppOptions, access: Access) -> list[Middleware]:
         Middleware(Callers),
         *([Middleware(TraceParents)] if options.enable_trace else []),
     ]
-
-
-def _access(
-    options: AppOptions, health: APIRouter, metrics: APIRouter, control: APIRouter, operation: APIRouter
-) -> Access:
-    """What empties the cache or ends others' requests is as open as the rest on this machine alone: where strangers may
-    ask without a key, it is locked like what steers the server.
-    """
-    opened, for_admins, locked = _paths(health) | _paths(metrics), _paths(control), _paths(operation)
-    if options.strangers_may_ask:
-        return Access(open=opened, admin=frozenset(), locked=locked | for_admins)
-    return Access(open=opened, admin=for_admins, locked=locked)
 
 
 def _paths(router: APIRouter) -> frozenset[str]:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from collections.abc import Mapping
 
+from starlette.types import Scope
+
+from mysglang.srt.entrypoints.context_note import ContextNote
 from mysglang.srt.managers.trace_parent import TRACE_PARENT
 
 HEADERS = (b"traceparent", b"tracestate")
 
 
-class TraceParents:
-    """Middleware: what a request does from here on knows its caller's trace."""
+class TraceParents(ContextNote[Mapping[str, str]]):
+    """Middleware: whoever works for a request knows its caller's trace."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    variable = TRACE_PARENT
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        carrier = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in HEADERS}
-        token = TRACE_PARENT.set(carrier)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            TRACE_PARENT.reset(token)
+    def note(self, scope: Scope) -> Mapping[str, str]:
+        return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in HEADERS}
