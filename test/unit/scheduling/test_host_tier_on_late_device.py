@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.fake_worker import PoisonRead, solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from fixtures.late_storm import Storm, drawn_beginnings
 from fixtures.shaky_memory import Shakes
 from mysglang.srt.mem_cache.hiradix_cache import HiRadixCache, WritePolicyName
 
@@ -27,6 +28,8 @@ WAYS = {
     "slru": replace(TIGHT, eviction="slru", policy="dfs-weight"),
 }
 
+STORM = Storm(requests=160, max_new=30, turns=6, flush=0.03)
+
 
 def counts(scheduler: LateScheduler) -> tuple[int, int]:
     """Tokens written to the host, and loaded back."""
@@ -38,27 +41,9 @@ def counts(scheduler: LateScheduler) -> tuple[int, int]:
 @pytest.mark.parametrize("write_policy", POLICIES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_storm_with_memory_for_little(way: str, write_policy: WritePolicyName) -> None:
-    """Conversations that go on, in two namespaces, with aborts, pauses and flushes between them."""
     rng = random.Random(6)
     scheduler = LateScheduler(replace(WAYS[way], write_policy=write_policy))
-    beginnings = [[rng.randrange(1, VOCAB) for _ in range(90)] for _ in range(9)]
-    expected, aborted = {}, set()
-    for number in range(160):
-        prompt = rng.choice(beginnings)[: rng.randrange(20, 90)] + [rng.randrange(1, VOCAB) for _ in range(5)]
-        max_new, rid = rng.randrange(1, 30), f"r{number}"
-        scheduler.send(rid, prompt, max_new, ignore_eos=True, extra_key=rng.choice(["", "", "salt"]))
-        expected[rid] = solo(prompt, max_new, VOCAB, ignore_eos=True)
-        scheduler.turn(rng.randrange(6))
-        if rng.random() < 0.1:
-            scheduler.abort(victim := f"r{rng.randrange(number + 1)}")
-            aborted.add(victim)
-        if rng.random() < 0.03:
-            scheduler.run()
-            assert scheduler.kv.flush()
-    scheduler.run(max_turns=20_000)
-    for rid, answer in scheduler.answers.items():
-        known = expected[rid]
-        assert answer.ids == (known[: len(answer.ids)] if rid in aborted else known), rid
+    STORM.rage(scheduler, rng, drawn_beginnings(rng, 9))
     written, loaded = counts(scheduler)
     assert written > 500
     assert loaded > (80 if WAYS[way].host_tokens > 256 else 0)

@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from fixtures.late_storm import Storm, drawn_beginnings
 from fixtures.shaky_memory import Shakes
 from fixtures.storages import FaultyStorage, MemoryStorage
 from mysglang.srt.forward.weights import NoWeights, Pulse
@@ -23,6 +24,7 @@ from mysglang.srt.scheduling.prefetch_queue import PrefetchPolicyName
 
 SETUP = Setup(num_tokens=256, max_context=160, num_slots=6, chunk=24, host_tokens=320, conservativeness=0.1)
 SHAKES = Shakes(retract_every=7, fail_alloc_every=9, fail_host_every=6)
+STORM = Storm(requests=50, max_new=20, turns=9, flush=0.05)
 PROMPT = [7, *range(1, 60), *range(1, 41)]
 
 
@@ -45,26 +47,11 @@ def test_a_storm_over_a_faulty_storage(
     rng = random.Random(3)
     storage = FaultyStorage(3)
     setup = replace(SETUP, page_size=page_size, write_policy=write_policy, prefetch_policy=prefetch, storage=storage)
-    beginnings = [[rng.randrange(1, VOCAB) for _ in range(90)] for _ in range(12)]
+    beginnings = drawn_beginnings(rng, 12)
     fetched = 0
     for restart in range(3):
         scheduler = LateScheduler(replace(setup, shakes=SHAKES if restart else Shakes()))
-        expected, aborted = {}, set()
-        for number in range(50):
-            prompt = rng.choice(beginnings)[: rng.randrange(20, 90)] + [rng.randrange(1, VOCAB) for _ in range(5)]
-            max_new, rid = rng.randrange(1, 20), f"r{number}"
-            scheduler.send(rid, prompt, max_new, ignore_eos=True, extra_key=rng.choice(["", "", "salt"]))
-            expected[rid] = solo(prompt, max_new, VOCAB, ignore_eos=True)
-            scheduler.turn(rng.randrange(9))
-            if rng.random() < 0.1:
-                scheduler.abort(victim := f"r{rng.randrange(number + 1)}")
-                aborted.add(victim)
-            if rng.random() < 0.05:
-                scheduler.run()
-                assert scheduler.kv.flush()
-        scheduler.run(max_turns=20_000)
-        for rid, told in scheduler.answers.items():
-            assert told.ids == (expected[rid][: len(told.ids)] if rid in aborted else expected[rid])
+        STORM.rage(scheduler, rng, beginnings)
         fetched += scheduler.kv.cache.lower.counts.fetched
     assert storage.faults > 20
     assert fetched > 200
