@@ -14,8 +14,9 @@ from fixtures import small_tokenizer
 from fixtures.grammar_walk import TOKENIZER as TINY_TOKENIZER
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
 from mysglang.srt.managers.caller import CALLER, Caller
-from mysglang.srt.managers.input_tokenizer import PIECE_IDS, PIECE_TEXT, FrontLimits, InputTokenizer
+from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.text_pool import LONG_TEXT, TextPool
+from mysglang.srt.managers.tokenize_job import PIECE_IDS, PIECE_TEXT
 from mysglang.srt.managers.unfold import unfold
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
@@ -405,7 +406,8 @@ class TestPieces:
     async def pieces(self, front: Front, **fields: Any) -> list[list[TokenizedGenerateReqInput]]:
         obj = GenerateReqInput(**{"clip_max_new_tokens": True, **fields})
         unfolded = unfold(obj, front.limits.vocab_size, 10_000)
-        return [piece async for piece in front.inner.pieces(obj, unfolded, unfolded.rids)]
+        job = front.inner.job(obj, unfolded, unfolded.rids)
+        return [await front.inner.requests(job, piece) for piece in job.pieces]
 
     @pytest.mark.parametrize("n", [1, 3])
     @pytest.mark.parametrize("text", [False, True])
@@ -431,10 +433,11 @@ class TestPieces:
         front = Front(tokenizer, pool, replace(LIMITS, context_len=30_000, max_req_len=30_000))
         obj = GenerateReqInput(input_ids=[[5] * PIECE_IDS, [5, 600]], clip_max_new_tokens=True)
         unfolded = unfold(obj, 600, 10)
-        pieces = front.inner.pieces(obj, unfolded, unfolded.rids)
-        assert len(await anext(pieces)) == 1
+        job = front.inner.job(obj, unfolded, unfolded.rids)
+        good, bad = job.pieces
+        assert len(await front.inner.requests(job, good)) == 1
         with pytest.raises(InvalidRequest, match="token id 600 is outside the vocabulary") as caught:
-            await anext(pieces)
+            await front.inner.requests(job, bad)
         assert caught.value.param == "input_ids"
 
     async def test_others_have_their_turn_between_pieces_of_ids(self, tokenizer: Tokenizer, pool: TextPool) -> None:
@@ -451,6 +454,26 @@ class TestPieces:
         pieces = await self.pieces(front, input_ids=[[5] * PIECE_IDS] * 20)
         assert len(pieces) == 20 and turns >= 19
         counting.cancel()
+
+    @pytest.mark.parametrize("kind", ["bad words", "vectors"])
+    async def test_beside_ids_it_may_be_work_for_the_pool(
+        self, tokenizer: Tokenizer, pool: TextPool, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        threads: list[int] = []
+        real = InputTokenizer._build
+
+        def build(self: InputTokenizer, *arguments: Any) -> list[TokenizedGenerateReqInput]:
+            threads.append(threading.get_ident())
+            return real(self, *arguments)
+
+        monkeypatch.setattr(InputTokenizer, "_build", build)
+        front = Front(tokenizer, pool, replace(LIMITS, context_len=30_000, max_req_len=30_000, hidden_size=2))
+        await front(input_ids=[5] * 2000)
+        if kind == "vectors":
+            await front(input_embeds=[[0.5, 1.5]] * 2000)
+        else:
+            await front(input_ids=[5] * 200, sampling_params=SamplingParams(bad_words=["some words"] * 100))
+        assert [thread == threading.get_ident() for thread in threads] == [True, False]
 
     async def test_prompts_that_share_parameters_have_them_settled_once(
         self, front: Front, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -109,11 +109,11 @@ class TestLeaving:
     async def test_while_tokenizing(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         never = asyncio.get_running_loop().create_future()
 
-        async def pieces(*_: object) -> AsyncIterator[list[TokenizedGenerateReqInput]]:
+        async def requests(*_: object) -> list[TokenizedGenerateReqInput]:
             await never
-            yield []
+            return []
 
-        monkeypatch.setattr(bench.manager.input_tokenizer, "pieces", pieces)
+        monkeypatch.setattr(bench.manager.input_tokenizer, "requests", requests)
         task = asyncio.create_task(bench.collect())
         await settle()
         assert len(bench.manager.rid_to_state) == 1
@@ -246,14 +246,13 @@ class TestAbortRequest:
 
     async def test_while_tokenizing(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         go = asyncio.Event()
-        real = bench.manager.input_tokenizer.pieces
+        real = bench.manager.input_tokenizer.requests
 
-        async def pieces(*arguments: Any) -> AsyncIterator[list[TokenizedGenerateReqInput]]:
+        async def requests(*arguments: Any) -> list[TokenizedGenerateReqInput]:
             await go.wait()
-            async for piece in real(*arguments):
-                yield piece
+            return await real(*arguments)
 
-        monkeypatch.setattr(bench.manager.input_tokenizer, "pieces", pieces)
+        monkeypatch.setattr(bench.manager.input_tokenizer, "requests", requests)
         task = asyncio.create_task(bench.collect(rid="r", sampling_params=SamplingParams(n=2)))
         await settle()
         assert bench.manager.abort_request("r_0") == 1

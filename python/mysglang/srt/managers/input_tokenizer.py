@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
-from mysglang.srt.managers.caller import CALLER, Caller
+from mysglang.srt.managers.caller import Caller
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.token_ids import packed_ids, packed_prompts, within
+from mysglang.srt.managers.tokenize_job import PIECE_IDS, Job, Piece, Settled
 from mysglang.srt.managers.unfold import MAX_KEY_LENGTH, Embeds, LogprobWish, Prompt, Unfolded
 from mysglang.srt.messages.codec import ID_BYTES, pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput, HiddenStatesWish
@@ -30,10 +30,6 @@ from mysglang.srt.utils.ids import new_id
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 MAX_PRIORITY = (1 << 31) - 1
-
-PIECE_IDS = 1 << 14
-PIECE_TEXT = 1 << 15
-"""Token ids, or characters, that are made requests at once: some third of a millisecond, and some milliseconds."""
 
 SEED_BITS = 48
 """Of a drawn seed: survives a client that reads JSON numbers as doubles, with room for `n` copies."""
@@ -78,35 +74,6 @@ class FrontLimits:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What prompts of a call have in common that share their parameters and the length of their answers."""
-
-    params: SamplingParams
-    """As the scheduler wants them, but for the seed."""
-    bad_words: list[bytes]
-    processor: str | None
-    grammar_after: bytes
-    thought_start: int | None
-
-
-@dataclass(slots=True)
-class Job:
-    """One call on its way to requests. Touched by one thread at a time."""
-
-    obj: GenerateReqInput
-    unfolded: Unfolded
-    rids: Sequence[str]
-    """Of the answers."""
-    caller: Caller
-    seeds: list[int]
-    """Drawn, one for each prompt."""
-    settled: dict[tuple[int, int, str | None], Settled] = field(default_factory=dict)
-    """By what it depends on: which params, tokens of the answer, logit processor."""
-    bad_words: dict[int, list[bytes]] = field(default_factory=dict)
-    """By the params that name them: prompts may share these, whose words are then tokenized once."""
-
-
 class InputTokenizer:
     """Makes requests for the scheduler. Without a tokenizer it takes token ids only."""
 
@@ -132,29 +99,22 @@ class InputTokenizer:
         self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]
     ) -> list[TokenizedGenerateReqInput]:
         """A request for each answer, in order, named by `rids`. Raises InvalidRequest."""
-        return [request async for piece in self.pieces(obj, unfolded, rids) for request in piece]
+        job = self.job(obj, unfolded, rids)
+        return [request for piece in job.pieces for request in await self.requests(job, piece)]
 
-    async def pieces(
-        self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]
-    ) -> AsyncGenerator[list[TokenizedGenerateReqInput], None]:
-        """The same as they become ready: of a large batch the first can be computed while others are tokenized.
+    def job(self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]) -> Job:
+        """The same piece by piece: of a large batch the first can be computed while others are tokenized."""
+        return Job(obj, unfolded, rids, [self._seeds.getrandbits(SEED_BITS) for _ in unfolded.prompts])
 
-        Raises InvalidRequest for what is wrong with a piece when its turn comes.
-        """
-        seeds = [self._seeds.getrandbits(SEED_BITS) for _ in unfolded.prompts]
-        job = Job(obj, unfolded, rids, CALLER.get(), seeds)
-        words = {id(prompt.params): sum(map(len, prompt.params.bad_words)) for prompt in unfolded.prompts}
-        beside = sum(words.values())
-        for first, end, size in _spans(unfolded.prompts):
-            if first:
-                # What was made is sent before more is: the scheduler works on it meanwhile.
-                await asyncio.sleep(0)
-            work = partial(self._build, job, first, end)
-            if obj.text is None and size <= PIECE_IDS:
-                # Ids are Python's work, which gains nothing from a thread and waits for its turn there.
-                yield work()
-            else:
-                yield await self._pool.run(size + beside, work)
+    async def requests(self, job: Job, piece: Piece) -> list[TokenizedGenerateReqInput]:
+        """Those of the job's next piece. Raises InvalidRequest for what is wrong with it."""
+        if piece.first:
+            # What was made is sent before more is: the scheduler works on it meanwhile.
+            await asyncio.sleep(0)
+        if job.obj.input_ids is not None and not job.beside and piece.size <= PIECE_IDS:
+            # Ids are Python's work, which gains nothing from a thread and waits for its turn there.
+            return self._build(job, piece)
+        return await self._pool.run(piece.size + job.beside, lambda: self._build(job, piece))
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. Raises InvalidRequest."""
@@ -190,9 +150,10 @@ class InputTokenizer:
 
         return await self._pool.run(len(ids), work)
 
-    def _build(self, job: Job, first: int, end: int) -> list[TokenizedGenerateReqInput]:
-        """The requests of prompts `first` to `end`."""
+    def _build(self, job: Job, piece: Piece) -> list[TokenizedGenerateReqInput]:
+        """The requests of these prompts."""
         obj, unfolded, caller = job.obj, job.unfolded, job.caller
+        first, end, _ = piece
         prompts, n = unfolded.prompts[first:end], unfolded.n
         packed = self._ids(obj, prompts)
         priority, routing_key = self._priority(obj), _routing_key(obj, caller)
@@ -454,19 +415,6 @@ def _field(prompt: Prompt) -> str:
         case Embeds():
             return "input_embeds"
     return "input_ids"
-
-
-def _spans(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, int]]:
-    """The prompts in pieces: first, end and size of each, in characters or tokens."""
-    most = PIECE_TEXT if isinstance(prompts[0].content, str) else PIECE_IDS
-    first = size = 0
-    for number, prompt in enumerate(prompts):
-        length = len(prompt.content)
-        if size and size + length > most:
-            yield first, number, size
-            first, size = number, 0
-        size += length
-    yield first, len(prompts), size
 
 
 def _one_answer(params: SamplingParams, max_new: int) -> SamplingParams:

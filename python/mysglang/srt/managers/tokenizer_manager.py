@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 
@@ -27,6 +26,7 @@ from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.logprob_room import MAX_LOGPROBS, LogprobRoom
 from mysglang.srt.managers.queue_shares import OneForAll, QueueShares
 from mysglang.srt.managers.request_state import GenerationChunk, Inbox, Post, ReqState, RowCounters
+from mysglang.srt.managers.tokenize_job import Job, Piece
 from mysglang.srt.managers.unfold import unfold
 from mysglang.srt.managers.unread import UNREAD, Unread, bytes_of
 from mysglang.srt.messages.channels import AsyncReceiver, Sender
@@ -287,21 +287,18 @@ class TokenizerManager:
         states, breather = iter(call.states), Breather()
         # Who reads in this process keeps its own memory.
         room = LogprobRoom(call.unfolded, MAX_LOGPROBS if CALLER.get().remote else sys.maxsize)
-        async with aclosing(self._tokenize_one_request(obj, call)) as pieces:
-            async for requests in pieces:
-                for request in requests:
-                    # A thousand biases take a moment to write.
-                    if breather.due:
-                        await breather.rest()
-                    state = next(states)
-                    self._send_one_request(state, room.fit(request, state.index))
+        job = self.input_tokenizer.job(obj, call.unfolded, [state.wire_rid for state in call.states])
+        for piece in job.pieces:
+            for request in await self._tokenize_one_request(job, piece):
+                # A thousand biases take a moment to write.
+                if breather.due:
+                    await breather.rest()
+                state = next(states)
+                self._send_one_request(state, room.fit(request, state.index))
 
-    def _tokenize_one_request(
-        self, obj: GenerateReqInput, call: Call
-    ) -> AsyncGenerator[list[TokenizedGenerateReqInput], None]:
-        """A request for each answer of the call, in order, in pieces."""
-        wire_rids = [state.wire_rid for state in call.states]
-        return self.input_tokenizer.pieces(obj, call.unfolded, wire_rids)
+    async def _tokenize_one_request(self, job: Job, piece: Piece) -> list[TokenizedGenerateReqInput]:
+        """A request for each answer of a piece of a call, in order."""
+        return await self.input_tokenizer.requests(job, piece)
 
     def _send_one_request(self, state: ReqState, request: TokenizedGenerateReqInput) -> None:
         """Hand it to the scheduler, unless it was aborted meanwhile."""
