@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.generate import GenerateReqInput, HiddenStatesWish
@@ -47,8 +47,7 @@ class Embeds:
         return len(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """One prompt; `params.n` answers are wanted."""
 
     content: str | list[int] | Embeds
@@ -214,8 +213,8 @@ def _rids(rid: str | list[str] | None, count: int, n: int, batch: bool) -> tuple
     if isinstance(rid, list):
         bases = _per_prompt("rid", rid, count, batch)
     rids = bases if n == 1 else [f"{base}_{copy}" for base in bases for copy in range(n)]
-    # Printable, because names stand in logs: a line break would let a client write lines of its own.
-    if not all(0 < len(one) <= MAX_RID_LENGTH and one.isprintable() for one in {name, *bases}):
+    # Printable, because names stand in logs: a line break would let a client write lines of its own. Our names are.
+    if rid is not None and not all(0 < len(one) <= MAX_RID_LENGTH and one.isprintable() for one in {name, *bases}):
         raise InvalidRequest(f"rid must have 1 to {MAX_RID_LENGTH} printable characters.", param="rid")
     if len(set(rids)) != len(rids):
         raise InvalidRequest("rid: every request of a batch needs its own.", param="rid")
