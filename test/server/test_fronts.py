@@ -162,6 +162,16 @@ def test_an_abort_finds_its_request_at_the_other_front(pair: tuple[Connection, C
         assert stream.end()["choices"][0]["finish_reason"] == "abort"
 
 
+def test_a_name_that_is_open_at_the_other_front_is_refused(pair: tuple[Connection, Connection]) -> None:
+    for asker, other in (pair, pair[::-1]):
+        stream = Stream(asker, rid="mine")
+        refused = other.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1, "rid": "mine"})
+        error = json.loads(refused.read())["error"]
+        assert (refused.status, error["param"]) == (400, "rid") and "in use" in error["message"]
+        assert other.ask("POST", "/abort_request", {"rid": "mine"}, ADMIN).read() == b""
+        stream.end()
+
+
 def test_all_are_aborted_at_both(server: ServerProcess, pair: tuple[Connection, Connection]) -> None:
     streams = [Stream(connection) for connection in pair]
     operator = Connection(server)

@@ -15,6 +15,7 @@ from mysglang.srt.managers.board import Board
 from mysglang.srt.managers.fronts import Fronts
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.model_files import load_tokenizer
+from mysglang.srt.managers.open_names import NoOthers, SharedNames
 from mysglang.srt.managers.queue_shares import EqualShares, OneForAll
 from mysglang.srt.managers.request_metrics import RequestMetrics
 from mysglang.srt.managers.text_pool import TextPool
@@ -70,8 +71,15 @@ class FrontLinks:
         self._to_others: list[Push[ToTokenizer]] = [
             Push(name, tokenizer_codec()) for other, name in enumerate(names) if other != index
         ]
-        board = Board.at(Path(ports.board), len(names), index)
-        self.fronts = Fronts(index, len(names), self._to_others, board, metrics)
+        board, count = Path(ports.board), len(names)
+        self.fronts = Fronts(
+            index,
+            count,
+            self._to_others,
+            Board.at(board, count, index),
+            SharedNames.at(board.with_suffix(".names"), count, index) if count > 1 else NoOthers(),
+            metrics,
+        )
 
     async def beat(self) -> None:
         """Tell the others for ever that this one is alive."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mysglang.srt.managers.board import Board
+from mysglang.srt.managers.open_names import NoOthers, OpenNames
 from mysglang.srt.managers.request_metrics import NoMetrics, RequestMetrics
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToTokenizer
@@ -20,6 +21,8 @@ class Fronts:
     count: int = 1
     others: Sequence[Sender[ToTokenizer]] = ()
     board: Board = field(default_factory=Board.alone)
+    names: OpenNames = field(default_factory=NoOthers)
+    """Under which requests are open at other fronts."""
     metrics: RequestMetrics = field(default_factory=NoMetrics)
     """Hears of this front's requests, and tells of all fronts'."""
 

@@ -250,11 +250,15 @@ class TokenizerManager:
         if obj.pool != self.limits.is_embedding:
             raise InvalidRequest(NO_VECTORS if obj.pool else NO_TEXT)
         unfolded = unfold(obj, self.limits.vocab_size, self._max_open)
-        if taken := {unfolded.name, *unfolded.rids} & self._named.keys():
-            raise InvalidRequest(f"rid {min(taken)!r} is in use by an open request.", param="rid")
+        names = {unfolded.name, *unfolded.rids}
+        if taken := names & self._named.keys():
+            raise _in_use(min(taken))
         count = len(unfolded.rids)
         tenant = self._shares.tenant(obj, unfolded)
         self._take_room(count, tenant)
+        if (elsewhere := self._fronts.names.note(names)) is not None:
+            self._publish()
+            raise _in_use(elsewhere)
         self._serial += 1
         inbox = Inbox(self._post)
         # The serial number tells apart two requests that a client gives the same name, one after the other.
@@ -326,6 +330,7 @@ class TokenizerManager:
             if self._death is None:
                 self._to_scheduler.send(AbortReq(rid=state.wire_rid))
         self._named.pop(call.unfolded.name, None)
+        self._fronts.names.forget({call.unfolded.name, *call.unfolded.rids})
         self._publish()
 
     def _publish(self) -> None:
@@ -395,6 +400,10 @@ class TokenizerManager:
     def _check_alive(self) -> None:
         if self._death is not None:
             raise self._death.again()
+
+
+def _in_use(name: str) -> InvalidRequest:
+    return InvalidRequest(f"rid {name!r} is in use by an open request.", param="rid")
 
 
 def _add_numbers(state: ReqState, output: BatchStrOutput, row: int) -> int:

@@ -1,0 +1,63 @@
+"""Names that are open at one front are refused at the others, until they are closed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from mysglang.srt.managers import open_names
+from mysglang.srt.managers.open_names import NoOthers, SharedNames, names_bytes
+
+
+def fronts(count: int) -> list[SharedNames]:
+    memory = bytearray(names_bytes(count))
+    return [SharedNames(memory, front) for front in range(count)]
+
+
+def test_in_a_file(tmp_path: Path) -> None:
+    here, there = (SharedNames.at(tmp_path / "names", 2, front) for front in range(2))
+    assert here.note(["a"]) is None
+    assert there.note(["b", "a", "c"]) == "a"
+    assert here.note(["b", "c"]) is None, "of those that were refused nothing stays"
+    here.forget(["a", "never there"])
+    assert there.note(["a"]) is None
+
+
+def test_whatever_is_opened_and_closed_where() -> None:
+    rng, known = random.Random(5), fronts(3)
+    opened: dict[str, int] = {}
+    for _ in range(3000):
+        front, name = rng.randrange(3), f"r{rng.randrange(40)}"
+        if name not in opened:
+            others = rng.sample([f"r{number}" for number in range(40)], rng.randrange(3))
+            names = list(dict.fromkeys([name, *(other for other in others if opened.get(other) != front)]))
+            clash = {other for other in names if other in opened}
+            found = known[front].note(names)
+            assert (found in clash) if clash else (found is None)
+            opened |= {} if clash else dict.fromkeys(names, front)
+        elif rng.random() < 0.7:
+            known[opened.pop(name)].forget([name])
+        else:
+            elsewhere = (opened[name] + 1 + rng.randrange(2)) % 3
+            assert known[elsewhere].note([name]) == name
+
+
+def test_a_full_bucket_costs_nothing_but_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_names, "BUCKETS", 1)
+    here, there = fronts(2)
+    names = [f"r{number}" for number in range(open_names.WAYS + 3)]
+    assert here.note(names) is None
+    refused = [name for name in names if there.note([name]) is not None]
+    assert len(refused) == open_names.WAYS
+    here.forget(names)
+    there.forget(names)
+    assert there.note(names[: open_names.WAYS]) is None
+
+
+def test_a_server_with_one_front() -> None:
+    alone = NoOthers()
+    assert alone.note(["a"]) is None
+    alone.forget(["a"])
+    assert alone.note(["a"]) is None
