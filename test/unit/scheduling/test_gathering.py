@@ -221,3 +221,15 @@ def test_the_pace_is_that_of_the_steps_of_prompts() -> None:
     scheduler.send("a", [5] * 40, 3, ignore_eos=True)
     scheduler.run()
     assert told == [("launched", 32), ("launched", 8), ("finished", 32), ("finished", 8)]
+
+
+def test_of_a_batch_that_is_there_nobody_looks_at_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(one: object, other: object) -> int:
+        raise AssertionError("looked at")
+
+    monkeypatch.setattr("mysglang.srt.scheduling.gathering.common_prefix", never)
+    scheduler = LateScheduler(SETUP)
+    send_batch(scheduler, 0, 12, 12)
+    scheduler.run()
+    gathering = scheduler.assembled.scheduler._parts.gathering
+    assert (gathering._arrived, gathering._unread, gathering._last) == ([], [], None)

@@ -8,6 +8,7 @@ idle. So a step of prompts waits until those that are there fill it. Reads no cl
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.messages.fanout import call_of
@@ -25,29 +26,33 @@ class Gathering:
         self._cached = cached
         self._coming: set[str] = set()
         """Calls of which there are requests to come."""
-        self._new = 0
-        """Tokens to compute of those who came since the last step was planned."""
+        self._arrived: list[Req] = []
+        """Since the last step was planned."""
+        self._unread: list[Req] = []
+        """Of batches that are not complete, those whose prompts nobody has looked at."""
         self._last: tuple[str, Ints] | None = None
-        """Namespace and prompt of the last one to come of a batch."""
+        """Namespace and prompt of the last one that somebody has."""
 
     def arrived(self, req: Req, to_come: int) -> None:
         """A request came, and of its call there are so many `to_come`."""
-        if to_come or self._coming:
-            call = call_of(req.rid)
-            if to_come:
-                self._coming.add(call)
-            else:
-                self._coming.discard(call)
-            self._estimate(req)
-        self._new += req.fresh
+        self._arrived.append(req)
+        if to_come:
+            self._coming.add(call_of(req.rid))
+            self._unread.append(req)
+        elif self._coming:
+            self._coming.discard(call_of(req.rid))
+            self._unread.append(req)
+            if not self._coming:
+                self._forget()
 
     def planned(self) -> None:
         """Who came is among those who wait now, or waits for something else."""
-        self._new = 0
+        self._arrived.clear()
 
     def give_up(self) -> None:
         """Nobody came for so long that no step should wait for them."""
         self._coming.clear()
+        self._forget()
 
     @property
     def worth_waiting(self) -> bool:
@@ -55,12 +60,15 @@ class Gathering:
         return bool(self._coming) and not self._fills_step()
 
     def _fills_step(self) -> bool:
-        tokens = self._new
-        for req in self._waiting:
-            if tokens >= self._step_tokens:
-                break
+        for req in self._unread:
+            self._estimate(req)
+        self._unread.clear()
+        tokens = 0
+        for req in chain(self._arrived, self._waiting):
             tokens += req.fresh
-        return tokens >= self._step_tokens
+            if tokens >= self._step_tokens:
+                return True
+        return False
 
     def _estimate(self, req: Req) -> None:
         """What of its prompt nobody has computed, nor will have when the one before it is."""
@@ -68,7 +76,11 @@ class Gathering:
         if self._last is not None and self._last[0] == req.extra_key:
             known = max(known, common_prefix(self._last[1], req.ids))
         req.fresh = len(req.ids) - min(known, req.match_limit)
-        self._last = (req.extra_key, req.ids) if self._coming else None
+        self._last = (req.extra_key, req.ids)
+
+    def _forget(self) -> None:
+        self._unread.clear()
+        self._last = None
 
 
 def common_prefix(one: Ints, other: Ints) -> int:
