@@ -49,12 +49,16 @@ class Collector:
                 for scope in resource.scope_spans:
                     self._spans.extend(scope.spans)
 
+    def now(self, trace_id: str) -> list[Span]:
+        """The spans of a trace that have come."""
+        with self._lock:
+            return [span for span in self._spans if span.trace_id.hex() == trace_id]
+
     def trace(self, trace_id: str, count: int) -> list[Span]:
-        """The spans of a trace, once there are `count` of them."""
+        """All, once there are `count` of them."""
         end = time.monotonic() + 30
         while True:
-            with self._lock:
-                found = [span for span in self._spans if span.trace_id.hex() == trace_id]
+            found = self.now(trace_id)
             if len(found) >= count or time.monotonic() > end:
                 assert len(found) == count
                 return found
@@ -143,6 +147,21 @@ def test_every_front_traces_its_requests() -> None:
                 assert httpx.post(f"{server.url}/generate", json=body, headers=header, timeout=60).status_code == 200
             for number in range(1, 9):
                 collector.trace(f"{number:032x}", 5)
+
+
+def test_no_front_keeps_spans_at_the_end() -> None:
+    """Those of the last second wait for others, which do not come any more."""
+    collector = Collector()
+    with over_http(collector) as endpoint:
+        options = ("--enable-trace", "--otlp-traces-endpoint", endpoint, "--tokenizer-worker-num", "3")
+        with ServerProcess(*QUIET, *options) as server:
+            body = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
+            for number in range(1, 13):
+                header = {"traceparent": f"00-{number:032x}-{CALLER_SPAN}-01"}
+                assert httpx.post(f"{server.url}/generate", json=body, headers=header, timeout=60).status_code == 200
+            server.send(signal.SIGTERM)
+            assert server.wait(20) == ExitCode.DONE
+        assert [len(collector.now(f"{number:032x}")) for number in range(1, 13)] == [5] * 12
 
 
 def test_a_collector_that_is_not_there_hurts_nobody() -> None:

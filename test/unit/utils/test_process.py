@@ -105,6 +105,16 @@ async def test_the_stubborn_are_killed() -> None:
     assert time.monotonic() - begun < 3
 
 
+async def test_last_work_is_done_before_the_end(tmp_path: Path) -> None:
+    diligent, clumsy = start(f"last {tmp_path / 'said'}"), start("clumsy")
+    for child in (diligent, clumsy):
+        await wait(child.first_message)
+    assert not (tmp_path / "said").exists()
+    await stop_children([diligent, clumsy], grace=10)
+    assert (tmp_path / "said").read_text() == "done"
+    assert diligent.exited.result() == clumsy.exited.result() == -signal.SIGKILL
+
+
 async def test_grandchildren_go_with_a_stopped_child() -> None:
     child = start("grandchild")
     grandchild = int(str(await wait(child.first_message), "ascii"))  # type: ignore[arg-type]

@@ -46,6 +46,8 @@ async def _serve(launch: FrontLaunch, link: ParentLink) -> NoReturn:
     model, ports = load_model_config(args.model), launch.port_args
     links = FrontLinks(ports, launch.index, request_metrics(args, ports, model, launch.index))
     front, manager = make_front(args, launch.facts, FrontText.load(args), links, TextPool())
+    # Spans wait for others before they are sent.
+    link.before_end(links.fronts.metrics.close)
     gate = Gate(links.fronts.board)
     # Before anything is received: other fronts serve already, and may be told to change, or to end.
     obey(manager, front.request_log)

@@ -84,7 +84,7 @@ class Child:
         return self._process.pid
 
     def let_go(self) -> None:
-        """Have it end. It holds nothing that it would have to save."""
+        """Have it end: at once, but for what it wants to do before that (`ParentLink.before_end`)."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -155,6 +155,7 @@ class ParentLink:
         self.spec = spec
         """What the child is to do."""
         self._status = status
+        self._last_work: Callable[[], None] | None = None
 
     @classmethod
     def attach(cls) -> ParentLink:
@@ -167,13 +168,30 @@ class ParentLink:
         status = int(sys.argv[1])
         os.set_inheritable(status, False)
         spec = _read_line(_STDIN)
-        threading.Thread(target=_end_with_parent, name="parent watch", daemon=True).start()
-        return cls(spec, status)
+        link = cls(spec, status)
+        threading.Thread(target=link._end_with_parent, name="parent watch", daemon=True).start()
+        return link
 
     def tell(self, message: bytes) -> None:
         """Send one line, without its end. A parent that is gone hears nothing."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._status, message + b"\n")
+
+    def before_end(self, work: Callable[[], None]) -> None:
+        """Do this when the parent lets go, in a thread of its own, and only then end. It must not take long: a parent
+        that has waited for a while ends whoever is still there.
+        """
+        self._last_work = work
+
+    def _end_with_parent(self) -> None:
+        # Nothing more is ever written to it, so a read returns when the parent's end is closed.
+        os.read(_STDIN, 1)
+        try:
+            if self._last_work is not None:
+                self._last_work()
+        finally:
+            # This process leads its group (see Child), in which is whatever it started.
+            os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def set_title(title: str) -> None:
@@ -249,13 +267,6 @@ def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _end_with_parent() -> None:
-    # Nothing more is ever written to it, so a read returns when the parent's end is closed.
-    os.read(_STDIN, 1)
-    # This process leads its group (see Child), in which is whatever it started.
-    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _read_line(source: int) -> bytes:
