@@ -1,0 +1,48 @@
+"""Every backend of a CPU, and Triton's interpreted, on pages of their own for each window: as on one pool."""
+
+import pytest
+import torch
+
+from fixtures.hybrid_attention import check_traffic
+from fixtures.triton_on_cpu import run_interpreted
+from mysgl_kernel.cpu import attention
+from mysglang.srt.layers.attention.factory import ChosenBackends
+
+TRITON = """
+from dataclasses import replace
+from fixtures.attention_cases import PLAIN
+from fixtures.hybrid_attention import check_traffic
+from mysglang.srt.layers.attention.factory import ChosenBackends
+small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16)
+name = "{name}"
+check_traffic(ChosenBackends(name, name), page_size=4, plain=small, steps=12, longest=40, windows=(5,), captured=True)
+print("all agree")
+"""
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("name", ["torch_native", "invariant_torch"])
+def test_on_torch(name: str, page_size: int) -> None:
+    torch.set_num_threads(1)
+    check_traffic(ChosenBackends(name, name), page_size=page_size)
+
+
+@pytest.mark.skipif(not attention.available(), reason="no g++")
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", ["cpu", "invariant_cpu"])
+def test_on_the_cpu(name: str, page_size: int) -> None:
+    check_traffic(ChosenBackends(name, name), page_size=page_size, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("captured", [False, True])
+def test_split_between_two(page_size: int, captured: bool) -> None:
+    """Each with plans of its own, which go with the upload of captured steps."""
+    names = ChosenBackends("torch_native", "sgl_kernel")
+    check_traffic(names, page_size=page_size, captured=captured, tolerance=1e-5, steps=100)
+
+
+@pytest.mark.parametrize("name", ["triton", "invariant_triton"])
+def test_on_triton(name: str) -> None:
+    pytest.importorskip("triton")
+    assert run_interpreted(TRITON.format(name=name)).strip() == "all agree"
