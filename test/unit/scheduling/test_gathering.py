@@ -162,15 +162,36 @@ def test_namespaces_share_nothing() -> None:
     assert not link.waits
 
 
-def test_calls_of_two_clients_are_told_apart() -> None:
-    """A request of another client that comes between says nothing about the batch."""
+def test_who_comes_while_a_batch_is_on_its_way_does_not_wait_for_it() -> None:
+    """Neither one that is there already nor one that comes while the scheduler waits; and then the batch goes on."""
     scheduler = LateScheduler(SETUP)
     link = Slow(scheduler)
-    send_batch(scheduler, 0, 2, 4)
+    send_batch(scheduler, 0, 1, 9)
     scheduler.send("other@2.0", [9] * 4, 2, ignore_eos=True)
-    link.later(lambda: send_batch(scheduler, 2, 4, 4))
     scheduler.turn()
-    assert prompt_steps(scheduler) == [CHUNK]
+    assert (prompt_steps(scheduler), link.waits) == ([12], 0)
+    send_batch(scheduler, 1, 2, 9)
+    link.later(lambda: scheduler.send("third@3.0", [10] * 4, 2, ignore_eos=True))
+    link.later(lambda: send_batch(scheduler, 2, 9, 9))
+    scheduler.turn()
+    assert (prompt_steps(scheduler), link.waits) == ([12, 12], 1)
+    scheduler.run()
+
+
+def test_calls_are_told_apart() -> None:
+    """That one batch is complete says nothing about another, of which more are waited for at the next step."""
+    scheduler = LateScheduler(replace(SETUP, order="prefill_first"))
+    link = Slow(scheduler)
+    send_batch(scheduler, 0, 1, 9)
+    for i in range(2):
+        scheduler.send(f"s_{i}@2.0", [9 + i] * 4, 1, ignore_eos=True, to_come=1 - i)
+    scheduler.turn()
+    assert (prompt_steps(scheduler), link.waits) == ([16], 0)
+    send_batch(scheduler, 1, 2, 9)
+    link.later(lambda: send_batch(scheduler, 2, 5, 9))
+    scheduler.turn()
+    assert (prompt_steps(scheduler), link.waits) == ([16, CHUNK], 1)
+    send_batch(scheduler, 5, 9, 9)
     scheduler.run()
 
 

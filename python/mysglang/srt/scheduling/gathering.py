@@ -26,6 +26,8 @@ class Gathering:
         self._cached = cached
         self._coming: set[str] = set()
         """Calls of which there are requests to come."""
+        self._whole = False
+        """Whether a call came to its end since the last step was planned, be it of one request. It waits for nobody."""
         self._arrived: list[Req] = []
         """Since the last step was planned."""
         self._unread: list[Req] = []
@@ -39,7 +41,9 @@ class Gathering:
         if to_come:
             self._coming.add(call_of(req.rid))
             self._unread.append(req)
-        elif self._coming:
+            return
+        self._whole = True
+        if self._coming:
             self._coming.discard(call_of(req.rid))
             self._unread.append(req)
             if not self._coming:
@@ -48,6 +52,7 @@ class Gathering:
     def planned(self) -> None:
         """Who came is among those who wait now, or waits for something else."""
         self._arrived.clear()
+        self._whole = False
 
     def give_up(self) -> None:
         """Nobody came for so long that no step should wait for them."""
@@ -56,8 +61,8 @@ class Gathering:
 
     @property
     def worth_waiting(self) -> bool:
-        """Whether more are to come and those that are there do not fill a step."""
-        return bool(self._coming) and not self._fills_step()
+        """Whether more are to come, and those that are there do not fill a step and are parts of batches all."""
+        return bool(self._coming) and not self._whole and not self._fills_step()
 
     def _fills_step(self) -> bool:
         for req in self._unread:
