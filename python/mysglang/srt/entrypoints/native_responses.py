@@ -35,15 +35,18 @@ async def answer(manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts
     return dicts.answer()
 
 
-async def written_answer(manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts, pool: TextPool) -> bytes:
-    """The same as JSON. However much is told, others have their turn meanwhile."""
+async def written_answer(
+    manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts, pool: TextPool
+) -> list[bytes]:
+    """The same as JSON, in parts. However much is told, others have their turn meanwhile."""
     written: dict[int, bytes] = {}
     async with aclosing(manager.generate_request(obj)) as chunks:
         async for chunk in chunks:
             written[chunk.index] = await pool.run_if_many(chunk.numbers, partial(_written, dicts, chunk))
     if not dicts.several:
-        return written[0]
-    return b"[" + b",".join(written[index] for index in sorted(written)) + b"]"
+        return [written[0]]
+    parts = [part for index in sorted(written) for part in (b",", written[index])]
+    return [b"[", *parts[1:], b"]"]
 
 
 def _written(dicts: ResponseDicts, chunk: GenerationChunk) -> bytes:

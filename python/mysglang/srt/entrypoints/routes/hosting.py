@@ -42,6 +42,6 @@ def hosting_router(front: Front, chat: Callable[[Request], Awaitable[Response]],
         obj = body.batch()
         dicts = ResponseDicts(obj, front.tokenizer)
         work = written_answer(front.tokenizer_manager, obj, dicts, front.text_pool)
-        return written_response(b'{"predictions":' + await while_connected(request, work) + b"}")
+        return written_response([b'{"predictions":', *await while_connected(request, work), b"}"])
 
     return router
