@@ -15,6 +15,7 @@ import pytest
 
 from mysglang import Engine
 from mysglang.srt.errors import ConfigError, InvalidRequest, WorkerDied
+from mysglang.srt.managers.tokenize_job import PIECE_IDS
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -53,6 +54,27 @@ def test_a_batch_answers_in_order(engine: Engine) -> None:
     solo = [engine.generate(input_ids=[*IDS, last], sampling_params=GREEDY)["output_ids"] for last in range(400, 405)]
     batch = engine.generate(input_ids=[[*IDS, last] for last in range(400, 405)], sampling_params=GREEDY)
     assert [answer["output_ids"] for answer in batch] == solo
+
+
+def test_a_batch_that_is_sent_in_pieces_answers_in_order(engine: Engine) -> None:
+    common = [100 + i % 3000 for i in range(480)]
+    prompts = [[*common, *range(500 + i, 520 + i)] for i in range(80)]
+    assert sum(map(len, prompts)) > 2 * PIECE_IDS
+    batch = engine.generate(input_ids=prompts, sampling_params=GREEDY)
+    asked = (0, 1, 31, 32, 33, 64, 65, 79)
+    solo = [engine.generate(input_ids=prompts[i], sampling_params=GREEDY)["output_ids"] for i in asked]
+    assert [batch[i]["output_ids"] for i in asked] == solo
+    assert len({tuple(answer["output_ids"]) for answer in batch}) > 1
+
+
+def test_a_batch_with_a_wrong_id_far_behind_leaves_nothing(engine: Engine) -> None:
+    prompts = [[100 + i] * 500 for i in range(80)]
+    for wrong, message in ((1 << 20, "outside the vocabulary"), ("a", "must be integers"), (True, "must be integers")):
+        prompts[-1][250] = wrong  # type: ignore[call-overload]
+        with pytest.raises(InvalidRequest, match=message) as caught:
+            engine.generate(input_ids=prompts, sampling_params=GREEDY)
+        assert caught.value.param == "input_ids"
+        idle(engine)
 
 
 def test_a_stream_grows_to_the_whole_answer(engine: Engine) -> None:
