@@ -278,17 +278,15 @@ def assemble(
             rank=options.rank,
         )
     )
-    control = SchedulerControl(scheduler, kv, retraction, stats, channels.to_tokenizer, capacity=capacity)
-    scheduler.add_handlers(control.handlers())
-    updates = SchedulerWeights(scheduler, kv, weights or NoWeights(), version, channels.to_tokenizer, rank=options.rank)
-    scheduler.add_handlers(updates.handlers())
+    replies = channels.to_tokenizer
+    control = SchedulerControl(scheduler, kv, retraction, stats, replies, capacity=capacity)
+    updates = SchedulerWeights(scheduler, kv, weights or NoWeights(), version, replies, rank=options.rank)
+    settings = SchedulerSettings(table, ratio, stats, replies)
+    lent = SchedulerMemory(scheduler, kv, memory or FixedOccupation(), replies)
+    profiler = SchedulerProfiler(replies)
+    for part in (control, updates, settings, lent, profiler):
+        scheduler.add_handlers(part.handlers())
     scheduler.turn_observers.append(updates.on_turn)
-    settings = SchedulerSettings(table, ratio, stats, channels.to_tokenizer)
-    scheduler.add_handlers(settings.handlers())
-    lent = SchedulerMemory(scheduler, kv, memory or FixedOccupation(), channels.to_tokenizer)
-    scheduler.add_handlers(lent.handlers())
-    profiler = SchedulerProfiler(channels.to_tokenizer)
-    scheduler.add_handlers(profiler.handlers())
     scheduler.step_observers += [profiler.on_step, control.on_step]
     loop = OverlapLoop(scheduler) if options.overlap else SyncLoop(scheduler)
     return Assembled(scheduler, loop, kv)
