@@ -54,6 +54,8 @@ class HybridAllocator(PageAllocator):
 class HybridKvManager(KvManager):
     """With a pool for each of `windows`, at least one."""
 
+    hybrid_allocator_type: type[HybridAllocator] = HybridAllocator
+
     def __init__(self, *args: Any, windows: Sequence[WindowShape]) -> None:
         """The other arguments are KvManager's."""
         assert windows
@@ -168,7 +170,7 @@ class HybridKvManager(KvManager):
             WindowPages(shape, self.rows, num_pages, self.allocator_type(shape.num_pages, self.page_size))
             for shape in self._shapes
         )
-        return HybridAllocator(num_pages, self.page_size, self.windows)
+        return self.hybrid_allocator_type(num_pages, self.page_size, self.windows)
 
     def _make_room(self, num_pages: int) -> bool:
         if any(num_pages > window.num_available for window in self.windows):

@@ -8,6 +8,7 @@ from fixtures.triton_on_cpu import run_interpreted
 from mysgl_kernel.cpu import attention
 from mysglang.srt.layers.attention.factory import ChosenBackends
 
+# Without a prefix cache what rows leave behind is nobody's at once.
 TRITON = """
 from dataclasses import replace
 from fixtures.attention_cases import PLAIN
@@ -15,7 +16,8 @@ from fixtures.hybrid_attention import check_traffic
 from mysglang.srt.layers.attention.factory import ChosenBackends
 small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16)
 name = "{name}"
-check_traffic(ChosenBackends(name, name), page_size=4, plain=small, steps=12, longest=40, windows=(5,), captured=True)
+options = {{"steps": 12, "longest": 40, "windows": (5,), "cache": "chunk", "captured": True}}
+check_traffic(ChosenBackends(name, name), page_size=4, plain=small, **options)
 print("all agree")
 """
 
