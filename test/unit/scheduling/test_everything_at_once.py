@@ -95,7 +95,11 @@ def draw_setup(rng: random.Random) -> Setup:
         decode_wait_tokens=rng.choice([0, 1, 64]),
         shakes=Shakes(retract_every=rng.choice([0, 1, 5]), fail_alloc_every=rng.choice([0, 3, 7])),
     )
-    return replace(setup, host_tokens=4 * tokens) if setup.cache == "radix" and rng.random() < 0.5 else setup
+    below = setup.cache == "radix" and rng.random() < 0.5
+    if below:
+        return replace(setup, host_tokens=4 * tokens)
+    windows = rng.choice([(), ((8, tokens // 3),), ((3, tokens // 4), (30, tokens // 2))])
+    return replace(setup, windows=windows)
 
 
 def draw_request(rng: random.Random, beginnings: Sequence[list[int]], limit: int) -> Asked:
