@@ -253,4 +253,4 @@ def test_of_a_batch_that_is_there_nobody_looks_at_the_prompts(monkeypatch: pytes
     send_batch(scheduler, 0, 12, 12)
     scheduler.run()
     gathering = scheduler.assembled.scheduler._parts.gathering
-    assert (gathering._arrived, gathering._unread, gathering._last) == ([], [], None)
+    assert (gathering.arrivals, gathering._unread, gathering._last) == ([], [], None)

@@ -109,7 +109,7 @@ class Scheduler:
         self._beat_at = 0.0
         self._idle = False
         self._decodes = False
-        """Whether rows decode in the last step."""
+        """Whether rows decode in the last step, which nobody's prompts may hold up then."""
 
     @property
     def busy(self) -> bool:
@@ -125,7 +125,7 @@ class Scheduler:
         self._parts.lower.poll()
         late = self._parts.timeouts.expired(self.reqs)
         self.process_input_requests(self._parts.intake.drain(late), lane)
-        if not (lane.size and self._decodes):
+        if not self._decodes:
             self._gather(lane)
         for observe in self.turn_observers:
             observe(lane)
@@ -192,7 +192,8 @@ class Scheduler:
                 self._parts.waiting.add(req)
             else:
                 unable.append(req)
-        self._parts.gathering.planned()
+        if self._parts.gathering.arrivals:
+            self._parts.gathering.planned()
         if unable:
             self._answer(unable)
         if self.paused or self.refuses:
@@ -205,12 +206,13 @@ class Scheduler:
     def run_batch(self, batch: ScheduleBatch) -> Launched:
         """Hand the step to the worker, which returns before it is done if it can."""
         self._idle = False
-        self._decodes = batch.num_prompts < len(batch)
+        decodes = batch.mode.is_decode
+        self._decodes = decodes or batch.decoding > 0
         step = self._parts.builder.build(batch)
         self._parts.lower.launch()
         at = time.perf_counter()
         result = self._parts.worker.forward_batch_generation(step)
-        if batch.num_prompts:
+        if not decodes:
             self._parts.pace.launched(batch.new_tokens)
         return Launched(batch, Asked(step.logprobs, step.hidden), result, at)
 
@@ -223,7 +225,7 @@ class Scheduler:
         """Wait for the step's tokens, apply them, tell the detokenizer."""
         parts = self._parts
         output = launched.result.complete()
-        if launched.batch.num_prompts:
+        if not launched.batch.mode.is_decode:
             parts.pace.finished(launched.batch.new_tokens, launched.at)
         ended = parts.results.apply(launched.batch, output, launched.asked, lane)
         self._answer(ended, lane)
@@ -237,6 +239,7 @@ class Scheduler:
         """Nothing to run. On falling idle look for leaks; then sleep until a message comes."""
         lower = self._parts.lower
         lower.launch()
+        self._decodes = False
         if not self._idle and not lower.busy:
             self._idle = True
             self._parts.stats.fall_idle()

@@ -28,7 +28,7 @@ class Gathering:
         """Calls of which there are requests to come."""
         self._whole = False
         """Whether a call came to its end since the last step was planned, be it of one request. It waits for nobody."""
-        self._arrived: list[Req] = []
+        self.arrivals: list[Req] = []
         """Since the last step was planned."""
         self._unread: list[Req] = []
         """Of batches that are not complete, those whose prompts nobody has looked at."""
@@ -37,7 +37,7 @@ class Gathering:
 
     def arrived(self, req: Req, to_come: int) -> None:
         """A request came, and of its call there are so many `to_come`."""
-        self._arrived.append(req)
+        self.arrivals.append(req)
         if to_come:
             self._coming.add(call_of(req.rid))
             self._unread.append(req)
@@ -51,7 +51,7 @@ class Gathering:
 
     def planned(self) -> None:
         """Who came is among those who wait now, or waits for something else."""
-        self._arrived.clear()
+        self.arrivals.clear()
         self._whole = False
 
     def give_up(self) -> None:
@@ -69,7 +69,7 @@ class Gathering:
             self._estimate(req)
         self._unread.clear()
         tokens = 0
-        for req in chain(self._arrived, self._waiting):
+        for req in chain(self.arrivals, self._waiting):
             tokens += req.fresh
             if tokens >= self._step_tokens:
                 return True
