@@ -80,7 +80,7 @@ class HybridMachine(ManagerMachine):
 
     def fits(self, wanted: dict[int, int], done: bool) -> bool:
         total = sum(wanted.values())
-        self.pass_by(list(wanted))
+        self.pass_by(list(wanted), done)
         for number, window in enumerate(self.hybrid.windows):
             room = WINDOW_TOKENS // self.page_size - len(self.reading(number))
             assert window.num_available == room - (total if done else 0)
@@ -88,15 +88,20 @@ class HybridMachine(ManagerMachine):
                 return False
         return super().fits(wanted, done)
 
-    def pass_by(self, slots: list[int]) -> None:
-        """What these rows do not see any more, since all before what was reserved for them is planned."""
+    def pass_by(self, slots: list[int], done: bool) -> None:
+        """What these rows do not see any more, since all before what was reserved for them is planned, they may have
+        let go; and must, if there was no room.
+        """
         for slot in slots:
             for number in range(len(self.windows)):
                 # A page may be asked for again from its beginning, and what was planned last may be taken back.
                 position = self.reserved[slot] - LAG - (self.page_size - 1)
                 if position >= 0:
-                    column = self.first_column(number, position)
-                    self.firsts[slot][number] = max(self.firsts[slot][number], column)
+                    column = max(self.firsts[slot][number], self.first_column(number, position))
+                    found = int(self.hybrid.windows[number].first[slot])
+                    assert self.firsts[slot][number] <= found <= column
+                    assert done or found == column
+                    self.firsts[slot][number] = found
 
     def reserve(self, lengths: dict[int, int], done: bool) -> None:
         super().reserve(lengths, done)

@@ -24,7 +24,7 @@ from mysglang.srt.forward.worker_batch import Floats, Ints, ModelWorkerBatch, Sl
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
-from mysglang.srt.mem_cache.window_pages import WindowPages, WindowState, row_tokens
+from mysglang.srt.mem_cache.window_pages import MOVE_EVERY, WindowPages, WindowState, row_tokens
 from mysglang.srt.mem_cache.window_room import WindowRoom
 
 NO_PAGES: Ints = np.zeros(0, np.int32)
@@ -66,6 +66,8 @@ class HybridKvManager(KvManager):
         """[num_slots] tokens for which pages were asked for last: those before are of steps that are planned."""
         self._shared: Ints = np.zeros(slots, np.int32)
         """[num_slots] pages of each row that are the prefix cache's."""
+        self._turns = 0
+        """Times that rows were extended together."""
         self._sound: set[int] = set()
         """Slots whose rows had a finite result."""
 
@@ -98,9 +100,13 @@ class HybridKvManager(KvManager):
         return True
 
     def extend_rows(self, slots: Slots, new_lens: Ints) -> bool:
-        self._move_on(slots)
+        self._turns += 1
+        if self._turns % MOVE_EVERY == 0:
+            self._move_on(slots)
         if not super().extend_rows(slots, new_lens):
-            return False
+            self._move_on(slots)
+            if not super().extend_rows(slots, new_lens):
+                return False
         self._lens[slots] = new_lens
         return True
 

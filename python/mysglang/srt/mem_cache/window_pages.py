@@ -25,11 +25,13 @@ from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool, concatenated_ran
 LAG = 8
 """Tokens behind the window that a row keeps: what it planned last may be taken back when it ends, and whoever goes on
 from there has a whole window then."""
+MOVE_EVERY = 8
+"""Decode steps after which rows let go what they do not see any more; earlier where memory is short."""
 
 
 def row_tokens(window: int, page_size: int) -> int:
     """Tokens that a row holds at most, in whole pages, beside those that a step writes."""
-    return (-(-(window + LAG) // page_size) + 2) * page_size
+    return (-(-(window + LAG + MOVE_EVERY) // page_size) + 2) * page_size
 
 
 def least_tokens(window: int, page_size: int, chunk: int | None, context: int) -> int:
@@ -116,8 +118,9 @@ class WindowPages:
 
     def give(self, pages: Ints) -> None:
         """These pages, new ones of one row, get their place; the caller has seen to it that there is room."""
-        self.page_of[pages] = self.allocator.alloc(len(pages))
-        self._readers[pages] = 1
+        at = pages.astype(np.intp)  # once, instead of at each use
+        self.page_of[at] = self.allocator.alloc(len(pages))
+        self._readers[at] = 1
         self.num_read += len(pages)
 
     def open(self, slot: int, pages: Ints) -> None:
