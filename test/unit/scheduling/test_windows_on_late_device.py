@@ -45,7 +45,7 @@ def test_as_alone(name: str, shakes: Shakes) -> None:
     scheduler.run(max_turns=30_000)
     assert {rid: answer.ids for rid, answer in scheduler.answers.items()} == expected
     if shakes == SHAKES:
-        assert scheduler.retractions > 20
+        assert scheduler.retractions > 10
     if setup.cache == "radix":
         assert sum(answer.cached_tokens for answer in scheduler.answers.values()) > 30
 
@@ -102,6 +102,7 @@ def test_a_page_freed_under_a_running_request_is_noticed() -> None:
     assert isinstance(kv, HybridKvManager)
     (window,) = kv.windows
     window.allocator.free(window.page_of[kv.rows.pages(0)[-3:]].astype(np.int32))
+    window.num_read -= 3
     with pytest.raises(PoisonRead):
         for _ in range(3):
             scheduler.assembled.loop.step()
