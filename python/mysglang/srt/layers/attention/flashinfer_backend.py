@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import flashinfer
 import numpy as np
@@ -36,6 +37,17 @@ WORKSPACE_BYTES = 512 << 20
 """For the partial results of split keys, shared by all plans: steps run one after another."""
 MIN_REPLAY_PAGES = 1 << 22
 """Entries of the page list of captured steps; rows may share pages, so a step can list more than the pool has."""
+
+
+_workspaces: WeakValueDictionary[torch.device, Tensor] = WeakValueDictionary()
+
+
+def workspace_on(device: torch.device) -> Tensor:
+    """The one of a device, as long as somebody holds it: layers with a window may have a backend of their own."""
+    found = _workspaces.get(device)
+    if found is None:
+        found = _workspaces[device] = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return found
 
 
 class Wrapper(Protocol):
@@ -63,7 +75,7 @@ class FlashInferBackend:
         self.kv_pool = pool
         self._page_table = page_table
         device = page_table.device
-        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._workspace = workspace_on(device)
         self._kinds: dict[AttentionSpec, Kind] = {}
         self._prefill = FlashInferPrefill(pool, page_table, self._workspace)
         self._replay_indices: Tensor | None = None
