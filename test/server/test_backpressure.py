@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fixtures.oracle import assert_quiet, debug_state
+from fixtures.oracle import assert_quiet, debug_state, wait_for_places
 from fixtures.server_process import ServerProcess
 from fixtures.toy_server import PROGRAM, Faults, reference
 from mysglang.srt.utils.exit_codes import ExitCode
@@ -34,11 +34,7 @@ def body(prompt: list[int], max_new: int, *, stream: bool = False) -> dict[str, 
 
 async def until(url: str, running: int, waiting: int) -> None:
     """Wait until so many requests run and wait."""
-    end = time.monotonic() + 10
-    wanted = {"running_requests": running, "waiting_requests": waiting}
-    while not wanted.items() <= (held := (await asyncio.to_thread(debug_state, url, KEY))["held"]["scheduler"]).items():
-        assert time.monotonic() < end, held
-        await asyncio.sleep(0.02)
+    await asyncio.to_thread(wait_for_places, url, KEY, running=running, waiting=waiting)
 
 
 @pytest.mark.promise(17)

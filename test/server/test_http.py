@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +15,7 @@ import psutil
 import pytest
 
 from fixtures.oracle import assert_quiet, held
-from fixtures.server_process import ServerProcess
+from fixtures.server_process import ServerProcess, suspended
 
 SCHEDULER = "mysglang::scheduler_TP0"
 ENDLESS = {"max_new_tokens": 1500, "ignore_eos": True}
@@ -119,16 +118,6 @@ def test_a_megabyte_of_prompt_does_not_hold_up_a_probe(
 def roomy_server() -> Iterator[ServerProcess]:
     with ServerProcess("--log-level", "warning", *ROOMY) as server:
         yield server
-
-
-@contextmanager
-def suspended(process: psutil.Process) -> Iterator[None]:
-    """It does nothing while inside; what it is sent waits."""
-    process.suspend()
-    try:
-        yield
-    finally:
-        process.resume()
 
 
 class TestLeaving:

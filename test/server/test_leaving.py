@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
-from fixtures.oracle import assert_quiet, debug_state
+from fixtures.oracle import assert_quiet, debug_state, wait_for_places, wait_for_state
 from fixtures.raw_http import Leaving, Manner, ask
 from fixtures.server_process import ServerProcess
 from fixtures.toy_server import PROGRAM, Faults, reference
@@ -45,12 +46,29 @@ def assert_no_step_more(url: str) -> None:
     assert forward_steps(url) == before
 
 
+Reached = Callable[[str, int], object]
+"""Waits for a state of the server at this address, which had computed so many steps before the request came."""
+
+
+def steps(count: int) -> Reached:
+    return lambda url, before: wait_for_state(url, KEY, lambda state: state["forward_steps"] >= before + count)
+
+
+def waiting(url: str, _before: int) -> None:
+    wait_for_places(url, KEY, running=0, waiting=1)
+
+
+def seconds(count: float) -> Reached:
+    """For what the server tells nobody of."""
+    return lambda _url, _before: time.sleep(count)
+
+
 @dataclass(frozen=True)
 class State:
     """Where a request is when its client leaves."""
 
     body: dict[str, Any]
-    after_s: float = 0.0
+    reached: Reached
     body_part: float = 1.0
     accepted: bool = True
     """Whether the scheduler has heard of it by then."""
@@ -58,14 +76,14 @@ class State:
 
 PROMPT = list(range(100, 130))
 STATES = {
-    "upload": State({"input_ids": PROMPT * 20, "sampling_params": LONG}, 0.1, body_part=0.5, accepted=False),
-    "tokenizing": State({"text": "to be or not to be " * 60_000, "sampling_params": LONG}, 0.05, accepted=False),
-    "grammar": State({"input_ids": PROMPT, "sampling_params": {**LONG, "regex": SLOW_TO_COMPILE}}, 0.2),
-    "mid-chunk": State({"input_ids": PROMPT * 15, "sampling_params": LONG}, 0.5),
-    "decoding": State({"input_ids": PROMPT, "sampling_params": LONG}, 0.6),
-    "last token": State(
-        {"input_ids": [7, 8], "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}, 3.5 * STEP_S
+    "upload": State({"input_ids": PROMPT * 20, "sampling_params": LONG}, seconds(0.1), body_part=0.5, accepted=False),
+    "tokenizing": State(
+        {"text": "to be or not to be " * 60_000, "sampling_params": LONG}, seconds(0.05), accepted=False
     ),
+    "grammar": State({"input_ids": PROMPT, "sampling_params": {**LONG, "regex": SLOW_TO_COMPILE}}, waiting),
+    "mid-chunk": State({"input_ids": PROMPT * 15, "sampling_params": LONG}, steps(8)),
+    "decoding": State({"input_ids": PROMPT, "sampling_params": LONG}, steps(10)),
+    "last token": State({"input_ids": [7, 8], "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}, steps(3)),
 }
 
 
@@ -76,8 +94,10 @@ STATES = {
 async def test_whatever_it_is_doing(server: ServerProcess, name: str, stream: bool, leaves: Leaving) -> None:
     state, url = STATES[name], server.url
     await asyncio.to_thread(assert_quiet, url, admin_key=KEY)
-    before = debug_state(url, KEY)["requests"]
-    manner = Manner(leaves=leaves, after_s=state.after_s, body_part=state.body_part)
+    begun = debug_state(url, KEY)
+    before = begun["requests"]
+    reached = partial(asyncio.to_thread, state.reached, url, begun["forward_steps"])
+    manner = Manner(leaves=leaves, until=reached, body_part=state.body_part)
     await ask(address(url), "/generate", {**state.body, "stream": stream}, manner=manner)
     # Neither patience for a whole answer, which would take more than a minute, nor for the rest of the prompt.
     await asyncio.to_thread(assert_quiet, url, 4.0, KEY)
@@ -91,24 +111,25 @@ async def test_whatever_it_is_doing(server: ServerProcess, name: str, stream: bo
 @pytest.mark.parametrize("stream", [False, True])
 async def test_while_it_waits_for_a_place(server: ServerProcess, stream: bool) -> None:
     """Those that have the places notice nothing."""
-    url = server.url
+    url, tokens = server.url, 100
+    before = forward_steps(url)
+
+    async def places(waiting: int) -> dict[str, Any]:
+        return await asyncio.to_thread(wait_for_places, url, KEY, running=2, waiting=waiting)
+
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         prompts = [[11, 12], [13, 14]]
-        params = {"max_new_tokens": 60, "ignore_eos": True}
+        params = {"max_new_tokens": tokens, "ignore_eos": True}
         bodies = [{"input_ids": prompt, "sampling_params": params} for prompt in prompts]
         running = [asyncio.create_task(client.post("/generate", json=body)) for body in bodies]
-        await asyncio.sleep(0.5)
-        manner = Manner(leaves="reset", after_s=0.3)
+        await places(0)
+        manner = Manner(leaves="reset", until=partial(places, 1))
         body = {"input_ids": PROMPT, "sampling_params": LONG, "stream": stream}
-        leaving = asyncio.create_task(ask(address(url), "/generate", body, manner=manner))
-        await asyncio.sleep(0.2)
-        assert (await asyncio.to_thread(debug_state, url, KEY))["held"]["scheduler"]["waiting_requests"] == 1
-        await leaving
-        await asyncio.sleep(0.4)
-        held = (await asyncio.to_thread(debug_state, url, KEY))["held"]["scheduler"]
-        assert (held["running_requests"], held["waiting_requests"]) == (2, 0)
+        await ask(address(url), "/generate", body, manner=manner)
+        state = await places(0)
+        assert state["forward_steps"] - before < tokens, "by now the one that left may run in the place of another"
         for prompt, task in zip(prompts, running, strict=True):
-            assert (await task).json()["output_ids"] == reference(prompt, 60, ignore_eos=True)
+            assert (await task).json()["output_ids"] == reference(prompt, tokens, ignore_eos=True)
 
 
 @pytest.mark.promise(12)

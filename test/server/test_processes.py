@@ -14,10 +14,12 @@ import httpx
 import psutil
 import pytest
 
+from fixtures.oracle import held
 from fixtures.private_folder import is_private
-from fixtures.server_process import ServerProcess, all_gone
+from fixtures.server_process import ServerProcess, all_gone, suspended
 from fixtures.toy_server import PROGRAM, Faults
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
+from mysglang.srt.entrypoints.http_server import SAME_SIGNAL_S
 from mysglang.srt.utils.exit_codes import ExitCode
 
 SCHEDULER, DETOKENIZER = "mysglang::scheduler_TP0", "mysglang::detokenizer"
@@ -70,6 +72,26 @@ async def ended(streams: list[Stream], within: float) -> None:
     await asyncio.wait_for(asyncio.gather(*(stream.task for stream in streams)), timeout=within)
 
 
+async def until_open(url: str, count: int) -> None:
+    """Wait until the scheduler has so many requests."""
+
+    def had() -> int:
+        found = held(url)
+        return int(found["running requests"] + found["waiting requests"])
+
+    async with asyncio.timeout(10):
+        while await asyncio.to_thread(had) != count:
+            await asyncio.sleep(0.01)
+
+
+async def first_refusal(url: str) -> httpx.Response:
+    """What /health says as soon as that is not that all is well."""
+    async with asyncio.timeout(10), httpx.AsyncClient() as client:
+        while (answer := await client.get(f"{url}/health")).status_code == 200:
+            await asyncio.sleep(0.01)
+    return answer
+
+
 def assert_nothing_left(server: ServerProcess, children: list[psutil.Process]) -> None:
     assert all_gone(children), "a child is left"
     assert server.sockets() == [], "a socket is left"
@@ -116,10 +138,10 @@ class TestStop:
         url = server.url
         body = {**LONG, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
         streams = await open_streams(url, 4, body)
-        server.send(signal.SIGTERM)
-        await asyncio.sleep(0.05)
-        async with httpx.AsyncClient() as client:
-            refused = await client.get(f"{url}/health")
+        # Stopped meanwhile: on a busy machine all might otherwise come to their ends before we ask.
+        with suspended(server.child(SCHEDULER)):
+            server.send(signal.SIGTERM)
+            refused = await first_refusal(url)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "shutting_down"
         assert "retry-after" in refused.headers
@@ -146,7 +168,7 @@ class TestStop:
             children = list(server.children().values())
             async with httpx.AsyncClient(timeout=30) as client:
                 whole = asyncio.create_task(client.post(f"{url}/generate", json={**LONG, "stream": False}))
-                await asyncio.sleep(0.3)
+                await until_open(url, 3)
                 server.send(signal.SIGTERM)
                 await ended(streams, within=5)
                 answer = await whole
@@ -163,7 +185,8 @@ class TestStop:
         streams = await open_streams(server.url, 2)
         children = list(server.children().values())
         server.send(signal.SIGTERM)
-        await asyncio.sleep(0.8)
+        await first_refusal(server.url)
+        await asyncio.sleep(SAME_SIGNAL_S + 0.1)
         server.send(signal.SIGTERM)
         assert server.wait(2) == ExitCode.CUT_OFF
         assert_nothing_left(server, children)
@@ -201,7 +224,7 @@ class TestDeath:
         url = server.url
         async with httpx.AsyncClient(timeout=30) as client:
             asking = asyncio.create_task(client.post(f"{url}/generate", json={**LONG, "stream": False}))
-            await asyncio.sleep(0.5)
+            await until_open(url, 1)
             server.child(SCHEDULER).kill()
             answer = await asking
         assert answer.status_code == 503

@@ -88,9 +88,12 @@ async def test_stacks_on_demand(capfd: pytest.CaptureFixture[str]) -> None:
     child = start("wait")
     await wait(child.first_message)
     child.send_signal(DUMP_SIGNAL)
-    await asyncio.sleep(0.3)
+    written = ""
+    async with asyncio.timeout(10):
+        while "obedient_child.py" not in written:
+            await asyncio.sleep(0.01)
+            written += capfd.readouterr().err
     assert not child.exited.done()
-    assert "obedient_child.py" in capfd.readouterr().err
     await stop_children([child], grace=5)
 
 
