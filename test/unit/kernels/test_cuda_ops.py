@@ -42,6 +42,11 @@ assert indptr.tolist() == [0, 1, 701, 702, 706], indptr
 assert last.tolist() == [1, 1, 2, 2], last
 assert torch.equal(indices[:706], torch.cat((table[2, :1], table[0], table[1, :1], table[0, :4])))
 assert (indices[706:] == -1).all()
+# The new tokens of rows 0 and 3 see all; those of row 1 from position 1394 on, that of row 2 itself and the one before.
+list_pages(table, slots, seq_lens, 2, indptr, indices, last, extend_lens=torch.tensor([1, 4, 1, 8]), window=2)
+assert indptr.tolist() == [0, 1, 701, 702, 706], indptr
+assert not indices[1:698].any()
+assert torch.equal(indices[698:706], torch.cat((table[0, 697:], table[1, :1], table[0, :4])))
 print("all agree")
 """
 

@@ -12,11 +12,12 @@ import torch
 from fixtures.forward_batches import PageRows, Row, worker_batch
 from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, WindowColumns
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.graph_buffers import HOST_BUFFERS, SPARE_WRITES, GraphBuffers
+from mysglang.srt.model_executor.padding import padding_decode
 from mysglang.srt.platforms.cpu import CpuPlatform
 
 CPU = torch.device("cpu")
@@ -128,3 +129,46 @@ def test_newest_tokens() -> None:
     resolved = tables.resolve(torch.tensor([-1, 7, -1]), torch.tensor([2, 2, 0]))
     assert resolved.tolist() == [55, 7, 0]
     assert tables.padding_slot == 3
+
+
+def with_windows(batch: ModelWorkerBatch, *windows: int) -> ModelWorkerBatch:
+    """The step with pages of these windows: each a hundred times its window behind those of the rows."""
+    pages = np.zeros(0, np.int32) if batch.table_writes is None else batch.table_writes.pages
+    columns = [
+        WindowColumns(window=w, out_cache_loc=batch.out_cache_loc + 100 * w, pages=pages + 100 * w) for w in windows
+    ]
+    return replace(batch, windows=tuple(columns))
+
+
+def test_layers_with_windows_have_columns_and_tables_of_their_own() -> None:
+    pages = PageRows(page_size=4, num_slots=6, max_context=64)
+    tables = DeviceTables(6, 16, CPU, windows=(3, 5))
+    buffers = make_buffers(5, tables)
+    full, few = decode_batch(5, pages), decode_batch(2, pages)
+    forward = buffers.forward_batch(full)
+    for _ in range(HOST_BUFFERS + 1):
+        buffers.fill(with_windows(full, 3, 5))
+    tables.write(buffers.table_writes)
+    for window in (3, 5):
+        assert forward.window_locs[window].tolist() == (full.out_cache_loc + 100 * window).tolist()
+        found = tables.windows[window].numpy()
+        assert (found[:5] == np.where(tables.pages[:5] > 0, tables.pages[:5] + 100 * window, 0)).all()
+    buffers.fill(with_windows(few, 3, 5))
+    assert forward.window_locs[3].tolist() == [*(few.out_cache_loc + 300).tolist(), 0, 0, 0]
+    before = {window: table.clone() for window, table in tables.windows.items()}
+    buffers.fill(padding_decode(5, tables.padding_slot))
+    tables.write(buffers.table_writes)
+    assert not any(locs.any() for locs in forward.window_locs.values()), "padding writes the page for padding"
+    assert all(torch.equal(tables.windows[window], table) for window, table in before.items())
+
+
+def test_more_writes_of_windows_than_fit_are_applied_at_once() -> None:
+    pages = PageRows(page_size=1, num_slots=6, max_context=64)
+    pages.extend(5, 2 + SPARE_WRITES + 1)
+    tables = DeviceTables(6, 64, CPU, windows=(3,))
+    buffers = make_buffers(2, tables)
+    buffers.fill(with_windows(decode_batch(2, pages), 3))
+    tables.write(buffers.table_writes)
+    expected = np.where(pages.table > 0, pages.table + 300, 0)
+    assert torch.equal(tables.windows[3][:6], torch.from_numpy(expected[:6].astype(np.int32)))
+    assert not tables.windows[3][6].any()

@@ -1,12 +1,25 @@
 """The size of the KV cache from bytes alone."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.forward.worker import WindowShape
 from mysglang.srt.kernels.cuda import invariant_cut
 from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
-from mysglang.srt.model_executor.memory_budget import KvBudget, KvCost, cpu_budget, cuda_budget, static_fraction
+from mysglang.srt.mem_cache.window_pages import least_tokens
+from mysglang.srt.model_executor.kv_setup import kv_cost
+from mysglang.srt.model_executor.memory_budget import (
+    KvBudget,
+    KvCost,
+    WindowCost,
+    cpu_budget,
+    cuda_budget,
+    static_fraction,
+)
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.interface import DeviceMemory
 from mysglang.srt.utils.hardware import GIB
@@ -100,3 +113,56 @@ def test_spans_are_shared_among_as_many_programs_as_the_device_takes(rows: int) 
     assert cut.splits * cut.spans * invariant_cut.SPAN == 40960 and cut.programs <= cut.splits
     assert rows * 8 * (cut.programs - 1) < invariant_cut.PROGRAMS
     assert invariant_cut.cut_of(rows, 40960, 8, decoding=False).splits == 1
+
+
+HYBRID = KvCost(1000, (WindowCost(64, 3000, 200), WindowCost(16, 500, 100)), 0.25)
+
+
+def test_windows_have_their_share_of_tokens_and_at_least_what_one_request_needs() -> None:
+    assert HYBRID.nbytes(10_000) == 10_000 * 1000 + 2500 * 3500
+    assert HYBRID.nbytes(600) == 600 * 1000 + 200 * 3000 + 150 * 500
+    assert HYBRID.nbytes(50) == 50 * 4500, "no more tokens than there are"
+
+
+@pytest.mark.parametrize(
+    "cost", [KvCost(4096), HYBRID, KvCost(0, HYBRID.windows, 0.8), KvCost(7, HYBRID.windows, 0.001)]
+)
+@pytest.mark.parametrize("room", [0, 4095, 100_000, 1_000_000, 123_456_789])
+def test_no_token_more_fits(cost: KvCost, room: int) -> None:
+    tokens = cost.fitting(room)
+    assert cost.nbytes(tokens) <= room < cost.nbytes(tokens + 1)
+
+
+def test_pools_of_windows_are_in_the_budget() -> None:
+    config = RunnerConfig(page_size=16, max_total_tokens=16_000)
+    budget = cpu_budget(config, after=DeviceMemory(GIB, GIB), cost=HYBRID, context=4096)
+    assert (budget.num_pages, budget.max_context) == (1000, 4096)
+    assert budget.windows == (WindowShape(64, 250), WindowShape(16, 250))
+    fraction = static_fraction(RunnerConfig(), 140 * GIB, (1, 256), 2048)
+    on_device = cuda_budget(RunnerConfig(), fraction=fraction, before=H200, after=LOADED, cost=HYBRID, context=8192)
+    room, tables = 123 * GIB - 10 * GIB, 3 * 4 * (on_device.num_slots + 1) * on_device.max_pages
+    assert room - 10_000 < HYBRID.nbytes(on_device.num_pages) + tables <= room
+
+
+def specs_of(*windows: int | None) -> list[AttentionSpec]:
+    return [
+        AttentionSpec(layer_id=n, num_heads=4, num_kv_heads=2, head_dim=64, scale=1.0, window=window)
+        for n, window in enumerate(windows)
+    ]
+
+
+def test_layers_are_grouped_by_their_windows() -> None:
+    """Where that saves something: a window of nearly the context does not."""
+    layer = 2 * 2 * 64 * 2
+    config = RunnerConfig(chunked_prefill_size=100, max_prefill_tokens=50)
+    cost = kv_cost(config, specs_of(None, 16, 16, 400, 1000, None), torch.bfloat16, 1000)
+    assert (cost.token_bytes, cost.ratio) == (3 * layer, 0.8)
+    assert [(each.window, each.token_bytes) for each in cost.windows] == [(16, 2 * layer), (400, layer)]
+    assert [each.least_tokens for each in cost.windows] == [least_tokens(window, 1, 50, 1000) for window in (16, 400)]
+    assert kv_cost(config, specs_of(None, None), torch.bfloat16, 1000) == KvCost(2 * layer, (), 0.8)
+    one_pool = replace(config, disable_hybrid_swa_memory=True)
+    assert kv_cost(one_pool, specs_of(None, 16), torch.bfloat16, 1000) == KvCost(2 * layer, (), 0.8)
+    asked = replace(config, swa_full_tokens_ratio=0.5)
+    assert kv_cost(asked, specs_of(16, 16), torch.bfloat16, 1000).ratio == 0.5
+    with pytest.raises(ConfigError, match="no layer of the model has a sliding window"):
+        kv_cost(asked, specs_of(None, 1000), torch.bfloat16, 1000)

@@ -13,6 +13,7 @@ from mysglang.srt.forward.worker_batch import (
     PenaltyRows,
     SamplingColumns,
     TableWrites,
+    WindowColumns,
 )
 from mysglang.srt.model_executor import step_columns as columns
 
@@ -68,6 +69,19 @@ def test_token_columns_of_a_decode_step() -> None:
     found = columns.token_columns(batch)
     assert found["positions"].tolist() == [5, 0]
     assert {"token_slots", "last_tokens", "logits_rows", "sample_slots"}.isdisjoint(found)
+
+
+def test_table_columns_of_windows() -> None:
+    writes = TableWrites(ints(3, 0), ints(9, 1), ints(77, 78))
+    window = WindowColumns(window=5, out_cache_loc=ints(4), pages=ints(7, 0))
+    assert as_lists(columns.table_columns(writes, 10, [window])) == {
+        "table_entries": [39, 1],
+        "table_pages": [77, 78],
+        "window_5_pages": [7, 0],
+    }
+    assert columns.table_columns(None, 10, [window]) == {}
+    batch = replace(three_rows(), windows=(window,))
+    assert columns.token_columns(batch)["window_5_loc"].tolist() == [4]
 
 
 def test_table_columns() -> None:

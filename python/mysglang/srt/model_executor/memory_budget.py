@@ -77,8 +77,10 @@ class KvCost:
 
     def fitting(self, room: int) -> int:
         """The most tokens that take no more bytes."""
-        least = self.token_bytes + self.ratio * sum(cost.token_bytes for cost in self.windows)
-        return bisect.bisect_right(range(int(room / least) + 2), room, key=self.nbytes) - 1
+        of_windows = sum(cost.token_bytes for cost in self.windows)
+        # Each pool may be short of its ratio by what is less than a token.
+        most = (room + of_windows) / (self.token_bytes + self.ratio * of_windows)
+        return bisect.bisect_right(range(int(most) + 2), room, key=self.nbytes) - 1
 
 
 def static_fraction(
