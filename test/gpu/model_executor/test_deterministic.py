@@ -15,7 +15,7 @@ from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.forward_batch import AttentionSpec
-from mysglang.srt.kernels.cuda import invariant_gemm
+from mysglang.srt.kernels.cuda import invariant_attention, invariant_gemm
 from mysglang.srt.kernels.gemm import linear
 from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
 from mysglang.srt.kernels.op import use_ops
@@ -76,6 +76,28 @@ def test_all_ways_to_multiply_agree_here(invariant: None) -> None:
     ways = invariant_gemm._ways(torch.device("cuda", 0), torch.bfloat16)
     assert ways.large_tiles
     assert ways.waves == (torch.cuda.get_device_capability() == (9, 0) and invariant_gemm._has_waves())
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(6144, 4096), (1024, 3072), (4096, 14336)])
+def test_products_of_many_rows(invariant: None, shape: tuple[int, int], biased: bool) -> None:
+    """In blocks for cuBLAS where it agrees, and what is left: at any place, and beside any others, the same."""
+    outputs, inputs = shape
+    x = torch.randn(6000, inputs, device="cuda").bfloat16()
+    weight = torch.randn(outputs, inputs, device="cuda").mul_(inputs**-0.5).bfloat16()
+    bias = torch.randn(outputs, device="cuda").bfloat16() if biased else None
+    whole = linear(x, weight, bias)
+    for rows in (1, 200, 300, 1023, 1024, 1025, 2048, 4095, 4096, 5120):
+        order = torch.randperm(len(x), device="cuda")[:rows]
+        assert torch.equal(linear(x[order], weight, bias), whole[order])
+
+
+def test_the_library_and_small_tiles_agree_here(invariant: None) -> None:
+    """As `test_all_ways_to_multiply_agree_here`: without them this device is slower."""
+    x, weight = torch.randn(4096, 4096, device="cuda").bfloat16(), torch.randn(6144, 4096, device="cuda").bfloat16()
+    assert all(invariant_gemm._agrees(x, weight, None, rows) for rows in invariant_gemm.LIBRARY_ROWS)
+    tile, *others = invariant_attention.DECODE_TILES
+    assert any(invariant_attention.agree(tile, other, x, 1, WIDE) for other in others)
 
 
 @pytest.mark.parametrize("vocab", [1000, 1003, 50257, 151936])

@@ -166,6 +166,20 @@ assert invariant_gemm.best_tile(70, 100).rows == 16 and invariant_gemm.best_tile
 invariant_gemm.TRIED_WEIGHTS, invariant_gemm.TRIED_ROWS = ((100, 40),), (1, 20)
 assert invariant_gemm._alike(invariant_gemm._with_tile(invariant_gemm.LARGE_TILES[0]), x.device, torch.float32)
 assert not invariant_gemm._alike(lambda x, w, b: (x.double() @ w.double().T + b).float(), x.device, torch.float32)
+# Blocks for cuBLAS, and what is left of the rows; where its bits are others it gets none.
+assert invariant_gemm.library_blocks(70, [32, 16]) == [32, 32]
+assert invariant_gemm.library_blocks(49, [32, 16]) == [32, 16]
+assert invariant_gemm.library_blocks(15, [16]) == invariant_gemm.library_blocks(70, []) == []
+asked = []
+invariant_gemm.LIBRARY_ROWS = (32, 16)
+invariant_gemm._agrees = lambda x, weight, bias, rows: asked.append(rows) or rows == 16
+for some in (bias, None):
+    found = invariant_gemm._product(x, weight, some, ways)
+    assert torch.allclose(found, torch.nn.functional.linear(x, weight, some), atol=1e-4)
+    assert torch.equal(found[64:], invariant_gemm._of_some_rows(x, weight, some, ways)[64:])
+assert asked == [32, 16] * 2
+assert invariant_gemm.tells(found)
+assert not invariant_gemm.tells(found * float("nan")) and not invariant_gemm.tells(torch.zeros(3))
 logits = torch.randn(5, 1003)
 found = invariant_logprobs.log_probabilities(logits)
 assert torch.allclose(found, logits.log_softmax(-1), atol=1e-5) and found.shape == logits.shape

@@ -36,6 +36,20 @@ for name, few in (("PROGRAMS", 2), ("SPLIT_ROWS", 0)):
 print("all agree")
 """
 
+TILES = """
+from dataclasses import replace
+import torch
+from fixtures.attention_cases import PLAIN
+from mysglang.srt.kernels.cuda import invariant_attention as kernel
+kernel.TRIED_LENGTHS = (1, 70)
+spec, like = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16, window=40), torch.randn(1, 32)
+other, attend = kernel.Tile(64, 2, 3), kernel._attend
+assert kernel.agree(kernel.TILE, other, like, 4, spec)
+kernel._attend = lambda *args: attend(*args).add_(1e-6 if args[5] is other else 0.0)
+assert not kernel.agree(kernel.TILE, other, like, 4, spec)
+print("all agree")
+"""
+
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @every_spec
@@ -75,3 +89,8 @@ def test_bits_of_our_own_kernel(spec: AttentionSpec, threads: int) -> None:
 def test_triton_under_the_interpreter() -> None:
     pytest.importorskip("triton")
     assert run_interpreted(TRITON).strip() == "all agree"
+
+
+def test_a_tile_that_gives_other_bits_is_found_out() -> None:
+    pytest.importorskip("triton")
+    assert run_interpreted(TILES).strip() == "all agree"

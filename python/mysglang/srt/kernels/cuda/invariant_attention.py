@@ -2,13 +2,17 @@
 
 One kernel for prompts, chunks and decoding. Its tiles stand at fixed places:
 
-    queries   TOKENS positions that begin at a multiple of it, with the query heads of one KV head beside each other
+    queries   TOKENS positions that begin at a multiple of it, with the query heads of one KV head beside each other;
+              which of these places a query has must not matter to it, as the device is asked (`agree`)
     keys      tiles of KEYS; `invariant_cut.SPAN` of them are a part of their own, and parts are joined one by one
 
 A decode step of few rows shares the spans of a row among programs, and joins what they leave; other steps join them in
 one program as it goes. Both join by `_joined`, whose roundings are all spelled out, so nothing is left to the compiler
 to differ in. What a query does not see weighs exactly nothing. Softmax online as in `attention` beside this.
 """
+
+import logging
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -18,8 +22,23 @@ from torch import Tensor
 from mysglang.srt.kernels.cuda import invariant_cut
 from mysglang.srt.kernels.cuda.attention import AttentionShape, _kv_slots, _scores
 
-LINES = 64
-"""Queries of a tile, all heads counted."""
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Of queries, all heads counted, and how it is computed."""
+
+    lines: int
+    warps: int
+    stages: int
+    """Of the pipeline that fetches keys and values."""
+
+
+TILE = Tile(64, 4, 2)
+DECODE_TILES = (TILE, Tile(16, 1, 3), Tile(64, 4, 4))
+"""For decode steps, whose tiles hold no more than the query heads of one KV head. Of those that give the bits of TILE
+on this device, the quickest is taken."""
 
 
 @triton.jit
@@ -187,32 +206,143 @@ def invariant_attention(
     keys, values: [KV slots, num_kv_heads, dim]. table: [num_slots + 1, max_pages] int32. slots, seq_lens, extend_lens,
     token_starts: [R]. No row has more than max_extend. decoding: each has one, and the launch depends on no length.
     """
-    tokens, heads, dim = len(q), spec.num_heads, spec.head_dim
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    rows = Rows(table, slots, seq_lens, extend_lens, token_starts, max_extend, page_size)
+    tile = decode_tile(q, keys, values, page_size, spec) if decoding else TILE
+    return _attend(q, keys, values, rows, spec, tile, torch.empty(q.shape, dtype=q.dtype, device=q.device), decoding)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What `invariant_attention` is told of the rows of a step."""
+
+    table: Tensor
+    slots: Tensor
+    seq_lens: Tensor
+    extend_lens: Tensor
+    token_starts: Tensor
+    max_extend: int
+    page_size: int
+
+
+def decode_tile(q: Tensor, keys: Tensor, values: Tensor, page_size: int, spec: AttentionShape) -> Tile:
+    """Of the tiles that the query heads of one KV head fit into, and that give the bits of TILE here, the quickest."""
+    if not q.is_cuda:
+        return TILE
+    group = spec.num_heads // spec.num_kv_heads
+    key = (q.device, q.dtype, group, spec.head_dim, page_size, spec.window is not None, spec.logit_cap > 0)
+    if key not in _chosen:
+        assert not torch.cuda.is_current_stream_capturing(), "tiles are tried out before anything is captured"
+        fitting = [tile for tile in DECODE_TILES if triton.next_power_of_2(group) <= tile.lines]
+        able = [tile for tile in fitting if tile == TILE or agree(TILE, tile, q, page_size, spec)]
+        times = {tile: _microseconds(tile, q, keys, values, page_size, spec) for tile in able}
+        _chosen[key] = min(able, key=times.__getitem__, default=TILE)
+        told = ", ".join(f"{tile} {times[tile]:.0f} us" for tile in able)
+        logger.info("Deterministic attention of decode steps in %s: %s.", q.dtype, told)
+    return _chosen[key]
+
+
+_chosen: dict[tuple[object, ...], Tile] = {}
+
+TIMED_ROWS, TIMED_KEYS, TIMED_RUNS = 256, 1024, 5
+
+
+def _microseconds(
+    tile: Tile, like: Tensor, keys: Tensor, values: Tensor, page_size: int, spec: AttentionShape
+) -> float:
+    """Of a decode step of many rows that read these keys and values, whatever they are."""
+    pages = max(1, min(TIMED_KEYS, len(keys)) // page_size)
+    table = torch.randint(len(keys) // page_size, (TIMED_ROWS, pages), device=like.device, dtype=torch.int32)
+    slots = torch.arange(TIMED_ROWS, device=like.device)
+    lengths = torch.full_like(slots, pages * page_size, dtype=torch.int32)
+    rows = Rows(table, slots, lengths, torch.ones_like(lengths), slots, 1, page_size)
+    q = torch.zeros(TIMED_ROWS, spec.num_heads * spec.head_dim, dtype=like.dtype, device=like.device)
+    times = []
+    for _ in range(TIMED_RUNS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        _attend(q, keys, values, rows, spec, tile, torch.empty_like(q), True)
+        end.record()
+        end.synchronize()
+        times.append(1e3 * float(begin.elapsed_time(end)))
+    return min(times)
+
+
+TRIED_LENGTHS = (1, 2, 63, 64, 65, 130, 200, 333, 511, 512, 513, 700, 1024, 1100, 1500, 1537)
+TRIED_KV_HEADS = 2
+
+
+def agree(one: Tile, other: Tile, like: Tensor, page_size: int, spec: AttentionShape) -> bool:
+    """Whether two tiles give the same float32 results of decode steps, for queries like these."""
+    draw = torch.Generator(like.device).manual_seed(26)
+    lengths = torch.tensor(TRIED_LENGTHS, dtype=torch.int32, device=like.device)
+    pages = -(-max(TRIED_LENGTHS) // page_size)
+    table = torch.randperm(len(lengths) * pages, generator=draw, device=like.device).int().view(len(lengths), pages)
+    slots = torch.arange(len(lengths), device=like.device)
+    rows = Rows(table, slots, lengths, torch.ones_like(lengths), slots, 1, page_size)
+    group = spec.num_heads // spec.num_kv_heads
+    shape = ShapeOfTrial(TRIED_KV_HEADS * group, TRIED_KV_HEADS, spec.head_dim, spec.scale, spec.window, spec.logit_cap)
+
+    def drawn(*size: int) -> Tensor:
+        return torch.randn(*size, generator=draw, device=like.device).to(like.dtype)
+
+    q = drawn(len(lengths), shape.num_heads * shape.head_dim)
+    keys, values = (drawn(table.numel() * page_size, TRIED_KV_HEADS, shape.head_dim) for _ in range(2))
+    found, expected = (
+        _attend(q, keys, values, rows, shape, tile, torch.empty_like(q, dtype=torch.float32), True)
+        for tile in (one, other)
+    )
+    return torch.equal(found, expected)
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeOfTrial:
+    """An AttentionShape of fewer heads."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+    logit_cap: float
+
+
+def _attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Rows,
+    spec: AttentionShape,
+    tile: Tile,
+    out: Tensor,
+    decoding: bool,
+) -> Tensor:
+    """Written to `out`, dense, and returned."""
+    tokens, heads, dim, page_size = len(q), spec.num_heads, spec.head_dim, rows.page_size
     group = heads // spec.num_kv_heads
     group_lines = triton.next_power_of_2(group)
-    lines = max(LINES, group_lines)
+    lines = max(tile.lines, group_lines)
     width = max(16, triton.next_power_of_2(dim))
-    cut = invariant_cut.cut_of(len(slots), table.shape[1] * page_size, spec.num_kv_heads, decoding=decoding)
+    context = rows.table.shape[1] * page_size
+    cut = invariant_cut.cut_of(len(rows.slots), context, spec.num_kv_heads, decoding=decoding)
     splits = cut.splits
     # Queries that do not begin at a tile's first place reach into one more.
-    tiles = 1 if decoding else triton.cdiv(max_extend, lines // group_lines) + 1
+    tiles = 1 if decoding else triton.cdiv(rows.max_extend, lines // group_lines) + 1
     tops, totals = torch.empty(2, tokens * heads, splits, dtype=torch.float32, device=q.device)
     parts = torch.empty(tokens * heads, splits, dim, dtype=torch.float32, device=q.device)
-    _part_kernel[(len(slots), spec.num_kv_heads, tiles * cut.programs)](
+    _part_kernel[(len(rows.slots), spec.num_kv_heads, tiles * cut.programs)](
         q,
         keys,
         values,
-        table,
-        slots,
-        seq_lens,
-        extend_lens,
-        token_starts,
+        rows.table,
+        rows.slots,
+        rows.seq_lens,
+        rows.extend_lens,
+        rows.token_starts,
         tops,
         totals,
         parts,
         q.stride(0),
-        table.stride(0),
+        rows.table.stride(0),
         spec.scale,
         spec.logit_cap,
         spec.window or 0,
@@ -230,14 +360,14 @@ def invariant_attention(
         WIDTH=width,
         KEYS=64 if width * q.element_size() <= 256 else 32,
         SPAN=invariant_cut.SPAN,
-        num_warps=4,
-        num_stages=2,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     _join_kernel[(tokens,)](
         tops,
         totals,
         parts,
-        seq_lens,
+        rows.seq_lens,
         out,
         heads,
         splits,

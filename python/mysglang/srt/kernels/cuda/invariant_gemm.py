@@ -2,10 +2,13 @@
 
 Each sum goes through the inputs from first to last, sixteen at a time, in the tensor cores of one block: then neither
 how many rows there are nor how the result is cut into tiles should matter to it. There are several ways to do that,
-each quick for some shapes: Hopper's kernel for up to 256 rows (`wave_gemm`), never splitting the depth, and a Triton
-kernel with tiles of several sizes. What tensor cores add inside an instruction is not written down anywhere, so the
-device is asked once whether all ways give the same bits. Those that do not are left out, down to Triton's with a tile
-that the weight alone decides.
+each quick for some shapes: Hopper's kernel for up to 256 rows (`wave_gemm`), never splitting the depth, cuBLAS for many
+rows, and a Triton kernel with tiles of several sizes. What tensor cores add inside an instruction is not written down
+anywhere, so the device is asked once whether all ways give the same bits. Those that do not are left out, down to
+Triton's with a tile that the weight alone decides.
+
+cuBLAS chooses among its kernels by the shape, and not all of them add from first to last. So it gets blocks of a few
+fixed numbers of rows only, and is asked for each of them and each shape of a weight.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -47,6 +50,11 @@ LARGE_TILES = (Tile(128, 256, 8), Tile(128, 128, 8))
 """For many rows, the largest first: the more a program multiplies with what it reads, the better."""
 ENOUGH_PROGRAMS = 120
 """A tile should leave so many, to occupy a device."""
+
+LIBRARY_ROWS = (4096, 1024)
+"""Rows of the blocks that cuBLAS is given, the largest first; what is left of a step goes the other ways."""
+COMPARED_ROWS = 256
+"""Of such a block at a time, so that the comparison takes little memory."""
 
 TRIED_WEIGHTS = ((1024, 3072), (4096, 1024), (9216, 2056))
 TRIED_ROWS = (1, 7, 16, 65, 130, 200, 256)
@@ -140,6 +148,67 @@ def _alike(product: Product, device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, ways: Ways) -> Tensor:
+    blocks = library_blocks(
+        len(x), [rows for rows in LIBRARY_ROWS if len(x) >= rows and _agrees(x, weight, bias, rows)]
+    )
+    if not blocks:
+        return _of_some_rows(x, weight, bias, ways)
+    out, begin = x.new_empty(len(x), len(weight)), 0
+    for rows in blocks:
+        _by_library(x[begin : begin + rows], weight, bias, out[begin : begin + rows])
+        begin += rows
+    if begin < len(x):
+        out[begin:] = _of_some_rows(x[begin:], weight, bias, ways)
+    return out
+
+
+def library_blocks(rows: int, sizes: Sequence[int]) -> list[int]:
+    """Blocks of these sizes, which descend, as long as there are rows for them."""
+    blocks = []
+    for size in sizes:
+        count, rows = divmod(rows, size)
+        blocks += [size] * count
+    return blocks
+
+
+_agreed: dict[tuple[object, ...], bool] = {}
+
+
+def _agrees(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> bool:
+    """Whether cuBLAS gives the bits of the others for so many rows of x and a weight of this shape."""
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    if not (x.is_cuda and half and x.is_contiguous()) or x.data_ptr() % 16 or weight.data_ptr() % 16:
+        return False
+    key = (x.device, x.dtype, weight.shape, bias is not None, rows)
+    if key not in _agreed:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        drawn = torch.randn(rows, x.shape[1], device=x.device).to(x.dtype)
+        found = _by_library(drawn, weight, bias, drawn.new_empty(rows, len(weight)))
+        if not tells(found):
+            return False  # and ask again when there are other weights
+        expected = _with_tile(fixed_tile(len(weight)))
+        _agreed[key] = all(
+            torch.equal(part, expected(drawn[place * COMPARED_ROWS :][:COMPARED_ROWS], weight, bias))
+            for place, part in enumerate(found.split(COMPARED_ROWS))
+        )
+        logger.debug("Deterministic products of cuBLAS, %s: %s.", key, _agreed[key])
+    return _agreed[key]
+
+
+def tells(found: Tensor) -> bool:
+    """Whether another order of the sums would show in this product: not in zeros, nor in what is not finite."""
+    return bool(found.isfinite().all()) and int(found.count_nonzero()) > found.numel() // 2
+
+
+def _by_library(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """Written to `out`, and returned."""
+    if bias is None:
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _of_some_rows(x: Tensor, weight: Tensor, bias: Tensor | None, ways: Ways) -> Tensor:
     if ways.waves and (found := _by_waves(x, weight, bias)) is not None:
         return found
     tile = fixed_tile(len(weight))
