@@ -137,6 +137,35 @@ def test_vectors_as_with_one_pool(model: tuple[str, ...]) -> None:
         assert one == pytest.approx(other, abs=1e-4)
 
 
+def test_memory_is_given_back_and_taken_again(model: tuple[str, ...], expected: list[Answer]) -> None:
+    """After a pause that retracts who runs, and with the pools of windows empty as the others."""
+    key = {"authorization": "Bearer secret"}
+    some = PROMPTS[:20]
+    with ServerProcess(*model, *TIGHT, "--admin-api-key", "secret") as server:
+
+        def command(path: str, **body: Any) -> None:
+            httpx.post(f"{server.url}/{path}", json=body, headers=key, timeout=60).raise_for_status()
+
+        async def paused() -> list[Answer]:
+            asked = asyncio.create_task(answer_all(server.url, some))
+            await asyncio.sleep(0.2)
+            for path, body in (
+                ("pause_generation", {"mode": "retract"}),
+                ("release_memory_occupation", {}),
+                ("resume_memory_occupation", {}),
+                ("continue_generation", {}),
+            ):
+                await asyncio.to_thread(command, path, **body)
+            return await asked
+
+        assert_alike(asyncio.run(paused()), expected)
+        httpx.post(f"{server.url}/flush_cache", headers=key).raise_for_status()
+        state = state_of(server.url)
+        assert state["swa_free_tokens"] == state["max_total_num_tokens_swa"] == 160
+        assert_alike(asyncio.run(answer_all(server.url, some)), expected)
+        assert_quiet(server.url)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

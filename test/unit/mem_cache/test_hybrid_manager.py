@@ -226,7 +226,8 @@ def test_what_a_prompt_lacks_of_a_windows_memory() -> None:
     assert kv.window_room(slots, much).lacking(match, 50, 0) == most - 10, "the one that runs grows to its window"
     room = kv.window_room(slots, nothing)
     room.admit(5, 1000)
-    assert room.lacking(match, 50, 1000) == most - 5, "and so does one that was admitted; of this one there is enough"
+    assert room.lacking(match, 50, 0) == most - 5, "and so does one that was admitted"
+    assert room.lacking(match, 50, 1000) == most - 5 + most, "the next chunk is beside the window before it"
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

@@ -18,6 +18,8 @@ def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker | Pooling
         raise ConfigError("--enable-deterministic-inference is for models that generate; leave it out for this one.")
     if args.hicache.enable_hierarchical_cache and model.pooling is not None:
         raise ConfigError("--enable-hierarchical-cache is for models that generate; leave it out for this one.")
+    if args.memory.swa_full_tokens_ratio is not None and model.encoder is not None:
+        raise ConfigError("--swa-full-tokens-ratio is for models with a KV cache; leave it out for this one.")
     load = LoadConfig(
         load_format=args.model.load_format,
         quantization=args.model.quantization,

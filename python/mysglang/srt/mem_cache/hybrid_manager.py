@@ -231,15 +231,11 @@ class HybridRoom:
         lacking = []
         for window, most, aside in zip(kv.windows, self._most, self._aside, strict=True):
             locked = window.unread(pages[window.first_column(match.num_tokens) :])
-            wanted = (new + locked) * kv.page_size + growth(most, end, to_come)
+            # The next chunk of a prompt needs as much again, beside the window before it.
+            wanted = (new + locked) * kv.page_size + min(to_come, most)
             lacking.append(wanted + aside - window.num_available * kv.page_size)
         return max(lacking)
 
     def admit(self, end: int, to_come: int) -> None:
         for number, most in enumerate(self._most):
-            self._aside[number] += growth(most, end, to_come)
-
-
-def growth(most: int, end: int, to_come: int) -> int:
-    """Tokens by which a row that has `end` of them may grow in a window's pool, where it holds `most` at most."""
-    return min(to_come, max(most - end, 0))
+            self._aside[number] += min(to_come, max(most - end, 0))
