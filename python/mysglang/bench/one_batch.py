@@ -11,17 +11,20 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.outputs import BatchResult
-from mysglang.srt.forward.worker import Worker
+from mysglang.srt.forward.worker import Worker, WorkerCapacity
 from mysglang.srt.forward.worker_batch import ON_DEVICE, Ints, Longs, ModelWorkerBatch, SamplingColumns
 from mysglang.srt.mem_cache.factory import prefix_cache
+from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
 from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.window_pages import row_tokens
 
 NO_IDS: Ints = np.empty(0, dtype=np.int32)
 
@@ -89,6 +92,11 @@ class OneBatch:
         pages = batch_size * -(-length // capacity.page_size)
         if pages > capacity.num_pages:
             return f"{batch_size} x {length} tokens are more than the KV cache of {capacity.num_tokens} holds"
+        for shape in capacity.windows:
+            kept = min(length, row_tokens(shape.window, capacity.page_size))
+            held = shape.num_pages * capacity.page_size
+            if batch_size * kept + min(self.chunk, batch_size * input_len) > held:
+                return f"{batch_size} x {kept} tokens and a chunk are more than the pool of window {shape.window} holds"
         return None
 
     def rows(self, batch_size: int, input_len: int, *, seed: int) -> Rows:
@@ -141,9 +149,7 @@ class Rows:
     def __init__(self, worker: Worker, ids: Ints) -> None:
         capacity = worker.capacity
         self._ids = ids
-        self._kv = KvManager(
-            capacity.num_pages, capacity.page_size, capacity.num_slots, capacity.max_context, prefix_cache("chunk")
-        )
+        self._kv = make_kv(capacity)
         self._slots: Longs = np.array([self._open() for _ in ids], dtype=np.int64)
         self._lens: Ints = np.zeros(len(ids), dtype=np.int32)
         self._sampling = SamplingColumns.greedy(len(ids))
@@ -166,6 +172,8 @@ class Rows:
             yield self._step(
                 rows, np.concatenate(ids), lens, yields, ForwardMode.EXTEND, SamplingColumns.greedy(len(lens))
             )
+            for slot, held in zip(self._slots[rows].tolist(), self._lens[rows].tolist(), strict=True):
+                self._kv.extend(slot, held)  # what windows have passed is free now that the step was launched
             first += int(yields.sum())
 
     def decode(self) -> ModelWorkerBatch:
@@ -189,7 +197,7 @@ class Rows:
         seq_lens = self._lens[rows].copy()
         fits = self._kv.extend_rows(slots, seq_lens)
         assert fits, "the batch was measured before"
-        return ModelWorkerBatch(
+        step = ModelWorkerBatch(
             mode=mode,
             input_ids=ids,
             slots=slots,
@@ -200,6 +208,14 @@ class Rows:
             sampling=sampling,
             table_writes=self._kv.take_writes(),
         )
+        return replace(step, windows=self._kv.columns(step)) if isinstance(self._kv, HybridKvManager) else step
 
     def _open(self) -> int:
         return self._kv.open(self._kv.match(NO_IDS, extra_key="", limit=0))
+
+
+def make_kv(capacity: WorkerCapacity) -> KvManager:
+    """Of one batch, which shares nothing."""
+    kind = partial(HybridKvManager, windows=capacity.windows) if capacity.windows else KvManager
+    sizes = (capacity.num_pages, capacity.page_size, capacity.num_slots, capacity.max_context)
+    return kind(*sizes, prefix_cache("chunk"))

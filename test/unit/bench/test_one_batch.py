@@ -1,6 +1,7 @@
 """One batch on the embedded model: the steps are sound, so the tokens are those of any other way to compute them."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang import bench_one_batch
 from mysglang.bench.one_batch import OneBatch, OneBatchResult
@@ -137,3 +139,22 @@ def test_the_tool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert out.count("Prefill. latency:") == out.count("Total. latency:") == 4
     assert out.count("Decode.  median latency:") == 2
     assert "Decode 4. Batch size: 2, latency:" in out and "Decode 5." not in out
+
+
+def test_layers_with_windows_from_pools_of_their_own(tmp_path: Path) -> None:
+    """The same tokens as from one pool; and what does not fit is said before it is tried."""
+    torch.set_num_threads(1)
+    windows = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+    make_checkpoint("qwen2", tmp_path, **windows)
+    model = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    config = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=5, chunked_prefill_size=32)
+    tokens = []
+    for options in ({"swa_full_tokens_ratio": 0.4}, {"disable_hybrid_swa_memory": True}):
+        worker = TpModelWorker(replace(config, **options), model, LoadConfig())  # type: ignore[arg-type]
+        watched = Watched(worker)
+        OneBatch(watched, 32).run(5, 60, 40, seed=7)
+        tokens.append([step[1] for step in watched.steps])
+    assert tokens[0] == tokens[1]
+    hybrid = OneBatch(TpModelWorker(replace(config, swa_full_tokens_ratio=0.2), model, LoadConfig()), 32)
+    assert hybrid.why_not(5, 60, 40) == "5 x 34 tokens and a chunk are more than the pool of window 16 holds"
+    assert hybrid.why_not(2, 60, 40) is None
