@@ -26,13 +26,18 @@ windowed = replace(small, num_heads=3, window=5, logit_cap=3.0)
 for story in (STORIES["chunks"], STORIES["prompt then decode"], MIXED):
     for spec in (small, windowed, replace(small, head_dim=24)):
         check_story(InvariantTritonBackend, story, spec, page_size=4, tolerance=1e-4)
+# Beyond the first tile of keys, where a window skips some.
+check_story(InvariantTritonBackend, STORIES["decode of many lengths"], windowed, page_size=4, tolerance=1e-4)
 check_shared_pages(InvariantTritonBackend)
-for spec in (small, windowed, replace(small, window=70)):
-    check_bits(InvariantTritonBackend, spec, length=150, single_from=145)
-# Several spans to a program, and no splitting at all.
+# The last steps decode across the edge between two spans.
+lengths = dict(length=130, single_from=126)
+check_bits(InvariantTritonBackend, small, **lengths)
+check_bits(InvariantTritonBackend, windowed, page_sizes=(1,), **lengths)
+check_bits(InvariantTritonBackend, replace(small, window=70), page_sizes=(16,), **lengths)
+# Several spans to a program, and no splitting at all: of these only decode steps hear.
 for name, few in (("PROGRAMS", 2), ("SPLIT_ROWS", 0)):
     setattr(invariant_cut, name, few)
-    check_bits(InvariantTritonBackend, windowed, length=150, single_from=145)
+    check_bits(InvariantTritonBackend, windowed, chunks=(), page_sizes=(16,), **lengths)
 print("all agree")
 """
 
