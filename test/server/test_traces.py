@@ -135,16 +135,20 @@ def test_a_request_and_its_stages_reach_the_collector(listen: Callable[[Collecto
         assert collector.services == {"under-test"}
 
 
+def ask_for_traces(url: str, count: int) -> None:
+    """Traces 1 … count, on a connection each, which the fronts share between them."""
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
+    for number in range(1, count + 1):
+        header = {"traceparent": f"00-{number:032x}-{CALLER_SPAN}-01"}
+        assert httpx.post(f"{url}/generate", json=body, headers=header, timeout=60).status_code == 200
+
+
 def test_every_front_traces_its_requests() -> None:
     collector = Collector()
     with over_http(collector) as endpoint:
         options = ("--enable-trace", "--otlp-traces-endpoint", endpoint, "--tokenizer-worker-num", "2")
         with ServerProcess(*QUIET, *options) as server:
-            body = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
-            # A connection each, which the fronts share between them.
-            for number in range(1, 9):
-                header = {"traceparent": f"00-{number:032x}-{CALLER_SPAN}-01"}
-                assert httpx.post(f"{server.url}/generate", json=body, headers=header, timeout=60).status_code == 200
+            ask_for_traces(server.url, 8)
             for number in range(1, 9):
                 collector.trace(f"{number:032x}", 5)
 
@@ -155,10 +159,7 @@ def test_no_front_keeps_spans_at_the_end() -> None:
     with over_http(collector) as endpoint:
         options = ("--enable-trace", "--otlp-traces-endpoint", endpoint, "--tokenizer-worker-num", "3")
         with ServerProcess(*QUIET, *options) as server:
-            body = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
-            for number in range(1, 13):
-                header = {"traceparent": f"00-{number:032x}-{CALLER_SPAN}-01"}
-                assert httpx.post(f"{server.url}/generate", json=body, headers=header, timeout=60).status_code == 200
+            ask_for_traces(server.url, 12)
             server.send(signal.SIGTERM)
             assert server.wait(20) == ExitCode.DONE
         assert [len(collector.now(f"{number:032x}")) for number in range(1, 13)] == [5] * 12

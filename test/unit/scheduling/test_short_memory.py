@@ -10,6 +10,7 @@ import pytest
 
 from fixtures.fake_worker import PoisonRead, solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from fixtures.late_storm import rush
 from fixtures.shaky_memory import Shakes
 from mysglang.srt.messages.codec import pack_ids, unpack_ids
 from mysglang.srt.messages.outputs import Abort
@@ -31,17 +32,8 @@ WISH = LogprobRequest(prompt_start=0, top_num=2, token_ids=pack_ids([3, 5]))
     ids=["overlap", "mixed", "sync"],
 )
 def test_forced_retraction_and_failing_allocation(setup: Setup) -> None:
-    rng = random.Random(22)
     scheduler = LateScheduler(setup)
-    expected = {}
-    for number in range(500):
-        prompt = BEGINNING[: rng.randrange(30)] + [rng.randrange(1, VOCAB) for _ in range(rng.randrange(1, 40))]
-        max_new = rng.randrange(1, 30)
-        scheduler.send(f"r{number}", prompt, max_new, stream=number % 2 == 0)
-        expected[f"r{number}"] = solo(prompt, max_new, VOCAB)
-        scheduler.turn(rng.randrange(3))
-    scheduler.run(max_turns=30_000)
-    assert {rid: answer.ids for rid, answer in scheduler.answers.items()} == expected
+    rush(scheduler, random.Random(22), BEGINNING, requests=500, own=40, max_new=30)
     assert scheduler.retractions > 100
 
 

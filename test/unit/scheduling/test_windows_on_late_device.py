@@ -11,6 +11,7 @@ import pytest
 
 from fixtures.fake_worker import PoisonRead, solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
+from fixtures.late_storm import rush
 from fixtures.shaky_memory import Shakes
 from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
 from mysglang.srt.messages.outputs import Abort
@@ -33,17 +34,8 @@ SETUPS = {
 def test_as_alone(name: str, shakes: Shakes) -> None:
     """However short memory is, in each pool."""
     setup = replace(SETUPS[name], shakes=shakes, max_context=160)
-    rng = random.Random(22)
     scheduler = LateScheduler(setup)
-    expected = {}
-    for number in range(150):
-        prompt = BEGINNING[: rng.randrange(40)] + [rng.randrange(1, VOCAB) for _ in range(rng.randrange(1, 60))]
-        max_new = rng.randrange(1, 50)
-        scheduler.send(f"r{number}", prompt, max_new, stream=number % 2 == 0)
-        expected[f"r{number}"] = solo(prompt, max_new, VOCAB)
-        scheduler.turn(rng.randrange(3))
-    scheduler.run(max_turns=30_000)
-    assert {rid: answer.ids for rid, answer in scheduler.answers.items()} == expected
+    rush(scheduler, random.Random(22), BEGINNING, requests=150, own=60, max_new=50)
     if shakes == SHAKES:
         assert scheduler.retractions > 10
     if setup.cache == "radix":
