@@ -6,7 +6,7 @@ step as if there were no other layers. The rows, their lengths and the tokens ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
@@ -56,10 +56,8 @@ class HybridBackend:
         assert batch.host.windows or not batch.host.out_cache_loc.any(), (
             "a step that says nothing of the windows' pages"
         )
-        alone = batch.host if batch.host.shared is None else replace(batch.host, shared=None)
-        # Each row of a window's group sees another part of what rows share.
-        hosts: dict[Group, ModelWorkerBatch] = {group: alone if group else batch.host for group in self._backends}
-        return {group: replace(batch, host=hosts[group], attn_backend=self._backends[group]) for group in hosts}
+        hosts = hosts_of(batch.host, self._backends)
+        return {group: replace(batch, host=host, attn_backend=self._backends[group]) for group, host in hosts.items()}
 
 
 class HybridGraphBackend(HybridBackend):
@@ -79,9 +77,8 @@ class HybridGraphBackend(HybridBackend):
         }
 
     def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
-        alone = batch if batch.shared is None else replace(batch, shared=None)
-        for group, backend in self._captured.items():
-            backend.fill_columns(alone if group else batch, columns_of(group, columns))
+        for group, host in hosts_of(batch, self._captured).items():
+            self._captured[group].fill_columns(host, columns_of(group, columns))
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
         steps = self._steps(batch)
@@ -117,6 +114,12 @@ def hybrid(
 def group_of(spec: AttentionSpec, pool: HybridKvPool) -> Group:
     """In which part of the pool a layer's keys and values are: a window so long that nothing is saved has none."""
     return spec.window if spec.window in pool.parts else None
+
+
+def hosts_of(batch: ModelWorkerBatch, groups: Iterable[Group]) -> dict[Group, ModelWorkerBatch]:
+    """The step as plain arrays for each group. Each row of a window's group sees another part of what rows share."""
+    alone = batch if batch.shared is None else replace(batch, shared=None)
+    return {group: batch if group is None else alone for group in groups}
 
 
 def steps_of(metadata: AttentionMetadata) -> Mapping[Group, ForwardBatch]:
