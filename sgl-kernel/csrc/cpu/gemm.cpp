@@ -33,17 +33,16 @@ struct Bf16Weights {
   long pairs;
 
   struct Panel {
-    Bf16Lines lines;
+    const Pairs *lines;
     long pairs;
 
-    void multiply_with(Tile &sums, const Rows &rows, long first, int count, const Panel &next) const {
-      const Bf16Lines then{rows.count <= ROWS ? next.lines.at : nullptr};  // of many rows, the panel is in the cache
-      multiply(count, sums, rows.x + first * rows.x_stride, rows.x_stride, lines, pairs, then);
+    void multiply_with(Tile &sums, const Rows &rows, long first, int count, const Panel &) const {
+      multiply(count, sums, rows.x + first * rows.x_stride, rows.x_stride, lines, pairs);
     }
     void finish(Tile &, int) const {}
   };
   long panel_bytes() const { return pairs * 2 * long(sizeof(Pairs)); }
-  Panel panel(long index, int, long) const { return {{packed + index * pairs * 2}, pairs}; }
+  Panel panel(long index, int, long) const { return {packed + index * pairs * 2, pairs}; }
 };
 
 // Eight-bit integers in the same order, and a factor for each column.

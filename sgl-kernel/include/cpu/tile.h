@@ -20,16 +20,15 @@ constexpr int ROWS = 4;
 
 typedef Floats Tile[ROWS][2];
 
-// The lines of a panel: how each is read into two vectors, and fetched into the cache before.
+// The lines of a panel: how each is read into two vectors, and how far ahead it is fetched into the cache, if at all.
+// Lines of 128 bytes the processor fetches by itself, and better when it is not told to: 1.12 times as fast on Zen 4,
+// where being told helps the shorter ones (1.08).
 struct Bf16Lines {
   const Pairs *at;
 
-  static constexpr long AHEAD = 32;
+  static constexpr long AHEAD = 0;
   void read(long k, Pairs &b0, Pairs &b1) const { b0 = at[2 * k], b1 = at[2 * k + 1]; }
-  void fetch(long k) const {
-    __builtin_prefetch(at + 2 * k);
-    __builtin_prefetch(at + 2 * k + 1);
-  }
+  void fetch(long) const {}
 };
 
 struct Int8Lines {
@@ -54,7 +53,7 @@ template <int M, typename Lines>
   for (long k = 0; k < pairs; k++) {
     Pairs b0, b1;
     panel.read(k, b0, b1);
-    if (next.at) k + Lines::AHEAD < pairs ? panel.fetch(k + Lines::AHEAD) : next.fetch(k + Lines::AHEAD - pairs);
+    if (Lines::AHEAD && next.at) k + Lines::AHEAD < pairs ? panel.fetch(k + Lines::AHEAD) : next.fetch(k + Lines::AHEAD - pairs);
 #pragma GCC unroll 12
     for (int m = 0; m < M; m++) {
       Pairs x = splat(load_pair(a + m * stride + 2 * k));
@@ -79,7 +78,7 @@ void multiply(int rows, Tile &sums, const bf16 *a, long stride, Lines panel, lon
   }
 }
 
-// For a panel that is in the cache.
+// For a panel of bfloat16, which the processor fetches by itself.
 inline void multiply(int rows, Tile &sums, const bf16 *a, long stride, const Pairs *panel, long pairs) {
   multiply(rows, sums, a, stride, Bf16Lines{panel}, pairs, Bf16Lines{nullptr});
 }
