@@ -95,7 +95,7 @@ LIGHT = (
 HEAVY = {"torch", "triton", "flashinfer", "transformers", "opentelemetry", KERNELS.package}
 
 # Who may name the package of CUDA sources. It names nothing of ours and could be another project's.
-MAY_IMPORT_KERNELS = "kernels layers model_executor"
+MAY_IMPORT_KERNELS = "kernels layers model_executor platforms"
 
 
 def unit_of(module: str) -> str:

@@ -14,7 +14,7 @@ from fixtures.worker_driver import GREEDY, Driver, columns
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.model_executor.cuda_graph_runner import Captured, CudaGraphRunner
+from mysglang.srt.model_executor.decode_graph_runner import Captured, DecodeGraphRunner
 from mysglang.srt.model_executor.persistent_decode import PersistentStep
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_program import LayerByLayer
@@ -55,7 +55,7 @@ def step(driver: Driver, ids: list[int]) -> tuple[list[int], Tensor]:
 
 def captured_for(worker: TpModelWorker, rows: int) -> Captured:
     graphs = worker._runner._graphs
-    assert isinstance(graphs, CudaGraphRunner)
+    assert isinstance(graphs, DecodeGraphRunner)
     return graphs._captured_for(rows)
 
 

@@ -13,6 +13,10 @@ class H200(CudaPlatform):
         return DeviceMemory(free=139 * GIB, total=140 * GIB)
 
 
+class Graphless(CpuPlatform):
+    has_graphs = False
+
+
 def test_the_usual_sizes() -> None:
     assert usual_sizes(16) == (1, 2, 4, 8, 12, 16)
     sizes = usual_sizes(600)
@@ -24,7 +28,8 @@ def test_the_usual_sizes() -> None:
 
 
 def test_platform_and_flags() -> None:
-    assert graph_sizes(RunnerConfig(), CpuPlatform()) == ()
+    assert graph_sizes(RunnerConfig(), Graphless()) == ()
+    assert graph_sizes(RunnerConfig(), CpuPlatform())[-1] == 32
     assert graph_sizes(RunnerConfig(disable_cuda_graph=True), H200()) == ()
     assert graph_sizes(RunnerConfig(), H200())[-1] == 256
     assert graph_sizes(RunnerConfig(max_running_requests=20), H200())[-1] == 20
@@ -42,7 +47,7 @@ def test_prompts_are_captured_as_far_as_the_host_is_slower() -> None:
     assert sizes(20_000_000, max_context=100) == (16, 32, 64, 100)
     assert sizes(1, cuda_graph_max_bs_prefill=64) == (16, 32, 64)
     assert sizes(1, disable_prefill_cuda_graph=True) == sizes(1, disable_cuda_graph=True) == ()
-    assert prompt_sizes(RunnerConfig(), CpuPlatform(), 1000, 1) == ()
+    assert prompt_sizes(RunnerConfig(), Graphless(), 1000, 1) == ()
 
 
 def test_the_table_by_memory_ascends() -> None:

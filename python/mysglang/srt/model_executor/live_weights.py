@@ -32,6 +32,11 @@ from mysglang.srt.utils.hardware import GIB
 GROUP_TIMEOUT_S = 300.0
 """For members to come, and for weights that were announced."""
 
+
+def nothing() -> None:
+    """For whoever does not mind that weights change."""
+
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -56,8 +61,16 @@ class Origin:
 class LiveWeights:
     """Implements `forward.weights.ModelWeights`."""
 
-    def __init__(self, model: CheckpointModel, config: ModelConfig, load: LoadConfig, platform: Platform) -> None:
-        """Right after the model was loaded."""
+    def __init__(
+        self,
+        model: CheckpointModel,
+        config: ModelConfig,
+        load: LoadConfig,
+        platform: Platform,
+        changed: Callable[[], None] = nothing,
+    ) -> None:
+        """Right after the model was loaded. `changed` is told when values have changed, or where they are."""
+        self._changed = changed
         self._origin = None if load.load_format == "dummy" else Origin.of(Path(config.path))
         """The checkpoint that holds the weights as they are now, if one does."""
         self._copy: Mapping[str, Tensor] | None = None
@@ -76,7 +89,8 @@ class LiveWeights:
             plan = self._update.plan(checkpoint_tensors(Path(path)), whole=whole)
         if origin is None or not self._released:
             self._require_memory()
-            self._update.apply(plan, pulse)
+            with self._changing():
+                self._update.apply(plan, pulse)
         # What is released reads these weights when it is resumed.
         self._origin, self._copy = origin, None
         self._settle()
@@ -106,7 +120,8 @@ class LiveWeights:
         """
         if self._copy is not None:
             self._update.reserve()
-            self._update.put_back(self._copy)
+            with self._changing():
+                self._update.put_back(self._copy)
             self._copy = None
         else:
             assert self._origin is not None
@@ -118,7 +133,8 @@ class LiveWeights:
                     )
                 plan = self._update.plan(checkpoint_tensors(self._origin.path), whole=True)
             self._update.reserve()
-            self._update.apply(plan, pulse)
+            with self._changing():
+                self._update.apply(plan, pulse)
         self._released = False
         self._settle()
 
@@ -167,7 +183,8 @@ class LiveWeights:
             ) from error
         with _refusing():
             plan = self._update.plan(staged, whole=False)
-        self._update.apply(plan, pulse)
+        with self._changing():
+            self._update.apply(plan, pulse)
         self._origin = None
         self._settle()
         return len(plan)
@@ -181,6 +198,14 @@ class LiveWeights:
     def checksums(self, pulse: Pulse) -> dict[str, str]:
         self._require_memory()
         return dict(_each(((name, digest(tensor)) for name, tensor in self._update.tensors()), pulse))
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Values change inside, or may have when that fails."""
+        try:
+            yield
+        finally:
+            self._changed()
 
     def _require_host_room(self) -> None:
         needed, free = self._update.nbytes, platform_named("cpu").memory().free

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +27,7 @@ from mysglang.srt.layers.attention.factory import AskedBackends, choose_backends
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend, PromptGraphBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import Sampled, Sampler
-from mysglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner, StepGraphs
+from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner, StepGraphs
 from mysglang.srt.model_executor.device_occupation import DeviceOccupation
 from mysglang.srt.model_executor.eager_runner import EagerRunner, ForwardOutput
 from mysglang.srt.model_executor.graph_sizes import graph_sizes, prompt_sizes
@@ -40,7 +42,7 @@ from mysglang.srt.model_executor.step_output import StepReturns
 from mysglang.srt.model_executor.step_program import programs_of
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.platforms import platform_named
-from mysglang.srt.platforms.interface import Platform
+from mysglang.srt.platforms.interface import CannotCapture, Platform
 from mysglang.srt.platforms.upload import Uploader
 from mysglang.srt.sampling.logit_processors import load_processors
 from mysglang.srt.sampling.penalties import PenaltyTable
@@ -74,7 +76,7 @@ class ModelRunner:
         choose_backends(asked, attentions, [], dtype)
         before = platform.memory()
         model = load_model(model_config, load_config, device, dtype)
-        self.weights = LiveWeights(model, model_config, load_config, platform)
+        self.weights = LiveWeights(model, model_config, load_config, platform, self._weights_changed)
         penalties = PenaltyTable(model_config.vocab_size, device)
         self._stager = StepStager(Uploader(platform), penalties, processors)
         self._sampler = Sampler(penalties, reference=reference)
@@ -109,14 +111,19 @@ class ModelRunner:
                 hidden = config.enable_return_hidden_states
                 persistent = not (config.disable_persistent_decode or hidden or tables.windows)
                 programs = programs_of(model, logits, backend, pool, tables.pages, persistent=persistent)
-                steps = CudaGraphRunner(sizes, programs, tables, platform, keep_hidden=hidden)
+                try:
+                    steps = DecodeGraphRunner(sizes, programs, tables, platform, keep_hidden=hidden)
+                except CannotCapture as error:
+                    logger.warning("Decode steps are not captured: %s.", error)
             taken = backend.prompt_capture(specs) if isinstance(backend, PromptGraphBackend) else None
             if prompts and taken is not None:
                 prompt_steps = PromptGraphRunner(prompts, model, backend, taken, tables, platform)
             return steps, prompt_steps
 
         self._capture = capture
-        self._graphs, self._prompts = capture()
+        self._weight_addresses = partial(addresses, model)
+        self._captured_over: tuple[int, ...] | None = None
+        self.restore()
         self.occupation = DeviceOccupation(self.weights, pool, self, platform)
         self.memory_usage = {
             "weights": weight_bytes(model) / GIB,
@@ -138,12 +145,19 @@ class ModelRunner:
 
     def drop(self) -> None:
         """Forget the graphs, and with them every address; no step may be launched until `restore`."""
-        self._graphs, self._prompts = StepGraphs(), PromptGraphs()
+        self._graphs, self._prompts, self._captured_over = StepGraphs(), PromptGraphs(), None
         gc.collect()  # a graph that sits in a cycle would keep its memory
 
     def restore(self) -> None:
         """Capture them again."""
         self._graphs, self._prompts = self._capture()
+        self._captured_over = self._weight_addresses()
+
+    def _weights_changed(self) -> None:
+        """Capture again if graphs know weights where they are no more."""
+        if self._captured_over is not None and self._captured_over != self._weight_addresses():
+            self.drop()
+            self.restore()
 
     @torch.inference_mode()
     def _warm_sampler(self, vocab_size: int, dtype: torch.dtype) -> None:
@@ -235,10 +249,17 @@ def wants_reference(sampling_backend: str | None, platform: Platform) -> bool:
 
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of the parameters, and of what some of them were laid out as for faster products."""
-    tensors = {
-        id(tensor): tensor
-        for module in model.modules()
-        for tensor in (*module.parameters(recurse=False), *vars(module).values())
-        if isinstance(tensor, Tensor)
-    }
-    return sum(tensor.nbytes for tensor in tensors.values())
+    return sum({id(tensor): tensor.nbytes for tensor in weights_of(model)}.values())
+
+
+def addresses(model: nn.Module) -> tuple[int, ...]:
+    """Where these are; oneDNN's packed ones have no memory to be asked for."""
+    tensors = weights_of(model)
+    return tuple(tensor.data_ptr() if tensor.layout is torch.strided else id(tensor) for tensor in tensors)
+
+
+def weights_of(model: nn.Module) -> Iterator[Tensor]:
+    """The parameters and what is kept of them in another form, some more than once."""
+    for module in model.modules():
+        yield from module.parameters(recurse=False)
+        yield from (value for value in vars(module).values() if isinstance(value, Tensor))

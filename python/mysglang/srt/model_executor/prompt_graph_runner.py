@@ -13,26 +13,25 @@ import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, ForwardBatch
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import PromptCapture
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.graph_capture import Recorder, capture_all
+from mysglang.srt.model_executor.graph_capture import capture_all
 from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.prompt_buffers import PromptBuffers, rows_of
 from mysglang.srt.model_executor.step_columns import wants_all_tokens
 from mysglang.srt.models.interfaces import CausalModel
-from mysglang.srt.platforms.interface import Platform
+from mysglang.srt.platforms.interface import Graph, GraphRecorder, Platform
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedPrompt:
     """One number of tokens."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: Graph
     buffers: PromptBuffers
     metadata: AttentionMetadata
     hidden: Tensor
@@ -96,7 +95,7 @@ class PromptGraphRunner(PromptGraphs):
     def _size_for(self, batch: ModelWorkerBatch) -> int:
         return self._sizes[bisect.bisect_left(self._sizes, batch.num_tokens)]
 
-    def _capture(self, size: int, recorder: Recorder) -> CapturedPrompt:
+    def _capture(self, size: int, recorder: GraphRecorder) -> CapturedPrompt:
         buffers = PromptBuffers(size, self._tables, self._platform)
         seq_lens, extend_lens = buffers.fill(padding_prompt(size, self._tables.padding_slot))
         batch = buffers.forward_batch(seq_lens, extend_lens, self._backend)

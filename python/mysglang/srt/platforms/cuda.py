@@ -6,14 +6,17 @@ What runs beside them, copies of KV pages, has streams of its own, and events be
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from mysglang.srt.platforms.interface import DeviceMemory, Event, Platform, SideQueue
+from mysglang.srt.platforms.interface import DeviceMemory, Event, GraphRecorder, Platform, SideQueue
 from mysglang.srt.utils.hardware import GIB
+
+T = TypeVar("T")
 
 # (less than this much device memory, largest decode graph); the last row is for all that is bigger.
 GRAPH_MAX_BS_BY_MEMORY = (
@@ -72,6 +75,25 @@ class SideStream:
         return StreamEvent(self._stream)
 
 
+class CudaRecorder:
+    """CUDA graphs whose memory comes from one pool."""
+
+    def __init__(self) -> None:
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def record(self, step: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Not through torch.cuda.graph, which collects garbage and empties caches before every capture.
+        graph.capture_begin(pool=self._pool)
+        try:
+            left = step()
+        finally:
+            graph.capture_end()
+        return graph, left
+
+
 class CudaPlatform(Platform):
     """The current CUDA device."""
 
@@ -109,6 +131,14 @@ class CudaPlatform(Platform):
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, memory.nbytes, 0))  # type: ignore[no-untyped-call]
         # Else whoever is given that memory next could not pin it again. At the end of the process all of it goes.
         weakref.finalize(memory, unpin, address).atexit = False
+
+    @contextmanager
+    def recorder(self) -> Iterator[GraphRecorder]:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield CudaRecorder()
+        torch.cuda.current_stream().wait_stream(stream)
 
     def default_graph_max_bs(self) -> int:
         total = self.memory().total

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,29 @@ class SideQueue(Protocol):
 
     def record_event(self) -> Event:
         """The point that this work has been queued up to."""
+        ...
+
+
+class Graph(Protocol):
+    """A step with fixed addresses, queued as one."""
+
+    def replay(self) -> None:
+        """Queue the step again, on what its tensors hold by then."""
+        ...
+
+
+class CannotCapture(Exception):
+    """A step that cannot be put into a graph, and why."""
+
+
+class GraphRecorder(Protocol):
+    """Puts steps into graphs."""
+
+    def record(self, step: Callable[[], T]) -> tuple[Graph, T]:
+        """The graph of a step, and the tensors in which each replay of it leaves what the step returns.
+
+        The step runs, so that kernels are compiled and plans made. Raises CannotCapture.
+        """
         ...
 
 
@@ -94,6 +120,12 @@ class Platform(ABC):
     @abstractmethod
     def pin(self, memory: Tensor) -> None:
         """Let the device read and write this memory of the host by itself, as long as the tensor lives."""
+
+    @abstractmethod
+    def recorder(self) -> AbstractContextManager[GraphRecorder]:
+        """For graphs that are captured inside, where there are any. They may share memory: what a replay leaves is good
+        until the next one, and the largest is best captured first.
+        """
 
     @abstractmethod
     def default_graph_max_bs(self) -> int:

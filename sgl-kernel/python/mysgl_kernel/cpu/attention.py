@@ -36,8 +36,10 @@ class AttentionRows:
     """[R] where these begin among the tokens of the step."""
     items: npt.NDArray[np.int64]
     """[I, 2] row and block of queries, those with most keys first."""
+    group: int
+    """Query heads of each KV head."""
     addresses: tuple[int, ...]
-    """Of these arrays, in this order."""
+    """Of the arrays, in this order."""
 
     @classmethod
     def of(
@@ -47,20 +49,29 @@ class AttentionRows:
         queries: npt.NDArray[np.integer],
         group: int,
     ) -> AttentionRows:
-        """`group`: query heads of each KV head."""
-        blocks = -(-queries.astype(np.int64) * group // QUERIES)
-        rows = np.repeat(np.arange(len(blocks)), blocks)
-        block = np.arange(len(rows)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
-        seen = (ends - queries)[rows] + (block + 1) * QUERIES // group
-        order = np.argsort(-seen, kind="stable")
+        """Slots int64, ends and queries int32, dense, are not copied: they may change, and `reorder` follows."""
         arrays = (
             np.ascontiguousarray(slots, dtype=np.int64),
             np.ascontiguousarray(ends, dtype=np.int32),
             np.ascontiguousarray(queries, dtype=np.int32),
             np.cumsum(queries, dtype=np.int64) - queries,
-            np.stack((rows[order], block[order]), axis=1),
+            blocks_of(ends, queries, group),
         )
-        return cls(*arrays, tuple(array.ctypes.data for array in arrays))
+        return cls(*arrays, group, tuple(array.ctypes.data for array in arrays))
+
+    def reorder(self) -> None:
+        """After other ends were written into `ends`: the items in their order."""
+        self.items[...] = blocks_of(self.ends, self.queries, self.group)
+
+
+def blocks_of(ends: npt.NDArray[np.integer], queries: npt.NDArray[np.integer], group: int) -> npt.NDArray[np.int64]:
+    """[I, 2] row and block of queries, those with most keys first."""
+    blocks = -(-queries.astype(np.int64) * group // QUERIES)
+    rows = np.repeat(np.arange(len(blocks)), blocks)
+    block = np.arange(len(rows)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    seen = (ends - queries)[rows] + (block + 1) * QUERIES // group
+    order = np.argsort(-seen, kind="stable")
+    return np.stack((rows[order], block[order]), axis=1)
 
 
 def attend(

@@ -11,6 +11,7 @@ from typing import Any
 
 from mysgl_kernel import sources
 from mysgl_kernel.compiled import CompiledLibrary, Launch
+from mysgl_kernel.cpu.recording import recorded
 from mysgl_kernel.cpu.toolchain import ARCHS, FLAGS, Gxx, find_gxx
 from mysgl_kernel.environ import cpu_threads
 
@@ -32,8 +33,7 @@ class CpuLibrary(CompiledLibrary):
         function = getattr(self.loaded, name)
         function.argtypes = argtypes
         function.restype = None
-        launch: Launch = function
-        return launch
+        return recorded(function)
 
     def load(self, path: Path) -> ctypes.CDLL:
         _THREADS.loaded  # noqa: B018

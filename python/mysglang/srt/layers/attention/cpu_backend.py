@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mysgl_kernel.cpu.attention import AttentionRows, attend
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.forward.worker_batch import Ints, Longs, ModelWorkerBatch
+from mysglang.srt.layers.attention.graph import NO_COLUMNS, HostColumns
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 
@@ -20,19 +21,20 @@ from mysglang.srt.mem_cache.kv_pool.base import KvPool
 class CpuMetadata:
     """The rows of a step, cut into work once for each number of query heads that share a KV head."""
 
-    host: ModelWorkerBatch
+    slots: Longs
+    seq_lens: Ints
+    extend_lens: Ints
     by_group: dict[int, AttentionRows] = field(default_factory=dict)
 
     def rows(self, spec: AttentionSpec) -> AttentionRows:
         group = spec.num_heads // spec.num_kv_heads
         if group not in self.by_group:
-            host = self.host
-            self.by_group[group] = AttentionRows.of(host.slots, host.seq_lens, host.extend_lens, group)
+            self.by_group[group] = AttentionRows.of(self.slots, self.seq_lens, self.extend_lens, group)
         return self.by_group[group]
 
 
 class CpuBackend:
-    """Over the pool and the page table, neither of which it changes."""
+    """Over the pool and the page table, neither of which it changes. A GraphAttentionBackend."""
 
     def __init__(self, pool: KvPool, page_table: Tensor, *, alike: bool = False) -> None:
         """`alike`: a token gets the same bits whatever the step that it is computed in."""
@@ -41,7 +43,29 @@ class CpuBackend:
         self._alike = alike
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
-        return CpuMetadata(batch.host)
+        host = batch.host
+        return CpuMetadata(host.slots, host.seq_lens, host.extend_lens)
+
+    def graph_columns(self, size: int) -> HostColumns:
+        return NO_COLUMNS
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
+        pass
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        """Of the tensors that each step is copied to, so that only the order of the work is still to be planned."""
+        return CpuMetadata(batch.slots.numpy(), batch.seq_lens.numpy(), batch.extend_lens.numpy())
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        pass
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
+        assert isinstance(metadata, CpuMetadata)
+        for rows in metadata.by_group.values():
+            rows.reorder()
+
+    def covers(self, seq_lens: Ints) -> bool:
+        return True
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         metadata = batch.attn_metadata

@@ -1,4 +1,4 @@
-"""CudaGraphRunner: decode steps captured once for each of some batch sizes, padded and replayed.
+"""DecodeGraphRunner: decode steps captured once for each of some batch sizes, padded and replayed.
 
     captured for a size: page table writes -> newest tokens -> the size's program, to logits and greedy tokens -> record
 
@@ -12,17 +12,16 @@ import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.graph_buffers import GraphBuffers
-from mysglang.srt.model_executor.graph_capture import Recorder, capture_all
+from mysglang.srt.model_executor.graph_capture import capture_all
 from mysglang.srt.model_executor.padding import padding_decode
 from mysglang.srt.model_executor.step_program import Programs, StepProgram, StepTensors
-from mysglang.srt.platforms.interface import Platform
+from mysglang.srt.platforms.interface import Graph, GraphRecorder, Platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Replayed:
 class Captured:
     """One batch size."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: Graph
     program: StepProgram
     buffers: GraphBuffers
     metadata: AttentionMetadata
@@ -63,7 +62,7 @@ class StepGraphs:
         raise AssertionError("no step is covered")
 
 
-class CudaGraphRunner(StepGraphs):
+class DecodeGraphRunner(StepGraphs):
     """Captures on construction."""
 
     def __init__(
@@ -105,7 +104,7 @@ class CudaGraphRunner(StepGraphs):
     def _captured_for(self, rows: int) -> Captured:
         return self._captured[self._sizes[bisect.bisect_left(self._sizes, rows)]]
 
-    def _capture(self, size: int, recorder: Recorder) -> Captured:
+    def _capture(self, size: int, recorder: GraphRecorder) -> Captured:
         program = self._programs.for_size(size)
         buffers = GraphBuffers(size, self._tables, self._platform, program.backend)
         host = padding_decode(size, self._tables.padding_slot)

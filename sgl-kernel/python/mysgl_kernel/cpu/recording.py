@@ -1,0 +1,128 @@
+"""Recording: what a step did on the CPU, to be done again without the Python between its kernels. Our CUDA graphs.
+
+    recorded      our kernels, with their arguments; torch's ops, with the tensors that they read and write
+    left out      what makes no values: views, and tensors that are not filled yet. They are there already
+    refused       what looks at values, since the next step has others
+
+All tensors of the step live as long as its recording. A replay reads and writes them where they are, so it computes
+from whatever they hold by then, and what it leaves is good until the next one. What was recorded in inference mode is
+replayed in it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mysgl_kernel.compiled import Launch
+
+UNFILLED = ("aten::empty", "aten::new_empty")
+"""Beginnings of the names of ops whose results are not filled."""
+
+_threads = threading.local()
+
+
+class CannotRecord(Exception):
+    """A step whose work depends on values."""
+
+
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records what this thread does inside `with`; `replay` does it again, in any thread."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not, since that imports torch's compiler, which takes longer than all else that is imported."""
+        return False
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._kept: list[Tensor] = []
+
+    def __enter__(self) -> Recording:
+        _threads.recording = self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        _threads.recording = None
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def replay(self) -> None:
+        for function, arguments in self._calls:
+            function(*arguments)
+
+    def add(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._calls.append((function, arguments))
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Raises CannotRecord."""
+        named = dict(kwargs or {})
+        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+            raise CannotRecord(f"{func} looks at values")
+        result = func(*args, **named)
+        results = list(tensors_in(result))
+        self._kept += results
+        if func._schema.is_mutable:
+            self.add(_again, (func, args, named))
+        elif not func._schema.name.startswith(UNFILLED) and not shares_memory(results, (args, named)):
+            self.add(_again_into, (results, func, args, named))
+        return result
+
+
+def recorded(function: Launch) -> Launch:
+    """The function as a kernel that recordings know of."""
+
+    def launch(*arguments: Any) -> None:
+        function(*arguments)
+        recording: Recording | None = getattr(_threads, "recording", None)
+        if recording is not None:
+            recording.add(function, arguments)
+
+    return launch
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Those among arguments or results, however deep."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+
+
+def shares_memory(results: Sequence[Tensor], given: Any) -> bool:
+    """Whether a result is a view of something that was given."""
+    return not memory_of(results).isdisjoint(memory_of(tensors_in(given)))
+
+
+def memory_of(tensors: Iterable[Tensor]) -> set[int]:
+    """Where that of each begins; of none without, as oneDNN's packed weights are."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided} - {0}
+
+
+def _again(func: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    func(*args, **named)
+
+
+def _again_into(
+    results: list[Tensor], func: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    for old, new in zip(results, tensors_in(func(*args, **named)), strict=True):
+        old.copy_(new)

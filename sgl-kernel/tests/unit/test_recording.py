@@ -1,0 +1,93 @@
+"""Recordings: a replay computes anew from what the tensors hold by then, and nothing else of the step happens again."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mysgl_kernel.cpu import rows
+from mysgl_kernel.cpu.recording import CannotRecord, Recording, recorded
+
+STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "new values": lambda x, y: x + y,
+    "several results": lambda x, y: torch.cat(x.max(dim=1)) * y.sum(),
+    "a view of new values": lambda x, y: (x @ y).view(-1)[3:9],
+    "values in a tensor that was not filled": lambda x, y: torch.add(x, y, out=torch.empty_like(x)),
+    "in place": lambda x, y: x.mul(2).add_(y).t(),
+    "into a view": lambda x, y: torch.zeros(8, 8).index_copy_(0, torch.arange(4), x[:4]).relu_() + y,
+    "a list of views": lambda x, y: torch.stack(x.split(2)).sum(0) - y.chunk(4)[1],
+    "reshaped, with and without a copy": lambda x, y: x.t().reshape(-1) + y.reshape(-1),
+    "constants": lambda x, y: torch.where(x > torch.tensor(0.5), x, torch.ones_like(y)),
+    "another dtype": lambda x, y: (x.bfloat16() @ y.bfloat16()).float(),
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_replays_compute_anew(step: Callable[[Tensor, Tensor], Tensor]) -> None:
+    with torch.inference_mode():
+        x, y = torch.randn(8, 8), torch.randn(8, 8)
+        with Recording() as recording:
+            left = step(x, y)
+        assert torch.equal(left, step(x, y))
+        for _ in range(3):
+            x.normal_()
+            y.normal_()
+            recording.replay()
+            assert torch.equal(left, step(x, y))
+
+
+def test_kernels_are_called_again_with_their_arguments() -> None:
+    if not rows.available():
+        pytest.skip("neither built nor can be compiled here")
+    with torch.inference_mode():
+        x, weight = torch.randn(3, 64).bfloat16(), torch.randn(64).bfloat16()
+        with Recording() as recording:
+            left = rows.rms_norm(x, weight, 1e-6)
+        x.normal_()
+        recording.replay()
+        assert torch.equal(left, rows.rms_norm(x, weight, 1e-6))
+        assert len(recording) == 1  # not what makes room for the result
+
+
+def test_views_and_room_cost_nothing() -> None:
+    with torch.inference_mode():
+        x = torch.randn(8, 8)
+        with Recording() as recording:
+            x.view(64)[3:].new_empty(7)
+            torch.empty(5)
+            x.t().split(2)
+        assert len(recording) == 0
+
+
+def test_what_is_in_use_stays() -> None:
+    """Memory of the step belongs to the recording, so nobody else gets it."""
+    with torch.inference_mode():
+        x = torch.randn(100_000)
+        with Recording() as recording:
+            left = (x + 1) * 2
+        others = [torch.full((100_000,), 5.0) for _ in range(4)]
+        recording.replay()
+        assert torch.equal(left, (x + 1) * 2)
+        assert all(bool((other == 5).all()) for other in others)
+
+
+@pytest.mark.parametrize("look", [lambda x: x.sum().item(), lambda x: x.nonzero(), lambda x: x[x > 0]])
+def test_looking_at_values_is_refused(look: Callable[[Tensor], object]) -> None:
+    with torch.inference_mode(), pytest.raises(CannotRecord, match="looks at values"), Recording():
+        look(torch.randn(4, 4))
+
+
+def test_other_threads_and_other_times_are_not_recorded() -> None:
+    called: list[int] = []
+    kernel = recorded(called.append)
+    kernel(1)
+    with Recording() as recording:
+        kernel(2)
+        other = threading.Thread(target=kernel, args=(3,))
+        other.start()
+        other.join()
+    kernel(4)
+    recording.replay()
+    assert called == [1, 2, 3, 4, 2]

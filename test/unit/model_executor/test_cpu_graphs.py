@@ -1,0 +1,108 @@
+"""Decode steps on the CPU, recorded and replayed: bit for bit the eager ones, whatever the step before left behind."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
+from fixtures.worker_driver import GREEDY, Choice, Driver, columns
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.step_program import LayerByLayer
+from mysglang.srt.model_executor.tp_worker import TpModelWorker
+
+SIZES = (1, 2, 4)
+CPU = RunnerConfig(device="cpu", max_total_tokens=900, max_running_requests=6, cuda_graph_bs=SIZES)
+HEADS: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4}
+FAMILIES = {"llama": HEADS, "qwen2": HEADS, "qwen3": {}, "mistral": HEADS | {"sliding_window": None}}
+PLAIN, EIGHT_BITS = LoadConfig(), LoadConfig(quantization="int8wo")
+PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 90, 1))]
+ANSWERS = [np.random.default_rng(9 + i).integers(3, VOCAB_SIZE, 12).tolist() for i in range(4)]
+CHOICES = [GREEDY, Choice(0.9, top_p=0.95, top_k=50, seed=1), Choice(0.7, min_p=0.05, seed=2), GREEDY]
+
+
+def started(folder: Path, load: LoadConfig = PLAIN, **options: object) -> TpModelWorker:
+    """With captured steps, unless the options say otherwise."""
+    model = ModelConfig.from_path(str(folder), dtype="bfloat16")
+    worker = TpModelWorker(replace(CPU, **options), model, load)  # type: ignore[arg-type]
+    captured = isinstance(worker._runner._graphs, DecodeGraphRunner)
+    assert captured == ("disable_cuda_graph" not in options)
+    return worker
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_as_eagerly(family: str, page_size: int, tmp_path: Path) -> None:
+    """One, two, three and four rows, each number once more after the others, the vocabulary's probabilities too."""
+    make_checkpoint(family, tmp_path, **FAMILIES[family])
+    captured = started(tmp_path, page_size=page_size)
+    eager = started(tmp_path, page_size=page_size, disable_cuda_graph=True)
+    for rows in (1, 2, 3, 4, 3, 1):
+        drivers = [Driver.start(worker, CHOICES[:rows]) for worker in (captured, eager)]
+        mine, plain = (driver.generate(PROMPTS[:rows], 9, chunk=30) for driver in drivers)
+        assert mine == plain
+        mine_chosen, mine_lines = drivers[0].teach(PROMPTS[:rows], ANSWERS[:rows])
+        plain_chosen, plain_lines = drivers[1].teach(PROMPTS[:rows], ANSWERS[:rows])
+        assert mine_chosen == plain_chosen and np.array_equal(mine_lines, plain_lines)
+
+
+def test_in_eight_bits(tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path)
+    workers = [started(tmp_path, EIGHT_BITS, **more) for more in ({}, {"disable_cuda_graph": True})]
+    mine, plain = (Driver.start(worker, CHOICES).generate(PROMPTS, 9) for worker in workers)
+    assert mine == plain
+
+
+def test_more_rows_than_were_captured_run_eagerly(tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path)
+    prompts = [*PROMPTS, PROMPTS[0]]
+    driver = Driver.start(started(tmp_path), [GREEDY] * 5)
+    driver.prefill(prompts)
+    assert not driver.launch(columns(driver.choices)).on_graph
+    few = Driver.start(driver.worker, [GREEDY] * 3)
+    few.prefill(prompts[:3])
+    assert few.launch(columns(few.choices)).on_graph
+
+
+def test_other_weights_lie_elsewhere(tmp_path: Path) -> None:
+    for seed, name in enumerate("ab"):
+        make_checkpoint("qwen3", tmp_path / name, seed=seed)
+    worker, other = started(tmp_path / "a"), started(tmp_path / "b")
+    before, wanted = says(worker), says(other)
+    assert before != wanted
+    hold = [torch.empty(1 << 20) for _ in range(8)]  # so that what is packed anew finds no room where it was
+    worker.weights.update_from_files(str(tmp_path / "b"), whole=True, pulse=lambda: None)
+    assert says(worker) == wanted
+    del hold
+
+
+def test_a_step_that_looks_at_values_runs_eagerly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_checkpoint("qwen3", tmp_path)
+    wanted = says(started(tmp_path))
+    run = LayerByLayer.run
+
+    def looking(self: LayerByLayer, batch):  # type: ignore[no-untyped-def]
+        assert int(batch.input_ids.max()) >= 0
+        return run(self, batch)
+
+    monkeypatch.setattr(LayerByLayer, "run", looking)
+    model = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
+    with caplog.at_level(logging.WARNING):
+        worker = TpModelWorker(CPU, model, PLAIN)
+    assert "Decode steps are not captured" in caplog.text and "looks at values" in caplog.text
+    assert says(worker) == wanted
+
+
+def says(worker: TpModelWorker) -> list[list[int]]:
+    return Driver.start(worker, [GREEDY] * 2).generate(PROMPTS[:2], 12)
