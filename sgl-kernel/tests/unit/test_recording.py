@@ -70,6 +70,7 @@ def test_what_is_in_use_stays() -> None:
         others = [torch.full((100_000,), 5.0) for _ in range(4)]
         recording.replay()
         assert torch.equal(left, (x + 1) * 2)
+        assert recording.nbytes == 2 * x.nbytes
         assert all(bool((other == 5).all()) for other in others)
 
 

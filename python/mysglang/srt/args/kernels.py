@@ -47,7 +47,10 @@ class KernelArgs:
         False, help="Let requests ask for hidden states; captured decode steps of a few rows run layer by layer then."
     )
     cuda_graph_max_bs: int | None = arg(
-        None, at_least=1, aliases=("cuda_graph_max_bs_decode",), help="Largest captured batch; by GPU memory if unset, 32 on a CPU."
+        None,
+        at_least=1,
+        aliases=("cuda_graph_max_bs_decode",),
+        help="Largest captured batch; by GPU memory if unset, 32 on a CPU.",
     )
     cuda_graph_bs: tuple[int, ...] | None = arg(
         None, at_least=1, aliases=("cuda_graph_bs_decode",), help="The batch sizes to capture."

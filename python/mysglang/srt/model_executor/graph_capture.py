@@ -34,11 +34,11 @@ def capture_all(
     sizes: Sequence[int], capture: Callable[[int, GraphRecorder], T], platform: Platform, what: str
 ) -> Captures[T]:
     """Call `capture` for every size. `what` the sizes are is told to whoever waits for it. Raises CannotCapture."""
-    began, before = time.perf_counter(), platform.memory().free
+    began = time.perf_counter()
     with platform.recorder() as recorder, torch.inference_mode():
         by_size = {
             size: capture(size, recorder) for size in tqdm(sorted(sizes, reverse=True), desc=f"Capturing {what}")
         }
-    nbytes = max(0, before - platform.memory().free)
+        nbytes = recorder.nbytes
     logger.info("Captured %d %s in %.1f s, %.2f GiB", len(sizes), what, time.perf_counter() - began, nbytes / GIB)
     return Captures(by_size, nbytes)

@@ -116,6 +116,7 @@ class CpuRecorder:
 
     def __init__(self) -> None:
         self._warm = False
+        self.nbytes = 0
 
     def record(self, step: Callable[[], T]) -> tuple[Graph, T]:
         from mysgl_kernel.cpu.recording import CannotRecord, Recording
@@ -129,6 +130,7 @@ class CpuRecorder:
                 left = step()
         except CannotRecord as error:
             raise CannotCapture(str(error)) from error
+        self.nbytes += recording.nbytes
         return recording, left
 
 

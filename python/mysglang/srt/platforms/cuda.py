@@ -78,8 +78,15 @@ class SideStream:
 class CudaRecorder:
     """CUDA graphs whose memory comes from one pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, free: Callable[[], int]) -> None:
+        """`free`: how much of the device's memory is."""
         self._pool: Any = torch.cuda.graph_pool_handle()
+        self._free = free
+        self._free_before = free()
+
+    @property
+    def nbytes(self) -> int:
+        return max(0, self._free_before - self._free())
 
     def record(self, step: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         step()
@@ -137,7 +144,7 @@ class CudaPlatform(Platform):
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            yield CudaRecorder()
+            yield CudaRecorder(lambda: self.memory().free)
         torch.cuda.current_stream().wait_stream(stream)
 
     def default_graph_max_bs(self) -> int:

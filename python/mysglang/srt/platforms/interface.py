@@ -70,6 +70,11 @@ class CannotCapture(Exception):
 class GraphRecorder(Protocol):
     """Puts steps into graphs."""
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the device that all of them take."""
+        ...
+
     def record(self, step: Callable[[], T]) -> tuple[Graph, T]:
         """The graph of a step, and the tensors in which each replay of it leaves what the step returns.
 

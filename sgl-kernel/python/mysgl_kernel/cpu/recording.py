@@ -43,6 +43,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._kept: list[Tensor] = []
+        self.nbytes = 0
+        """Of the tensors that the step made."""
 
     def __enter__(self) -> Recording:
         _threads.recording = self
@@ -79,8 +81,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kept += results
         if func._schema.is_mutable:
             self.add(_again, (func, args, named))
-        elif not func._schema.name.startswith(UNFILLED) and not shares_memory(results, (args, named)):
-            self.add(_again_into, (results, func, args, named))
+        elif not shares_memory(results, (args, named)):
+            self.nbytes += sum(tensor.nbytes for tensor in results)
+            if not func._schema.name.startswith(UNFILLED):
+                self.add(_again_into, (results, func, args, named))
         return result
 
 
