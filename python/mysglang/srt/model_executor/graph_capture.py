@@ -19,6 +19,9 @@ from mysglang.srt.utils.hardware import GIB
 
 logger = logging.getLogger(__name__)
 
+SILENT_S = 2.0
+"""What takes no longer shows no progress."""
+
 T = TypeVar("T")
 
 
@@ -36,9 +39,8 @@ def capture_all(
     """Call `capture` for every size. `what` the sizes are is told to whoever waits for it. Raises CannotCapture."""
     began = time.perf_counter()
     with platform.recorder() as recorder, torch.inference_mode():
-        by_size = {
-            size: capture(size, recorder) for size in tqdm(sorted(sizes, reverse=True), desc=f"Capturing {what}")
-        }
+        shown = tqdm(sorted(sizes, reverse=True), desc=f"Capturing {what}", delay=SILENT_S)
+        by_size = {size: capture(size, recorder) for size in shown}
         nbytes = recorder.nbytes
     logger.info("Captured %d %s in %.1f s, %.2f GiB", len(sizes), what, time.perf_counter() - began, nbytes / GIB)
     return Captures(by_size, nbytes)

@@ -32,12 +32,11 @@ from mysglang.srt.utils.hardware import GIB
 GROUP_TIMEOUT_S = 300.0
 """For members to come, and for weights that were announced."""
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 def nothing() -> None:
-    """For whoever does not mind that weights change."""
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    """For whoever knows no addresses of weights."""
 
 
 @dataclass(frozen=True, slots=True)
