@@ -1,1 +1,1 @@
-"""Kernels for the CPU: bfloat16, on torch's own threads. Each module wraps one source of csrc/cpu."""
+"""Kernels for the CPU in bfloat16, each module of which wraps one source of csrc/cpu, and recordings of their calls."""
