@@ -1,10 +1,10 @@
 """Which batch sizes are captured, on which platform."""
 
-from mysglang.srt.model_executor.graph_sizes import graph_sizes, prompt_sizes, usual_sizes
+from mysglang.srt.model_executor.graph_sizes import graph_sizes, prompt_sizes
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.cpu import CpuPlatform
 from mysglang.srt.platforms.cuda import GRAPH_MAX_BS_BY_MEMORY, CudaPlatform
-from mysglang.srt.platforms.interface import DeviceMemory
+from mysglang.srt.platforms.interface import DeviceMemory, Platform
 from mysglang.srt.utils.hardware import GIB
 
 
@@ -17,19 +17,27 @@ class Graphless(CpuPlatform):
     has_graphs = False
 
 
-def test_the_usual_sizes() -> None:
-    assert usual_sizes(16) == (1, 2, 4, 8, 12, 16)
-    sizes = usual_sizes(600)
+def up_to(largest: int, platform: Platform) -> tuple[int, ...]:
+    return graph_sizes(RunnerConfig(cuda_graph_max_bs=largest), platform)
+
+
+def test_the_sizes_of_a_gpu() -> None:
+    assert up_to(16, H200()) == (1, 2, 4, 8, 12, 16)
+    sizes = up_to(600, H200())
     assert sizes[:8] == (1, 2, 4, 8, 12, 16, 24, 32)
     assert [s for s in sizes if 250 < s < 300] == [256, 264, 272, 288]
     assert sizes[-3:] == (544, 576, 600)
-    assert usual_sizes(5) == (1, 2, 4, 5)
-    assert usual_sizes(1) == (1,)
+    assert up_to(5, H200()) == (1, 2, 4, 5)
+    assert up_to(1, H200()) == (1,)
+
+
+def test_a_cpu_pads_by_one_row_at_most() -> None:
+    assert graph_sizes(RunnerConfig(), CpuPlatform()) == (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+    assert up_to(3, CpuPlatform()) == (1, 2, 3)
 
 
 def test_platform_and_flags() -> None:
     assert graph_sizes(RunnerConfig(), Graphless()) == ()
-    assert graph_sizes(RunnerConfig(), CpuPlatform())[-1] == 32
     assert graph_sizes(RunnerConfig(disable_cuda_graph=True), H200()) == ()
     assert graph_sizes(RunnerConfig(), H200())[-1] == 256
     assert graph_sizes(RunnerConfig(max_running_requests=20), H200())[-1] == 20

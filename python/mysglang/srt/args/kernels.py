@@ -50,7 +50,7 @@ class KernelArgs:
         None,
         at_least=1,
         aliases=("cuda_graph_max_bs_decode",),
-        help="Largest captured batch; by GPU memory if unset, 32 on a CPU.",
+        help="Largest captured batch; by GPU memory if unset, 16 on a CPU.",
     )
     cuda_graph_bs: tuple[int, ...] | None = arg(
         None, at_least=1, aliases=("cuda_graph_bs_decode",), help="The batch sizes to capture."

@@ -5,10 +5,8 @@ from __future__ import annotations
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.interface import Platform
 
-# (from this batch size on, one graph every so many rows)
-STEPS = ((1, 1), (2, 2), (4, 4), (16, 8), (272, 16), (512, 32))
 PROMPT_STEPS = ((16, 16), (32, 32), (64, 64), (128, 128), (1024, 256), (2048, 512))
-"""The same in tokens. Products are computed in tiles of 128 rows, so padding up to these costs little."""
+"""As `Platform.graph_steps`, in tokens. Products have tiles of 128 rows, so padding up to these costs little."""
 PRODUCTS_A_LAYER = 200_000_000_000
 """What an H200 multiplies and adds while the host queues one layer's kernels, 0.45 ms and more."""
 LEAST_PROMPT_TOKENS, MOST_PROMPT_TOKENS = 256, 8192
@@ -23,12 +21,7 @@ def graph_sizes(config: RunnerConfig, platform: Platform) -> tuple[int, ...]:
     largest = config.cuda_graph_max_bs or platform.default_graph_max_bs()
     if config.max_running_requests is not None:
         largest = min(largest, config.max_running_requests)
-    return usual_sizes(largest)
-
-
-def usual_sizes(largest: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, 12, then every 8th, 16th and 32nd; and `largest` itself."""
-    return tuple(sorted({*stepped(STEPS, largest), largest}))
+    return tuple(sorted({*stepped(platform.graph_steps, largest), largest}))
 
 
 def prompt_sizes(config: RunnerConfig, platform: Platform, max_context: int, layer_weights: int) -> tuple[int, ...]:

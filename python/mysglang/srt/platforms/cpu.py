@@ -33,8 +33,8 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 CGROUP_USAGE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
 
 
-GRAPH_MAX_BS = 32
-"""In larger steps Python takes little of the time."""
+GRAPH_MAX_BS = 16
+"""In larger steps Python takes little of the time, and each graph has its own memory."""
 
 T = TypeVar("T")
 
@@ -43,6 +43,7 @@ class CpuPlatform(Platform):
     """The host itself."""
 
     name = "cpu"
+    graph_steps = ((1, 1), (8, 2))  # a row of padding is computed in its turn here
     has_graphs = importlib.util.find_spec("mysgl_kernel") is not None
     attention_backends = ("cpu", "torch_native")
     invariant_attention_backends = ("invariant_cpu", "invariant_torch")

@@ -90,6 +90,8 @@ class Platform(ABC):
     """As in `--device`, and the key under which an Op finds its implementation."""
     has_graphs: bool
     """Whether steps can be captured and replayed."""
+    graph_steps: tuple[tuple[int, int], ...]
+    """Which batch sizes to capture: from the first of a pair on, one every so many rows. A step is padded up to one."""
     attention_backends: tuple[str, ...]
     """Those that run here, the best first; of those that cannot do a kind of step, the next one is taken."""
     invariant_attention_backends: tuple[str, ...]
