@@ -28,7 +28,6 @@ struct Bf16Lines {
 
   static constexpr long AHEAD = 0;
   void read(long k, Pairs &b0, Pairs &b1) const { b0 = at[2 * k], b1 = at[2 * k + 1]; }
-  void fetch(long) const {}
 };
 
 struct Int8Lines {
@@ -53,7 +52,8 @@ template <int M, typename Lines>
   for (long k = 0; k < pairs; k++) {
     Pairs b0, b1;
     panel.read(k, b0, b1);
-    if (Lines::AHEAD && next.at) k + Lines::AHEAD < pairs ? panel.fetch(k + Lines::AHEAD) : next.fetch(k + Lines::AHEAD - pairs);
+    if constexpr (Lines::AHEAD > 0)
+      if (next.at) k + Lines::AHEAD < pairs ? panel.fetch(k + Lines::AHEAD) : next.fetch(k + Lines::AHEAD - pairs);
 #pragma GCC unroll 12
     for (int m = 0; m < M; m++) {
       Pairs x = splat(load_pair(a + m * stride + 2 * k));

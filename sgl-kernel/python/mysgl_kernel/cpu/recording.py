@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,11 +81,11 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = list(tensors_in(result))
         self._kept += results
         if func._schema.is_mutable:
-            self.add(_again, (func, args, named))
+            self.add(partial(func, *args, **named), ())
         elif not shares_memory(results, (args, named)):
             self.nbytes += sum(tensor.nbytes for tensor in results)
             if not func._schema.name.startswith(UNFILLED):
-                self.add(_again_into, (results, func, args, named))
+                self.add(_into, (results, partial(func, *args, **named)))
         return result
 
 
@@ -121,12 +122,6 @@ def memory_of(tensors: Iterable[Tensor]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided} - {0}
 
 
-def _again(func: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-    func(*args, **named)
-
-
-def _again_into(
-    results: list[Tensor], func: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]
-) -> None:
-    for old, new in zip(results, tensors_in(func(*args, **named)), strict=True):
+def _into(results: list[Tensor], call: Callable[[], Any]) -> None:
+    for old, new in zip(results, tensors_in(call()), strict=True):
         old.copy_(new)
