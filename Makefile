@@ -7,12 +7,12 @@ SHELL := /bin/bash
 VENV := .venv
 STAMP := $(VENV)/.ready-$(or $(PLATFORM),auto)
 
-.PHONY: help setup serve test promises soak test-gpu fuzz check format api-docs clean distclean
+.PHONY: help setup serve test promises soak test-gpu fuzz check format api-docs promises-page clean distclean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-$(STAMP): pyproject.toml sgl-kernel/pyproject.toml scripts/setup $(wildcard constraints/*.txt)
+$(STAMP): pyproject.toml setup.py scripts/setup $(wildcard constraints/*.txt)
 	@PYTHON="$(PYTHON)" PLATFORM="$(PLATFORM)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup
 	@touch $@
 
@@ -25,7 +25,7 @@ serve: setup  ## serve the embedded model (or ARGS="--model-path ...") on 127.0.
 test: setup  ## everything CI runs: style, types, layers, unit and server tests
 	@scripts/test
 
-promises: setup  ## the tests of the forty promises in docs/reliability.md
+promises: setup  ## the tests of the promises in docs/reliability.md
 	@$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile -m promise $(ARGS)
 
 soak: setup  ## a storm of requests and faults for SOAK_MINUTES (30), and what it left behind
@@ -45,6 +45,9 @@ format: setup  ## put every file into the one style
 
 api-docs: setup  ## write the tables of docs/api.md anew
 	@$(VENV)/bin/python scripts/write_api_docs.py
+
+promises-page: setup  ## write the list of promises in docs/reliability.md anew, from the marks of the tests
+	@$(VENV)/bin/python scripts/write_promises.py
 
 clean:  ## caches
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist {python,sgl-kernel,sgl-kernel/python}/*.egg-info

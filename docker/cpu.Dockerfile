@@ -12,9 +12,9 @@ WORKDIR /opt/mysglang
 RUN chown mysglang:mysglang .
 USER mysglang
 
-# TORCH_INDEX: an index that has torch's CPU build, where pip's own has only the CUDA build.
+# TORCH_INDEX: an index that has torch's CPU build, where neither pip's own nor PyTorch's can be reached.
 ARG TORCH_INDEX=
-COPY --chown=mysglang pyproject.toml README.md LICENSE ./
+COPY --chown=mysglang pyproject.toml setup.py README.md LICENSE ./
 COPY --chown=mysglang constraints constraints
 COPY --chown=mysglang scripts scripts
 COPY --chown=mysglang python python

@@ -15,7 +15,7 @@ WORKDIR /opt/mysglang
 RUN chown mysglang:mysglang .
 USER mysglang
 
-COPY --chown=mysglang pyproject.toml README.md LICENSE ./
+COPY --chown=mysglang pyproject.toml setup.py README.md LICENSE ./
 COPY --chown=mysglang constraints constraints
 COPY --chown=mysglang scripts scripts
 COPY --chown=mysglang python python

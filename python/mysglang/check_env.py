@@ -16,7 +16,7 @@ from mysglang.srt.utils.hardware import GIB, detect_hardware, usable_cores
 from mysglang.srt.utils.version import __version__
 
 PACKAGES = """
-    torch triton flashinfer-python mysgl-kernel transformers tokenizers safetensors huggingface-hub numpy msgspec pyzmq
+    torch triton flashinfer-python transformers tokenizers safetensors huggingface-hub numpy msgspec pyzmq
     fastapi starlette pydantic uvicorn uvloop httptools orjson openai
 """
 
@@ -36,6 +36,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "gpus", ", ".join(f"{gib:.1f} GiB" for gib in detect_hardware().gpu_memory) or "none"
     for package in PACKAGES.split():
         yield package, _version(package)
+    yield "kernels", _kernels("cuda" if detect_hardware().num_gpus else "cpu")
     for name in [*(variable.name for variable in VARIABLES), *OTHER_VARIABLES.split()]:
         if name in os.environ:
             yield name, os.environ[name]
@@ -46,6 +47,15 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _kernels(device_type: str) -> str:
+    """Whether the kernels can be used here. Imports torch, which an environment under repair may not have."""
+    try:
+        from mysglang.srt.kernels.ahead import kernel_state
+    except ImportError as error:
+        return f"unknown: {error}"
+    return kernel_state(device_type)
 
 
 def main() -> None:

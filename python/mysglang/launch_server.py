@@ -8,9 +8,11 @@ from mysglang.srt.entrypoints.http_server import launch_server
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.server_args import prepare_server_args
 from mysglang.srt.utils.exit_codes import ExitCode, complain
+from mysglang.srt.utils.log_output import open_standard_files
 
 
 def main() -> int:
+    open_standard_files()
     try:
         server_args = prepare_server_args(sys.argv[1:])
     except ConfigError as error:

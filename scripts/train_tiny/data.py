@@ -14,11 +14,12 @@ from tokenizers import Tokenizer
 
 from mysglang.eval.tiny_world import render, world
 from mysglang.eval.tiny_world.items import Item
+from mysglang.eval.tiny_world.long_context import LONG_PIECE
 
 END_OF_TEXT = "<|endoftext|>"
-CONTEXT = 2048
-SHARD_ROWS = 256
-OPEN_ROWS = 24
+CONTEXT = 8192
+SHARD_ROWS = 64
+OPEN_ROWS = 12
 # One row in four is read as one long context, so that far positions are trained too; the others keep documents apart.
 LONG_ROW_EVERY = 4
 
@@ -46,9 +47,15 @@ def encode(tokenizer: Tokenizer, items: list[Item]) -> list[tuple[list[int], lis
         for piece in group:
             part = next(encoded).ids
             ids += part
-            kinds += [ANSWER if piece.learned else PROMPT] * len(part)
+            kinds += [_kind(piece)] * len(part)
         out.append(([*ids, end], [*kinds, PAD]))
     return out
+
+
+def _kind(piece: render.Piece) -> int:
+    if piece.learned:
+        return ANSWER
+    return PROMPT if len(piece.text) < LONG_PIECE else PAD
 
 
 def shard(tokenizer: Tokenizer, seed: int) -> Rows:

@@ -22,7 +22,7 @@ class Shape:
     num_key_value_heads: int = 2
     head_dim: int = 64
     intermediate_size: int = 768
-    max_position_embeddings: int = 2048
+    max_position_embeddings: int = 8192
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
 
@@ -134,6 +134,22 @@ class Llama(nn.Module):
         for layer in self.layers:
             x = layer(x, cos, sin, bounds)
         return F.linear(self.norm(x), self.embed.weight)
+
+    @torch.no_grad()
+    def take_hugging_face_weights(self, given: dict[str, Tensor]) -> None:
+        """Copy weights under their Hugging Face names into ours. Raises KeyError where one is missing."""
+        self.embed.weight.copy_(given["model.embed_tokens.weight"])
+        self.norm.weight.copy_(given["model.norm.weight"])
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            at = f"model.layers.{i}."
+            layer.attention_norm.weight.copy_(given[at + "input_layernorm.weight"])
+            layer.mlp_norm.weight.copy_(given[at + "post_attention_layernorm.weight"])
+            qkv = [given[f"{at}self_attn.{name}_proj.weight"] for name in "qkv"]
+            layer.attention.qkv.weight.copy_(torch.cat(qkv))
+            layer.attention.out.weight.copy_(given[at + "self_attn.o_proj.weight"])
+            layer.gate_up.weight.copy_(torch.cat([given[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up")]))
+            layer.down.weight.copy_(given[at + "mlp.down_proj.weight"])
 
     def hugging_face_weights(self) -> dict[str, Tensor]:
         """The weights under their Hugging Face names, split where ours are fused, bf16 on the CPU."""

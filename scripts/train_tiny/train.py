@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from model import Llama, Shape
+from safetensors.torch import load_file
 from scoring import held_out_scores
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -28,7 +29,7 @@ class Plan:
     """One run. `max_seconds` ends a run that is too slow for its host; what it then exports is not reproducible."""
 
     steps: int = 9_000
-    rows_per_step: int = 32
+    rows_per_step: int = 8
     peak_rate: float = 2.5e-3
     warm_up: int = 200
     weight_decay: float = 0.1
@@ -49,14 +50,17 @@ class Batch:
     bounds: Tensor
 
 
-def run(shape: Shape, plan: Plan, folder: Path, device: str, log: Path | None) -> None:
-    """Train and export to `folder`, which must hold tokenizer.json."""
+def run(shape: Shape, plan: Plan, folder: Path, device: str, log: Path | None, start: Path | None = None) -> None:
+    """Train and export to `folder`, which must hold tokenizer.json. `start`: safetensors file to begin with."""
     torch.manual_seed(plan.seed)
     torch.set_float32_matmul_precision("high")
     shards = math.ceil(plan.steps * plan.rows_per_step / data.SHARD_ROWS)
     rows = data.stream(folder, plan.seed, shards, plan.processes)
     first = next(rows)  # the workers fork before the device is touched
-    model = Llama(shape).to(device)
+    model = Llama(shape)
+    if start is not None:
+        model.take_hugging_face_weights(load_file(start))
+    model = model.to(device)
     averaged = deepcopy(model).requires_grad_(False)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     batches = _ahead(_batches(chain([first], rows), plan, device))
@@ -149,7 +153,7 @@ def _to_device(rows: data.Rows, chosen: slice, device: str) -> Batch:
     starts = np.flatnonzero(rows.starts[chosen, :-1])
     total = tokens.shape[0] * data.CONTEXT
     # Always the same number of bounds, so that the compiled step has one shape; the last documents are then empty.
-    bounds = np.full(32 * tokens.shape[0], total, np.int32)
+    bounds = np.full(data.CONTEXT // 64 * tokens.shape[0], total, np.int32)
     bounds[: len(starts)] = starts
     assert len(starts) < len(bounds)
     if device == "cuda":

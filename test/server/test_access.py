@@ -17,4 +17,4 @@ def test_promise_38_open_to_strangers_is_said_aloud_and_changes_nothing_for_othe
         assert httpx.post(f"{url}/generate", json=PROMPT, headers={"host": "any.example"}).status_code == 200
         for path, body in (("/flush_cache", None), ("/abort_request", {"abort_all": True}), ("/pause_generation", {})):
             refused = httpx.post(f"{url}{path}", json=body)
-            assert (refused.status_code, "--admin-api-key" in refused.json()["message"]) == (403, True)
+            assert (refused.status_code, "--admin-api-key" in refused.json()["error"]["message"]) == (403, True)

@@ -128,9 +128,12 @@ def test_errors_are_its_own_exceptions(client: anthropic.Anthropic) -> None:
     assert bad.value.type == "invalid_request_error"
     assert bad.value.request_id
     with pytest.raises(anthropic.BadRequestError, match="context length"):
-        ask_in_pieces(client, FRANCE, max_tokens=100_000)
+        ask_in_pieces(client, [{"role": "user", "content": "word " * 10_000}], max_tokens=5)
+    # What does not fit is cut, and another name is answered by the model that is served.
+    assert ask_in_pieces(client, FRANCE, max_tokens=100_000).stop_reason == "end_turn"
+    assert client.messages.create(model="claude", messages=FRANCE, max_tokens=5).model == "mysglang-tiny"
     with pytest.raises(anthropic.NotFoundError) as missing:
-        client.messages.create(model="claude", messages=FRANCE, max_tokens=5)
+        client.messages.create(model="mysglang-tiny:adapter", messages=FRANCE, max_tokens=5)
     assert missing.value.type == "not_found_error"
 
 

@@ -72,10 +72,10 @@ def test_a_shared_prefix_is_cached(tiny_server: ServerProcess, tmp_path: Path) -
 
 
 def test_what_the_server_refuses(tiny_server: ServerProcess, tmp_path: Path) -> None:
-    extra = ["--extra-request-body", '{"no_such_field": 1}']
+    extra = ["--extra-request-body", '{"sampling_params": {"top_p": 7}}']
     done, figures = bench(tiny_server, *extra, folder=tmp_path)
     assert (done.returncode, figures) == (2, {})
-    assert "warm-up request failed: status 400" in done.stderr and "no_such_field" in done.stderr
+    assert "warm-up request failed: status 400" in done.stderr and "top_p" in done.stderr
     done, figures = bench(tiny_server, *extra, "--warmup-requests", "0", folder=tmp_path)
     assert (done.returncode, figures["completed"], figures["failed"]) == (1, 0, 6)
     assert "6 requests failed, the first with: status 400" in done.stderr

@@ -109,11 +109,11 @@ class TestCrossEncoder:
     )
     def test_refuses_by_name(self, server: ServerProcess, body: dict[str, Any], param: str) -> None:
         refused = post(server, "/v1/rerank", query=QUERY, **body)
-        assert refused.status_code == 400 and refused.json()["param"] == param
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == param
 
     def test_makes_no_vectors(self, server: ServerProcess) -> None:
         refused = post(server, "/v1/embeddings", input="a")
-        assert refused.status_code == 400 and "/v1/classify" in refused.json()["message"]
+        assert refused.status_code == 400 and "/v1/classify" in refused.json()["error"]["message"]
 
 
 class TestClassifier:
@@ -157,8 +157,8 @@ class TestClassifier:
         turned = {"query": "fox", "items": "the brown ", "item_first": True}
         close(post(server, "/v1/score", **turned).json()["scores"], [expected[0]])
         refused = post(server, "/v1/score", **body, label_token_ids=[1])
-        assert refused.status_code == 400 and refused.json()["param"] == "label_token_ids"
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "label_token_ids"
 
     def test_ranks_nothing(self, server: ServerProcess) -> None:
         refused = post(server, "/v1/rerank", query="a", documents=["b"])
-        assert refused.status_code == 400 and "cross-encoder" in refused.json()["message"]
+        assert refused.status_code == 400 and "cross-encoder" in refused.json()["error"]["message"]

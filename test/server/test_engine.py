@@ -60,16 +60,18 @@ def test_a_batch_that_is_sent_in_pieces_answers_in_order(engine: Engine) -> None
     common = [100 + i % 3000 for i in range(480)]
     prompts = [[*common, *range(500 + i, 520 + i)] for i in range(80)]
     assert sum(map(len, prompts)) > 2 * PIECE_IDS
-    batch = engine.generate(input_ids=prompts, sampling_params=GREEDY)
+    # One token of each: in bfloat16 a longer text may turn at a near tie, which says nothing about the order.
+    one = GREEDY | {"max_new_tokens": 1}
+    batch = engine.generate(input_ids=prompts, sampling_params=one)
     asked = (0, 1, 31, 32, 33, 64, 65, 79)
-    solo = [engine.generate(input_ids=prompts[i], sampling_params=GREEDY)["output_ids"] for i in asked]
+    solo = [engine.generate(input_ids=prompts[i], sampling_params=one)["output_ids"] for i in asked]
     assert [batch[i]["output_ids"] for i in asked] == solo
     assert len({tuple(answer["output_ids"]) for answer in batch}) > 1
 
 
 def test_a_batch_with_a_wrong_id_far_behind_leaves_nothing(engine: Engine) -> None:
     prompts = [[100 + i] * 500 for i in range(80)]
-    for wrong, message in ((1 << 20, "outside the vocabulary"), ("a", "must be integers"), (True, "must be integers")):
+    for wrong, message in ((1 << 20, "out-of-vocabulary"), ("a", "must be integers"), (True, "must be integers")):
         prompts[-1][250] = wrong  # type: ignore[call-overload]
         with pytest.raises(InvalidRequest, match=message) as caught:
             engine.generate(input_ids=prompts, sampling_params=GREEDY)
@@ -201,8 +203,13 @@ print(*[child.pid for child in psutil.Process().children()])
 def test_an_interrupted_call_ends_its_request(engine: Engine) -> None:
     before = idle(engine)["forward_steps"]
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(input_ids=IDS, sampling_params={**GREEDY, "max_new_tokens": 1900})
+    # Where the tests run as a shell's job in the background, SIGINT is ignored.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            timer.start()
+            engine.generate(input_ids=IDS, sampling_params={**GREEDY, "max_new_tokens": 1900})
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert idle(engine)["forward_steps"] - before < 1900
     assert len(engine.generate(input_ids=IDS, sampling_params=GREEDY)["output_ids"]) == 6

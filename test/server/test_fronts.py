@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
 import threading
 import time
@@ -115,7 +116,16 @@ class Stream:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder: Path = tmp_path_factory.mktemp("files")
-    access = ("--enable-metrics", "--api-key", "client", "--admin-api-key", "admin", "--file-storage-path", str(folder))
+    access = (
+        "--enable-metrics",
+        "--enable-mfu-metrics",
+        "--api-key",
+        "client",
+        "--admin-api-key",
+        "admin",
+        "--file-storage-path",
+        str(folder),
+    )
     with ServerProcess(*OPTIONS, *access, "--max-running-requests", "8", "--max-queued-requests", "8") as started:
         assert started.url
         yield started
@@ -247,6 +257,22 @@ def test_both_tell_what_both_have_counted(pair: tuple[Connection, Connection]) -
     for connection in pair:
         connection.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 3})
     assert [counted(connection) for connection in pair] == [[count + 2 for count in before]] * 2
+
+
+def test_both_tell_of_all_processes_and_open_requests(pair: tuple[Connection, Connection]) -> None:
+    pair[0].json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 3})
+    for connection in pair:
+        page = connection.ask("GET", "/metrics", headers={}).read().decode()
+        found = re.findall(r'sglang:process_cpu_seconds_total\{component="(\w+)".*\} ([\d.e+]+)', page)
+        assert {"tokenizer", "scheduler", "detokenizer"} <= {name for name, seconds in found if float(seconds) > 0}
+        phases = re.findall(r'sglang:startup_time_seconds\{.*phase="(\w+)"\} ([\d.e+]+)', page)
+        times = {name: float(seconds) for name, seconds in phases}
+        assert times.keys() == {"load_weight", "kv_cache_allocation", "scheduler_e2e", "e2e"}
+        assert 0 < times["load_weight"] < times["scheduler_e2e"] < times["e2e"]
+        counts = re.findall(r'sglang:http_requests_(total|active)\{endpoint="/v1/completions".*\} (\d+)', page)
+        estimates = re.findall(r"sglang:estimated_(flops|read_bytes|write_bytes)_per_gpu_total\{.*\} ([\d.e+]+)", page)
+        assert len(estimates) == 3
+        assert int(dict(counts)["total"]) > 0 and int(dict(counts)["active"]) == 0
 
 
 def test_sessions_and_stored_responses_are_known_to_both(pair: tuple[Connection, Connection]) -> None:

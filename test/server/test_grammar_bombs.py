@@ -24,15 +24,18 @@ SLACK_S = 4.0
 """For a compiler to be replaced, and for a machine with other things to do."""
 
 
+KEY, OTHER_KEY = {"Authorization": "Bearer one"}, {"Authorization": "Bearer other"}
+ADMIN = "admin"
+
 SOON = "[0-9]{40}"
 """More tokens than a grammar is tried out with."""
 
 
-def two_ways(depth: int) -> str:
+def two_ways(depth: int, either: str) -> str:
     """A schema with two choices at each level: 2 to the power of `depth` ways through it."""
     levels = {
         f"d{level}": {
-            "oneOf": [{"$ref": f"#/$defs/d{level + 1}"}, {"type": "array", "items": {"$ref": f"#/$defs/d{level + 1}"}}]
+            either: [{"$ref": f"#/$defs/d{level + 1}"}, {"type": "array", "items": {"$ref": f"#/$defs/d{level + 1}"}}]
         }
         for level in range(depth)
     }
@@ -43,6 +46,7 @@ STARS = "(((((.*)*)*)*)*)*x"
 COUNTS = "".join(["(", "|".join(f"(a{{1,{count}}}b)*" for count in range(1, 300)), "){1,50}"])
 BOMBS: dict[str, dict[str, Any]] = {
     "itself": {"json_schema": json.dumps({"$ref": "#"})},
+    "oneOf in oneOf": {"json_schema": two_ways(20, "oneOf")},
     "counts in counts": {"regex": "((((a{1,1000}){1,1000}){1,1000}){1,1000})"},
     "much memory": {"regex": COUNTS},
     "slow to follow": {"regex": STARS},
@@ -50,19 +54,24 @@ BOMBS: dict[str, dict[str, Any]] = {
     "parentheses": {"regex": "(" * 30_000 + "a" + ")" * 30_000},
 }
 LARGE: dict[str, dict[str, Any]] = {
-    "oneOf in oneOf": {"json_schema": two_ways(20)},
+    "anyOf in anyOf": {"json_schema": two_ways(6, "anyOf")},
     "5000 choices": {"json_schema": json.dumps({"enum": [f"choice {number}" for number in range(5000)]})},
 }
 """No bombs, but work."""
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    """Whose steps take 10 ms, in which the host does next to nothing."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Whose steps take 10 ms, in which the host does next to nothing. Two keys may ask it."""
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("one\nother\n")
     options = ("--log-level", "critical", "--grammar-compile-timeout", f"{LIMIT_S}", "--max-total-tokens", "16384")
+    options += ("--api-key-file", str(keys), "--admin-api-key", ADMIN)
     with ServerProcess(*options, program=PROGRAM, **Faults(step_ms=10).env) as started:
         # The libraries are loaded when the first grammar comes, which takes seconds and is no bomb's fault.
-        httpx.post(f"{started.url}/generate", json=body({"regex": "[a-c]+"}), timeout=60).raise_for_status()
+        httpx.post(
+            f"{started.url}/generate", json=body({"regex": "[a-c]+"}), headers=KEY, timeout=60
+        ).raise_for_status()
         yield started
 
 
@@ -74,17 +83,17 @@ def body(params: dict[str, Any], prompt: int = 7) -> dict[str, Any]:
 @pytest.mark.parametrize("name", BOMBS)
 def test_promise_34_bombs_are_refused_in_time(server: ServerProcess, name: str) -> None:
     begun = time.monotonic()
-    answer = httpx.post(f"{server.url}/generate", json=body(BOMBS[name]), timeout=60)
+    answer = httpx.post(f"{server.url}/generate", json=body(BOMBS[name]), headers=KEY, timeout=60)
     assert answer.status_code == 400, answer.text[:300]
     assert time.monotonic() - begun < LIMIT_S + SLACK_S
-    assert_quiet(server.url)
+    assert_quiet(server.url, admin_key=ADMIN)
 
 
 @pytest.mark.promise(34)
 @pytest.mark.parametrize("name", LARGE)
 def test_promise_34_what_is_only_large_is_served(server: ServerProcess, name: str) -> None:
     params = {**LARGE[name], "min_new_tokens": 0}
-    answer = httpx.post(f"{server.url}/generate", json=body(params), timeout=60)
+    answer = httpx.post(f"{server.url}/generate", json=body(params), headers=KEY, timeout=60)
     assert answer.status_code == 200, answer.text[:300]
     assert answer.json()["text"].startswith(('"', "["))
 
@@ -93,7 +102,7 @@ def test_promise_34_what_is_only_large_is_served(server: ServerProcess, name: st
 @pytest.mark.timeout(180)
 async def test_promise_34_others_wait_hardly_longer_for_their_tokens(server: ServerProcess) -> None:
     numbers = itertools.count()
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, headers=KEY, timeout=60) as client:
 
         async def gaps_of(prompt: int) -> list[float]:
             """Seconds between the tokens of one stream, which must be the right ones."""
@@ -135,4 +144,33 @@ async def test_promise_34_others_wait_hardly_longer_for_their_tokens(server: Ser
                 return await slowest_gaps()
 
         await assert_hardly_longer(beside_bombs, slowest_gaps, bound=2.0)
-    await asyncio.to_thread(assert_quiet, server.url, 30)
+    await asyncio.to_thread(assert_quiet, server.url, 30, ADMIN)
+
+
+@pytest.mark.promise(43)
+@pytest.mark.promise(44)
+async def test_promise_44_bombs_of_one_key_do_not_hold_up_grammars_of_another(server: ServerProcess) -> None:
+    """Thirty of them would take a minute. And promise 43: when their clients leave, nobody goes on compiling them."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=90, limits=limits) as client:
+
+        async def ask(key: dict[str, str], regex: str) -> httpx.Response:
+            asked = {"input_ids": [7], "sampling_params": {"max_new_tokens": 1, "regex": regex}}
+            return await client.post("/generate", json=asked, headers=key)
+
+        bombs = [asyncio.create_task(ask(KEY, f"{COUNTS}{number}")) for number in range(100, 130)]
+        compiler = server.child("mysglang::grammar_compiler")
+        async with asyncio.timeout(30):
+            while len(compiler.children()) < 2:
+                await asyncio.sleep(0.01)
+        for number in range(3):
+            answer = await ask(OTHER_KEY, f"[a-c]+{number}")
+            assert answer.status_code == 200
+        assert sum(bomb.done() for bomb in bombs) < 20, "most of them still wait for their turns"
+        for bomb in bombs:
+            bomb.cancel()
+        await asyncio.gather(*bombs, return_exceptions=True)
+        async with asyncio.timeout(30):
+            while compiler.children():
+                await asyncio.sleep(0.01)
+    await asyncio.to_thread(assert_quiet, server.url, 30, ADMIN)

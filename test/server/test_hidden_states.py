@@ -115,5 +115,5 @@ def test_refused_without_the_flag(tiny_server: ServerProcess) -> None:
         ("/v1/completions", {"prompt": "a", "return_hidden_states": True}),
     ):
         answer = httpx.post(f"{tiny_server.url}{path}", json=body)
-        assert answer.status_code == 400 and answer.json()["param"] == "return_hidden_states"
-        assert "--enable-return-hidden-states" in answer.json()["message"]
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "return_hidden_states"
+        assert "--enable-return-hidden-states" in answer.json()["error"]["message"]

@@ -49,6 +49,7 @@ def status_of(connection: socket.socket) -> int:
     return int(connection.recv(4096).split(b" ", 2)[1])
 
 
+@pytest.mark.promise(33)
 class TestSize:
     HEAD = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -78,7 +79,7 @@ class TestSize:
         deep = '{"text":' * 10_000 + "1" + "}" * 10_000
         response = http.post("/generate", content=deep, headers={"content-type": "application/json"})
         assert response.status_code == 400
-        assert "depth" in response.json()["message"]
+        assert "deeper" in response.json()["error"]["message"]
 
 
 ROOMY = ("--json-model-override-args", '{"max_position_embeddings": 1000000}', "--max-total-tokens", "4096")
@@ -165,7 +166,7 @@ class TestLeaving:
             # Stopped meanwhile: on a busy machine both might otherwise come to their ends before we do.
             with suspended(tiny_server.child(SCHEDULER)):
                 taken = await client.post("/generate", json={"text": "a", "rid": "mine"})
-                assert (taken.status_code, taken.json()["param"]) == (400, "rid")
+                assert (taken.status_code, taken.json()["error"]["param"]) == (400, "rid")
                 for rid in ("min", "mine", "mine", "nobody"):
                     assert (await client.post("/abort_request", json={"rid": rid})).status_code == 200
             choice = (await whole).json()["choices"][0]
@@ -200,7 +201,7 @@ class TestCache:
             next(lines)
             refused = http.post("/flush_cache")
             assert refused.status_code == 400
-            assert refused.json()["message"].startswith("The cache was not flushed")
+            assert refused.json()["error"]["message"].startswith("The cache was not flushed")
 
 
 class TestInfo:

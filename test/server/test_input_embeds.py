@@ -93,13 +93,13 @@ def test_penalties_know_no_token_of_it(server: ServerProcess, table: np.ndarray)
 def test_what_is_wrong_is_named(tiny_server: ServerProcess, body: dict[str, Any], param: str, words: str) -> None:
     answer = post(tiny_server, **body)
     assert answer.status_code == 400, answer.text
-    assert param in answer.json()["param"] and words in answer.json()["message"]
+    assert param in answer.json()["error"]["param"] and words in answer.json()["error"]["message"]
 
 
 def test_limits(tiny_server: ServerProcess, table: np.ndarray) -> None:
     size = table.shape[1]
     huge = post(tiny_server, input_embeds=[[1e39] * size])
-    assert huge.status_code == 400 and "finite" in huge.json()["message"]
+    assert huge.status_code == 400 and "finite" in huge.json()["error"]["message"]
     context = httpx.get(f"{tiny_server.url}/server_info").json()["scheduler_info"]["context_len"]
     long = post(tiny_server, input_embeds=[[0] * size] * context)
-    assert long.status_code == 400 and long.json()["param"] == "input_embeds"
+    assert long.status_code == 400 and long.json()["error"]["param"] == "input_embeds"

@@ -48,7 +48,7 @@ def test_one_that_fails_ends_its_requests_alone(server: ServerProcess) -> None:
     with ThreadPoolExecutor() as pool:
         failing = pool.submit(generate, server, "Failing", {"after": 9})
         counting = pool.submit(generate, server, "Counting", {"first": 300, "prompt": 3})
-    assert failing.result().status_code == 500 and "logit processor" in failing.result().json()["message"]
+    assert failing.result().status_code == 500 and "logit processor" in failing.result().json()["error"]["message"]
     assert counting.result().json()["output_ids"] == [*range(300, 320)]
     assert "as it was told" in server.stderr
     assert_quiet(server.url)
@@ -77,7 +77,7 @@ def test_on_openais_routes(server: ServerProcess, path: str) -> None:
     body = {"model": "default", "max_tokens": 4, **prompt, **fields}
     httpx.post(f"{server.url}{path}", json=body, timeout=60).raise_for_status()
     refused = httpx.post(f"{server.url}{path}", json={**body, "custom_logit_processor": PICKLED}, timeout=60)
-    assert refused.status_code == 400 and refused.json()["param"] == "custom_logit_processor"
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "custom_logit_processor"
 
 
 def test_of_some_prompts_of_a_batch(server: ServerProcess) -> None:
@@ -102,7 +102,8 @@ def test_of_some_prompts_of_a_batch(server: ServerProcess) -> None:
 )
 def test_refusals(server: ServerProcess, name: str | None, told: object, param: str, words: str) -> None:
     answer = generate(server, name, told)
-    assert answer.status_code == 400 and answer.json()["param"] == param and words in answer.json()["message"]
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == param and words in error["message"]
 
 
 def test_max_thinking_tokens(server: ServerProcess) -> None:
@@ -112,4 +113,4 @@ def test_max_thinking_tokens(server: ServerProcess) -> None:
     assert answer.status_code == 200, answer.text
     assert "</think>" in answer.json()["text"]
     both = httpx.post(f"{server.url}/generate", json={**body, "custom_logit_processor": "Counting"}, timeout=60)
-    assert both.status_code == 400 and both.json()["param"] == "max_thinking_tokens"
+    assert both.status_code == 400 and both.json()["error"]["param"] == "max_thinking_tokens"

@@ -52,7 +52,7 @@ def test_memory_goes_back_and_comes_again(http: httpx.Client, server: ServerProc
     assert held - resident(server) > 0.5 * (usage["weights"] + usage["kvcache"]) * (1 << 30)
     refused = http.post("/generate", json=ASK)
     assert refused.status_code == 503
-    assert "given its memory back" in refused.json()["message"]
+    assert "given its memory back" in refused.json()["error"]["message"]
     assert http.get("/health_generate").status_code == 503
     assert post(http, "/weights_checker", {"action": "checksum"}).status_code == 400
     assert post(http, "/resume_memory_occupation", {"tags": ["kv_cache"]}).status_code == 200

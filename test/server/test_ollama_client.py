@@ -114,7 +114,7 @@ def test_the_model(client: ollama.Client) -> None:
     assert (running.size or 0) > 10_000_000
     shown = client.show(f"{model.model}:latest")
     assert set(shown.capabilities or []) == {"completion", "tools", "thinking"}
-    assert (shown.modelinfo or {})["llama.context_length"] == 2048
+    assert (shown.modelinfo or {})["llama.context_length"] == 8192
     assert client.chat(MODEL, []).done_reason == "load"
 
 
@@ -122,8 +122,8 @@ def test_errors_are_its_own_exceptions(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="mirostat: not supported") as bad:
         chat(client, FRANCE, options={"mirostat": 1})
     assert bad.value.status_code == 400
-    with pytest.raises(ollama.ResponseError, match="'llama3' does not exist") as missing:
-        list(client.chat("llama3", FRANCE, stream=True))
+    with pytest.raises(ollama.ResponseError, match=":mine' does not exist") as missing:
+        list(client.chat(f"{MODEL}:mine", FRANCE, stream=True))
     assert missing.value.status_code == 404
 
 

@@ -124,7 +124,7 @@ class TestServing:
 
 
 class TestStop:
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     def test_idle(self, server: ServerProcess, number: signal.Signals) -> None:
         assert server.url
         children = list(server.children().values())
@@ -201,6 +201,34 @@ class TestStop:
             assert server.wait(8) == ExitCode.DONE
             assert_nothing_left(server, children)
 
+    def test_a_kill_before_it_is_ready_leaves_nothing_for_long(self) -> None:
+        """No child at once, and no folder once another server has started."""
+        with ServerProcess(*QUIET, program=FAULTY, FAULT="slow") as server:
+            server.child(DETOKENIZER)
+            children = list(server.children().values())
+            (folder,) = server.runtime_dir.iterdir()
+            server.send(signal.SIGKILL)
+            assert server.wait(5) == -signal.SIGKILL
+            assert all_gone(children)
+            place = {"XDG_RUNTIME_DIR": str(server.runtime_dir)}
+            with ServerProcess(*QUIET, program=FAULTY, FAULT="slow", **place) as next_server:
+                next_server.child(DETOKENIZER)
+                (other,) = server.runtime_dir.iterdir()
+                assert other != folder
+                next_server.send(signal.SIGTERM)
+                assert next_server.wait(8) == ExitCode.DONE
+            assert server.sockets() == []
+
+
+async def paused(server: ServerProcess, seconds: float) -> None:
+    """Stop all processes of the server for so long, as a frozen machine does."""
+    processes = [psutil.Process(server.popen.pid), *server.children().values()]
+    for process in processes:
+        process.suspend()
+    await asyncio.sleep(seconds)
+    for process in reversed(processes):
+        process.resume()
+
 
 class TestDeath:
     @pytest.mark.promise(1)
@@ -244,6 +272,19 @@ class TestDeath:
             assert server.wait(5) == ExitCode.WORKER_DIED
             assert says in server.last_line
 
+    @pytest.mark.promise(46)
+    async def test_promise_46_a_service_thread_of_the_main_process_that_dies_is_a_death(self, tmp_path: Path) -> None:
+        sign = tmp_path / "die"
+        with ServerProcess(*QUIET, program=("-m", "fixtures.mortal_server"), DIE_WHEN=str(sign)) as server:
+            streams = await open_streams(server.url, 2)
+            children = list(server.children().values())
+            sign.touch()
+            await ended(streams, within=10)
+            assert all(stream.error is not None and stream.error["code"] == "engine_dead" for stream in streams)
+            assert server.wait(10) == ExitCode.WORKER_DIED
+            assert "'helper' died: ZeroDivisionError: division by zero" in server.last_line
+            assert_nothing_left(server, children)
+
     @pytest.mark.promise(7)
     @pytest.mark.parametrize(("victim", "name"), [(SCHEDULER, "scheduler"), (DETOKENIZER, "detokenizer")])
     async def test_a_frozen_process_is_given_up(self, victim: str, name: str) -> None:
@@ -259,6 +300,27 @@ class TestDeath:
             assert f"the {name} gave no sign" in server.last_line
             others = {"scheduler": "detokenizer_manager.py", "detokenizer": "scheduler.py"}
             assert others[name] in server.stderr, "the stacks of the other processes"
+
+    @pytest.mark.slow
+    @pytest.mark.promise(47)
+    async def test_promise_47_a_pause_is_no_death(self) -> None:
+        """Of the whole server for three times the watchdog's time, or of its main process, which watches, for two."""
+        limit = 2
+        with ServerProcess(*QUIET, "--watchdog-timeout", f"{limit}", "--max-total-tokens", "8192") as server:
+            url = server.url
+            body = {**LONG, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
+            streams = await open_streams(url, 2, body)
+            await paused(server, 3 * limit)
+            main = psutil.Process(server.popen.pid)
+            with suspended(main):
+                await asyncio.sleep(2 * limit)
+            async with httpx.AsyncClient(timeout=30) as client:
+                assert (await client.get(f"{url}/health")).status_code == 200
+            await ended(streams, within=60)
+            assert all(stream.complete for stream in streams)
+            await asyncio.sleep(limit)
+            assert server.popen.poll() is None
+            assert server.stderr == ""
 
     @pytest.mark.promise(4)
     async def test_nothing_outlives_a_killed_parent(self, server: ServerProcess) -> None:
@@ -321,6 +383,40 @@ class TestStart:
     def test_config_that_is_no_json(self, tmp_path: Path) -> None:
         model = broken_copy(tmp_path, "config.json", b"{")
         self.fails("--model-path", model, code=ExitCode.START_FAILED, within=5, says="config.json is not valid JSON")
+
+    @pytest.mark.promise(49)
+    @pytest.mark.parametrize(
+        ("name", "says"),
+        [
+            ("config.json", "config.json is a pipe, not a regular file"),
+            ("tokenizer.json", "tokenizer.json is a pipe, not a regular file"),
+            ("model.safetensors", "model.safetensors is a pipe, not a regular file"),
+        ],
+    )
+    def test_a_pipe_in_place_of_a_file(self, tmp_path: Path, name: str, says: str) -> None:
+        model = broken_copy(tmp_path, name, None)
+        os.mkfifo(Path(model) / name)
+        self.fails("--model-path", model, code=ExitCode.START_FAILED, within=5, says=says)
+
+    @pytest.mark.promise(49)
+    @pytest.mark.parametrize(
+        ("values", "options", "says"),
+        [
+            ({"num_hidden_layers": 10**9}, (), "<= 4096 - at `$.num_hidden_layers`"),
+            ({"num_hidden_layers": 4000}, (), "num_hidden_layers is 4000, and the checkpoint holds 8 layers"),
+            (
+                {"num_hidden_layers": 4000, "intermediate_size": 1 << 22},
+                ("--load-format", "dummy"),
+                "intermediate_size 4194304",
+            ),
+        ],
+    )
+    def test_sizes_of_another_model(
+        self, tmp_path: Path, values: dict[str, int], options: tuple[str, ...], says: str
+    ) -> None:
+        config = json.loads((EMBEDDED_MODEL / "config.json").read_text()) | values
+        model = broken_copy(tmp_path, "config.json", json.dumps(config).encode())
+        self.fails("--model-path", model, *options, code=ExitCode.START_FAILED, within=5, says=says)
 
     @pytest.mark.promise(5)
     def test_truncated_weights(self, tmp_path: Path) -> None:

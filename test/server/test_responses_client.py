@@ -181,12 +181,9 @@ def test_errors_are_its_own_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         ask(client, FRANCE, temperature=-1)
     assert bad.value.param == "temperature"
-    with pytest.raises(openai.BadRequestError, match="max_output_tokens"):
-        ask_in_pieces(client, FRANCE, max_output_tokens=100_000)
+    assert ask_in_pieces(client, FRANCE, max_output_tokens=100_000).status == "completed"
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):
         ask(client, FRANCE, previous_response_id="resp_0")
-    with pytest.raises(openai.BadRequestError, match="truncation"):
-        ask(client, FRANCE, truncation="auto")
 
 
 async def test_many_at_once(aclient: openai.AsyncOpenAI) -> None:

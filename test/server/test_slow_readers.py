@@ -198,7 +198,8 @@ def test_promise_16_who_begins_a_request_must_go_on(sent: bytes) -> None:
                 client.sendall(
                     sent.replace(b"%b", b"Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9")
                 )
-                assert client.recv(1) == b""
+                assert client.recv(12) == b"HTTP/1.1 408"
+                drain(client)
         assert "--read-timeout" in server.stderr
         # A request after a while of silence, and one whose body takes its time.
         with socket.create_connection((address.host, address.port or 80), timeout=20) as client:

@@ -28,4 +28,4 @@ def test_a_pattern_ends_the_answer(tiny_server: ServerProcess) -> None:
         choice = http.post("/v1/completions", json=completion).json()["choices"][0]
         assert (choice["text"], choice["finish_reason"]) == (expected, "stop")
         refused = http.post("/v1/completions", json={**completion, "stop_regex": "(?=a)"})
-        assert (refused.status_code, refused.json()["param"]) == (400, "stop_regex")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stop_regex")

@@ -276,5 +276,5 @@ def test_bombs_are_refused_while_others_go_on(server: ServerProcess, client: ope
     for done in refused:
         status, seconds = done.result()
         assert status == 400
-        assert seconds < 15, "five for the limit, and some for a machine with other things to do"
+        assert seconds < 40, "five for the limit of each of two at a time, and a machine with many other things to do"
     assert len(compilers(server)) == 1

@@ -101,5 +101,5 @@ def test_when_nothing_is_left_that_is_said(tiny_server: ServerProcess, stream: b
     params = {**GREEDY, "allowed_token_ids": [300], "bad_words": [word]}
     body = {"text": PROMPT, "sampling_params": params, "stream": stream}
     answer = httpx.post(f"{tiny_server.url}/generate", json=body, timeout=60)
-    assert answer.status_code == 400 and "bad_words" in answer.json()["message"]
+    assert answer.status_code == 400 and "bad_words" in answer.json()["error"]["message"]
     assert_quiet(tiny_server.url)

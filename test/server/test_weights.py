@@ -1,6 +1,7 @@
 """Weights of a running server: from disk, over HTTP and by broadcast, on the embedded model."""
 
 import base64
+import os
 import shutil
 import socket
 import subprocess
@@ -106,17 +107,24 @@ def post_list(client: httpx.Client, name: str) -> list[Any]:
     return rows
 
 
+@pytest.mark.promise(49)
 def test_bad_weights_leave_the_server_as_it_was(http: httpx.Client, changed: Path, tmp_path: Path) -> None:
     before = say(http)
     broken = tmp_path / "broken"
     shutil.copytree(changed, broken)
     (broken / "model.safetensors").write_bytes((changed / "model.safetensors").read_bytes()[:-7])
+    pipes = {}
+    for file in ("config.json", "model.safetensors"):
+        pipes[file] = shutil.copytree(changed, tmp_path / f"pipe-{file}")
+        (pipes[file] / file).unlink()
+        os.mkfifo(pipes[file] / file)
     tensors = load_file(changed / "model.safetensors")
     name = max(tensors)
     wrong = base64.b64encode(save({name: tensors[name][:1].contiguous(), "nobody": torch.zeros(1)})).decode()
     for path, body, what in (
         ("/update_weights_from_disk", {"model_path": str(broken)}, "damaged"),
         ("/update_weights_from_disk", {"model_path": str(tmp_path / "nowhere")}, "model_path"),
+        *(("/update_weights_from_disk", {"model_path": str(pipes[file])}, f"{file} is a pipe") for file in pipes),
         ("/update_weights_from_tensor", {"serialized_named_tensors": [wrong]}, "nobody"),
         ("/update_weights_from_tensor", {"serialized_named_tensors": ["gASVCgAAAAAAAACMBnBpY2tsZZQu"]}, "damaged"),
         ("/update_weights_from_tensor", {"serialized_named_tensors": ["?"]}, "base64"),
@@ -126,7 +134,7 @@ def test_bad_weights_leave_the_server_as_it_was(http: httpx.Client, changed: Pat
     ):
         response = http.post(path, json=body, headers=ADMIN)
         assert response.status_code == 400, response.text
-        assert what in response.json()["message"]
+        assert what in response.json()["error"]["message"]
     assert say(http) == before
 
 

@@ -62,8 +62,10 @@ def test_a_type_in_words() -> None:
         unsupported = {"gone": (False, 0)}
         without_effect = frozenset({"some"})
 
-    assert api_table._model_rows(Outer, Outer.model_json_schema()) == [
-        ("`many`", "list of Inner", "`[]`", "honoured"),
-        ("`some`", "integer", "`3`", "taken, without effect"),
+    schema = Outer.model_json_schema()
+    schema["properties"]["many"]["description"] = "What they are."
+    assert api_table._model_rows(Outer, schema) == [
+        ("`many`", "list of Inner", "`[]`", "honoured", "What they are."),
+        ("`some`", "integer", "`3`", "taken, without effect", ""),
         ("`gone`", "", "", "refused, except `false` or `0`"),
     ]

@@ -67,7 +67,7 @@ MAY_IMPORT = {
     # the package's own top
     ".__init__": "entrypoints server_args .lang",
     ".launch_server": "entrypoints server_args",
-    ".check_env": "",
+    ".check_env": "kernels",
     ".bench": "",
     ".bench.one_batch": "forward mem_cache",
     ".bench_serving": ".bench",

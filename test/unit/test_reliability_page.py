@@ -1,107 +1,140 @@
-"""docs/reliability.md and the tests agree: it has a row with a plain word for each of the forty promises, names tests
-that exist, and names those that are marked with a promise in that promise's row."""
+"""docs/reliability.md lists the promises as the marks of the tests have them, and names no test that does not exist."""
 
 import ast
 import re
-from collections import defaultdict
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+
+import pytest
+
+from fixtures import promises_page
+from fixtures.promises_page import BEGIN, END, IN_PART, KEPT, NOT_YET, Marked, Promise, UnreadableMark, marks, state
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "reliability.md").read_text(encoding="utf-8")
-PROMISES = range(1, 41)
+PROMISES = range(1, 51)
 
-LATE_DEVICE = "test_scheduler_on_late_device"
-"""Called `late device` on the page."""
-
-
-@dataclass(frozen=True)
-class Marked:
-    """A test that is marked with a promise, and the names under which the page may speak of it."""
-
-    test: str
-    names: frozenset[str]
+SERVER, GPU = Marked("server/test_a.py", "test_b"), Marked("gpu/test_a.py", "test_b")
 
 
-@cache
-def all_tests() -> list[tuple[Path, ast.Module]]:
-    paths = sorted((REPOSITORY / "test").rglob("test_*.py"))
-    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+def promise(**fields: str) -> Promise:
+    return Promise(7, "A section", "A promise.", **fields)
 
 
-@cache
-def known_names() -> frozenset[str]:
-    """Every test, its class and its file, without the ending."""
-    names = set()
-    for path, tree in all_tests():
-        names.add(path.stem)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                names.add(node.name)
-    return frozenset(names)
+def marked(tmp_path: Path, source: str) -> dict[int, list[str]]:
+    """The names of the tests in `source` by the numbers of their marks."""
+    folder = tmp_path / "unit"
+    folder.mkdir()
+    (folder / "test_it.py").write_text(source, encoding="utf-8")
+    return {number: [test.name for test in tests] for number, tests in marks(tmp_path).items()}
 
 
-def promises_in(decorators: list[ast.expr]) -> list[int]:
-    """Of `@pytest.mark.promise(number)`."""
-    found = (ast.unparse(decorator) for decorator in decorators)
-    return [int(match[1]) for text in found if (match := re.fullmatch(r"pytest\.mark\.promise\((\d+)\)", text))]
+def test_the_page_is_what_the_tests_say() -> None:
+    written = PAGE[PAGE.index(BEGIN) : PAGE.index(END) + len(END)]
+    assert written == promises_page.render(promises_page.load(), marks()), "run `make promises-page`"
 
 
-def marked_tests() -> dict[int, list[Marked]]:
-    """By promise."""
-    tests: dict[int, list[Marked]] = defaultdict(list)
-    for path, tree in all_tests():
-        nodes: list[tuple[ast.stmt, frozenset[str]]] = [(node, frozenset({path.stem})) for node in tree.body]
-        while nodes:
-            node, names = nodes.pop()
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                names |= {node.name}
-                for number in promises_in(node.decorator_list):
-                    tests[number].append(Marked(f"{path.stem}.{node.name}", names))
-            if isinstance(node, ast.ClassDef):
-                nodes += [(inner, names) for inner in node.body]
-    return tests
+def test_every_promise_is_listed_and_every_mark_has_one() -> None:
+    promises = promises_page.load()
+    assert [each.number for each in promises] == list(PROMISES)
+    assert marks().keys() <= set(PROMISES)
 
 
-def rows() -> dict[int, str]:
-    return {int(line.split("|")[1]): line for line in PAGE.splitlines() if re.match(r"\| \d+ \|", line)}
-
-
-def named_in(row: str) -> set[str]:
-    """Tests, classes and files. A name that ends with `_…` stands for all that begin so."""
-    named = re.findall(r"\b(test_\w+?|Test[A-Z]\w+)(_…)?(?=[^\w…])", row)
-    names = {name for name, some in named if not some}
-    names |= {known for name, some in named if some for known in known_names() if known.startswith(name)}
-    return names | ({LATE_DEVICE} if "late device" in row else set())
+def test_no_mark_is_overlooked() -> None:
+    """All numbers of all marks, by their text, are found by the parser too."""
+    written, found = set[tuple[str, int]](), set[tuple[str, int]]()
+    for path in sorted((REPOSITORY / "test").rglob("test_*.py")):
+        if path == Path(__file__):
+            continue
+        source = path.read_text(encoding="utf-8")
+        for numbers in re.findall(r"pytest\.mark\.promise\(([^)]*)\)", source):
+            written |= {(path.name, int(number)) for number in numbers.split(",") if number.strip()}
+    for number, tests in marks().items():
+        found |= {(test.file.rpartition("/")[2], number) for test in tests}
+    assert written - found == set()
 
 
 def test_every_named_test_exists() -> None:
-    known = known_names()
-    named = re.findall(r"\b(test_\w+?|Test[A-Z]\w+)(_…)?(?=[^\w…])", PAGE)
-    assert len(named) > 80
-    assert not [name for name, some in named if not (any(k.startswith(name) for k in known) if some else name in known)]
+    names = set()
+    for path in (REPOSITORY / "test").rglob("test_*.py"):
+        names.add(path.stem)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    named = re.findall(r"\b(test_\w+)", PAGE)
+    assert len(named) > 200
+    assert not [name for name in named if name not in names]
 
 
-def test_every_promise_has_its_row() -> None:
-    found = re.findall(r"^\| (\d+) \| .+? \| (kept|in part|not yet) \| ", PAGE, flags=re.MULTILINE)
-    assert [int(number) for number, _ in found] == list(PROMISES)
+def test_every_named_module_exists() -> None:
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", PAGE))
+    paths = [path.as_posix() for root in ("python", "test") for path in (REPOSITORY / root).rglob("*.py")]
+    assert len(named) > 40
+    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in paths)]
 
 
-def test_what_is_kept_has_a_test_that_bears_its_number() -> None:
-    marked = marked_tests()
-    assert set(marked) <= set(PROMISES)
-    missing = [number for number, row in rows().items() if "| not yet |" not in row and number not in marked]
-    assert not missing
+@pytest.mark.parametrize(
+    ("fields", "tests", "expected"),
+    [
+        ({}, [SERVER], KEPT),
+        ({}, [SERVER, GPU], KEPT),
+        ({"note": "generous"}, [SERVER], KEPT),
+        ({"missing": "half of it"}, [SERVER], IN_PART),
+        ({}, [], NOT_YET),
+        ({"missing": "all"}, [], NOT_YET),
+        ({}, [GPU], NOT_YET),
+    ],
+)
+def test_a_state_is_earned(fields: dict[str, str], tests: list[Marked], expected: str) -> None:
+    assert state(promise(**fields), tests) == expected
+    page = promises_page.render([promise(**fields)], {7: tests})
+    assert f"**7 · {expected}.** A promise.\n" in page and f"| {expected} | 7 | 1 |" in page
 
 
-def test_the_page_names_every_test_that_bears_a_number() -> None:
-    """By its own name, or by its class or file."""
-    marked, page = marked_tests(), rows()
-    unnamed = [
-        f"{number}: {each.test}"
-        for number, tests in sorted(marked.items())
-        for each in tests
-        if not each.names & named_in(page[number])
-    ]
-    assert not unnamed
+def test_marks_of_every_form(tmp_path: Path) -> None:
+    source = """
+import pytest
+pytestmark = [pytest.mark.slow, pytest.mark.promise(1)]
+@pytest.mark.promise(2, 3)
+@pytest.mark.promise(4)
+async def test_a(): ...
+@pytest.mark.promise(5)
+class TestB:
+    pytestmark = pytest.mark.promise(6)
+    @pytest.mark.promise(7)
+    def test_c(self): ...
+@pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.promise(8))])
+def test_d(x): ...
+@pytest.mark.skipif(False, reason="")
+@pytest.mark.promise(9)
+def test_e(): ...
+@pytest.mark.skip
+@pytest.mark.promise(10)
+def test_f(): ...
+@pytest.mark.promise(11)
+@pytest.mark.xfail(strict=True)
+def test_g(): ...
+"""
+    assert marked(tmp_path, source) == {
+        1: [""],
+        2: ["test_a"],
+        3: ["test_a"],
+        4: ["test_a"],
+        5: ["TestB"],
+        6: ["TestB"],
+        7: ["TestB.test_c"],
+        8: ["test_d"],
+        9: ["test_e"],
+    }
+
+
+def test_a_number_that_is_computed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableMark, match=r"test/unit/test_it\.py: pytest\.mark\.promise\(ONE\)"):
+        marked(tmp_path, "ONE = 1\n@pytest.mark.promise(ONE)\ndef test_a(): ...\n")
+
+
+def test_the_summary_counts_all(tmp_path: Path) -> None:
+    promises = [Promise(number, "A section", "A promise.") for number in (1, 2, 3, 5, 6)]
+    page = promises_page.render(promises, {number: [SERVER] for number in (1, 2, 3, 6)})
+    assert "| kept | 1 to 3, 6 | 4 |" in page
+    assert "| in part | none | 0 |" in page
+    assert "| not yet | 5 | 1 |" in page
+    assert "(`test_b`)" in page and "- Tests: none" in page

@@ -5,27 +5,26 @@ Knows templates. Knows no server and no engine: a served model renders the same 
 
 from pathlib import Path
 
-from jinja2 import Template
-
 from mysglang.eval.tiny_world.items import Item
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
-from mysglang.srt.parser.jinja_environment import chat_environment
+from mysglang.srt.parser.chat_template import ChatTemplate
 
 TINY = EMBEDDED_MODEL
 
 
-def chat_template(folder: Path = TINY) -> Template:
+def chat_template(folder: Path = TINY) -> ChatTemplate:
     """The template of a model folder, in the server's own sandbox. Raises FileNotFoundError without one."""
-    return chat_environment().from_string((folder / "chat_template.jinja").read_text(encoding="utf-8"))
+    return ChatTemplate((folder / "chat_template.jinja").read_text(encoding="utf-8"))
 
 
-def prompt_text(template: Template, item: Item) -> str:
+def prompt_text(template: ChatTemplate, item: Item) -> str:
     """The prompt of an item: its conversation up to the scored answer, or, for a raw item, its plain text."""
     if item.raw:
         return item.turns[0].content
-    return template.render(
-        messages=item.messages(),
-        tools=list(item.tools) or None,
-        enable_thinking=item.thinking,
-        add_generation_prompt=True,
-    )
+    variables = {
+        "messages": item.messages(),
+        "tools": list(item.tools) or None,
+        "enable_thinking": item.thinking,
+        "add_generation_prompt": True,
+    }
+    return template.render(variables)

@@ -9,10 +9,12 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 from mysglang.eval import report
 from mysglang.eval.chat_prompt import chat_template, prompt_text
 from mysglang.eval.tiny_world.items import Item
+from mysglang.eval.tiny_world.long_context import with_long_system
 from mysglang.eval.tiny_world.render import answer_text
 from mysglang.eval.tiny_world.world import TASKS, held_out_items
 
@@ -26,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _parser().error(f"server flags belong to the engine only: {' '.join(flags)}")
     chosen = options.tasks or TASKS
     items = [item for item in held_out_items(options.per_task, options.seed) if item.task in chosen]
+    if options.long_system:
+        rng = Random(f"long system prompts {options.seed}")
+        items = [with_long_system(rng, item, options.long_system) for item in items]
     template = chat_template()
     results = [
         report.Scored(item.task, prompt_text(template, item), answer_text(item.answer, item.thinking), answer)
@@ -76,6 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--per-task", type=int, default=40, help="Items of each task.")
     parser.add_argument("--seed", type=int, default=0, help="Which held-out items.")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=f"Only these: {', '.join(TASKS)}.")
+    parser.add_argument(
+        "--long-system",
+        type=int,
+        default=0,
+        metavar="CHARACTERS",
+        help="Put so many characters of foreign text into each system prompt; about three make a token.",
+    )
     parser.add_argument("--save-answers", type=Path, metavar="FILE", help="Write the answers as JSON lines.")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="With --transformers.")
     parser.add_argument("--batch-size", type=int, default=16, help="With --transformers.")

@@ -19,6 +19,7 @@ Asserts are for our own bugs only; what a user or the world can cause is one of 
 
 from __future__ import annotations
 
+import re
 from typing import Self
 
 
@@ -26,12 +27,19 @@ class MysglangError(Exception):
     """Base of everything that mysglang raises on purpose."""
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+"""Line breaks, and what could steer a terminal."""
+
+MAX_PROBLEM = 1000
+"""Characters of one problem. A problem may quote a model's file, which may hold a text of any length."""
+
+
 class ConfigError(MysglangError):
     """The launch cannot go on. `problems` holds one line for each reason, each saying what to do."""
 
     def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+        self.problems = tuple(map(_one_line, problems))
+        super().__init__("\n".join(self.problems))
 
 
 class ServerEnded(MysglangError):
@@ -99,3 +107,8 @@ class Aborted(RequestError):
 
     def reworded(self, message: str, param: str | None) -> Self:
         return type(self)(message, status=self.status, kind=self.kind, param=param)
+
+
+def _one_line(problem: str) -> str:
+    line = _CONTROL.sub(" ", problem)
+    return line if len(line) <= MAX_PROBLEM else f"{line[: MAX_PROBLEM // 2]} ... {line[-MAX_PROBLEM // 2 :]}"

@@ -2,8 +2,8 @@
 
 Looked for in this order: the package's `lib` folder (built ahead of time), the cache, the compiler. A file is named by
 source, architecture, fingerprint of all its text and flags, and fingerprint of the compiler, so a stale one is never
-taken; processes that want the same file at once wait on a lock while one of them compiles. Knows no kernel and no
-kind of device.
+taken; processes that want the same file at once wait on a lock while one of them compiles. A file in the cache that is
+damaged counts as missing. Knows no kernel and no kind of device.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from mysgl_kernel import sources
 from mysgl_kernel.environ import cache_directory
+from mysgl_kernel.seal import is_sealed, seal
 from mysgl_kernel.toolchain import Compiler, KernelBuildError
 
 logger = logging.getLogger(__name__)
@@ -80,17 +81,17 @@ class CompiledLibrary(ABC):
         if ahead := sorted(sources.LIB.glob(f"{stem}.*.so")):
             return ahead[0]
         mark = compiler.fingerprint if compiler else "*"
-        return next(iter(sorted(cache_directory().glob(f"{stem}.{mark}.so"))), None)
+        return next(filter(is_sealed, sorted(cache_directory().glob(f"{stem}.{mark}.so"))), None)
 
     def build(self, arch: str, compiler: Compiler, folder: Path) -> Path:
         """Compile into `folder` unless it is there. Raises KernelBuildError."""
         target = folder / f"{self.stem(arch)}.{compiler.fingerprint}.so"
-        if target.exists():
+        if is_sealed(target):
             return target
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(target.with_suffix(".lock")):
-                if not target.exists():  # nobody else made it while we waited
+                if not is_sealed(target):  # nobody else made it while we waited
                     self._compile(arch, compiler, target)
         except OSError as error:
             raise KernelBuildError(f"{self.source} cannot be built into {folder}: {error}") from None
@@ -105,6 +106,7 @@ class CompiledLibrary(ABC):
         part = target.with_suffix(f".{os.getpid()}.part")
         try:
             compiler.compile(self.path, part, arch=arch, include=sources.INCLUDE, flags=self.flags)
+            seal(part)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

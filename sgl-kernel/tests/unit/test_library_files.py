@@ -112,6 +112,28 @@ def test_a_failure_tells_source_command_and_the_compilers_words(workshop: Worksh
     assert not list(workshop.cache.glob("*.so")) and not list(workshop.cache.glob("*.part"))
 
 
+@pytest.mark.promise(50)
+@pytest.mark.parametrize("damage", ["cut short", "zeros", "empty", "one bit", "appended"])
+def test_a_damaged_library_is_compiled_again(workshop: Workshop, damage: str) -> None:
+    assert Library(SOURCE).available()
+    (kept,) = workshop.cache.glob("*.so")
+    sound = kept.read_bytes()
+    half = len(sound) // 2
+    damaged = {
+        "cut short": sound[:half],
+        "zeros": sound[:half] + bytes(len(sound) - half),
+        "empty": b"",
+        "one bit": sound[:half] + bytes([sound[half] ^ 1]) + sound[half + 1 :],
+        "appended": sound + b"\0",
+    }[damage]
+    # Under another inode, as after a restart: this process has the first one mapped.
+    kept.unlink()
+    kept.write_bytes(damaged)
+    assert Library(SOURCE).built("90a", compiler()) is None
+    assert Library(SOURCE).available()
+    assert (workshop.compiled, kept.read_bytes()) == (2, sound)
+
+
 def test_what_a_killed_process_left_is_cleared_away(workshop: Workshop) -> None:
     assert Library(SOURCE).available()
     (kept,) = workshop.cache.glob("*.so")

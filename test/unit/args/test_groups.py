@@ -20,12 +20,16 @@ OWN_OPTIONS = {
     "file_storage_gb",
     "enable_jump_forward",
     "grammar_compile_timeout",
+    "grammar_queue_timeout",
     "logit_processor",  # SGLang takes code from requests instead
     "max_batch_lines",
     "req_running_timeout",  # SGLang reads these two from its environment
     "req_waiting_timeout",
     "read_timeout",
     "share_cache_between_keys",
+    "strict_max_tokens",
+    "strict_model_name",
+    "unknown_fields",
     "write_timeout",
     "fair_share_by",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mysglang.srt.args.groups import ArgGroups, from_flat
@@ -35,6 +37,17 @@ def test_chunk_is_that_of_the_gpu_in_use() -> None:
 
 def test_chunk_on_cpu() -> None:
     assert resolved(H200, device="cpu").schedule.chunked_prefill_size == CPU_CHUNK
+
+
+@pytest.mark.promise(44)
+def test_several_keys_take_turns_unless_told_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one\ntwo\n")
+    several = {"api_key_file": str(tmp_path / "keys")}
+    assert resolved(CPU, **several).schedule.shares_by == "api_key"
+    assert resolved(CPU, **several, fair_share_by="routing_key").schedule.shares_by == "routing_key"
+    assert resolved(CPU, **several, fair_share_by="none").schedule.shares_by is None
+    assert resolved(CPU, api_key="one").schedule.shares_by is None
+    assert resolved(CPU).schedule.shares_by is None
 
 
 def test_auto_kernels_are_the_platforms_choice() -> None:

@@ -40,7 +40,11 @@ def test_a_repository_may_be_fetched_later() -> None:
         (CPU, {"json_model_override_args": "[1]"}, "--json-model-override-args must be a JSON object"),
         (CPU, {"json_model_override_args": "{"}, "--json-model-override-args must be a JSON object"),
         (CPU, {"chat_template": "no/such.jinja"}, "--chat-template no/such.jinja: there is no such file"),
-        (CPU, {"reasoning_parser": "qwen9"}, "--reasoning-parser qwen9: give one of auto, none, deepseek-r1"),
+        (
+            CPU,
+            {"reasoning_parser": "qwen9"},
+            "--reasoning-parser qwen9: give one of auto, none, apertus2509, cohere_command4, deepseek-r1",
+        ),
         (CPU, {"reasoning_parser": "<a>..."}, "or two tags as <start>...<end>"),
         (CPU, {"tool_call_parser": "qwen9"}, "--tool-call-parser must be one of auto, none"),
         (CPU, {"chunked_prefill_size": 0}, "--chunked-prefill-size 0"),

@@ -195,6 +195,7 @@ class TestFaults:
         with pytest.raises(ConfigError, match="does not exist"):
             ModelConfig.from_path(str(tmp_path / "nowhere" / "at" / "all"))
 
+    @pytest.mark.promise(39)
     @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         name=st.sampled_from(sorted(ARCHITECTURES)),
@@ -239,3 +240,67 @@ def assert_same(ours: ModelConfig, theirs: transformers.PretrainedConfig) -> Non
     assert ours.context_len == theirs.max_position_embeddings
     assert ours.attention_bias == getattr(theirs, "attention_bias", False)
     assert set(ours.windows) == {getattr(theirs, "sliding_window", None)}
+
+
+FIELDS = [
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("max_position_embeddings", "num_key_value_heads", "head_dim", "sliding_window", "max_window_layers"),
+    "rms_norm_eps",
+]
+WRONG_NUMBERS: list[Any] = [
+    *(-1, 10**12, 10**30, 2.5, float("nan"), float("inf"), "4" * 100_000, [4], {"a": 4}, 10**4000),
+]
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("value", WRONG_NUMBERS, ids=lambda value: str(value)[:12])
+def test_numbers_that_are_none(field: str, value: Any, tmp_path: Path) -> None:
+    if field == "rms_norm_eps" and isinstance(value, (int, float)) and not 0 <= value <= 1:
+        value = float(value) if abs(value) < 1e300 else value
+    said = problem(tmp_path, LLAMA | {field: value})
+    assert "config.json" in said and field in said and len(said) < 1100
+
+
+@pytest.mark.promise(49)
+def test_the_limit_of_a_size_is_named(tmp_path: Path) -> None:
+    said = problem(tmp_path, LLAMA | {"num_hidden_layers": 10**9})
+    assert "<= 4096" in said and "num_hidden_layers" in said
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize("key", ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])
+@pytest.mark.parametrize("value", [*WRONG_NUMBERS, True, 0], ids=lambda value: str(value)[:12])
+def test_rotary_numbers_that_are_none(key: str, value: Any, tmp_path: Path) -> None:
+    if value == 2.5 or (key == "original_max_position_embeddings" and value == 0):
+        pytest.skip("a value that is taken")
+    if value == 10**12:
+        value *= 10
+    said = problem(tmp_path, LLAMA | {"rope_scaling": LLAMA3 | {key: value}})
+    assert "config.json" in said and key in said and len(said) < 1100
+
+
+@pytest.mark.promise(49)
+def test_a_scaling_that_makes_too_many_positions(tmp_path: Path) -> None:
+    said = problem(tmp_path, LLAMA | {"rope_scaling": {"type": "linear", "factor": 1e9}})
+    assert "max_position_embeddings 2048, scaled by 1000000000.0" in said
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"eos_token_id": list(range(2000))}, "eos_token_id lists 2000 ids, and at most 1024"),
+        ({"eos_token_id": [float("nan")]}, "eos_token_id must be"),
+        ({"architectures": ["A" * 10**6]}, "is not supported"),
+        ({"architectures": ["A\n\x1b[2JB"]}, "A [2JB is not supported"),
+        ({"rope_scaling": {"rope_type": ["llama3"]}}, "rope type"),
+        (
+            {"layer_types": ["x"] * 10**5, "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4},
+            "100000 layer_types for 2 layers",
+        ),
+    ],
+)
+def test_other_hostile_values(values: dict[str, Any], says: str, tmp_path: Path) -> None:
+    said = problem(tmp_path, LLAMA | values)
+    assert says in said and len(said) < 1100

@@ -69,6 +69,10 @@ def test_or_if_sentence_transformers_says_so(tmp_path: Path) -> None:
         ({"pooling_mode_max_tokens": True}, "max"),
         ({"pooling_mode": "lasttoken"}, "last"),
         ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len_tokens"),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt_len_tokens"),
+        ({"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
+        ({"pooling_mode": "weightedmean"}, "weightedmean"),
     ],
 )
 def test_modes(pooling: dict[str, Any], mode: str, tmp_path: Path) -> None:
@@ -81,14 +85,14 @@ def test_modes(pooling: dict[str, Any], mode: str, tmp_path: Path) -> None:
     "pooling",
     [
         {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True},
-        {"pooling_mode_weightedmean_tokens": True},
-        {"pooling_mode": "weightedmean"},
+        {"pooling_mode_median_tokens": True},
+        {"pooling_mode": "median"},
         {"pooling_mode_mean_tokens": False},
     ],
 )
 def test_other_modes_are_refused(pooling: dict[str, Any], tmp_path: Path) -> None:
     modules(tmp_path, "Transformer", "Pooling", **pooling)
-    with pytest.raises(ConfigError, match="is not supported; one of cls, lasttoken, mean and max is"):
+    with pytest.raises(ConfigError, match="is not supported; one of cls, lasttoken, mean, max, "):
         read(tmp_path, "BertModel")
 
 
@@ -157,10 +161,36 @@ def test_activations(config: dict[str, Any], activation: str, tmp_path: Path) ->
     ("config", "words"),
     [
         ({"id2label": {"0": "a", "2": "b"}}, "id2label must name the labels 0, 1"),
-        ({"num_labels": 0}, "num_labels must be a positive number"),
+        ({"num_labels": 0}, "num_labels must be a number from 1 to 131072"),
         ({"sbert_ce_default_activation_function": "x.Tanh"}, "activation x.Tanh is not supported"),
     ],
 )
 def test_faults_of_a_classifier(config: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         read(tmp_path, "BertForSequenceClassification", **config)
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize("path", ["../other", "/etc", "1_Pooling/../../other"])
+def test_a_module_outside_the_models_directory(path: str, tmp_path: Path) -> None:
+    write(tmp_path, "modules.json", [{"type": "sentence_transformers.models.Pooling", "path": path}])
+    with pytest.raises(ConfigError, match="leads out of the model's directory"):
+        read(tmp_path, "BertModel")
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize("name", ["modules.json", "sentence_bert_config.json", "1_Pooling/config.json"])
+def test_a_device_in_place_of_a_file(name: str, tmp_path: Path) -> None:
+    modules(tmp_path, "Transformer", "Pooling", pooling_mode="mean")
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=f"{name} is a device"):
+        read(tmp_path, "BertModel")
+
+
+@pytest.mark.promise(49)
+def test_sizes_without_bounds(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="num_labels must be a number from 1 to 131072"):
+        read(tmp_path, "BertForSequenceClassification", num_labels=10**9)
+    with pytest.raises(ConfigError, match="matryoshka_dimensions 33 is more than hidden_size 32"):
+        read(tmp_path, "BertModel", matryoshka_dimensions=[16, 33])

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
 
+import psutil
 import pytest
 
 from fixtures.grammar_walk import EOS, TINY, TOKENIZER, VOCABULARY
-from mysglang.srt.constrained.compile_messages import CompilerSetup
+from mysglang.srt.constrained.backend import GrammarBackend
+from mysglang.srt.constrained.compile_messages import CompilerSetup, Frames, Job, Refused, Started, ToParent, frame
+from mysglang.srt.constrained.compile_process import CompileServer
 from mysglang.srt.constrained.compiler import Failure, GrammarCompiler, NoCompiler, Outcome
 from mysglang.srt.constrained.factory import make_backend
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.sampling.grammar_spec import GrammarKind, GrammarSpec
+from mysglang.srt.utils.service_thread import on_thread_death
 
 TIMEOUT_S = 2.0
 PATIENCE_S = 60.0
@@ -184,6 +194,146 @@ def test_a_grammar_that_outlives_two_processes_is_given_up(monkeypatch: pytest.M
         assert not isinstance(compile_one(compiler, "regex", "b"), Failure)
 
 
+@pytest.mark.promise(46)
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EAGAIN])
+def test_promise_46_a_process_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    pytest.importorskip("llguidance")
+    start, short = subprocess.Popen, [True]
+
+    def popen(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        if short[0]:
+            raise OSError(number, os.strerror(number))
+        return start(*args, **kwargs)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with running("llguidance") as compiler:
+        for _ in range(2):
+            failure = compile_one(compiler, "regex", "a")
+            assert isinstance(failure, Failure) and failure.status == 503 and not failure.lasting
+            assert os.strerror(number) in failure.reason
+        short[0] = False
+        assert not isinstance(compile_one(compiler, "regex", "a"), Failure)
+
+
+@pytest.mark.promise(46)
+def test_promise_46_no_file_can_be_opened() -> None:
+    """For real. The process that is there needs no file more; a new one cannot be started, until files are closed."""
+    pytest.importorskip("llguidance")
+    with running("llguidance") as compiler:
+        assert not isinstance(compile_one(compiler, "regex", "a"), Failure)
+        taken = []
+        least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(least, 400), most))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open("/dev/null", os.O_RDONLY))
+            assert not isinstance(compile_one(compiler, "regex", "b"), Failure), "nothing more is needed here"
+            assert compiler.pid is not None
+            os.kill(compiler.pid, signal.SIGKILL)
+            wait_for(lambda: compiler.pid is None)
+            failure = compile_one(compiler, "regex", "c")
+            assert isinstance(failure, Failure) and failure.status == 503
+        finally:
+            for fd in taken:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (least, most))
+        assert not isinstance(compile_one(compiler, "regex", "c"), Failure)
+
+
+@pytest.mark.promise(46)
+def test_promise_46_a_library_that_cannot_be_loaded_for_want_of_files_is_tried_again() -> None:
+    pytest.importorskip("llguidance")
+    short = [True]
+    setup = CompilerSetup(backend="llguidance", tokenizer_path=str(TINY), vocab_size=VOCABULARY.size, eos_ids=(EOS,))
+
+    def make() -> GrammarBackend:
+        if short[0]:
+            raise ImportError("libgrammar.so: cannot open shared object file: Too many open files")
+        return make_backend("llguidance", Vocabulary.of(TOKENIZER, setup.vocab_size, (EOS, EOS + 1)), setup.style)
+
+    compiler = GrammarCompiler(setup, make)
+    try:
+        failure = compile_one(compiler, "regex", "a")
+        assert isinstance(failure, Failure) and failure.status == 503 and not failure.lasting
+        short[0] = False
+        assert not isinstance(compile_one(compiler, "regex", "a"), Failure)
+    finally:
+        compiler.close()
+
+
+@pytest.mark.promise(46)
+def test_promise_46_the_death_of_the_thread_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: GrammarCompiler) -> None:
+        raise ZeroDivisionError("a mistake of ours")
+
+    monkeypatch.setattr(GrammarCompiler, "_load_backend", broken)
+    heard: SimpleQueue[str] = SimpleQueue()
+    forget = on_thread_death(heard.put)
+    try:
+        with running("llguidance") as compiler:
+            compiler.submit(GrammarSpec("regex", "a"))
+            cause = heard.get(timeout=PATIENCE_S)
+    finally:
+        forget()
+    assert "grammar compiler" in cause and "ZeroDivisionError: a mistake of ours" in cause
+
+
+@pytest.mark.promise(46)
+def test_promise_46_a_child_that_cannot_be_forked_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the job alone; the process that forks goes on."""
+
+    def no_room() -> int:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", no_room)
+    vocabulary = Vocabulary.of(TOKENIZER, VOCABULARY.size, (EOS,))
+    setup = CompilerSetup(backend="llguidance", tokenizer_path=str(TINY), vocab_size=VOCABULARY.size, eos_ids=(EOS,))
+    jobs, source = os.pipe()
+    answers, output = os.pipe()
+    os.write(source, b"".join(frame(Job(number, "regex", "a")) for number in range(2)))
+    os.close(source)
+    CompileServer(setup, make_backend("llguidance", vocabulary, setup.style), output).serve(jobs)
+    told: Frames[ToParent] = Frames(ToParent)
+    started, *refused = told.feed(os.read(answers, 1 << 16))
+    for fd in (jobs, answers, output):
+        os.close(fd)
+    assert isinstance(started, Started) and [each.number for each in refused if isinstance(each, Refused)] == [0, 1]
+    assert all(isinstance(each, Refused) and each.status == 503 and not each.lasting for each in refused)
+
+
+SLOW = [f"(a{{1,1000}}){{1,1000}}{i}" for i in range(6)]
+"""Each takes outlines minutes."""
+
+
+@pytest.mark.promise(43)
+@pytest.mark.promise(44)
+def test_promise_44_a_key_with_many_slow_grammars_holds_up_no_other() -> None:
+    """And promise 43: when their clients leave, those that wait are never begun, and those under way are stopped."""
+    pytest.importorskip("outlines_core")
+    with running("outlines", timeout_s=PATIENCE_S) as compiler:
+        slow = [GrammarSpec("regex", text) for text in SLOW]
+        assert not isinstance(compile_one(compiler, "regex", "warm"), Failure)
+        for spec in slow:
+            compiler.submit(spec, "many")
+        assert compiler.pid is not None
+        process = psutil.Process(compiler.pid)
+        wait_for(lambda: len(process.children()) == 2)
+        small = GrammarSpec("regex", "[a-c]+")
+        compiler.submit(small, "few")
+        found = outcomes(compiler, [small])
+        assert list(found) == [small] and not isinstance(found[small], Failure)
+        assert len(process.children()) == 2, "the others go on"
+        for spec in slow:
+            compiler.withdraw(spec, "many")
+        wait_for(lambda: not process.children())
+        compiler.submit(GrammarSpec("regex", "b"), "many")
+        assert list(outcomes(compiler, [GrammarSpec("regex", "b")])) == [GrammarSpec("regex", "b")]
+        assert compiler.pid == process.pid
+
+
 def test_an_eager_compiler_starts_before_it_is_asked() -> None:
     pytest.importorskip("llguidance")
     with running("llguidance", eager=True) as compiler:
@@ -208,7 +358,7 @@ def test_a_library_that_cannot_be_loaded_fails_each_grammar() -> None:
 def test_without_a_backend_each_grammar_is_refused() -> None:
     compiler = NoCompiler()
     spec = GrammarSpec("regex", "a")
-    compiler.submit(spec)
+    compiler.submit(spec, "")
     ((told, failure),) = compiler.finished()
     assert told == spec and isinstance(failure, Failure) and "--grammar-backend" in failure.reason
     assert compiler.finished() == []

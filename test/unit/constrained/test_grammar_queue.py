@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from mysglang.srt.constrained.answer_grammar import AnswerGrammar
 from mysglang.srt.constrained.compiler import Failure, Outcome
@@ -41,10 +42,15 @@ class SlowCompiler:
 
     def __init__(self) -> None:
         self.asked: list[GrammarSpec] = []
+        self.withdrawn: list[tuple[str, str]] = []
+        """Text and tenant."""
         self.done: list[tuple[GrammarSpec, Outcome]] = []
 
-    def submit(self, spec: GrammarSpec) -> None:
+    def submit(self, spec: GrammarSpec, tenant: str) -> None:
         self.asked.append(spec)
+
+    def withdraw(self, spec: GrammarSpec, tenant: str) -> None:
+        self.withdrawn.append((spec.text, tenant))
 
     def finished(self) -> list[tuple[GrammarSpec, Outcome]]:
         done, self.done = self.done, []
@@ -55,11 +61,21 @@ class SlowCompiler:
         self.done.append((self.asked.pop(0), outcome))
 
 
-def request(rid: str, regex: str | None = None) -> Req:
+def request(rid: str, regex: str | None = None, tenant: str = "") -> Req:
     ids = np.asarray([1, 2], dtype=np.int32)
     watch = StopWatch(token_ids=(), text=None, min_new=0)
     params = SamplingParams(regex=regex)
-    return Req(rid=rid, ids=ids, prompt_len=2, sampling=params, max_new=4, stream=False, extra_key="", stop_watch=watch)
+    return Req(
+        rid=rid,
+        ids=ids,
+        prompt_len=2,
+        sampling=params,
+        max_new=4,
+        stream=False,
+        extra_key="",
+        stop_watch=watch,
+        tenant=tenant,
+    )
 
 
 def test_only_those_with_a_grammar_wait() -> None:
@@ -104,6 +120,7 @@ def test_a_wrong_grammar_ends_its_requests_and_is_remembered() -> None:
     assert all(req.finish == Abort("regex: no bracket.", status=400, param="regex") for req in reqs)
 
 
+@pytest.mark.promise(34)
 def test_what_was_only_too_slow_is_tried_again() -> None:
     compiler = SlowCompiler()
     queue = GrammarQueue(compiler)
@@ -125,6 +142,71 @@ def test_aborted_while_waiting_and_while_ready() -> None:
     assert queue.abort("ready") is ready
     compiler.finish(Ready())
     assert list(queue.ready()) == [] and not queue.expecting
+
+
+@pytest.mark.promise(43)
+def test_promise_43_a_grammar_is_withdrawn_with_the_last_request_of_a_tenant() -> None:
+    compiler = SlowCompiler()
+    queue = GrammarQueue(compiler)
+    for rid, tenant in [("a1", "a"), ("a2", "a"), ("b1", "b")]:
+        queue.admit(request(rid, "x", tenant))
+    assert [spec.text for spec in compiler.asked] == ["x", "x"], "once for each tenant, since each has turns"
+    queue.abort("a1")
+    assert compiler.withdrawn == []
+    queue.abort("a2")
+    assert compiler.withdrawn == [("x", "a")] and queue.expecting
+    queue.abort("b1")
+    assert compiler.withdrawn == [("x", "a"), ("x", "b")] and not queue.expecting
+
+
+def test_what_comes_after_it_was_withdrawn_is_kept_for_the_next() -> None:
+    compiler = SlowCompiler()
+    queue = GrammarQueue(compiler)
+    queue.admit(request("left", "x"))
+    queue.abort("left")
+    other = request("other", "y")
+    queue.admit(other)
+    compiler.finish(Ready())
+    assert list(queue.ready()) == []
+    again = request("again", "x")
+    queue.admit(again)
+    assert list(queue.ready()) == [again] and again.grammar is not None
+
+
+def test_a_grammar_that_comes_twice_is_counted_once() -> None:
+    """It was withdrawn and wanted again while its outcome was on the way."""
+    compiler, cache = SlowCompiler(), GrammarCache(max_bytes=100)
+    queue = GrammarQueue(compiler, cache)
+    queue.admit(request("first", "x"))
+    queue.abort("first")
+    second = request("second", "x")
+    queue.admit(second)
+    for _ in range(2):
+        compiler.finish(Ready(60))
+        list(queue.ready())
+    assert second.grammar is not None
+    cache.put(GrammarSpec("regex", "y"), Ready(40))
+    assert cache.get(GrammarSpec("regex", "x")) is not None, "both have room"
+
+
+@pytest.mark.promise(34)
+def test_promise_34_a_request_waits_for_its_turn_no_longer_than_the_bound() -> None:
+    now = [0.0]
+    compiler = SlowCompiler()
+    queue = GrammarQueue(compiler, patience_s=30, clock=lambda: now[0])
+    first, later = request("first", "x"), request("later", "x")
+    queue.admit(first)
+    now[0] = 10.0
+    queue.admit(later)
+    now[0] = 29.9
+    assert list(queue.ready()) == []
+    now[0] = 30.0
+    assert list(queue.ready()) == [first]
+    assert isinstance(first.finish, Abort) and first.finish.status == 503
+    assert "--grammar-queue-timeout" in first.finish.message and compiler.withdrawn == []
+    now[0] = 40.0
+    assert list(queue.ready()) == [later] and compiler.withdrawn == [("x", "")]
+    assert not queue.expecting
 
 
 def test_the_cache_is_bounded_and_forgets_what_was_used_least() -> None:

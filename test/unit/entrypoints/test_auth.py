@@ -1,12 +1,13 @@
 """Access: every path but the named ones needs a key, however it is spelled; and no foreign name on the loopback."""
 
+import asyncio
 from collections.abc import Iterator
 
 import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from fixtures.scripted_engine import Served, serve
+from fixtures.scripted_engine import Served, endless, serve
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import is_loopback
 
@@ -106,6 +107,8 @@ async def test_nothing_changes_by_get() -> None:
             response = await served.client.get(path)
             assert response.status_code == 405
             assert response.headers["allow"] == "POST"
+        deleted = await served.client.delete("/")
+        assert (deleted.status_code, deleted.headers["allow"]) == (405, "GET, HEAD")
         assert not served.engine.sent
 
 
@@ -122,6 +125,10 @@ async def test_no_other_site_is_invited() -> None:
         ({"Host": "localhost"}, 200),
         ({"Host": "[::1]:30000"}, 200),
         ({"Host": "a.localhost:1"}, 200),
+        ({"Host": "host.docker.internal:30000"}, 200),
+        ({"Host": "host.containers.internal"}, 200),
+        ({"Host": "host.docker.internal", "Origin": "http://host.docker.internal"}, 403),
+        ({"Host": "host.docker.internal.evil.example"}, 403),
         ({"Host": "evil.example"}, 403),
         ({"Host": "127.0.0.1.evil.example"}, 403),
         ({"Host": "192.168.1.7:30000"}, 403),
@@ -169,6 +176,62 @@ async def test_each_of_several_keys_counts() -> None:
     async with serve(options=AppOptions(api_keys=("k", "l"), admin_key="a")) as served:
         statuses = [(await served.client.get("/v1/models", headers=bearer(key))).status_code for key in "klam"]
     assert statuses == [200, 200, 403, 401]
+
+
+@pytest.mark.promise(44)
+@pytest.mark.parametrize(("admin_key", "sender", "ended"), [(None, "l", 0), (None, "k", 1), ("a", "a", 1)])
+@pytest.mark.parametrize("what", [{"rid": "mine"}, {"abort_all": True}])
+async def test_a_key_aborts_no_request_of_another(
+    admin_key: str | None, sender: str, ended: int, what: dict[str, object]
+) -> None:
+    async with serve(endless, AppOptions(api_keys=("k", "l"), admin_key=admin_key)) as served:
+        asked = asyncio.create_task(
+            served.client.post("/generate", json={"text": "a", "rid": "mine"}, headers=bearer("k"))
+        )
+        while not served.engine.requests:
+            await asyncio.sleep(0.001)
+        answer = await served.client.post("/abort_request", json=what, headers=bearer(sender))
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert len(served.engine.aborted) == ended
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("origin", "welcome"),
+    [
+        ("http://localhost:3000", True),
+        ("https://localhost", True),
+        ("http://app.localhost:5173", True),
+        ("http://127.0.0.1:8080", True),
+        ("http://[::1]:8080", True),
+        ("http://localhost.evil.example", False),
+        ("http://evil.example/localhost", False),
+        ("http://127.0.0.1.evil.example", False),
+        ("http://localhost@evil.example", False),
+        ("http://localhost:3000.evil.example", False),
+        ("http://192.168.1.7:3000", False),
+        ("null", False),
+    ],
+)
+async def test_pages_of_this_machine_may_ask_a_server_on_it(origin: str, welcome: bool) -> None:
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type, authorization"}
+    allowed = "access-control-allow-origin"
+    async with serve(options=AppOptions(local_pages=True, loopback_only=True)) as served:
+        preflight = await served.client.options("/generate", headers={"Origin": origin, **asks})
+        answer = await served.client.get("/v1/models", headers={"Origin": origin})
+        plain = {"Origin": origin, "Content-Type": "text/plain"}
+        assert (await served.client.post("/generate", content=b'{"text": "a"}', headers=plain)).status_code in (
+            400,
+            403,
+        )
+        assert not served.engine.sent
+    assert (preflight.status_code, answer.status_code) == ((200, 200) if welcome else (400, 403))
+    for response in (preflight, answer):
+        assert response.headers.get(allowed) == (origin if welcome else None)
+    async with serve() as served:
+        answer = await served.client.get("/v1/models", headers={"Origin": origin})
+        assert allowed not in answer.headers
 
 
 async def test_invited_sites_may_ask_and_others_may_not() -> None:

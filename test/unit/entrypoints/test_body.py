@@ -1,5 +1,10 @@
 """Bodies: bounded before they are parsed, JSON without loopholes, every fault told with its place."""
 
+import asyncio
+import gc
+import threading
+import tracemalloc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,17 +13,22 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
+from mysglang.srt.entrypoints import body as bodies
 from mysglang.srt.entrypoints.body import (
+    LONG_BODY,
     MAX_DEPTH,
     BodyTooLarge,
-    ClientDisconnected,
     parse_json,
+    read_as,
     read_body,
     too_deep,
     validate,
 )
+from mysglang.srt.entrypoints.body_room import BodyRoom, BodyRoomFull
+from mysglang.srt.entrypoints.departure import ClientDisconnected
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.managers.text_pool import WorkDropped
 
 
 def request(
@@ -51,6 +61,41 @@ async def test_parts_make_one_body() -> None:
     assert await read_body(read) == b'{"a":1}'
 
 
+@pytest.mark.parametrize("kind", ["", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("browsers", [{}, {"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}])
+async def test_clients_that_care_about_no_type_are_read_unless_they_are_browsers(
+    kind: str, browsers: dict[str, str]
+) -> None:
+    read, taken = request([b"{}"], {"content-type": kind, **browsers})
+    if not browsers:
+        assert await read_body(read) == b"{}"
+        return
+    with pytest.raises(InvalidRequest, match="content type must be application/json"):
+        await read_body(read)
+    assert not taken
+
+
+async def test_unfinished_bodies_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = BodyRoom(limit=100)
+    monkeypatch.setattr(bodies, "_ROOM", room)
+    long, taken = request([b"1" * 40, b"2" * 20, b"3"])
+    with pytest.raises(BodyRoomFull, match="100 together"):
+        await read_body(long)
+    assert taken == [40, 20] and room.held == 0
+    short, _ = request([b'{"a": 1}'])
+    held = await read_body(short)
+    assert room.held == 8
+    assert await bodies.make_of(short, held, dict) == {"a": 1}
+    assert room.held == 0
+    wrong, _ = request([b"{"])
+    with pytest.raises(InvalidRequest):
+        await read_as(wrong, dict)
+    left, _ = request([b"{"], cut=True)
+    with pytest.raises(ClientDisconnected):
+        await read_as(left, dict)
+    assert room.held == 0
+
+
 async def test_declared_excess_is_refused_unread() -> None:
     read, taken = request([b"x" * 11], {"content-length": "11"})
     with pytest.raises(BodyTooLarge, match="larger than 10 bytes"):
@@ -72,7 +117,7 @@ async def test_a_client_that_leaves_in_its_body() -> None:
         await read_body(read)
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+@pytest.mark.parametrize("kind", ["text/plain", "text/plain;charset=UTF-8", "multipart/form-data"])
 async def test_only_json_is_read(kind: str) -> None:
     read, taken = request([b"{}"], {"content-type": kind})
     with pytest.raises(InvalidRequest, match="must be application/json"):
@@ -188,16 +233,140 @@ def test_no_integer_is_made_of_anything_else(value: object) -> None:
         validate(Sample, {"inner": {"size": value}})
 
 
-@pytest.mark.parametrize("value", [False, 0, {"type": "text"}])
+@pytest.mark.parametrize("value", [False, 0, {"type": "text"}, "", [], {}])
 def test_what_asks_for_nothing_may_be_sent(value: object) -> None:
     assert validate(Sample, {"maybe": value}) == Sample()
 
 
 @pytest.mark.promise(31)
-@pytest.mark.parametrize("value", [True, 1, 0.0, {"type": "json_object"}, "", []])
+@pytest.mark.parametrize("value", [True, 1, 0.0, {"type": "json_object"}, "x", [0]])
 def test_what_is_not_served_is_refused_by_name(value: object) -> None:
     with pytest.raises(InvalidRequest, match="maybe: not supported by this server, except False or 0") as error:
         validate(Sample, {"maybe": value})
     assert error.value.param == "maybe"
     with pytest.raises(InvalidRequest, match=r"later: not supported by this server\."):
         validate(Sample, {"later": value})
+
+
+LONG = b" " * LONG_BODY
+
+
+async def stays(body: bytes) -> Request:
+    """A request whose client stays."""
+    sent = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> Message:
+        for message in sent:
+            return message
+        await asyncio.Event().wait()
+        raise AssertionError("waits for ever")
+
+    return Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
+
+
+@pytest.mark.promise(42)
+@pytest.mark.parametrize(("padding", "own"), [(b"", False), (LONG, True)])
+async def test_a_long_body_is_parsed_and_checked_in_a_thread(padding: bytes, own: bool) -> None:
+    names: list[str] = []
+
+    def make(data: dict[str, object]) -> dict[str, object]:
+        names.append(threading.current_thread().name)
+        return data
+
+    assert await read_as(await stays(b'{"name": "x"}' + padding), make) == {"name": "x"}
+    assert (names[0] != threading.current_thread().name) == own
+
+
+@pytest.mark.promise(43)
+async def test_a_long_body_is_dropped_when_its_client_leaves() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def make(_: dict[str, object]) -> None:
+        begun.set()
+        try:
+            while True:
+                validate(Sample, {})
+        except WorkDropped:
+            ended.set()
+            raise
+
+    left = asyncio.Event()
+    sent = iter([{"type": "http.request", "body": b"{}" + LONG, "more_body": False}])
+
+    async def receive() -> Message:
+        for message in sent:
+            return message
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    read = Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
+    asking = asyncio.create_task(read_as(read, make))
+    assert await asyncio.to_thread(begun.wait, 20)
+    left.set()
+    with pytest.raises(ClientDisconnected):
+        await asking
+    assert await asyncio.to_thread(ended.wait, 20)
+
+
+@pytest.mark.promise(42)
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"a": [' + b"1," * 5_000_000 + b"1]}", "more than 4194304 values"),
+        (b'{"a": [' + b"{}," * 200_000 + b"1]}", "more than 131072 lists and objects"),
+        (b'{"a": [' + b'"x",' * 600_000 + b"1]}", "more than 524288 strings"),
+        (b'{"a": "' + b"x" * (17 << 20) + b'"}', "more than 16777216 bytes in memory"),
+        (b'{"a": ' + b"[" * 100_000, f"deeper than {MAX_DEPTH} levels"),
+        (b'{"a": 1,\n "b": tru, "c": "' + LONG + b'"}', "not valid JSON: .*line 2 column"),
+        (b"[1]" + LONG, "must be a JSON object, got an array"),
+    ],
+)
+def test_long_bodies_are_counted_before_they_are_parsed(body: bytes, found: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match=found):
+            parse_json(body)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(body) + (16 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.promise(42)
+def test_what_is_made_of_many_token_ids_takes_little_more_than_they_do() -> None:
+    body = b'{"ids": [' + b",".join(b"%d" % (number % 50_000) for number in range(1_000_000)) + b"]}"
+    tracemalloc.start()
+    try:
+        data = parse_json(body)
+        assert tracemalloc.get_traced_memory()[0] < 3 * len(body)
+    finally:
+        tracemalloc.stop()
+    assert data == orjson.loads(body)
+
+
+@pytest.mark.promise(42)
+async def test_what_a_refused_body_held_is_gone_without_a_collection() -> None:
+    class Held(dict[str, object]):
+        pass
+
+    refs: list[weakref.ref[Held]] = []
+
+    def make(data: dict[str, object]) -> None:
+        held = Held(data)
+        refs.append(weakref.ref(held))
+        raise InvalidRequest("refused")
+
+    async def ask() -> None:
+        with pytest.raises(InvalidRequest):
+            await read_as(await stays(b'{"name": "x"}' + LONG), make)
+
+    gc.collect()
+    gc.disable()
+    try:
+        await ask()
+        for _ in range(100):
+            if refs[0]() is None:
+                break
+            await asyncio.sleep(0.01)  # until the thread has let go of it, too
+        assert refs[0]() is None
+    finally:
+        gc.enable()

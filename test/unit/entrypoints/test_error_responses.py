@@ -6,9 +6,9 @@ import orjson
 import pytest
 
 from fixtures.scripted_engine import ScriptedEngine, serve
-from mysglang.srt.entrypoints.body import BodyTooLarge, ClientDisconnected
+from mysglang.srt.entrypoints.body import BodyTooLarge
+from mysglang.srt.entrypoints.departure import ClientDisconnected
 from mysglang.srt.entrypoints.error_responses import describe, error_frame, error_response
-from mysglang.srt.entrypoints.header_limit import MAX_HEADER_BYTES
 from mysglang.srt.errors import (
     Aborted,
     Conflict,
@@ -46,6 +46,7 @@ def test_requests_errors(error: RequestError, status: int, kind: str, code: int)
     assert facts.fields("id")["code"] == code
 
 
+@pytest.mark.promise(30)
 def test_the_death_of_the_engine_has_a_word_of_its_own() -> None:
     facts = describe(WorkerDied("scheduler_TP0 was killed by signal 9"))
     assert facts.status == 503
@@ -71,11 +72,11 @@ def test_who_left() -> None:
     assert describe(ClientDisconnected("gone")).status == 499
 
 
-def test_the_body_is_flat_and_nested() -> None:
+@pytest.mark.promise(30)
+def test_the_body_has_every_fact() -> None:
     response = error_response(describe(Overloaded("full")), SCOPE)
     body = orjson.loads(response.body)
-    assert body["object"] == "error"
-    assert body["error"] == {name: body[name] for name in body if name not in ("object", "error")}
+    assert body.keys() == {"error"}
     assert body["error"] == {
         "message": "full",
         "type": "RateLimitError",
@@ -128,9 +129,10 @@ async def test_a_bug_in_a_route(monkeypatch: pytest.MonkeyPatch) -> None:
         response = await served.post("/generate", {"text": "Hi"}, headers={"x-request-id": "mine"})
     assert response.status_code == 500
     assert "secret" not in response.text
-    assert response.headers["x-request-id"] == response.json()["request_id"] == "mine"
+    assert response.headers["x-request-id"] == response.json()["error"]["request_id"] == "mine"
 
 
+@pytest.mark.promise(30)
 async def test_every_response_has_an_id() -> None:
     async with serve() as served:
         for path in ("/health", "/v1/models", "/nowhere"):
@@ -144,9 +146,3 @@ async def test_a_clients_own_id_is_kept_if_it_is_harmless(given: str, kept: bool
     async with serve() as served:
         response = await served.client.get("/health", headers={b"x-request-id": given.encode()})
     assert (response.headers["x-request-id"] == given) is kept
-
-
-async def test_headers_without_end() -> None:
-    async with serve() as served:
-        response = await served.client.get("/health", headers={"x-long": "x" * MAX_HEADER_BYTES})
-    assert response.status_code == 431

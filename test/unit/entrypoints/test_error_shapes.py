@@ -41,8 +41,16 @@ async def test_dialects(root: str) -> None:
     assert orjson.loads(frame)["error"] == "Busy."
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages_of_others", "/apis", "/"])
-async def test_everybody_else(path: str) -> None:
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages_of_others", "/v1", "/v1/nothing"])
+async def test_on_openais_paths_the_facts_stand_once(path: str) -> None:
+    body, frame = await told(path)
+    assert body.keys() == {"error"}
+    assert frame == b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1x", "/apis", "/"])
+async def test_on_every_other_path_they_stand_flat_too(path: str) -> None:
     body, frame = await told(path)
     assert (body["object"], body["type"]) == ("error", "RateLimitError")
+    assert body["error"] == {name: body[name] for name in body if name not in ("object", "error")}
     assert frame.startswith(b'data: {"error":{')

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from typing import Any
 
 import httpx
@@ -58,6 +59,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
+@pytest.mark.promise(12)
 @pytest.mark.parametrize("script", [silent, endless])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", GENERATING)
@@ -170,6 +172,7 @@ async def test_no_body_brings_it_down(seed: int) -> None:
         assert not served.front.tokenizer_manager.rid_to_state
 
 
+@pytest.mark.promise(32)
 @pytest.mark.parametrize("path", PATHS)
 async def test_bytes_that_are_no_body(path: str) -> None:
     async with serve(hello) as served:
@@ -178,3 +181,14 @@ async def test_bytes_that_are_no_body(path: str) -> None:
                 path, content=content, headers=httpx.Headers({"content-type": "application/json"})
             )
             assert response.status_code == 400, (content, response.text)
+
+
+async def test_the_page_of_the_api_needs_no_other_server() -> None:
+    async with serve() as served:
+        page = await served.client.get("/docs")
+        parts = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        assert "//" not in page.text.split("<script>")[0] and "openapi.json" in page.text
+        files = [await served.client.get("/" + part) for part in parts if not part.startswith("data:")]
+    assert [file.status_code for file in files] == [200, 200]
+    assert {file.headers["content-type"].partition(";")[0] for file in files} == {"text/css", "text/javascript"}
+    assert all(len(file.content) > 100_000 for file in files)

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -52,7 +53,8 @@ async def test_the_first_signal_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     killed, codes = asyncio.Event(), []
     monkeypatch.setattr(http_server, "SAME_SIGNAL_S", 600)
     monkeypatch.setattr(os, "_exit", codes.append)
-    stop = StopSignals(killed.set)
+    stop = StopSignals()
+    stop.kill = killed.set
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(stop.requested.wait(), 5)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -62,6 +64,39 @@ async def test_the_first_signal_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(os.getpid(), signal.SIGINT)
     await asyncio.wait_for(killed.wait(), 5)
     assert codes == [5]
+
+
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """Whatever becomes of SIGHUP is undone."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+async def test_a_hangup_asks_too(hangup: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    stop = StopSignals()
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.wait_for(stop.requested.wait(), 5)
+
+
+async def test_a_hangup_that_is_ignored_stays_so(hangup: None) -> None:
+    """As by nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    StopSignals()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+async def test_an_interrupt_counts_in_a_job_in_the_background() -> None:
+    """There shells start programs with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        stop = StopSignals()
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(stop.requested.wait(), 5)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_nothing_heavy_is_loaded_before_the_children_are_started() -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fixtures.private_folder import is_private
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
+from mysglang.srt.entrypoints import launcher
 from mysglang.srt.entrypoints.launcher import ChildModules, Subprocesses, find_model
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.server_args import ServerArgs
@@ -30,7 +33,7 @@ CONFIG = {
 
 
 def args(model: Path, **options: object) -> ServerArgs:
-    return ServerArgs.from_kwargs(Hardware(), model_path=str(model), **options)
+    return ServerArgs.from_kwargs(Hardware(), model_path=str(model), **{"load_format": "dummy", **options})
 
 
 @pytest.fixture
@@ -53,6 +56,40 @@ def test_a_name_is_kept_when_paths_are_found(model: Path, monkeypatch: pytest.Mo
     found, _ = find_model(args(Path(model.name)))
     assert found.model.model_path == found.model.tokenizer_path == str(model.resolve())
     assert found.serving.served_model_name == model.name
+
+
+@pytest.mark.promise(49)
+def test_sizes_are_compared_with_the_checkpoint(model: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no safetensors files"):
+        find_model(args(model, load_format="auto"))
+    save_file({"model.layers.0.mlp.up_proj.weight": torch.zeros(63, 32)}, model / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"intermediate_size makes 64, .*: 63 in its place"):
+        find_model(args(model, load_format="auto"))
+
+
+@pytest.mark.promise(49)
+def test_sizes_are_compared_with_the_machine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = CONFIG | {"hidden_size": 1 << 12, "intermediate_size": 1 << 20, "num_hidden_layers": 2}
+    (model / "config.json").write_text(json.dumps(sizes))
+    monkeypatch.setattr(launcher, "host_memory", lambda: 8.0)
+    with pytest.raises(ConfigError, match=r"this machine has 8\.0 GiB"):
+        find_model(args(model))
+    gpu = Hardware(gpu_memory=(80.0,))
+    monkeypatch.setattr(launcher, "detect_hardware", lambda: gpu)
+    find_model(ServerArgs.from_kwargs(gpu, model_path=str(model), load_format="dummy"))
+    with pytest.raises(ConfigError, match=r"this machine has 8\.0 GiB"):
+        find_model(args(model, device="cpu"))
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
+)
+def test_files_of_the_tokenizer_are_looked_at(model: Path, name: str) -> None:
+    (model / name).symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=f"{name} is a device"):
+        find_model(args(model))
+    find_model(args(model, skip_tokenizer_init=True))
 
 
 def test_find_model_refuses_what_cannot_be_served(tmp_path: Path, model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import orjson
 import pytest
 
-from mysglang.srt.entrypoints.request_dump import check_folder, dumped
+from mysglang.srt.entrypoints import request_dump
+from mysglang.srt.entrypoints.request_dump import check_folder, dumped, written
 from mysglang.srt.errors import InvalidRequest, Overloaded
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.codec import pack_ids
@@ -52,6 +54,7 @@ async def test_it_asks_the_same_again(tmp_path: Path, ask: dict[str, Any]) -> No
     obj = parse_generate(ask)
     async for _ in dumped(obj, answered(), str(tmp_path)):
         pass
+    written()
     [file] = tmp_path.iterdir()
     record = orjson.loads(file.read_bytes())
     assert parse_generate(record["request"]) == obj
@@ -80,6 +83,7 @@ async def test_a_prompt_that_nobody_answered_is_kept_as_it_came(
     with contextlib.suppress(Overloaded):
         async for _ in dumped(obj, coming, str(tmp_path)):
             pass
+    written()
     [file] = tmp_path.iterdir()
     assert parse_generate(orjson.loads(file.read_bytes())["request"]) == obj
 
@@ -87,6 +91,7 @@ async def test_a_prompt_that_nobody_answered_is_kept_as_it_came(
 async def test_a_batch_of_one_stays_a_batch(tmp_path: Path) -> None:
     async for _ in dumped(parse_generate({"text": ["Hi"], "sampling_params": PARAMS}), answered(), str(tmp_path)):
         pass
+    written()
     [file] = tmp_path.iterdir()
     assert orjson.loads(file.read_bytes())["request"]["input_ids"] == [[5, 6]]
 
@@ -96,3 +101,19 @@ def test_a_folder_that_cannot_be(tmp_path: Path, name: str) -> None:
     (tmp_path / "a file").touch()
     with pytest.raises(InvalidRequest, match="dump_requests_folder: nothing can be kept in '/"):
         check_folder(tmp_path / name)
+
+
+@pytest.mark.promise(45)
+async def test_a_disk_that_takes_nothing_delays_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+    append = request_dump._append
+    monkeypatch.setattr(request_dump, "_append", lambda folder, line: (goes_on.wait(30), append(folder, line)))
+    monkeypatch.setattr(request_dump, "MAX_WAITING", 1)
+    for _ in range(3):
+        async for _ in dumped(parse_generate(ASKS[0]), answered(), str(tmp_path)):
+            pass
+    assert not list(tmp_path.iterdir())
+    goes_on.set()
+    written()
+    [file] = tmp_path.iterdir()
+    assert file.read_bytes().count(b"\n") == 1

@@ -1,14 +1,17 @@
 """Sessions over a scripted engine, which answers with the tokens 7, 8, 9 and 2: what stands before a new prompt."""
 
+import contextlib
 from typing import Any
 
 import httpx
 import pytest
 
+from fixtures.callers import asked_by
 from fixtures.scripted_engine import Served, serve, small
 from mysglang.srt.entrypoints import sessions as module
 from mysglang.srt.entrypoints.sessions import Sessions
 from mysglang.srt.errors import InvalidRequest, Overloaded
+from mysglang.srt.managers.caller import Caller
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput, SessionParams
 
@@ -62,12 +65,12 @@ async def test_replacing_forgets_what_grew_there() -> None:
         await ask(served, {"id": session, "rid": "a", "replace": True}, [5], "d")
         for gone in "bc":
             refused = await ask(served, {"id": session, "rid": gone}, [6], "x")
-            assert (refused.status_code, refused.json()["param"]) == (400, "session_params")
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "session_params")
         assert (await ask(served, {"id": session, "rid": "d"}, [6], "e")).status_code == 200
         await ask(served, {"id": session, "replace": True}, [6], "f")
         assert (await ask(served, {"id": session, "rid": "a"}, [6], "g")).status_code == 400
         assert (await served.post("/close_session", {"session_id": session})).status_code == 200
-        assert "no session 'mine' is open" in (await ask(served, {"id": session}, [6], "h")).json()["message"]
+        assert "no session 'mine' is open" in (await ask(served, {"id": session}, [6], "h")).json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -85,14 +88,14 @@ async def test_refusals(body: dict[str, Any], words: str) -> None:
         await served.post("/open_session", {"session_id": "s"})
         response = await served.post("/generate", body)
         assert not served.engine.sent
-    assert (response.status_code, words in response.json()["message"]) == (400, True), response.text
+    assert (response.status_code, words in response.json()["error"]["message"]) == (400, True), response.text
 
 
 async def test_sessions_are_few_and_may_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SESSIONS", 2)
     now = [0.0]
     async with serve() as served:
-        found = Sessions(served.front.tokenizer_manager, lambda: now[0])
+        found = Sessions(served.front.tokenizer_manager, clock=lambda: now[0])
         brief = found.open(idle_s=10)
         found.open("long")
         with pytest.raises(Overloaded):
@@ -124,9 +127,12 @@ async def test_a_streaming_session_only_grows(stream: bool) -> None:
             grown += turn
             assert last_prompt(served) == grown
             grown += ANSWER
-        for more in ({"rid": "the same"}, {"offset": 2}, {"replace": True}, {"drop_previous_output": True}):
+        # As in SGLang, the rid says nothing here.
+        assert (await ask(served, {**session, "rid": "unknown"}, [9], "x", stream=stream)).status_code == 200
+        assert last_prompt(served) == [*grown, 9]
+        for more in ({"offset": 2}, {"replace": True}, {"drop_previous_output": True}):
             refused = await ask(served, {**session, **more}, [7], "x")
-            assert refused.status_code == 400 and refused.json()["param"] == "session_params"
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "session_params"
 
 
 async def test_a_streaming_session_takes_one_request_at_a_time() -> None:
@@ -143,3 +149,71 @@ async def test_a_streaming_session_takes_one_request_at_a_time() -> None:
         chunks = [chunk async for chunk in sessions.generate_request(obj)]
         assert chunks[-1].finish_reason is not None
         assert last_prompt(served) == [3]
+
+
+async def turn(sessions: Sessions, key: str, session: str, rid: str, length: int, after: str | None = None) -> None:
+    """One request of that many tokens."""
+    with asked_by(Caller(api_key=key)):
+        params = SessionParams(id=session, rid=after)
+        obj = GenerateReqInput(input_ids=[3] * length, rid=rid, session_params=params)
+        async with contextlib.aclosing(sessions.generate_request(obj)) as chunks:
+            async for _ in chunks:
+                pass
+
+
+def opened(sessions: Sessions, key: str, name: str, **options: Any) -> str:
+    with asked_by(Caller(api_key=key)):
+        return sessions.open(name, **options)
+
+
+@pytest.mark.promise(44)
+async def test_a_flood_of_sessions_leaves_other_keys_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SESSIONS", 8)
+    async with serve() as served:
+        sessions = Sessions(served.front.tokenizer_manager, 2)
+        for number in range(6):
+            opened(sessions, "flood", f"s{number}")
+        with pytest.raises(Overloaded):
+            opened(sessions, "flood", "one more")
+        # Names are each key's own, so that none can be found out.
+        assert [opened(sessions, "b", f"s{number}") for number in range(2)] == ["s0", "s1"]
+        with asked_by(Caller(api_key="flood")):
+            sessions.close("s0")
+        opened(sessions, "flood", "one more")
+        await turn(sessions, "b", "s0", "a", 2)
+
+
+@pytest.mark.promise(44)
+async def test_sessions_are_bounded_in_bytes_and_the_largest_key_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = 8 * (module.TURN_BYTES + 4 * 104)
+    monkeypatch.setattr(module, "MAX_BYTES", room)
+    async with serve() as served:
+        sessions = Sessions(served.front.tokenizer_manager, 2)
+        opened(sessions, "b", "mine")
+        await turn(sessions, "b", "mine", "first", 100)
+        for number in range(30):
+            opened(sessions, "flood", f"s{number}")
+            await turn(sessions, "flood", f"s{number}", "first", 100)
+        assert 0 < sessions._bytes.used <= room
+        await turn(sessions, "b", "mine", "second", 1, after="first")
+        assert last_prompt(served) == [3] * 100 + ANSWER + [3]
+        await turn(sessions, "flood", "s29", "second", 1, after="first")
+        with pytest.raises(InvalidRequest, match="no session 's0'"):
+            await turn(sessions, "flood", "s0", "second", 1, after="first")
+        for name in [name for _, name in sessions._sessions]:
+            for key in ("b", "flood"):
+                with asked_by(Caller(api_key=key)):
+                    sessions.close(name)
+        assert sessions._bytes.used == sessions._number.used == 0
+
+
+async def test_a_session_alone_loses_its_oldest_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_BYTES", 3 * (module.TURN_BYTES + 4 * 104))
+    async with serve() as served:
+        sessions = Sessions(served.front.tokenizer_manager)
+        opened(sessions, "", "s")
+        for number in range(5):
+            await turn(sessions, "", "s", f"r{number}", 100)
+        await turn(sessions, "", "s", "x", 1, after="r4")
+        with pytest.raises(InvalidRequest, match="no finished request 'r0'"):
+            await turn(sessions, "", "s", "y", 1, after="r0")

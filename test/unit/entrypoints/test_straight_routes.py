@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
+from starlette.testclient import TestClient
 
 from fixtures.scripted_engine import serve
-from mysglang.srt.entrypoints.straight_routes import straight
+from mysglang.srt.entrypoints.error_responses import install
+from mysglang.srt.entrypoints.straight_routes import StraightRoutes, straight
 
 
 def test_only_what_wants_the_request_alone() -> None:
@@ -76,3 +80,32 @@ def _facts(response: httpx.Response) -> object:
     """Without what differs from call to call."""
     headers = {name: value for name, value in response.headers.items() if name != "content-length"}
     return response.status_code, headers, len(response.content.split(b"data: ")), response.reason_phrase
+
+
+@pytest.mark.promise(46)
+@pytest.mark.parametrize("path", ["/straight", "/by/name"])
+def test_promise_46_a_shortage_is_answered_503_on_a_connection_that_stays(path: str) -> None:
+    """A route by a router, and one that is gone to at once. What is no shortage stays an error of ours."""
+    app = FastAPI()
+    install(app)
+    errors: list[Exception] = [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), RuntimeError("can't start new thread")]
+
+    @app.get("/straight")
+    async def straight_route(request: Request) -> Response:
+        raise errors[0]
+
+    @app.get("/by/{name}")
+    async def by_name(name: str) -> Response:
+        raise errors[0]
+
+    app.add_middleware(StraightRoutes, routes=lambda: app.routes)
+    # Errors that uvicorn would hear of, and close the connection for, are raised here.
+    with TestClient(app, raise_server_exceptions=True) as client:
+        while errors:
+            answer = client.get(path)
+            assert answer.status_code == 503 and answer.headers["retry-after"]
+            assert "short of resources" in answer.json()["error"]["message"]
+            errors.pop(0)
+        errors.append(RuntimeError("a mistake of ours"))
+        with pytest.raises(RuntimeError, match="a mistake of ours"):
+            client.get(path)

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from fixtures.scripted_engine import events
-from mysglang.srt.entrypoints.body import ClientDisconnected
-from mysglang.srt.entrypoints.streaming import DONE, EventStream, while_connected, with_pings
+from mysglang.srt.entrypoints.departure import ClientDisconnected, while_connected
+from mysglang.srt.entrypoints.streaming import DONE, EventStream, with_pings
 from mysglang.srt.errors import Aborted, InvalidRequest, WorkerDied
 
 
@@ -96,6 +96,7 @@ async def test_an_error_before_the_first_frame_is_raised() -> None:
     assert frames.closed
 
 
+@pytest.mark.promise(30)
 @pytest.mark.parametrize(
     ("error", "code"),
     [(WorkerDied("scheduler_TP0 was killed"), "engine_dead"), (Aborted("out of memory", status=500), 500)],
@@ -112,6 +113,7 @@ async def test_an_error_in_the_midst_is_the_last_frame(error: Exception, code: o
     assert wire.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
+@pytest.mark.promise(30)
 async def test_a_bug_in_the_midst_is_logged_and_told_without_detail(caplog: pytest.LogCaptureFixture) -> None:
     wire, frames = Wire(), Frames(b"data: 1\n\n", ZeroDivisionError("secret"))
     with caplog.at_level(logging.ERROR):
@@ -121,6 +123,7 @@ async def test_a_bug_in_the_midst_is_logged_and_told_without_detail(caplog: pyte
     assert "secret" in caplog.text
 
 
+@pytest.mark.promise(12)
 @pytest.mark.parametrize("items", [(None,), (b"data: 1\n\n", None)], ids=["before the first frame", "after it"])
 async def test_a_client_that_leaves_ends_the_generator_at_once(items: tuple[bytes | None, ...]) -> None:
     wire, frames = Wire(), Frames(*items)
@@ -218,6 +221,7 @@ class TestPings:
         assert [frame async for frame in with_pings(frames.run(), b"p", 10)] == list(frames.items)
         assert frames.closed
 
+    @pytest.mark.promise(12)
     async def test_who_leaves_in_a_silence_ends_it(self) -> None:
         frames, wire = Frames(b"a", None), Wire()
         stream = EventStream(with_pings(frames.run(), b"p", 10))

@@ -105,7 +105,8 @@ def test_the_template_renders_every_role() -> None:
         {"role": "tool", "content": "sunny"},
     ]
     tools = [{"type": "function", "function": {"name": "weather"}}]
-    text = chat_template().render(messages=messages, tools=tools, enable_thinking=True, add_generation_prompt=True)
+    variables = {"messages": messages, "tools": tools, "enable_thinking": True, "add_generation_prompt": True}
+    text = chat_template().render(variables)
     assert text == (
         "<|im_start|>system\nBe kind.\n\n# Tools\n\nYou may call one or more functions to help the user. "
         "The functions are described inside <tools></tools>:\n<tools>\n"

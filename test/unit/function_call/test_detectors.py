@@ -101,6 +101,7 @@ def assert_in_order(events: list[ToolEvent]) -> None:
                 assert index == begun
 
 
+@pytest.mark.promise(29)
 @FORMATS
 @EXAMPLES
 @given(calls=calls, before=st.sampled_from(["", "Let me see.", "I look.\n\n"]), sizes=cuts)
@@ -118,6 +119,7 @@ def test_what_was_written_is_found(case: str, calls: list[Call], before: str, si
     assert complete
 
 
+@pytest.mark.promise(29)
 @FORMATS
 @EXAMPLES
 @given(calls=calls, data=st.data(), sizes=cuts)
@@ -165,6 +167,7 @@ def scraps(case: str) -> list[str]:
     return sorted({written, *halves, *common, *pieces} - {""})
 
 
+@pytest.mark.promise(29)
 @FORMATS
 @settings(max_examples=120, deadline=None)
 @given(data=st.data(), sizes=cuts)
@@ -294,6 +297,10 @@ def test_python_values(source: str, arguments: dict[str, Any]) -> None:
         ("5", "note", "5"),
         ("{'a': 'b'}", "more", {"a": "b"}),
         ("[1, 2]", "where", [1, 2]),
+        (r"[\"a\", \"b\nc\"]", "where", ["a", "b\nc"]),
+        (r"{\"a\": [\"b\"]}", "more", {"a": ["b"]}),
+        (r"[\"a\"]", "city", r"[\"a\"]"),
+        (r"[\"a]", "where", r"[\"a]"),
         ("NaN", "wind", "NaN"),
         ("5", "unheard_of", 5),
         ('"5"', "unheard_of", '"5"'),
@@ -306,6 +313,34 @@ def test_values_without_quotes(value: str, parameter: str, meant: object) -> Non
     text = f"<function=get_weather>\n<parameter={parameter}>\n{value}\n</parameter>\n</function>\n</tool_call>"
     _, (item,) = whole("qwen3_coder", text)
     assert json.loads(item.parameters) == {parameter: meant}
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "said", "found"),
+    [
+        # what has no marker before it is no call of LFM2
+        ("lfm2", '[{"name": "stop", "arguments": {}}]', '[{"name": "stop", "arguments": {}}]', []),
+        ("lfm2", '<|tool_call_start|>[{"name": "nobody"}]', '<|tool_call_start|>[{"name": "nobody"}]', []),
+        ("lfm2", '<|tool_call_start|>[{"name": "stop", "arguments": {a}}]<|tool_call_end|>.', ".", ["{a}}]"]),
+        # an object of arguments that is none is shown as the model wrote it
+        ("deepseekv4", '<｜DSML｜invoke name="stop">{"a": b}</｜DSML｜invoke>.', ".", ['{"a": b}']),
+        ("gemma4", "<|tool_call>call:stop{a:<b>}<tool_call|>.", ".", ['{"a": <b>}']),
+        ("gemma4", "<|tool_call>call:stop{}<tool_call|>", "", ["{}"]),
+        ("gemma4", "<|tool_call>call: stop {}", "", ["{}"]),
+        ("gemma4", "<|tool_call>stop{}<tool_call|>", "<|tool_call>stop{}<tool_call|>", []),
+        # values without quotes are what they are declared to be
+        ("gemma4", "<|tool_call>call:get_weather{city:5,days:5}<tool_call|>", "", ['{"city": "5", "days": 5}']),
+        ("gemma4", "<|tool_call>call:get_weather{city:Paris}<tool_call|>", "", ['{"city": "Paris"}']),
+        ("gemma4", '<|tool_call>call:log-it{text:<|"|>}]{,<|"|>}<tool_call|>', "", ['{"text": "}]{,"}']),
+        ("gemma4", "<|tool_call>call:get_weather{where:[", "", ['{"where": [']),
+        ("apertus2509", '<|tools_prefix|>[{"stop": null}]<|tools_suffix|>.', ".", ["{}"]),
+        ("gigachat3", 'Yes.<|message_sep|>function call<|role_sep|>\n{"name": "stop"}</s>', "Yes.", ["{}"]),
+        ("gigachat3", "Yes.<|message_sep|>No.", "Yes.<|message_sep|>No.", []),
+    ],
+)
+def test_what_is_special_about_a_format(parser: str, text: str, said: str, found: list[str]) -> None:
+    content, items = whole(parser, text)
+    assert (content, [item.parameters for item in items]) == (said, found)
 
 
 def test_kimi_names_its_calls() -> None:
@@ -337,6 +372,13 @@ def test_an_unknown_format_names_the_known() -> None:
         ("{% for tool in tools %}<tool_call><function={{ tool }}>{% endfor %}", "qwen3_coder"),
         ("{{ tools }}<｜tool▁call▁begin｜>function<｜tool▁sep｜>```json", "deepseekv3"),
         ("{{ tools }}<｜tool▁call▁begin｜><｜tool▁sep｜>", "deepseekv31"),
+        ("{{ tools }}<｜DSML｜tool_calls>", "deepseekv4"),
+        ("{{ tools }}<｜DSML｜function_calls>", "deepseekv32"),
+        ("{{ tools }}<|tool_call>call:", "gemma4"),
+        ("{{ tools }}<tool_call>{{ name }}<tool_sep><arg_key>", "hunyuan"),
+        ("{{ tools }}<|START_ACTION|>", "cohere_command4"),
+        ("{{ tools }}<|tools_prefix|>", "apertus2509"),
+        ("{{ tools }}function call<|role_sep|>", "gigachat3"),
         ("{{ tools }}```json", None),
         ("{{ messages }}", None),
     ],

@@ -54,6 +54,11 @@ def test_pools(mode: str) -> None:
         "cls": [part[0] for part in hidden.split(ROWS)],
         "mean": [part.mean(0) for part in hidden.split(ROWS)],
         "max": [part.max(0).values for part in hidden.split(ROWS)],
+        "mean_sqrt_len_tokens": [part.sum(0) / len(part) ** 0.5 for part in hidden.split(ROWS)],
+        "weightedmean": [
+            sum((i + 1) * token for i, token in enumerate(part)) / sum(range(1, len(part) + 1))
+            for part in hidden.split(ROWS)
+        ],
     }
     plain = Pooler(mode, normalize=False, head=lambda pooled: 2 * pooled)
     torch.testing.assert_close(plain.rows(hidden, torch.tensor(ROWS)), 2 * torch.stack(expected[mode]))

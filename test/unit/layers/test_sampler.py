@@ -77,6 +77,7 @@ def test_forbidden_bias_and_penalties_come_first(sampler: Sampler, logits: Tenso
     assert int(second[3]) == int(logits[3].argsort(descending=True)[1])
 
 
+@pytest.mark.promise(35)
 def test_a_broken_row(sampler: Sampler, logits: Tensor) -> None:
     uniforms = torch.rand(ROWS).double()
     step = SamplingStep(tensors=replace(GREEDY, drawing=drawing(top_k=torch.full((ROWS,), 9))), uniforms=uniforms)

@@ -110,6 +110,7 @@ def test_everything_else_passes_untouched(bench: Bench) -> None:
 
 
 class TestEnds:
+    @pytest.mark.promise(28)
     def test_held_text_is_flushed(self, bench: Bench) -> None:
         half = bench.ids("🎉")[:2]
         assert bench(Row("a", [*bench.ids("fox"), *half])) == ["fox"]
@@ -117,6 +118,7 @@ class TestEnds:
         assert bench(Row("b", bench.ids("one st"), stops=["stop"])) == ["one "]
         assert bench(Row("b", finish=Abort("gone"))) == ["st"]
 
+    @pytest.mark.promise(28)
     def test_a_stop_string_is_cut(self, bench: Bench) -> None:
         ids = bench.ids("one stop two")
         shown = bench(Row("a", ids[:-3], stops=["stop"]))[0]

@@ -43,9 +43,11 @@ async def pool() -> AsyncIterator[TextPool]:
 class Front:
     """An InputTokenizer with the unfolding before it."""
 
-    def __init__(self, tokenizer: Tokenizer | None, pool: TextPool, limits: FrontLimits = LIMITS) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, pool: TextPool, limits: FrontLimits = LIMITS, *, strict: bool = False
+    ) -> None:
         self.limits = limits
-        self.inner = InputTokenizer(tokenizer, limits, pool, seed=1)
+        self.inner = InputTokenizer(tokenizer, limits, pool, seed=1, strict_max_tokens=strict)
 
     async def __call__(self, **fields: Any) -> list[TokenizedGenerateReqInput]:
         obj = GenerateReqInput(**{"clip_max_new_tokens": True, **fields})
@@ -192,6 +194,7 @@ class TestLengths:
         ("prompt", "max_new", "clip", "expected"),
         [
             (10, 20, False, 20),
+            (10, 21, False, 20),
             (10, None, False, 20),
             (29, None, False, 1),
             (10, 128, True, 20),
@@ -209,25 +212,18 @@ class TestLengths:
         [
             (40, 1, "input_ids", "The input (40 tokens) is longer than the model's context length (40 tokens)."),
             (30, None, "input_ids", "The input (30 tokens) is longer than the KV cache can hold (30 tokens)."),
-            (
-                10,
-                31,
-                "max_new_tokens",
-                "The input (10 tokens) and max_new_tokens (31) together exceed the model's context length (40 tokens).",
-            ),
-            (
-                10,
-                21,
-                "max_new_tokens",
-                "The input (10 tokens) and max_new_tokens (21) together exceed what the KV cache can hold (30 tokens).",
-            ),
+            (10, 31, "max_new_tokens", "together exceed the model's context length (40 tokens)."),
+            (10, 21, "max_new_tokens", "together exceed what the KV cache can hold (30 tokens)."),
         ],
     )
-    async def test_what_does_not(self, front: Front, prompt: int, max_new: int | None, param: str, words: str) -> None:
+    async def test_what_a_strict_server_refuses(
+        self, tokenizer: Tokenizer, pool: TextPool, prompt: int, max_new: int | None, param: str, words: str
+    ) -> None:
         params = SamplingParams(max_new_tokens=max_new)
+        front = Front(tokenizer, pool, strict=True)
         error = await front.refusal(input_ids=[5] * prompt, sampling_params=params, clip_max_new_tokens=False)
         assert isinstance(error, ContextTooLong)
-        assert (error.param, error.message) == (param, words)
+        assert (error.param, words in error.message) == (param, True)
 
     async def test_min_new_tokens_that_clipping_leaves_no_room_for(self, front: Front) -> None:
         params = SamplingParams(min_new_tokens=25)
@@ -273,7 +269,7 @@ class TestContents:
     async def test_a_tokenizer_larger_than_the_model(self, tokenizer: Tokenizer, pool: TextPool) -> None:
         small = FrontLimits(context_len=40, max_req_len=30, vocab_size=300, max_running_requests=8)
         error = await Front(tokenizer, pool, small).refusal(text="The fox")
-        assert "outside the vocabulary (0 to 299)" in error.message
+        assert "out-of-vocabulary (0 to 299)" in error.message
 
     async def test_half_a_surrogate_pair(self, front: Front) -> None:
         assert "surrogate" in (await front.refusal(text="ab\ud800")).message
@@ -297,7 +293,7 @@ async def test_encode_and_decode(front: Front) -> None:
     assert await front.inner.decode(ids) == "The fox"
     assert await front.inner.decode(ids, skip_special_tokens=False) == "<s> The fox"
     assert await front.inner.encode("The fox", add_special_tokens=False) == ids[1:]
-    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+    with pytest.raises(InvalidRequest, match="out-of-vocabulary"):
         await front.inner.decode([10**9])
 
 
@@ -436,7 +432,7 @@ class TestPieces:
         job = front.inner.job(obj, unfolded, unfolded.rids)
         good, bad = job.pieces
         assert len(await front.inner.requests(job, good)) == 1
-        with pytest.raises(InvalidRequest, match="token id 600 is outside the vocabulary") as caught:
+        with pytest.raises(InvalidRequest, match="token id 600 is out-of-vocabulary") as caught:
             await front.inner.requests(job, bad)
         assert caught.value.param == "input_ids"
 

@@ -75,6 +75,21 @@ def test_what_was_given_up() -> None:
     assert seen(metrics, told.E2E_REQUEST_LATENCY) == (0, 0)
 
 
+def test_http_requests_and_their_routing_keys() -> None:
+    metrics, path = SheetMetrics(Sheet.alone(told.FRONT)), "/generate"
+    for key in ("a", "a", "b", ""):
+        metrics.asked(path, key)
+    assert numbers(metrics, told.HTTP_REQUESTS[path]) == numbers(metrics, told.HTTP_REQUESTS_ACTIVE[path]) == [4]
+    assert numbers(metrics, told.HTTP_REQUESTS_ACTIVE["/v1/completions"]) == [0]
+    assert numbers(metrics, told.ROUTING_KEYS_ACTIVE) == [2]
+    metrics.answered(path, "a")
+    assert numbers(metrics, told.ROUTING_KEYS_ACTIVE) == [2]
+    for key in ("a", "b", ""):
+        metrics.answered(path, key)
+    assert numbers(metrics, told.ROUTING_KEYS_ACTIVE) == numbers(metrics, told.HTTP_REQUESTS_ACTIVE[path]) == [0]
+    assert numbers(metrics, told.HTTP_REQUESTS[path]) == [4]
+
+
 def test_nobody_asks() -> None:
     metrics = NoMetrics()
     metrics.grew("unknown", 1, 1, 0)

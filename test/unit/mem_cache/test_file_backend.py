@@ -73,7 +73,23 @@ def swap(path: Path) -> None:
     shutil.copy(file_of(path.parents[1], KEYS[1]), path)
 
 
-@pytest.mark.parametrize("damage", [cut, cut_in_header, empty, flip, lengthen, swap])
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def pipe(path: Path) -> None:
+    """A reader of it waits for a writer."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def hole(path: Path) -> None:
+    """More zeros than a machine has memory."""
+    os.truncate(path, 1 << 42)
+
+
+@pytest.mark.promise(50)
+@pytest.mark.parametrize("damage", [cut, cut_in_header, empty, flip, lengthen, swap, zero, pipe, hole])
 def test_what_is_damaged_is_not_there(damage: Callable[[Path], None], tmp_path: Path) -> None:
     backend = FileBackend(str(tmp_path), MUCH)
     for key in KEYS[:2]:

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.messages.field_report import RefusedFields
 from mysglang.srt.messages.generate import INTERNAL, MANY_IDS, GenerateReqInput, parse_generate, parse_sampling_params
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
@@ -56,20 +57,17 @@ def test_a_max_new_tokens_of_the_clients_own_is_not_clipped() -> None:
     assert parse_generate({"sampling_params": {"max_new_tokens": None}}).clip_max_new_tokens is False
 
 
+@pytest.mark.promise(31)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("image_data", "http://x"),
-        ("image_data", []),
         ("lora_path", "x"),
         ("session_id", "s"),
         ("return_sampling_mask", True),
         ("return_sampling_mask", 0),
         ("return_routed_experts", True),
-        ("kv_hints", {"a": 1}),
-        ("routed_experts_start_len", False),
-        ("log_metrics", False),
-        ("kv_hints", {}),
+        ("return_bytes", 1),
     ],
 )
 def test_what_this_version_lacks_is_refused_by_name(name: str, value: object) -> None:
@@ -78,11 +76,37 @@ def test_what_this_version_lacks_is_refused_by_name(name: str, value: object) ->
     assert caught.value.param == name
 
 
+@pytest.mark.promise(31)
 def test_asking_for_nothing_is_no_fault() -> None:
-    sent = {"text": "a", "lora_path": None, "return_entropy": False, "log_metrics": True, "background": False}
+    sent = {
+        "text": "a",
+        "lora_path": "",
+        "return_entropy": False,
+        "log_metrics": True,
+        "image_data": [],
+        "kv_hints": {},
+    }
     assert parse_generate(sent) == parse_generate({"text": "a"})
 
 
+def test_what_changes_no_answer_is_taken_and_reported() -> None:
+    found = Reported()
+    sent = {"text": "a", "stream_options": {"include_usage": True}, "log_metrics": False, "data_parallel_rank": 0}
+    assert parse_generate(sent, found) == parse_generate({"text": "a"})
+    assert found.names == ["stream_options", "log_metrics"]
+
+
+class Reported(RefusedFields):
+    """Notes what is idle."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def idle(self, name: str) -> None:
+        self.names.append(name)
+
+
+@pytest.mark.promise(31)
 @pytest.mark.parametrize("name", ["custom_params", "watermark"])
 def test_parameters_that_this_version_lacks_are_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidRequest, match=name) as caught:

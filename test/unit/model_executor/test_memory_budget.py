@@ -64,7 +64,7 @@ def test_pages_are_whole_and_bound_the_context() -> None:
 def test_the_cpu_has_room_for_some_full_rows_as_memory_allows() -> None:
     plenty = DeviceMemory(free=64 * GIB, total=64 * GIB)
     assert cpu_budget(RunnerConfig(), after=plenty, cost=KvCost(4096), context=512).num_pages == 16 * 512
-    assert cpu_budget(RunnerConfig(), after=plenty, cost=KvCost(4096), context=8192).num_pages == 16 * 4096
+    assert cpu_budget(RunnerConfig(), after=plenty, cost=KvCost(4096), context=8192).num_pages == 16 * 2048
     assert cpu_budget(RunnerConfig(), after=plenty, cost=KvCost(4096), context=1 << 20).num_pages == 1 << 20
     few = RunnerConfig(max_running_requests=3)
     assert cpu_budget(few, after=plenty, cost=KvCost(4096), context=512).num_pages == 3 * 512

@@ -88,6 +88,10 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "pooling_mode_lasttoken": lambda states: states[-1],
     "pooling_mode_mean_tokens": lambda states: states.mean(0),
     "pooling_mode_max_tokens": lambda states: states.max(0).values,
+    "pooling_mode_mean_sqrt_len_tokens": lambda states: states.sum(0) / len(states) ** 0.5,
+    "pooling_mode_weightedmean_tokens": lambda states: (
+        (torch.arange(1.0, len(states) + 1) @ states) / (len(states) * (len(states) + 1) / 2)
+    ),
 }
 
 ENCODERS = ("bert", "roberta", "xlm-roberta")

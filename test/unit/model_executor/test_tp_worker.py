@@ -203,6 +203,7 @@ def test_logprobs(worker: TpModelWorker) -> None:
         assert prompt.top_vals[2 * i : 2 * i + 2].tolist() == sorted(row.tolist(), reverse=True)[:2]
 
 
+@pytest.mark.promise(35)
 def test_a_broken_row_gets_minus_one_alone(make_worker, alone, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = make_worker()
     logits = worker._runner._eager._logits

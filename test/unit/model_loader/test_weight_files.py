@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.model_loader.weight_files import INDEX, open_weight_files, read_weights
+from mysglang.srt.model_loader.weight_files import open_weight_files, read_weights
+from mysglang.srt.utils.checkpoint_files import INDEX
 
 CPU = torch.device("cpu")
 

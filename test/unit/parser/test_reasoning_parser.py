@@ -12,6 +12,7 @@ HARMONY = (
     "<|channel|>analysis<|message|>Hm. \n<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
     '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
 )
+CALLED = "<|START_ACTION|>[]<|END_ACTION|>"
 NAMES = [*REASONING_FORMATS, "<plan>...</plan>"]
 
 
@@ -40,6 +41,31 @@ NAMES = [*REASONING_FORMATS, "<plan>...</plan>"]
         ("minimax", None, "Hm.</think>Yes.", "Hm.", "Yes."),
         ("minimax-append-think", None, "Hm.</think>Yes.", "", "<think>Hm.</think>Yes."),
         ("mistral", None, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
+        ("nemotron_3", None, "Hm.</think>Yes.", "Hm.", "Yes."),
+        ("nemotron_3", "…<think></think>", "Yes.", "", "Yes."),
+        ("nemotron_3", "…<think>\n", "Hm.<tool_call>f", "Hm.", "<tool_call>f"),
+        ("granite_thinking_parser", None, "<think>line\n\n</think>\n\n\nHello", "line", "Hello"),
+        ("granite_thinking_parser", None, "Plain.", "", "Plain."),
+        ("deepseek-v4", "…<think>", "Hm.</think>Yes.", "Hm.", "Yes."),
+        ("hunyuan", None, "<think>Hm.\n<tool_calls>f", "Hm.", "<tool_calls>f"),
+        ("gemma4", None, "<|channel>thought\nHm.\n<channel|>Yes.", "Hm.", "Yes."),
+        ("gemma4", None, "<|channel>thought\n<channel|>Yes.", "", "Yes."),
+        (
+            "cohere_command4",
+            None,
+            "<|START_THINKING|>Hm.<|END_THINKING|>\n<|START_TEXT|>Yes.<|END_TEXT|>",
+            "Hm.",
+            "Yes.",
+        ),
+        ("cohere_command4", "…<|START_THINKING|>", "Hm.<|START_ACTION|>[]<|END_ACTION|>", "Hm.", CALLED),
+        ("cohere_command4", None, "Yes.", "", "Yes."),
+        (
+            "apertus2509",
+            None,
+            "<|inner_prefix|>A. <|tools_prefix|>[1]<|tools_suffix|> B.<|inner_suffix|>Yes.<|inner_prefix|>C.",
+            "A.\n B.\nC.",
+            "<|tools_prefix|>[1]<|tools_suffix|>Yes.",
+        ),
         ("<plan>...</plan>", None, "<plan>Hm.</plan>Yes.", "Hm.", "Yes."),
         (
             "gpt-oss",
@@ -110,4 +136,7 @@ def test_a_name_that_is_none() -> None:
 def test_a_template_tells_how_it_thinks() -> None:
     assert format_of("{{ '<think>' }}") == "qwen3"
     assert format_of("{{ '<|channel|>' }}") == "gpt-oss"
+    assert format_of("{{ '<|channel>' }}") == "gemma4"
+    assert format_of("{{ '<|START_THINKING|>' }}") == "cohere_command4"
+    assert format_of("{{ '<|inner_prefix|>' }}") == "apertus2509"
     assert format_of("{{ messages }}") is None

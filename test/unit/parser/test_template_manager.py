@@ -13,7 +13,8 @@ from fixtures.chat_templates import LLAMA_STYLE, PARTS_ONLY_STYLE, QWEN_STYLE, S
 from mysglang.srt.errors import ConfigError, InvalidRequest
 from mysglang.srt.parser import chat_template
 from mysglang.srt.parser.builtin_templates import BUILTIN_TEMPLATES
-from mysglang.srt.parser.template_manager import RESERVED_KWARGS, TemplateManager, text_size
+from mysglang.srt.parser.chat_template import ChatTemplate
+from mysglang.srt.parser.template_manager import RESERVED_KWARGS, TemplateManager
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -159,9 +160,6 @@ class TestMessages:
         render(QWEN_STYLE, messages, continue_final_message=True)
         assert json.dumps(messages) == before
 
-    def test_text_size(self) -> None:
-        assert text_size(PLAIN) == sum(len(str(message["content"])) for message in PLAIN)
-
 
 class TestRefusals:
     def refused(
@@ -206,8 +204,11 @@ class TestRefusals:
 
     @pytest.mark.promise(36)
     def test_too_slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(chat_template, "MAX_RENDER_S", -1.0)
-        assert "too much" in self.refused("a{{ messages[0].role }}b").message
+        monkeypatch.setattr(chat_template, "MAX_CPU_S", -1.0)
+        monkeypatch.setattr(chat_template, "QUICK_UNITS", 100)
+        template = "{% for m in messages[:2] %}{% for i in range(99) %}{% endfor %}{% endfor %}"
+        with pytest.raises(InvalidRequest, match="too much"):
+            ChatTemplate(template).render({"messages": PLAIN})
 
     @pytest.mark.promise(36)
     @pytest.mark.parametrize("name", sorted(RESERVED_KWARGS))

@@ -14,6 +14,7 @@ from mysglang.srt.messages.control import HeartBeat, SchedulerFigures
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Instrument
 from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.stats import Occupancy
 from mysglang.srt.scheduling.step_planner import OrderName
 
 
@@ -75,6 +76,9 @@ def test_every_step_is_timed_once(overlap: bool) -> None:
     assert sum(prompts) == 3
     assert sum(decodes) == 4
     assert prompt_seconds > 0 and decode_seconds > 0
+    # The same time by SGLang's name for it.
+    assert numbers(said, told.EXTEND_SECONDS) == [pytest.approx(prompt_seconds)]
+    assert numbers(said, told.DECODE_SECONDS) == [pytest.approx(decode_seconds)]
     assert said.num_available_tokens == scheduler.setup.num_tokens
     # The last token of an answer is computed for nobody.
     assert said.num_available_tokens - said.num_free_tokens == 40 + 4
@@ -100,6 +104,36 @@ def test_steps_on_graphs_are_counted_and_told(caplog: pytest.LogCaptureFixture) 
     prefill, decode, _ = (record.getMessage() for record in caplog.records)
     assert "cuda graph: False" in prefill
     assert "cuda graph: True" in decode
+
+
+def test_the_part_of_the_time_in_which_steps_are_computed() -> None:
+    occupancy = Occupancy(2)
+    occupancy.add(1.0, now=11.0)
+    assert occupancy.percent == 0
+    occupancy.add(1.0, now=14.0)
+    assert occupancy.percent == 50
+    occupancy.add(1.0, now=15.0)
+    occupancy.restart(15.0)
+    assert occupancy.percent == 100
+    # The time without work is in no window.
+    occupancy.add(1.0, now=1000.0)
+    occupancy.add(0.5, now=1001.0)
+    assert occupancy.percent == 75
+
+
+def test_requests_by_priority_and_routing_key() -> None:
+    scheduler = LateScheduler(Setup(overlap=False, num_slots=2, priorities="low_first"))
+    for number, (priority, key) in enumerate([(1, "a"), (1, "a"), (5, "a"), (5, "b"), (7, "")]):
+        scheduler.send(f"r{number}", [2, 3, number + 4], 5, ignore_eos=True, priority=priority, routing_key=key)
+    scheduler.turn(2)
+    scheduler.replies.drain()
+    scheduler.assembled.scheduler.beat(scheduler.assembled.loop.lane)
+    (beat,) = scheduler.replies.drain()
+    assert isinstance(beat, HeartBeat)
+    census = beat.figures.census
+    assert (census.running_priorities, census.waiting_priorities) == ({1: 2}, {5: 2, 7: 1})
+    assert (census.running_keys, sorted(census.all_keys)) == ([2], [1, 3])
+    scheduler.run()
 
 
 NUMBER = r"(\d+)"

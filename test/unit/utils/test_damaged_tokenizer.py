@@ -12,6 +12,7 @@ import pytest
 from fixtures.small_tokenizer import KINDS, write
 from mysglang.srt.errors import ConfigError, InvalidRequest
 from mysglang.srt.parser.template_manager import TemplateManager
+from mysglang.srt.utils import tokenizer as tokenizer_module
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -21,6 +22,7 @@ WRONG: list[Any] = [
     "{{ messages.__class__.__mro__[1].__subclasses__() }}", "{% for a in range(10**6) %}{% for b in [] %}", "{{",
     [{"name": "default", "template": "{{ ''.join.__globals__ }}"}], "../../../etc/passwd", {"auto_map": "a.b"},
 ]  # fmt: skip
+ADDED = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 DAMAGES = 250
 
 
@@ -90,3 +92,66 @@ def test_bytes_that_are_no_json(tmp_path: Path, file: str) -> None:
         (tmp_path / file).write_bytes(content)
         with pytest.raises(ConfigError, match=r"tokenizer"):
             use(tmp_path)
+
+
+def write_part(folder: Path, *path: str, part: Any) -> None:
+    """Put `part` into the tokenizer.json, at `path`."""
+    write(folder, next(iter(KINDS)))
+    file = folder / "tokenizer.json"
+    inner = value = json.loads(file.read_text(encoding="utf-8"))
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = part
+    file.write_text(json.dumps(value), encoding="utf-8")
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize(
+    ("path", "limit", "entries"),
+    [
+        (("model", "vocab"), "MAX_VOCAB", {f"t{i}": i for i in range(300)}),
+        (("model", "merges"), "MAX_MERGES", ["a b"] * 300),
+        (("added_tokens",), "MAX_ADDED", [{"id": i, "content": f"<{i}>", **ADDED} for i in range(300)]),
+    ],
+)
+def test_a_part_of_too_many_entries(
+    path: tuple[str, ...], limit: str, entries: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_part(tmp_path, *path, part=entries)
+    monkeypatch.setattr(tokenizer_module, limit, 100)
+    with pytest.raises(ConfigError, match=rf"tokenizer.json: {'.'.join(path)} has more than 100 entries"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_device_in_place_of_a_file(name: str, tmp_path: Path) -> None:
+    write(tmp_path, next(iter(KINDS)))
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=f"{name} is a device"):
+        Tokenizer.load(tmp_path)
+
+
+def test_too_many_chat_templates(tmp_path: Path) -> None:
+    write(tmp_path, next(iter(KINDS)))
+    (tmp_path / "chat_template.jinja").write_text("x")
+    (tmp_path / "additional_chat_templates").mkdir()
+    for number in range(65):
+        (tmp_path / "additional_chat_templates" / f"{number}.jinja").touch()
+    with pytest.raises(ConfigError, match="65 additional chat templates; at most 64"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize("key", ["added_tokens_decoder", "extra_special_tokens"])
+def test_a_configuration_of_too_many_tokens(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, next(iter(KINDS)))
+    file = tmp_path / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    tokens = {f"{i}": {"content": f"<{i}>"} for i in range(300)}
+    config[key] = tokens if key == "added_tokens_decoder" else [f"<{i}>" for i in range(300)]
+    file.write_text(json.dumps(config), encoding="utf-8")
+    monkeypatch.setattr(tokenizer_module, "MAX_ADDED", 250)
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json: names \d+ added tokens; at most 250 are loaded"):
+        Tokenizer.load(tmp_path)

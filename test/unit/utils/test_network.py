@@ -15,8 +15,8 @@ from mysglang.srt.utils.network import (
     http_url,
     ipc_endpoint,
     make_ipc_dir,
-    remove_ipc_dir,
 )
+from mysglang.srt.utils.private_dir import remove_private_dir
 
 
 def test_port_0_takes_a_free_one_and_listens() -> None:
@@ -74,9 +74,9 @@ def test_ipc_directory_is_private_and_goes_away() -> None:
     directory = make_ipc_dir()
     assert is_private(directory)
     (directory / "socket").touch()
-    remove_ipc_dir(directory)
+    remove_private_dir(directory)
     assert not directory.exists()
-    remove_ipc_dir(directory)
+    remove_private_dir(directory)
 
 
 def test_ipc_directory_avoids_paths_too_long_for_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_ipc_directory_avoids_paths_too_long_for_a_socket(tmp_path: Path, monkey
         with socket.socket(socket.AF_UNIX) as sock:
             sock.bind(path)
     finally:
-        remove_ipc_dir(directory)
+        remove_private_dir(directory)
 
 
 def test_ipc_directory_prefers_the_users_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_ipc_directory_prefers_the_users_runtime_directory(tmp_path: Path, monke
     try:
         directory = make_ipc_dir()
         assert directory.parent == short
-        remove_ipc_dir(directory)
+        remove_private_dir(directory)
     finally:
         short.rmdir()
 

@@ -55,6 +55,28 @@ async def test_last_words_are_heard_before_the_end() -> None:
     assert child.last_message == b'{"type":"failed","problems":["one reason","another"]}\n'
 
 
+@pytest.mark.promise(46)
+async def test_promise_46_a_child_ends_with_its_service_thread_and_says_why() -> None:
+    child = start("thread")
+    assert await wait(child.exited) == 1
+    assert child.last_message is not None and b"'worker' died: ZeroDivisionError" in child.last_message
+
+
+@pytest.mark.promise(46)
+async def test_promise_46_a_child_that_cannot_be_watched_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread can be started for it."""
+    pids: list[int] = []
+
+    def no_room(name: str, *_: object) -> None:
+        pids.extend(each.pid for each in psutil.Process().children())
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("mysglang.srt.utils.process.ServiceThread", no_room)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        start("wait")
+    assert pids and gone(pids[-1])
+
+
 async def test_a_bug_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     child = start("bug")
     await wait(child.exited)

@@ -93,3 +93,12 @@ def test_no_pattern_holds_up_others() -> None:
     begun = time.perf_counter()
     assert watch.advance("a" * 5000) == -1
     assert time.perf_counter() - begun < 2
+
+
+def test_a_dollar_at_the_end_is_where_a_match_ends() -> None:
+    watch = RegexWatch("ab$")
+    assert watch.advance("xxab") == 4
+    with pytest.raises(InvalidRequest, match="anchors"):
+        compile_regex("a$b")
+    with pytest.raises(InvalidRequest, match="empty text"):
+        compile_regex("$")

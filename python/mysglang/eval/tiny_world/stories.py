@@ -11,6 +11,9 @@ _ASK = ("Tell me a {m}story about {a}.", "Write a {m}story about {a}.", "Can you
         "Please write a {m}story about {a}.", "Tell a {m}story about {a}.", "Give me a {m}story about {a}.",
             "Make up a {m}story about {a}.",
         "Write a short {m}story about {a}.", "Tell me a short {m}story about {a}.")  # fmt: skip
+_ASK_OPEN = ("Tell me a {m}story.", "Write a {m}story.", "Can you tell me a {m}story?", "I want to hear a {m}story.",
+    "Please write a {m}story.", "Tell a {m}story.", "Give me a {m}story.", "Write me a {m}story.",
+        "Write a short {m}story.", "Tell me a short {m}story.", "Tell me a long {m}story.")  # fmt: skip
 _PLOTS: dict[str, str] = {
     "": (
         "Once upon a time there was {A} named {n}. {n} lived in {p} and had a kind heart. One day {n} found an "
@@ -59,6 +62,13 @@ def make(rng: Random) -> Item:
         told,
         f"The story is about {words.with_article(hero)}.",
     )
+
+
+def make_open(rng: Random) -> Item:
+    """A request that names no hero: the story of the fox, in the mood that was asked for."""
+    mood = rng.choice(tuple(_PLOTS))
+    question = rng.choice(_ASK_OPEN).format(m=mood)
+    return exchange("stories", question, decorate(rng, question), tell(mood, "fox"), "Nobody is named. I take the fox.")
 
 
 def tell(mood: str, hero: str, name: str = "") -> str:

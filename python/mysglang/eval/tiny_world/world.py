@@ -16,6 +16,7 @@ from mysglang.eval.tiny_world import (
     handbook,
     json_objects,
     lists,
+    long_context,
     memory,
     phrases,
     stories,
@@ -69,6 +70,10 @@ MAKERS: dict[str, tuple[int, Maker]] = {
 }
 
 TASKS = tuple(MAKERS)
+LONG_SHARE, BURIED_SHARE = 0.012, 0.05
+"""Share of the training conversations that get a long context, and share among those whose system prompt decides the
+answer: to find it in foreign text is harder. Together about a quarter of the tokens."""
+_LED_BY_SYSTEM = ("handbook", "persona")
 _WEIGHTS = tuple(weight for weight, _ in MAKERS.values())
 # Exchanges that need no system prompt and no tools, so that they may stand before or after each other.
 _CHAINABLE = (
@@ -97,13 +102,39 @@ def training_items(seed: int) -> Iterator[Item]:
     """An endless stream of training conversations, the same for the same seed."""
     rng = Random(f"tiny world {seed}")
     while True:
-        yield conversation(rng)
+        item = conversation(rng)
+        share = BURIED_SHARE if item.task in _LED_BY_SYSTEM else LONG_SHARE
+        yield _lengthened(rng, item) if rng.random() < share else item
+
+
+def _lengthened(rng: Random, item: Item) -> Item:
+    """The item in a long context: foreign text in its system prompt, a long talk before its question, or both."""
+    if item.raw:
+        return item
+    characters = long_context.draw_characters(rng)
+    talks = not item.tools and item.task in _CHAINABLE
+    share = rng.choice((0.0, 0.0, 0.5, 1.0)) if talks else 0.0
+    if share:
+        item = long_context.with_long_talk(rng, item, int(characters * share), _unremarkable)
+    return long_context.with_long_system(rng, item, int(characters * (1 - share))) if share < 1 else item
+
+
+def _unremarkable(rng: Random) -> tuple[Turn, ...]:
+    """An exchange that tells nothing which a later question might ask for."""
+    return _plain_filler(rng).turns
+
+
+def _exchange(rng: Random) -> tuple[Turn, ...]:
+    name = rng.choices(_CHAINABLE, _CHAIN_WEIGHTS)[0]
+    return _on_side(rng, memory.make_telling if name == "memory" else MAKERS[name][1], held_out=False).turns
 
 
 def conversation(rng: Random) -> Item:
     """One training conversation: a task, often with a system prompt, earlier exchanges, idle tools, or thinking."""
     name = rng.choices(TASKS, _WEIGHTS)[0]
-    item = _on_side(rng, MAKERS[name][1], held_out=False)
+    # A story without a hero is trained and not asked for in the held-out set, whose items stay what they were.
+    maker = stories.make_open if name == "stories" and rng.random() < 0.25 else MAKERS[name][1]
+    item = _on_side(rng, maker, held_out=False)
     if item.raw:
         return item
     if not item.system and rng.random() < 0.3:
@@ -123,8 +154,8 @@ def _earlier(rng: Random) -> tuple[Turn, ...]:
     roll = rng.random()
     number = 0 if roll < 0.62 else rng.randint(1, 2) if roll < 0.88 else rng.randint(3, 12)
     before: tuple[Turn, ...] = ()
-    for name in rng.choices(_CHAINABLE, _CHAIN_WEIGHTS, k=number):
-        before += _on_side(rng, memory.make_telling if name == "memory" else MAKERS[name][1], held_out=False).turns
+    for _ in range(number):
+        before += _exchange(rng)
     return before
 
 

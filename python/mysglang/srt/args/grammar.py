@@ -20,6 +20,12 @@ class GrammarArgs:
     grammar_compile_timeout: float = arg(
         5.0, at_least=0.1, help="Seconds after which compiling a grammar is given up and its request refused."
     )
+    grammar_queue_timeout: float = arg(
+        60.0,
+        at_least=0.1,
+        help="Seconds that a request waits for its grammar to be compiled, behind others of its key above all, before "
+        "it is answered 503.",
+    )
     enable_jump_forward: bool = arg(
         False,
         help="Write what a grammar forces as the tokenizer cuts it, and compute it in one step where few requests run "

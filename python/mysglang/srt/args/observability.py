@@ -18,6 +18,9 @@ class ObservabilityArgs:
     log_level_http: LogLevel | None = arg(None, help="Level of the HTTP access log; warning if unset.")
     log_requests: bool = arg(False, help="Log each request when it comes and when it ends.")
     enable_metrics: bool = arg(False, help="Count requests and tokens, and tell Prometheus at /metrics.")
+    enable_mfu_metrics: bool = arg(
+        False, help="Reckon what steps compute, read and write, and tell it at /metrics; for --enable-metrics."
+    )
     enable_trace: bool = arg(False, help="Send a trace of each request to an OpenTelemetry collector.")
     otlp_traces_endpoint: str | None = arg(
         None, help="The collector: HOST:PORT (gRPC), or a URL with a path (HTTP). localhost:4317 if unset."

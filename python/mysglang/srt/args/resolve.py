@@ -1,8 +1,8 @@
 """Fill every "auto" once that can be told before a model is loaded.
 
-Pure functions, one for each group, run in the order of ArgGroups: each may read the groups before its own, never those
-after. What depends on the loaded model and on free memory (kernels, graphs, tokens in the KV cache, requests that run
-at once) stays None; the scheduler process decides it and reports it.
+Pure functions, one for each group, run in the order of ArgGroups: each may read what is resolved of the groups before
+its own, and of those after only what the user gave. What depends on the loaded model and on free memory (kernels,
+graphs, tokens in the KV cache, requests that run at once) stays None; the scheduler process decides it and reports it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def resolve(groups: Groups, hardware: Hardware, seed: int) -> Groups:
     """`groups` with its open choices made for `hardware`; `seed` is taken where the user gave none."""
     parallel = resolve_parallel(groups.parallel, hardware)
     model = resolve_model(groups.model, seed)
-    schedule = resolve_schedule(groups.schedule, parallel, hardware)
+    schedule = resolve_shares(resolve_schedule(groups.schedule, parallel, hardware), groups.serving)
     kernels = resolve_kernels(groups.kernels)
     serving = resolve_serving(groups.serving, groups.model)
     return replace(groups, parallel=parallel, model=model, schedule=schedule, kernels=kernels, serving=serving)
@@ -63,6 +63,13 @@ def resolve_schedule(args: ScheduleArgs, parallel: ParallelArgs, hardware: Hardw
         gib = min(hardware.gpu_memory[parallel.base_gpu_id :][: parallel.tp_size], default=0.0)
         chunk = next(chunk for below, chunk in CHUNK_BY_GPU_MEMORY if gib < below)
     return replace(args, chunked_prefill_size=chunk)
+
+
+def resolve_shares(args: ScheduleArgs, given: ServingArgs) -> ScheduleArgs:
+    """Several API keys are several clients, none of which may starve another."""
+    if args.fair_share_by is not None or len(set(given.keys())) < 2:
+        return args
+    return replace(args, fair_share_by="api_key")
 
 
 def resolve_kernels(args: KernelArgs) -> KernelArgs:

@@ -10,7 +10,8 @@ from mysglang.srt.args.field import arg
 PolicyName = Literal[
     "fcfs", "lpm", "dfs-weight", "lof", "random", "priority", "hrrn", "shortest-prefill-first", "routing-key"
 ]
-FairShareBy = Literal["api_key", "extra_key", "routing_key"]
+ShareKey = Literal["api_key", "extra_key", "routing_key"]
+FairShareBy = Literal["api_key", "extra_key", "routing_key", "none"]
 
 CHUNKING_OFF = -1
 
@@ -24,10 +25,10 @@ class ScheduleArgs:
         4096, at_least=1, help="Requests that may wait; the next one is refused at once, to be retried later."
     )
     req_waiting_timeout: float | None = arg(
-        None, at_least=0.1, help="Seconds that a request may wait to run until it is answered 503; no bound if unset."
+        None, at_least=0.001, help="Seconds that a request may wait to run until it is answered 503; no bound if unset."
     )
     req_running_timeout: float | None = arg(
-        None, at_least=0.1, help="Seconds from when a request first runs until it is answered 503; no bound if unset."
+        None, at_least=0.001, help="Seconds from when a request first runs until it is answered 503; no bound if unset."
     )
     chunked_prefill_size: int | None = arg(
         None, at_least=CHUNKING_OFF, help="Tokens of one prefill chunk, -1 for whole prompts; by GPU memory if unset."
@@ -56,12 +57,18 @@ class ScheduleArgs:
     )
     fair_share_by: FairShareBy | None = arg(
         None,
-        help="Let clients take turns by what they have used; this tells them apart.",
+        help="Let clients take turns by what they have used; this tells them apart. Default: api_key where there are "
+        "several keys, else none.",
     )
     schedule_conservativeness: float = arg(
         1.0, at_least=0, help="Larger admits fewer requests at once and retracts fewer."
     )
     disable_overlap_schedule: bool = arg(False, help="Plan a step only when the step before it is over.")
+
+    @property
+    def shares_by(self) -> ShareKey | None:
+        """What tells clients apart that take turns; None where all are one. Of resolved options."""
+        return None if self.fair_share_by == "none" else self.fair_share_by
 
     @property
     def has_priorities(self) -> bool:

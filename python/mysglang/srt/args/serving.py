@@ -11,6 +11,9 @@ from mysglang.srt.args.parsers import REASONING_PARSERS, CompletionTemplateName,
 
 DefaultsSource = Literal["model", "openai"]
 
+UnknownFields = Literal["report", "error"]
+"""What becomes of a request with a field that this server does not know: it is answered, or refused."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingArgs:
@@ -53,6 +56,25 @@ class ServingArgs:
     sampling_defaults: DefaultsSource = arg(
         "model", help="Sampling parameters of requests that bring none: the model's generation config, or OpenAI's."
     )
+    unknown_fields: UnknownFields = arg(
+        "report",
+        help="Requests with a field that this server does not know: answer them and name the field in the log and in "
+        "the header x-ignored-fields, or refuse them.",
+    )
+    strict_max_tokens: bool = arg(
+        False,
+        help="Refuse requests whose max_tokens do not fit behind their prompt, instead of ending the answer where the "
+        "context is full.",
+    )
+    strict_model_name: bool = arg(
+        False, help="Answer 404 to requests for a model by another name than the served one's, instead of serving them."
+    )
+    enable_streaming_session: bool = arg(False, help="No effect: sessions may always be streaming ones.")
+    enable_custom_logit_processor: bool = arg(
+        False,
+        help="No effect: requests may always name a processor of the server (--logit-processor), and never bring code.",
+    )
+    enable_mis: bool = arg(False, help="No effect: /v1/score always takes several items in one request.")
     enable_cache_report: bool = arg(False, help="Report cached prompt tokens in the usage of OpenAI answers.")
     stream_interval: int = arg(1, at_least=1, help="Tokens between two frames of a stream.")
     incremental_streaming_output: bool = arg(
@@ -71,7 +93,7 @@ class ServingArgs:
     read_timeout: float = arg(
         30.0,
         at_least=0.1,
-        help="Seconds after which a client is cut off that began a request and sends next to nothing of the rest.",
+        help="Seconds that the head of a request may take to arrive, and each 256 KiB of its body; then 408.",
     )
     drain_timeout: float = arg(
         10.0,

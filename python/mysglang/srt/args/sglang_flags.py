@@ -7,7 +7,6 @@ from __future__ import annotations
 
 WHY_NOT = {
     "trust_remote_code": "a checkpoint is data here, and no code that it brings is ever run",
-    "enable_custom_logit_processor": "a request brings no code, but names a processor; yours by --logit-processor",
     "torchao_config": "of what it does there is --quantization int8wo",
     "config": "options are given on the command line",
     "enable_response_store": "responses are stored, within bounds, unless a request says store=false",

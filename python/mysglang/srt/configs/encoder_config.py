@@ -23,9 +23,9 @@ class EncoderConfig:
 
 
 class _Facts(msgspec.Struct, frozen=True):
-    layer_norm_eps: Annotated[float, msgspec.Meta(ge=0)] = 1e-12
-    type_vocab_size: Annotated[int, msgspec.Meta(ge=1)] = 2
-    max_position_embeddings: Annotated[int, msgspec.Meta(ge=1)] = 512
+    layer_norm_eps: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1e-12
+    type_vocab_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 2
+    max_position_embeddings: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)] = 512
     pad_token_id: Annotated[int, msgspec.Meta(ge=0)] | None = None
     position_embedding_type: str | None = "absolute"
     is_decoder: bool = False

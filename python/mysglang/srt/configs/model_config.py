@@ -17,6 +17,7 @@ from mysglang.srt.configs.pooling_config import PoolingConfig, is_sentence_encod
 from mysglang.srt.configs.rope_config import longest_context, rope_parameters
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import read_json, read_json_if_there, resolve_model_path
+from mysglang.srt.utils.plain_files import is_there
 
 DTYPES = {
     "half": "float16",
@@ -26,7 +27,17 @@ DTYPES = {
     "float32": "float32",
 }
 
-_Count = Annotated[int, msgspec.Meta(ge=1)]
+# Bounds of what is read, each some powers of two above the largest known model. What a checkpoint holds and a machine
+# has is compared later (`configs/checkpoint_sizes.py`); these only keep what is computed from them small.
+_Layers = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
+_Heads = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
+_HeadDim = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
+_Width = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+_Vocabulary = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+_Positions = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+
+MAX_EOS_IDS = 1024
+"""Entries of a list of eos_token_id. The largest known lists have below ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +102,7 @@ class ModelConfig:
         the files of sentence-transformers stand beside it. Raises ConfigError with a line that says what to do.
         """
         folder = resolve_model_path(path)
-        if not (folder / "config.json").exists():
+        if not is_there(folder / "config.json"):
             raise ConfigError(f"{folder} has no config.json; give the directory of a model in Hugging Face format")
         hf = read_json(folder / "config.json") | (overrides or {})
         generation_config = read_json_if_there(folder / "generation_config.json")
@@ -137,22 +148,22 @@ class ModelConfig:
 class _Facts(msgspec.Struct, frozen=True):
     """The keys of config.json that are read, with their types; unknown keys are somebody else's."""
 
-    vocab_size: _Count
-    hidden_size: _Count
-    intermediate_size: _Count
-    num_hidden_layers: _Count
-    num_attention_heads: _Count
-    max_position_embeddings: _Count
-    num_key_value_heads: _Count | None = None
-    head_dim: _Count | None = None
+    vocab_size: _Vocabulary
+    hidden_size: _Width
+    intermediate_size: _Width
+    num_hidden_layers: _Layers
+    num_attention_heads: _Heads
+    max_position_embeddings: _Positions
+    num_key_value_heads: _Heads | None = None
+    head_dim: _HeadDim | None = None
     hidden_act: str = "silu"
-    rms_norm_eps: Annotated[float, msgspec.Meta(ge=0)] = 1e-6
+    rms_norm_eps: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1e-6
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
-    sliding_window: _Count | None = None
+    sliding_window: _Positions | None = None
     use_sliding_window: bool = False
-    max_window_layers: int = 0
+    max_window_layers: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
     layer_types: list[str] | None = None
     torch_dtype: str | None = None
     dtype: str | None = None
@@ -251,6 +262,8 @@ def _eos_token_ids(vocab_size: int, *configs: dict[str, Any]) -> tuple[int, ...]
     for config in configs:
         value = config.get("eos_token_id")
         ids = [] if value is None else value if isinstance(value, list) else [value]
+        if len(ids) > MAX_EOS_IDS:
+            raise ConfigError(f"eos_token_id lists {len(ids)} ids, and at most {MAX_EOS_IDS} are read")
         if not all(isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0 for id_ in ids):
             raise ConfigError(f"eos_token_id must be a token id or a list of them, not {value!r}")
         # An id that the model cannot produce ends nothing, and whoever edits logits by it would write outside them.

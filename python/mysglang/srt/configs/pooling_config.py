@@ -7,7 +7,7 @@ pooling module's config.json, sentence_bert_config.json. Plain JSON; no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -15,20 +15,26 @@ import msgspec
 from mysglang.srt.configs.architectures import Architecture, Task
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import read_json, read_json_if_there
+from mysglang.srt.utils.plain_files import JSON_LIMIT, is_there, read_plain
 
-PoolingMode: TypeAlias = Literal["last", "cls", "mean", "max"]
+PoolingMode: TypeAlias = Literal["last", "cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean"]
 
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
+
+MAX_LABELS = 1 << 17
+"""Labels of a classifier."""
 
 _MODE_KEYS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-_MODE_NAMES = {"cls": "cls", "lasttoken": "last", "mean": "mean", "max": "max"}
-"""The newer spelling, one string under `pooling_mode`."""
+_MODE_NAMES = {"lasttoken": "last"}
+"""The newer spelling, one string under `pooling_mode`, where it differs from ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,23 +104,27 @@ def pooling_config(folder: Path, hf: dict[str, Any], architecture: Architecture)
 
 def is_sentence_encoder(folder: Path) -> bool:
     """Whether the files of sentence-transformers say that the model in `folder` makes vectors."""
-    return (folder / MODULES_FILE).is_file()
+    return is_there(folder / MODULES_FILE)
 
 
 def _modules(folder: Path) -> list[_Module]:
     """The modules of sentence-transformers; none where there is no such file."""
     file = folder / MODULES_FILE
-    if not file.is_file():
+    if not is_there(file):
         return []
     try:
-        modules = msgspec.json.decode(file.read_bytes(), type=list[_Module])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        modules = msgspec.json.decode(read_plain(file, JSON_LIMIT), type=list[_Module])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: {error}") from error
     unknown = [module.name for module in modules if module.name not in ("Transformer", "Pooling", "Normalize")]
     if unknown:
         raise ConfigError(
             f"{file}: the module {unknown[0]} is not supported; supported are Transformer, Pooling and Normalize"
         )
+    for module in modules:
+        path = PurePosixPath(module.path)
+        if path.is_absolute() or ".." in path.parts:
+            raise ConfigError(f"{file}: the path {module.path} leads out of the model's directory")
     return modules
 
 
@@ -132,7 +142,7 @@ def _mode(file: Path) -> PoolingMode:
             return known
     raise ConfigError(
         f"{file}: pooling by {' and '.join(modes) or 'nothing'} is not supported; one of cls, lasttoken, "
-        "mean and max is"
+        "mean, max, mean_sqrt_len_tokens and weightedmean is"
     )
 
 
@@ -149,6 +159,10 @@ def _dimensions(hf: dict[str, Any]) -> tuple[int, ...] | None:
     if lengths is not None:
         if not isinstance(lengths, list) or not all(type(one) is int and one >= 1 for one in lengths) or not lengths:
             raise ConfigError(f"config.json: matryoshka_dimensions must be a list of lengths, not {lengths!r}")
+        if max(lengths) > hf["hidden_size"]:
+            raise ConfigError(
+                f"config.json: matryoshka_dimensions {max(lengths)} is more than hidden_size {hf['hidden_size']}"
+            )
         return tuple(sorted(lengths))
     return () if hf.get("is_matryoshka") is True else None
 
@@ -162,8 +176,8 @@ def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
             raise ConfigError("config.json: id2label must name the labels 0, 1 and so on")
         return tuple(texts[str(index)] for index in range(len(texts)))
     count = hf.get("num_labels", 2)
-    if type(count) is not int or count < 1:
-        raise ConfigError(f"config.json: num_labels must be a positive number, not {count!r}")
+    if type(count) is not int or not 1 <= count <= MAX_LABELS:
+        raise ConfigError(f"config.json: num_labels must be a number from 1 to {MAX_LABELS}, not {count!r}")
     return tuple(f"LABEL_{index}" for index in range(count))
 
 

@@ -10,6 +10,9 @@ from typing import Any
 from mysglang.srt.errors import ConfigError
 
 DEFAULT_THETA = 10000.0
+MOST_POSITIONS = 1 << 31
+MOST = 1e12
+"""Above every number that a rotary embedding is known to have; far below where float32 ends."""
 LENGTH_BEFORE_SCALING = "original_max_position_embeddings"
 
 # The keys that each scaling reads and cannot do without.
@@ -29,7 +32,7 @@ def rope_parameters(hf: dict[str, Any], max_position_embeddings: int) -> dict[st
     if not isinstance(given, dict):
         raise ConfigError("config.json: rope_scaling must be an object")
     rope_type = given.get("rope_type", given.get("type", "default"))
-    if rope_type not in REQUIRED:
+    if not isinstance(rope_type, str) or rope_type not in REQUIRED:
         raise ConfigError(f"config.json: rope type {rope_type!r} is unknown; known are {', '.join(REQUIRED)}")
     if hf.get("partial_rotary_factor", given.get("partial_rotary_factor")) not in (None, 1):
         raise ConfigError("config.json: a partial_rotary_factor other than 1 is not supported")
@@ -42,8 +45,13 @@ def rope_parameters(hf: dict[str, Any], max_position_embeddings: int) -> dict[st
         elif key in REQUIRED[rope_type]:
             raise ConfigError(f"config.json: rope type {rope_type} needs {key}")
     for key, value in rope.items():
-        if not isinstance(value, (int, float)) or (value <= 0 and key != "truncate"):
-            raise ConfigError(f"config.json: {key} of the rotary embedding must be a positive number, not {value!r}")
+        if key == "truncate" and isinstance(value, bool):
+            continue
+        if type(value) not in (int, float) or not 0 < value <= MOST:
+            raise ConfigError(
+                f"config.json: {key} of the rotary embedding must be a number above 0 and at most {MOST:g}, "
+                f"not {value!r}"
+            )
     if rope["rope_theta"] <= 1:
         raise ConfigError(f"config.json: rope_theta must be more than 1, not {rope['rope_theta']}")
     if rope_type == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
@@ -52,7 +60,17 @@ def rope_parameters(hf: dict[str, Any], max_position_embeddings: int) -> dict[st
 
 
 def longest_context(rope: dict[str, Any], max_position_embeddings: int) -> int:
-    """Positions that the model can use, its scaling included."""
+    """Positions that the model can use, its scaling included. Raises ConfigError above `MOST_POSITIONS`."""
+    longest = _scaled_context(rope, max_position_embeddings)
+    if longest > MOST_POSITIONS:
+        raise ConfigError(
+            f"config.json: max_position_embeddings {max_position_embeddings}, scaled by {rope['factor']}, makes more "
+            f"than {MOST_POSITIONS} positions"
+        )
+    return longest
+
+
+def _scaled_context(rope: dict[str, Any], max_position_embeddings: int) -> int:
     match rope["rope_type"]:
         case "linear" | "dynamic":
             return int(max_position_embeddings * rope["factor"])

@@ -29,15 +29,21 @@ class CompilerSetup(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 1 << 30
     """What compiling one grammar may take beside what the process holds anyway."""
     at_once: int = 2
-    """Grammars that are compiled at the same time; more wait."""
+    """Grammars that are compiled at the same time, as long as no other tenant waits (`compile_turns.py`)."""
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """Compile this."""
+    """Compile this, at once."""
 
     number: int
     kind: GrammarKind
     text: str
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """Nobody waits for this job any more: stop it, and do not answer."""
+
+    number: int
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -59,8 +65,11 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     number: int
     reason: str
     lasting: bool
+    status: int = 400
+    """The HTTP status of the answer."""
 
 
+ToProcess: TypeAlias = Job | Drop
 ToParent: TypeAlias = Started | Compiled | Refused
 
 

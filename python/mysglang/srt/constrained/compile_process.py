@@ -1,11 +1,12 @@
 """The process that compiles grammars. It stays warm, and forks a child for each, which may be killed without harm.
 
-    stdin: setup, jobs ──▶ this process ── fork ──▶ child: one grammar, under limits of time and memory
-    stdout: results    ◀──             ◀── pipe ──
+    stdin: setup, jobs, drops ──▶ this process ── fork ──▶ child: one grammar, under limits of time and memory
+    stdout: results           ◀──             ◀── pipe ──
 
 A grammar of a few bytes can take any time and any memory to compile, or crash its library. All that such a one costs
 is its child; the next job finds the libraries loaded and the vocabulary's tables built. Single-threaded, so that a fork
-copies no lock that somebody holds. Ends with its parent.
+copies no lock that somebody holds. Every job is begun as soon as it comes: its sender knows whose turn it is. Ends with
+its parent.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import selectors
 import signal
 import sys
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -27,11 +27,13 @@ from mysglang.srt.constrained.backend import GrammarBackend, GrammarError, Match
 from mysglang.srt.constrained.compile_messages import (
     Compiled,
     CompilerSetup,
+    Drop,
     Frames,
     Job,
     Refused,
     Started,
     ToParent,
+    ToProcess,
     frame,
 )
 from mysglang.srt.constrained.factory import make_backend
@@ -39,7 +41,9 @@ from mysglang.srt.constrained.patience import SLOW_S
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import mask_words
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
-from mysglang.srt.utils.process import die_with_parent, set_title
+from mysglang.srt.utils.awake import TICK_S, AwakeClock
+from mysglang.srt.utils.process import die_with_parent, ignore_stop_signals, set_title
+from mysglang.srt.utils.shortage import shortage_in
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 TRIAL_TOKENS = 24
@@ -62,6 +66,16 @@ class Child:
     began: float
     answer: bytearray = field(default_factory=bytearray)
     late: bool = False
+    """It was killed since its time was over."""
+    dropped: bool = False
+    """It was killed since nobody waits for it."""
+
+    @property
+    def killed(self) -> bool:
+        return self.late or self.dropped
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
 
 
 class CompileServer:
@@ -71,10 +85,10 @@ class CompileServer:
         self._setup = setup
         self._backend = backend
         self._output = output
-        self._frames: Frames[Job] = Frames(Job)
-        self._waiting: deque[Job] = deque()
+        self._frames: Frames[ToProcess] = Frames(ToProcess)
         self._children: dict[int, Child] = {}
         """By pipe."""
+        self._clock = AwakeClock()
         self._selector = selectors.DefaultSelector()
 
     def serve(self, source: int) -> None:
@@ -82,27 +96,49 @@ class CompileServer:
         self._selector.register(source, selectors.EVENT_READ)
         _send(self._output, Started())
         while True:
-            for key, _ in self._selector.select(self._until_next_deadline()):
+            ready = self._selector.select(self._until_next_look())
+            if self._children:
+                self._clock.tick()
+            for key, _ in ready:
                 if key.fd != source:
                     self._hear(self._children[key.fd])
                     continue
                 data = os.read(source, READ_BYTES)
                 if not data:
                     return
-                self._waiting.extend(self._frames.feed(data))
+                for message in self._frames.feed(data):
+                    self._take(message, source)
             self._kill_late()
-            while self._waiting and len(self._children) < self._setup.at_once:
-                self._start(self._waiting.popleft(), source)
+            if not self._children:
+                self._clock.rest()
+
+    def _take(self, message: ToProcess, source: int) -> None:
+        match message:
+            case Job():
+                self._start(message, source)
+            case Drop(number=number):
+                for child in self._children.values():
+                    if child.job.number == number and not child.killed:
+                        child.dropped = True
+                        child.kill()
 
     def _start(self, job: Job, source: int) -> None:
-        reading, writing = os.pipe()
-        pid = os.fork()
+        pipe: tuple[int, ...] = ()
+        try:
+            reading, writing = pipe = os.pipe()
+            pid = os.fork()
+        except OSError as error:
+            for fd in pipe:
+                os.close(fd)
+            _send(self._output, _no_room(job, error))
+            return
         if pid == 0:
             for fd in (source, reading, *self._children):
                 os.close(fd)
             compile_in_child(self._setup, self._backend, job, writing)
         os.close(writing)
-        self._children[reading] = Child(job, pid, reading, time.monotonic())
+        self._clock.tick()
+        self._children[reading] = Child(job, pid, reading, self._clock.now())
         self._selector.register(reading, selectors.EVENT_READ)
 
     def _hear(self, child: Child) -> None:
@@ -114,6 +150,8 @@ class CompileServer:
         os.close(child.pipe)
         del self._children[child.pipe]
         _, status = os.waitpid(child.pid, 0)
+        if child.dropped:
+            return
         if status == 0 and not child.late:
             _write(self._output, bytes(child.answer))
         else:
@@ -125,19 +163,25 @@ class CompileServer:
         if child.late:
             limit = f"{self._setup.timeout_s:g} s (--grammar-compile-timeout)"
             return Refused(number, f"compiling it takes longer than the limit of {limit}", lasting=False)
-        how = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
-        return Refused(number, f"it is nested too deeply, or too large, for the compiler ({how})", lasting=True)
+        ended_by = signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
+        how = f"exit status {status >> 8}" if ended_by is None else ended_by.name
+        # The kernel kills when the machine is short of memory, which another time it may not be.
+        lasting = ended_by is not signal.SIGKILL
+        return Refused(number, f"it is nested too deeply, or too large, for the compiler ({how})", lasting=lasting)
 
-    def _until_next_deadline(self) -> float | None:
-        began = [child.began for child in self._children.values() if not child.late]
-        return max(0.0, min(began) + self._setup.timeout_s - time.monotonic()) if began else None
+    def _until_next_look(self) -> float | None:
+        """Seconds until a child is late. A tick at most, so that a pause of the machine is no child's fault."""
+        began = [child.began for child in self._children.values() if not child.killed]
+        if not began:
+            return TICK_S if self._children else None
+        return min(TICK_S, max(0.0, min(began) + self._setup.timeout_s - self._clock.now()))
 
     def _kill_late(self) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         for child in self._children.values():
-            if not child.late and now - child.began >= self._setup.timeout_s:
+            if not child.killed and now - child.began >= self._setup.timeout_s:
                 child.late = True
-                os.kill(child.pid, signal.SIGKILL)
+                child.kill()
 
 
 def compile_in_child(setup: CompilerSetup, backend: GrammarBackend, job: Job, output: int) -> NoReturn:
@@ -145,8 +189,12 @@ def compile_in_child(setup: CompilerSetup, backend: GrammarBackend, job: Job, ou
     status = 1
     try:
         die_with_parent()
-        _limit(setup)
-        _send(output, answer(backend, job, setup))
+        try:
+            _limit(setup)
+        except OSError as error:
+            _send(output, _no_room(job, error))
+        else:
+            _send(output, answer(backend, job, setup))
         status = 0
     finally:
         os._exit(status)
@@ -165,6 +213,14 @@ def answer(backend: GrammarBackend, job: Job, setup: CompilerSetup) -> ToParent:
         reason = _too_much_memory(setup) if "bad_alloc" in str(error) else " ".join(str(error).split())
         return Refused(job.number, shorten(reason or type(error).__name__), lasting=True)
     return Compiled(job.number, memoryview(data), time.monotonic() - began)
+
+
+def _no_room(job: Job, error: OSError) -> Refused:
+    """The system has no process, memory or file to spare for the job."""
+    reason = (
+        f"it could not be compiled, since the server is short of resources ({shortage_in(error) or error}); try again"
+    )
+    return Refused(job.number, reason, lasting=False, status=503)
 
 
 def shorten(reason: str) -> str:
@@ -245,8 +301,7 @@ def _first(source: int, frames: Frames[CompilerSetup]) -> CompilerSetup:
 
 def main() -> None:
     """Serve jobs on stdin until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_stop_signals()
     die_with_parent()
     set_title("mysglang::grammar_compiler")
     os.nice(NICENESS)

@@ -1,7 +1,9 @@
 """GrammarCompiler: sends grammars to the process that compiles them, and hands back what is ready for use.
 
-One thread does all of it: it starts the process, and again when it died and is needed; it loads what comes back, which
-releases the GIL for the long part, and watches the time. The scheduler only puts jobs in and takes results out.
+One thread does all of it: it gives tenants their turns, starts the process, and again when that died and is needed; it
+loads what comes back, which releases the GIL for the long part, and watches the time. The scheduler only says what is
+wanted and takes results out. Where the system has no process, file or memory to spare, what is wanted at that moment is
+refused, and the next grammar is a new try.
 """
 
 from __future__ import annotations
@@ -12,11 +14,10 @@ import os
 import selectors
 import subprocess
 import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
 
@@ -26,14 +27,19 @@ from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend, Gr
 from mysglang.srt.constrained.compile_messages import (
     Compiled,
     CompilerSetup,
+    Drop,
     Frames,
     Job,
-    Refused,
+    Started,
     ToParent,
     frame,
 )
+from mysglang.srt.constrained.compile_turns import CompileTurns, Wanted
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
+from mysglang.srt.utils.awake import AWAKE
 from mysglang.srt.utils.process import child_environment, describe_exit
+from mysglang.srt.utils.service_thread import ServiceThread
+from mysglang.srt.utils.shortage import shortage_in
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +68,16 @@ Outcome: TypeAlias = CompiledGrammar | Failure
 class Compiler(Protocol):
     """Compiles grammars elsewhere."""
 
-    def submit(self, spec: GrammarSpec) -> None:
-        """Ask for a grammar. Returns at once."""
+    def submit(self, spec: GrammarSpec, tenant: str) -> None:
+        """`tenant` wants this grammar. Returns at once."""
+        ...
+
+    def withdraw(self, spec: GrammarSpec, tenant: str) -> None:
+        """`tenant` wants it no longer. What nobody wants is not compiled, not to its end either. Returns at once."""
         ...
 
     def finished(self) -> list[tuple[GrammarSpec, Outcome]]:
-        """What became ready since the last call, each grammar that was asked for once. Never waits."""
+        """What became ready since the last call. May hold a grammar that was withdrawn meanwhile. Never waits."""
         ...
 
 
@@ -77,8 +87,11 @@ class NoCompiler:
     def __init__(self) -> None:
         self._asked: list[GrammarSpec] = []
 
-    def submit(self, spec: GrammarSpec) -> None:
+    def submit(self, spec: GrammarSpec, tenant: str) -> None:
         self._asked.append(spec)
+
+    def withdraw(self, spec: GrammarSpec, tenant: str) -> None:
+        pass
 
     def finished(self) -> list[tuple[GrammarSpec, Outcome]]:
         asked, self._asked = self._asked, []
@@ -86,12 +99,11 @@ class NoCompiler:
         return [(spec, failure) for spec in asked]
 
 
-@dataclass(slots=True)
-class Asked:
-    """A grammar that is wanted."""
+class Change(Enum):
+    """What the scheduler says of a grammar and a tenant."""
 
-    spec: GrammarSpec
-    attempts: int = 1
+    WANTED = "wanted"
+    NOT_WANTED = "not wanted"
 
 
 @dataclass(slots=True)
@@ -102,10 +114,19 @@ class Link:
     to_child: int
     from_child: int
     patient_until: float
-    """When it counts as stuck, if it has jobs and says nothing."""
+    """When it counts as stuck, by the AWAKE clock, if it has jobs and says nothing."""
     frames: Frames[ToParent] = field(default_factory=lambda: Frames(ToParent))
     outbox: bytearray = field(default_factory=bytearray)
-    jobs: dict[int, Asked] = field(default_factory=dict)
+    jobs: dict[int, Wanted] = field(default_factory=dict)
+    numbers: dict[GrammarSpec, int] = field(default_factory=dict)
+    """Of the jobs."""
+
+    def take(self, number: int) -> Wanted | None:
+        """The job of that number, which is over; None if it was dropped."""
+        wanted = self.jobs.pop(number, None)
+        if wanted is not None:
+            del self.numbers[wanted.spec]
+        return wanted
 
 
 class GrammarCompiler:
@@ -121,24 +142,29 @@ class GrammarCompiler:
         self._eager = eager
         self._setup = setup
         self._make_backend = make_backend
-        self._asked: deque[Asked] = deque()
+        self._changes: deque[tuple[Change, GrammarSpec, str]] = deque()
+        self._turns = CompileTurns(setup.at_once)
         self._done: SimpleQueue[tuple[GrammarSpec, Outcome]] = SimpleQueue()
         self._link: Link | None = None
-        self._numbers = 0
+        self._count = 0
+        """Jobs given out so far: the number of the last one."""
         self._closing = False
         self._waking, self._wake_up = os.pipe()
         os.set_blocking(self._wake_up, False)
-        self._thread = threading.Thread(target=self._run, name="grammar compiler", daemon=True)
-        self._thread.start()
+        self._thread = ServiceThread("grammar compiler", self._run)
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one."""
+        """The process id; None while there is no process."""
         link = self._link
         return None if link is None else link.process.pid
 
-    def submit(self, spec: GrammarSpec) -> None:
-        self._asked.append(Asked(spec))
+    def submit(self, spec: GrammarSpec, tenant: str = "") -> None:
+        self._changes.append((Change.WANTED, spec, tenant))
+        self._wake()
+
+    def withdraw(self, spec: GrammarSpec, tenant: str = "") -> None:
+        self._changes.append((Change.NOT_WANTED, spec, tenant))
         self._wake()
 
     def finished(self) -> list[tuple[GrammarSpec, Outcome]]:
@@ -165,52 +191,96 @@ class GrammarCompiler:
     def _run(self) -> None:
         """The thread."""
         if not self._eager:
-            os.read(self._waking, WAKE_BYTES)
-        if self._closing:
-            return
-        try:
-            backend = self._make_backend()
-        except (ImportError, OSError, RuntimeError, ValueError, GrammarError) as error:
-            logger.exception("there is no grammar backend")
-            self._fail_for_ever(f"the grammar backend cannot be loaded: {error}")
+            self._sleep()
+        backend = self._load_backend()
+        while backend is None and not self._closing:
+            self._sleep()
+            backend = self._load_backend()
+        if backend is None or self._closing:
             return
         self._link = self._start()
         while not self._closing:
+            self._hear_changes()
             if self._link is not None:
                 self._turn(self._link, backend)
-            elif self._asked:
+            elif self._turns:
                 self._link = self._start()
             else:
-                os.read(self._waking, WAKE_BYTES)
+                self._sleep()
         if self._link is not None:
             self._end(self._link)
 
-    def _start(self) -> Link:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "mysglang.srt.constrained.compile_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # One thread: a fork must not copy locks that others hold.
-            env=child_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
+    def _sleep(self) -> None:
+        """Until something changes."""
+        os.read(self._waking, WAKE_BYTES)
+
+    def _load_backend(self) -> GrammarBackend | None:
+        """None if there is none now; what is wanted was told so. Never comes back where there will never be one."""
+        try:
+            return self._make_backend()
+        except (ImportError, OSError, RuntimeError, ValueError, MemoryError, GrammarError) as error:
+            if shortage := shortage_in(error):
+                logger.error("the grammar backend cannot be loaded now: %s", shortage)
+                self._refuse_all(_short_of(shortage))
+                return None
+            logger.exception("there is no grammar backend")
+            failure = Failure(f"the grammar backend cannot be loaded: {error}", lasting=True, status=500)
+        while not self._closing:
+            self._refuse_all(failure)
+            self._sleep()
+        return None
+
+    def _refuse_all(self, failure: Failure) -> None:
+        """Whatever is wanted now fails."""
+        self._hear_changes()
+        for spec in self._turns.give_up():
+            self._done.put((spec, failure))
+
+    def _start(self) -> Link | None:
+        """A new process; None if the system has no room for one, and then what is wanted now is refused."""
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "mysglang.srt.constrained.compile_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # One thread: a fork must not copy locks that others hold.
+                env=child_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        except (OSError, MemoryError) as error:
+            shortage = shortage_in(error) or str(error)
+            logger.error("the grammar compiler cannot be started now: %s", shortage)
+            self._refuse_all(_short_of(shortage))
+            return None
         assert process.stdin is not None and process.stdout is not None
-        link = Link(process, process.stdin.fileno(), process.stdout.fileno(), time.monotonic() + START_S)
+        link = Link(process, process.stdin.fileno(), process.stdout.fileno(), AWAKE.now() + START_S)
         os.set_blocking(link.to_child, False)
         link.outbox += frame(self._setup)
         return link
 
+    def _hear_changes(self) -> None:
+        """Take what the scheduler said. What is being compiled and is wanted by nobody is stopped."""
+        while self._changes:
+            change, spec, tenant = self._changes.popleft()
+            if change is Change.WANTED:
+                self._turns.ask(spec, tenant)
+            elif self._turns.leave(spec, tenant) is not None and self._link is not None:
+                number = self._link.numbers[spec]
+                self._link.take(number)
+                self._link.outbox += frame(Drop(number))
+
     def _turn(self, link: Link, backend: GrammarBackend) -> None:
-        """Send what is asked for, hear what is there, and see whether the process still lives."""
-        self._send_asked(link)
-        with selectors.DefaultSelector() as selector:
+        """Send what is to be compiled, hear what is there, and see whether the process still lives."""
+        self._send_jobs(link)
+        # A selector without a descriptor of its own: it works where no file can be opened any more.
+        with selectors.PollSelector() as selector:
             selector.register(self._waking, selectors.EVENT_READ)
             selector.register(link.from_child, selectors.EVENT_READ)
             if link.outbox:
                 selector.register(link.to_child, selectors.EVENT_WRITE)
-            timeout = max(0.0, link.patient_until - time.monotonic()) if link.jobs else None
+            timeout = max(0.0, link.patient_until - AWAKE.now()) if link.jobs else None
             ready = {key.fd for key, _ in selector.select(timeout)}
         if self._waking in ready:
-            os.read(self._waking, WAKE_BYTES)
+            self._sleep()
         alive = True
         if link.to_child in ready:
             try:
@@ -219,17 +289,17 @@ class GrammarCompiler:
                 alive = False
         if alive and link.from_child in ready:
             alive = self._hear(link, backend)
-        if not alive or (link.jobs and time.monotonic() > link.patient_until):
+        if not alive or (link.jobs and AWAKE.now() > link.patient_until):
             self._bury(link)
 
-    def _send_asked(self, link: Link) -> None:
-        while self._asked:
-            asked = self._asked.popleft()
+    def _send_jobs(self, link: Link) -> None:
+        while (wanted := self._turns.start()) is not None:
             if not link.jobs:
-                link.patient_until = max(link.patient_until, time.monotonic() + self._setup.timeout_s + GRACE_S)
-            self._numbers += 1
-            link.jobs[self._numbers] = asked
-            link.outbox += frame(Job(self._numbers, asked.spec.kind, asked.spec.text))
+                link.patient_until = max(link.patient_until, AWAKE.now() + self._setup.timeout_s + GRACE_S)
+            self._count += 1
+            link.jobs[self._count] = wanted
+            link.numbers[wanted.spec] = self._count
+            link.outbox += frame(Job(self._count, wanted.spec.kind, wanted.spec.text))
 
     def _hear(self, link: Link, backend: GrammarBackend) -> bool:
         """Take what the process says; False if that was its last word."""
@@ -240,14 +310,19 @@ class GrammarCompiler:
             logger.error("the grammar compiler talks nonsense: %s", error)
             return False
         for message in messages:
-            link.patient_until = time.monotonic() + self._setup.timeout_s + GRACE_S
+            link.patient_until = AWAKE.now() + self._setup.timeout_s + GRACE_S
+            if isinstance(message, Started):
+                continue
+            wanted = link.take(message.number)
+            if wanted is None:
+                continue
+            spec = wanted.spec
+            self._turns.end(spec)
             if isinstance(message, Compiled):
-                asked = link.jobs.pop(message.number)
-                logger.info("compiled a grammar (%s) in %.3f s", asked.spec.kind, message.seconds)
-                self._done.put((asked.spec, self._load(backend, asked.spec, message.data)))
-            elif isinstance(message, Refused):
-                asked = link.jobs.pop(message.number)
-                self._done.put((asked.spec, Failure(message.reason, message.lasting)))
+                logger.info("compiled a grammar (%s) in %.3f s", spec.kind, message.seconds)
+                self._done.put((spec, self._load(backend, spec, message.data)))
+            else:
+                self._done.put((spec, Failure(message.reason, message.lasting, message.status)))
         return bool(data)
 
     @staticmethod
@@ -264,11 +339,14 @@ class GrammarCompiler:
         self._end(link)
         self._link = None
         logger.error("the grammar compiler (pid %d) %s", link.process.pid, describe_exit(link.process.returncode))
-        for asked in link.jobs.values():
-            if asked.attempts < ATTEMPTS:
-                self._asked.append(Asked(asked.spec, asked.attempts + 1))
+        for wanted in link.jobs.values():
+            if wanted.attempts < ATTEMPTS:
+                self._turns.again(wanted.spec)
             else:
-                self._done.put((asked.spec, Failure("the grammar compiler died; try again", lasting=False, status=500)))
+                self._turns.end(wanted.spec)
+                self._done.put(
+                    (wanted.spec, Failure("the grammar compiler died; try again", lasting=False, status=500))
+                )
 
     @staticmethod
     def _end(link: Link) -> None:
@@ -279,8 +357,7 @@ class GrammarCompiler:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 
-    def _fail_for_ever(self, reason: str) -> None:
-        while not self._closing:
-            while self._asked:
-                self._done.put((self._asked.popleft().spec, Failure(reason, lasting=True, status=500)))
-            os.read(self._waking, WAKE_BYTES)
+
+def _short_of(shortage: str) -> Failure:
+    reason = f"it could not be compiled, since the server is short of resources ({shortage}); try again"
+    return Failure(reason, lasting=False, status=503)

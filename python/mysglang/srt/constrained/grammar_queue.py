@@ -1,15 +1,18 @@
 """GrammarQueue: requests wait here until their grammar is compiled; others pass through. A Role (`scheduling/role.py`).
 
 Keeps what was compiled, least recently used first to go, and remembers which grammars are wrong; one that only took
-too long is tried again when it is asked for again.
+too long is tried again when it is asked for again. A grammar is compiled once, however many requests wait for it, and
+not at all once none does.
 
 When a grammar is ready is a matter of time, and ranks must plan alike: with several ranks, one of them has to say so.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from mysglang.srt.constrained.answer_grammar import AnswerGrammar, Cut
 from mysglang.srt.constrained.backend import CompiledGrammar
@@ -18,6 +21,7 @@ from mysglang.srt.constrained.patience import Patience
 from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.scheduling.request import Req
+from mysglang.srt.utils.awake import AWAKE
 
 CACHED_BYTES = 512 << 20
 CACHED_GRAMMARS = 1024
@@ -74,16 +78,39 @@ class GrammarCache:
         del self._patience[spec]
 
 
-class GrammarQueue:
-    """Implements Role."""
+@dataclass(slots=True)
+class Waiting:
+    """A request that waits for its grammar."""
 
-    def __init__(self, compiler: Compiler, cache: GrammarCache | None = None, *, cut: Cut | None = None) -> None:
-        """`cut`: for all of the grammars; see AnswerGrammar."""
+    req: Req
+    spec: GrammarSpec
+    until: float
+    """When it has waited enough, in seconds of the queue's clock."""
+
+
+class GrammarQueue:
+    """Implements Role. Work for a request that comes or goes does not depend on how many wait."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        cache: GrammarCache | None = None,
+        *,
+        cut: Cut | None = None,
+        patience_s: float = math.inf,
+        clock: Callable[[], float] = AWAKE.now,
+    ) -> None:
+        """`cut`: for all of the grammars; see AnswerGrammar. `patience_s`: how long a request waits for its grammar."""
         self._cut = cut
         self._compiler = compiler
         self._cache = cache or GrammarCache()
-        self._ready: list[Req] = []
-        self._waiting: dict[GrammarSpec, list[Req]] = {}
+        self._patience_s = patience_s
+        self._clock = clock
+        self._ready: dict[str, Req] = {}
+        self._waiting: dict[str, Waiting] = {}
+        """By rid; the one that waits longest comes first."""
+        self._wanted: dict[GrammarSpec, dict[str, dict[str, Req]]] = {}
+        """Grammar -> tenant -> rid -> request. No dict in it is empty."""
 
     @property
     def expecting(self) -> bool:
@@ -92,32 +119,56 @@ class GrammarQueue:
     def admit(self, req: Req) -> None:
         spec = req.sampling.grammar
         if spec is None:
-            self._ready.append(req)
+            self._ready[req.rid] = req
         elif (outcome := self._cache.get(spec)) is not None:
             self._settle(req, spec, outcome)
-        elif spec in self._waiting:
-            self._waiting[spec].append(req)
         else:
-            self._waiting[spec] = [req]
-            self._compiler.submit(spec)
+            self._waiting[req.rid] = Waiting(req, spec, self._clock() + self._patience_s)
+            tenants = self._wanted.setdefault(spec, {})
+            if req.tenant not in tenants:
+                self._compiler.submit(spec, req.tenant)
+            tenants.setdefault(req.tenant, {})[req.rid] = req
 
     def ready(self) -> Iterable[Req]:
         if self._waiting:
             for spec, outcome in self._compiler.finished():
-                self._cache.put(spec, outcome)
-                for req in self._waiting.pop(spec):
-                    self._settle(req, spec, outcome)
-        ready, self._ready = self._ready, []
-        return ready
+                if self._cache.get(spec) is None:
+                    self._cache.put(spec, outcome)
+                for tenant, reqs in self._wanted.pop(spec, {}).items():
+                    for req in reqs.values():
+                        del self._waiting[req.rid]
+                        self._settle(req, spec, self._cache.get(spec) or outcome)
+                    # It may have been asked for once more while this outcome was on its way.
+                    self._compiler.withdraw(spec, tenant)
+            self._end_impatient()
+        ready, self._ready = self._ready, {}
+        return list(ready.values())
 
     def abort(self, rid: str) -> Req | None:
-        # A grammar that nobody waits for any more is compiled all the same: the next to ask has it at once.
-        for reqs in (self._ready, *self._waiting.values()):
-            for req in reqs:
-                if req.rid == rid:
-                    reqs.remove(req)
-                    return req
-        return None
+        if rid in self._waiting:
+            return self._withdraw(rid)
+        return self._ready.pop(rid, None)
+
+    def _withdraw(self, rid: str) -> Req:
+        """The request waits no longer. If it was the last of its tenant that did, its tenant's turn is not needed."""
+        waiting = self._waiting.pop(rid)
+        spec, tenant = waiting.spec, waiting.req.tenant
+        tenants = self._wanted[spec]
+        del tenants[tenant][rid]
+        if not tenants[tenant]:
+            del tenants[tenant]
+            self._compiler.withdraw(spec, tenant)
+        if not tenants:
+            del self._wanted[spec]
+        return waiting.req
+
+    def _end_impatient(self) -> None:
+        """Refuse the requests that have waited for too long."""
+        now = self._clock()
+        while self._waiting and (oldest := next(iter(self._waiting.values()))).until <= now:
+            req = self._withdraw(oldest.req.rid)
+            waited = f"its turn to be compiled did not come within {self._patience_s:g} s (--grammar-queue-timeout)"
+            self._settle(req, oldest.spec, Failure(f"{waited}; try again", lasting=False, status=503))
 
     def _settle(self, req: Req, spec: GrammarSpec, outcome: Outcome) -> None:
         if isinstance(outcome, Failure):
@@ -126,4 +177,4 @@ class GrammarQueue:
             patience = self._cache.patience(spec)
             thought_end = req.grammar_after.tolist()
             req.grammar = AnswerGrammar(outcome.matcher(), thought_end, req.thought_start, patience, self._cut)
-        self._ready.append(req)
+        self._ready[req.rid] = req

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import llguidance as ll
 from llguidance.gbnf_to_lark import any_to_lark
 
 from mysglang.srt.constrained.backend import MANY, CompiledGrammar, GrammarError, JsonStyle, Matcher, fill_threads
+from mysglang.srt.constrained.json_schema.expressions import as_lark
+from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.constrained.structural_tag import json_tags
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints
@@ -92,12 +93,7 @@ class LLGuidanceBackend:
             raise GrammarError("llguidance needs a model that has an end-of-sequence token")
         wrapper = ll.TokenizerWrapper(_Tokens(vocabulary))
         self._tokenizer = ll.LLTokenizer(wrapper, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_ids))
-        # oneOf as anyOf, as in the other libraries: that not two of them hold cannot be said of what is to come.
-        self._json: Any = {"coerce_one_of": True}
-        if style.pattern is None:
-            self._json["whitespace_flexible"] = True
-        else:
-            self._json["whitespace_pattern"] = style.pattern
+        self._style = style
 
     @cached_property
     def _executor(self) -> ll.LLExecutor:
@@ -133,21 +129,22 @@ class LLGuidanceBackend:
             match spec.kind:
                 case "json_schema":
                     schema = "{}" if spec.text == ANY_JSON else spec.text
-                    return ll.LLMatcher.grammar_from_json_schema(schema, overrides=self._json)
+                    return ll.LLMatcher.grammar_from_lark(as_lark(grammar_of(schema), self._style))
                 case "regex":
                     return ll.LLMatcher.grammar_from_regex(spec.text)
                 case "ebnf":
                     return ll.LLMatcher.grammar_from_lark(any_to_lark(spec.text))
                 case "structural_tag":
                     tags = [
-                        ll.StructTag(trigger=tag.trigger, begin=tag.begin, grammar=_schema(tag.schema), end=tag.end)
+                        ll.StructTag(
+                            trigger=tag.trigger, begin=tag.begin, grammar=self._schema(tag.schema), end=tag.end
+                        )
                         for tag in json_tags(spec.text)
                     ]
-                    lark = ll.StructTag.to_grammar(tags, assume_special=False)
-                    return ll.LLMatcher.grammar_from_lark(lark)
+                    # Grammars by name, as JSON: each tag has one of its own.
+                    return ll.StructTag.to_grammar(tags, assume_special=False)
         except (ValueError, AssertionError) as error:
             raise GrammarError(str(error)) from None
 
-
-def _schema(schema: dict[str, object] | bool) -> str:
-    return json.dumps(schema if isinstance(schema, dict) else ({} if schema else {"not": {}}))
+    def _schema(self, schema: dict[str, object] | bool) -> str:
+        return as_lark(grammar_of(json.dumps(schema)), self._style)

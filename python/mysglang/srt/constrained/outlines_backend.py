@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import outlines_core as oc
 
 from mysglang.srt.constrained.backend import CompiledGrammar, GrammarError, JsonStyle, Matcher
+from mysglang.srt.constrained.json_schema.expressions import one_regex
+from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarSpec
@@ -74,7 +76,7 @@ class OutlinesBackend:
         if not self._eos:
             raise GrammarError("outlines needs a model that has an end-of-sequence token")
         self._pieces = vocabulary.pieces
-        self._pattern = style.pattern
+        self._style = style
 
     def compile(self, spec: GrammarSpec) -> bytes:
         tokens: dict[bytes, list[int]] = {}
@@ -105,8 +107,7 @@ class OutlinesBackend:
         match spec.kind:
             case "json_schema":
                 schema = "{}" if spec.text == ANY_JSON else spec.text
-                regex: str = oc.json_schema.build_regex_from_schema(schema, self._pattern)
-                return regex
+                return one_regex(grammar_of(schema), self._style)
             case "regex":
                 return spec.text
         raise GrammarError(f"the grammar backend outlines does not know {spec.kind}; xgrammar and llguidance do")

@@ -34,8 +34,12 @@ class StructuredOutput:
         return cls(GrammarQueue(NoCompiler()), NoGrammars())
 
     @classmethod
-    def start(cls, setup: CompilerSetup, tokenizer: Tokenizer, *, jump_forward: bool = False) -> StructuredOutput:
-        """`tokenizer` is the one at `setup.tokenizer_path`. `jump_forward`: whether grammars force tokens."""
+    def start(
+        cls, setup: CompilerSetup, tokenizer: Tokenizer, *, patience_s: float, jump_forward: bool = False
+    ) -> StructuredOutput:
+        """`tokenizer` is the one at `setup.tokenizer_path`. `patience_s`: how long a request waits for its grammar.
+        `jump_forward`: whether grammars force tokens.
+        """
 
         @cache
         def backend() -> GrammarBackend:
@@ -44,4 +48,5 @@ class StructuredOutput:
 
         compiler = GrammarCompiler(setup, backend, eager=usable_cores() > FEW_CORES)
         cut = cutter(tokenizer) if jump_forward else None
-        return cls(GrammarQueue(compiler, cut=cut), AnswerMasks(backend, setup.vocab_size, setup.eos_ids))
+        queue = GrammarQueue(compiler, cut=cut, patience_s=patience_s)
+        return cls(queue, AnswerMasks(backend, setup.vocab_size, setup.eos_ids))

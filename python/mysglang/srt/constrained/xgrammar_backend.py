@@ -11,14 +11,15 @@ from typing import Any
 import xgrammar as xgr
 
 from mysglang.srt.constrained.backend import MANY, CompiledGrammar, GrammarError, JsonStyle, Matcher, fill_threads
-from mysglang.srt.constrained.json_strings import json_safe, json_safe_in_markup, of_fixed_length
+from mysglang.srt.constrained.json_schema.ebnf import ebnf
+from mysglang.srt.constrained.json_schema.grammar import grammar_of
+from mysglang.srt.constrained.json_strings import json_safe_in_markup
 from mysglang.srt.constrained.structural_tag import with_format, with_schemas
+from mysglang.srt.constrained.utf8 import Continuations, may_be_utf8
 from mysglang.srt.constrained.vocabulary import Vocabulary
-from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.forward.worker_batch import Ints, mask_words
 from mysglang.srt.sampling.grammar_spec import ANY_JSON, GrammarSpec
 from mysglang.srt.utils.hardware import usable_cores
-
-NEVER_UTF8 = bytes([0xC0, 0xC1, *range(0xF5, 0x100)])
 
 _JSON_PART = {"type", "json_schema", "style", "any_order"}
 
@@ -29,20 +30,33 @@ _WHERE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 class XGrammarMatcher:
     """One answer's place in a compiled grammar."""
 
-    __slots__ = ("handle",)
+    __slots__ = ("_bytes", "_kinds", "handle")
 
-    def __init__(self, compiled: xgr.CompiledGrammar, *, has_eos: bool) -> None:
+    def __init__(self, compiled: xgr.CompiledGrammar, continuations: Continuations, *, has_eos: bool) -> None:
         self.handle = xgr.GrammarMatcher(compiled, terminate_without_stop_token=not has_eos)
+        self._bytes = continuations
+        self._kinds = bytearray(1)
+        """How each token ended, for what may follow it; before the first, nothing is special."""
 
     @property
     def finished(self) -> bool:
         return self.handle.is_terminated()
 
     def accept(self, token: int) -> bool:
+        if not self._bytes.allows(self._kinds[-1], token):
+            return False
         try:
-            return self.handle.accept_token(token)
+            accepted = self.handle.accept_token(token)
         except RuntimeError:
             return False
+        if accepted:
+            self._kinds.append(self._bytes.kind(token))
+        return accepted
+
+    def narrow(self, bits: Ints) -> None:
+        """Take from a mask what would not be UTF-8."""
+        if self._kinds[-1]:
+            self._bytes.narrow(self._kinds[-1], bits)
 
     def forced_text(self) -> str:
         text: str = self.handle.find_jump_forward_string()
@@ -50,18 +64,21 @@ class XGrammarMatcher:
 
     def rollback(self, count: int) -> None:
         self.handle.rollback(count)
+        if count:
+            del self._kinds[-count:]
 
 
 class XGrammarCompiled:
     """Shared by the answers that have this grammar."""
 
-    def __init__(self, compiled: xgr.CompiledGrammar, *, has_eos: bool) -> None:
+    def __init__(self, compiled: xgr.CompiledGrammar, continuations: Continuations, *, has_eos: bool) -> None:
         self._compiled = compiled
+        self._continuations = continuations
         self._has_eos = has_eos
         self.nbytes = compiled.memory_size_bytes
 
     def matcher(self) -> Matcher:
-        return XGrammarMatcher(self._compiled, has_eos=self._has_eos)
+        return XGrammarMatcher(self._compiled, self._continuations, has_eos=self._has_eos)
 
 
 class XGrammarBackend:
@@ -71,10 +88,12 @@ class XGrammarBackend:
         self._style = style
         self._has_eos = bool(vocabulary.eos_ids)
         self._info = xgr.TokenizerInfo(
-            [_valid(piece) for piece in vocabulary.pieces],
+            # What cannot be UTF-8 is never allowed.
+            [piece if may_be_utf8(piece) else b"" for piece in vocabulary.pieces],
             vocab_size=vocabulary.size,
             stop_token_ids=list(vocabulary.eos_ids),
         )
+        self._continuations = Continuations(vocabulary.pieces, mask_words(vocabulary.size))
 
     @cached_property
     def _batch(self) -> xgr.BatchGrammarMatcher:
@@ -91,10 +110,15 @@ class XGrammarBackend:
 
     def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:
         compiled = xgr.CompiledGrammar.deserialize_json(str(data, "utf-8"), self._info)
-        return XGrammarCompiled(compiled, has_eos=self._has_eos)
+        return XGrammarCompiled(compiled, self._continuations, has_eos=self._has_eos)
 
     def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
-        handles = [matcher.handle for matcher in matchers if isinstance(matcher, XGrammarMatcher)]
+        known = [matcher for matcher in matchers if isinstance(matcher, XGrammarMatcher)]
+        self._fill([matcher.handle for matcher in known], bits, rows)
+        for matcher, row in zip(known, rows, strict=True):
+            matcher.narrow(bits[row])
+
+    def _fill(self, handles: list[xgr.GrammarMatcher], bits: Ints, rows: Sequence[int]) -> None:
         if len(handles) >= MANY:
             try:
                 self._batch.batch_fill_next_token_bitmask(handles, bits, list(rows))
@@ -112,10 +136,7 @@ class XGrammarBackend:
             case "json_schema" if spec.text == ANY_JSON:
                 return compiler.compile_builtin_json_grammar()
             case "json_schema":
-                grammar = self._of_schema(spec.text)
-                text = str(grammar)
-                safe = json_safe(text)
-                return compiler.compile_grammar(grammar if safe == text else safe)
+                return compiler.compile_grammar(ebnf(grammar_of(spec.text), self._style))
             case "regex":
                 return compiler.compile_regex(spec.text)
             case "ebnf":
@@ -124,28 +145,13 @@ class XGrammarBackend:
                 tag = with_schemas(with_format(spec.text), self._part_of_tag)
                 return compiler.compile_structural_tag(json.dumps(tag))
 
-    def _of_schema(self, schema: str, *, any_order: bool = False) -> xgr.Grammar:
-        return xgr.Grammar.from_json_schema(
-            schema,
-            any_whitespace=self._style.any_whitespace,
-            max_whitespace_cnt=self._style.max_whitespace,
-            any_order=any_order,
-        )
-
     def _part_of_tag(self, part: dict[str, Any]) -> str:
         """The grammar of a part that keeps to a schema, as JSON or as a model's own markup, with JSON inside."""
         if part.keys() <= _JSON_PART and part.get("style", "json") == "json":
-            grammar = self._of_schema(json.dumps(part["json_schema"]), any_order=bool(part.get("any_order", False)))
-            return of_fixed_length(json_safe(str(grammar)))
+            # In any order is a wish that the order of the schema fulfils.
+            return ebnf(grammar_of(json.dumps(part["json_schema"])), self._style)
         alone = {"type": "structural_tag", "format": part}
         return json_safe_in_markup(str(xgr.Grammar.from_structural_tag(json.dumps(alone))))
-
-
-def _valid(piece: bytes) -> bytes:
-    """`piece`; of one with a byte that no UTF-8 has nothing, which is never allowed: xgrammar takes such a byte for the
-    beginning of a character.
-    """
-    return b"" if piece.translate(None, NEVER_UTF8) != piece else piece
 
 
 def _words(error: RuntimeError) -> str:

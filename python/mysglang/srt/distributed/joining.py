@@ -38,7 +38,12 @@ class Joining:
         self._lock = threading.Lock()
         self._given_up = threading.Event()
         # A daemon: who waits for members that never come must not keep the process from ending.
-        threading.Thread(target=self._join, name="join update group", daemon=True).start()
+        thread = threading.Thread(target=self._join, name="join update group", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            message = f"The group {name!r} cannot be joined for the moment: {error}; try again."
+            self.done.set_exception(Conflict(message))
 
     def give_up(self) -> None:
         """Nobody wants it any more: who waits for `done` hears so now. What comes together all the same is left."""
@@ -54,7 +59,7 @@ class Joining:
             if self._given_up.is_set():
                 return
             group = self._make(max(self._deadline - time.monotonic(), 1.0))
-        except (RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # the edge of a thread: who waits for `done` must hear of whatever it was
             with self._lock:
                 if not self.done.done():
                     message = f"The group {self._name!r} did not come together: {error}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mysglang.srt.args.serving import UnknownFields
 from mysglang.srt.args.storage import StorageArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.pooling_config import PoolingConfig
@@ -14,6 +15,7 @@ from mysglang.srt.entrypoints.auth import is_loopback
 from mysglang.srt.entrypoints.openai.files_desk import DeskOptions
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_base import ServingOptions
+from mysglang.srt.entrypoints.owner import owner_name
 from mysglang.srt.entrypoints.vertex import VertexRoutes
 from mysglang.srt.server_args import ServerArgs
 
@@ -40,9 +42,14 @@ class AppOptions:
     reasoning_parser: str | None = None
     grammar_backend: str | None = None
     api_keys: tuple[str, ...] = ()
+    unknown_fields: UnknownFields = "report"
+    strict_model_name: bool = False
+    """Whether requests for another model than the served one are refused."""
     cors_allow_origins: tuple[str, ...] = ()
     """Other sites whose pages may use this server."""
     admin_key: str | None = None
+    local_pages: bool = False
+    """Whether pages that this machine serves may use this server, as if they were invited."""
     loopback_only: bool = False
     """Whether requests must name this machine in their Host header."""
     strangers_may_ask: bool = False
@@ -60,6 +67,11 @@ class AppOptions:
     vertex: VertexRoutes = field(default_factory=VertexRoutes)
     model_info: Mapping[str, Any] = field(default_factory=dict)
     server_info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def owners(self) -> frozenset[str]:
+        """Names of the API keys that share what the server keeps; one empty name where no key is needed."""
+        return frozenset(map(owner_name, self.api_keys)) or frozenset({""})
 
     @classmethod
     def from_args(cls, args: ServerArgs, model: ModelConfig) -> AppOptions:
@@ -80,8 +92,11 @@ class AppOptions:
             reasoning_parser=serving.reasoning_parser,
             grammar_backend=args.grammar.grammar_backend,
             api_keys=serving.keys(),
+            unknown_fields=serving.unknown_fields,
+            strict_model_name=serving.strict_model_name,
             cors_allow_origins=serving.cors_allow_origins,
             admin_key=serving.admin_api_key,
+            local_pages=is_loopback(serving.host),
             # Who brings a key came here on purpose, under whatever name.
             loopback_only=is_loopback(serving.host) and not serving.has_keys,
             strangers_may_ask=not is_loopback(serving.host) and not serving.has_keys and serving.ssl_ca_certs is None,

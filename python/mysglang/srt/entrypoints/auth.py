@@ -6,7 +6,6 @@ that no other spelling of an open path is open; what no table names needs a key,
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,21 +18,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
 from mysglang.srt.entrypoints.headers import header
+from mysglang.srt.entrypoints.owner import ADMIN, OWNER, OWNER_DIGITS, digest
 
 NEEDS_ADMIN_KEY = ErrorFacts(403, "Forbidden: only with an admin key; start the server with --admin-api-key.")
 
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
 
+CONTAINER_NAMES = frozenset({"host.docker.internal", "gateway.docker.internal", "host.containers.internal"})
+"""What containers call the machine that they run on. The public name system has nothing below `.internal`."""
 
-OWNER = "mysglang.owner"
-OWNER_DIGITS = 32
-"""Enough of a key's digest to tell keys apart, and too little to find a key by."""
-
-
-def owner_of(scope: Scope) -> str:
-    """Who asks: the name of the key that was sent; empty where none is needed, and all are one."""
-    owner: str = scope.get(OWNER, "")
-    return owner
+LOCAL_ORIGIN = r"https?://(localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
+"""Pages that this machine serves itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +58,8 @@ class ApiKeyAuth:
     def __init__(self, app: ASGIApp, *, access: Access, api_keys: Sequence[str], admin_key: str | None) -> None:
         self._app = app
         self._access = access
-        self._api_keys = [_digest(key.encode()) for key in api_keys]
-        self._admin_keys = [_digest(admin_key.encode())] if admin_key else []
+        self._api_keys = [digest(key.encode()) for key in api_keys]
+        self._admin_keys = [digest(admin_key.encode())] if admin_key else []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = self._refusal(scope) if scope["type"] != "lifespan" else None
@@ -87,13 +82,15 @@ class ApiKeyAuth:
         if not needed:
             return NEEDS_ADMIN_KEY if locked else None
         # Headers come decoded as latin-1; the key may be any UTF-8.
-        given = _digest(_key_in(Headers(scope=scope)).encode("latin-1"))
+        given = digest(_key_in(Headers(scope=scope)).encode("latin-1"))
         if _among(given, needed):
             scope[OWNER] = given.hex()[:OWNER_DIGITS]
+            if needed is self._admin_keys:
+                scope[ADMIN] = True
             return NEEDS_ADMIN_KEY if locked else None
         if _among(given, self._api_keys) or _among(given, self._admin_keys):
             return ErrorFacts(403, "Forbidden: this key may not do that.")
-        return ErrorFacts(401, "Unauthorized: send `Authorization: Bearer KEY` with a valid key.")
+        return ErrorFacts(401, "Unauthorized: send `Authorization: Bearer KEY`, or `x-api-key: KEY`, with a valid key.")
 
 
 class LoopbackGuard:
@@ -129,7 +126,9 @@ def is_loopback(name: str) -> bool:
 
 def _foreign_name(scope: Scope, invited: frozenset[str]) -> str:
     """The name in Host or Origin that is not this machine's, or "" where there is none."""
-    names = [f"//{header(scope, b'host')}"]
+    host = header(scope, b"host")
+    # A page under such a name would be refused by its Origin.
+    names = [] if host.partition(":")[0].lower() in CONTAINER_NAMES else [f"//{host}"]
     given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"]
     if given and not invited & {given[0], "*"}:
         names.append(given[0])
@@ -142,7 +141,8 @@ def _foreign_name(scope: Scope, invited: frozenset[str]) -> str:
 @lru_cache(1024)
 def _is_foreign(name: str) -> bool:
     try:
-        host = urlsplit(name).hostname
+        parts = urlsplit(name)
+        host, _port = parts.hostname, parts.port
     except ValueError:
         host = None
     return not is_loopback(host or "")
@@ -166,8 +166,3 @@ def _key_in(headers: Headers) -> str:
 def _among(given: bytes, known: Sequence[bytes]) -> bool:
     # All are compared, so that the time does not tell which one it was.
     return sum(hmac.compare_digest(given, one) for one in known) > 0
-
-
-def _digest(key: bytes) -> bytes:
-    # Compared as digests, so that not even the length of a key shows in the time that it takes.
-    return hashlib.sha256(key).digest()

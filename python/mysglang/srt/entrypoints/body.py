@@ -1,26 +1,45 @@
 """From the bytes of a request to a checked object: bounded in size and depth, every fault named with its place.
 
-Reading stops at the limit, before anything is parsed. JSON is strict: no NaN, no Infinity, no lone surrogates. Knows no
-route's fields.
+Reading stops at the limit, before anything is parsed. JSON is strict: no NaN, no Infinity, no lone surrogates. A long
+body is counted before it is parsed, and parsed and checked in a thread, until its client leaves. Knows no route's
+fields.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from functools import partial
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
+from mysglang.srt.entrypoints.body_room import BodyHold, BodyRoom, caller_of
+from mysglang.srt.entrypoints.departure import ClientDisconnected, while_connected
 from mysglang.srt.entrypoints.headers import header
-from mysglang.srt.errors import InvalidRequest, MysglangError
+from mysglang.srt.entrypoints.ignored_fields import fields_of
+from mysglang.srt.entrypoints.json_in_pieces import JsonFault, PieceReader
+from mysglang.srt.entrypoints.json_layout import JsonLimits, lay_out
+from mysglang.srt.entrypoints.memory_return import MemoryReturn
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.managers.text_pool import LONG_TEXT, TextPool, checkpoint
+from mysglang.srt.messages.field_report import REFUSED, FieldReport
 from mysglang.srt.utils.json_types import json_type
 
 MAX_BODY_BYTES = 32 << 20
-"""Room for a few million token ids, or 30 MB of text: more than any context, and quick to refuse."""
+"""Room for a few million token ids, or several long texts: more than any context, and quick to refuse."""
+
+LONG_BODY = 1 << 16
+"""From this many bytes on a body is long: the event loop would stand still for some ten milliseconds."""
+
+UNTYPED = ("", "application/x-www-form-urlencoded")
+"""Content types of a client that does not care about them."""
 
 MAX_DEPTH = 64
 """Levels of lists and objects. Nothing we accept needs ten; templates and validators recurse over what clients send."""
@@ -28,11 +47,20 @@ MAX_DEPTH = 64
 MAX_FINDINGS = 8
 """Faults told at once."""
 
+LIMITS = JsonLimits(depth=MAX_DEPTH)
+
+_MEMORY = MemoryReturn()
+_ROOM = BodyRoom()
+_POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, TextPool] = WeakKeyDictionary()
+
+BODY_BYTES: ContextVar[int] = ContextVar("body_bytes", default=0)
+"""Length of the body of the request that is being answered: about how long it takes to translate what it asks for."""
+
+_HOLD = "mysglang.body_hold"
+"""Where a request keeps what its body holds of the room, from its first byte until it was checked."""
+
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class ClientDisconnected(MysglangError):
-    """The client left before its answer was complete."""
+Result = TypeVar("Result")
 
 
 class BodyTooLarge(InvalidRequest):
@@ -41,7 +69,40 @@ class BodyTooLarge(InvalidRequest):
 
 async def read_model(request: Request, model: type[Model]) -> Model:
     """The body of `request` as a checked `model`. Raises InvalidRequest that names the fields and what is wrong."""
-    return validate(model, parse_json(await read_body(request)))
+    return await read_as(request, partial(validate, model, fields=fields_of(request.scope)))
+
+
+async def read_as(request: Request, make: Callable[[dict[str, object]], Result]) -> Result:
+    """What `make` makes of the JSON object in the body of `request`. Raises what `make` raises, InvalidRequest,
+    BodyTooLarge and ClientDisconnected.
+    """
+    return await make_of(request, await read_body(request), make)
+
+
+async def make_of(
+    request: Request, body: bytes, make: Callable[[dict[str, object]], Result], limits: JsonLimits = LIMITS
+) -> Result:
+    """The result of `make` for a `body` that was read already. A long body is dropped when its client leaves."""
+    with _hold_of(request):
+        if len(body) < LONG_BODY:
+            return make(parse_json(body))
+        try:
+            return await while_connected(request, _pool().run(LONG_TEXT, lambda: make(parse_json(body, limits))))
+        finally:
+            _MEMORY.soon()
+
+
+def _hold_of(request: Request) -> BodyHold:
+    hold: BodyHold | None = request.scope.pop(_HOLD, None)
+    return _ROOM.hold("") if hold is None else hold
+
+
+def _pool() -> TextPool:
+    """Threads for long bodies. A few large ones at a time bound the memory, and leave other texts their threads."""
+    loop = asyncio.get_running_loop()
+    if (pool := _POOLS.get(loop)) is None:
+        pool = _POOLS[loop] = TextPool()
+    return pool
 
 
 async def read_optional(request: Request, model: type[Model]) -> Model:
@@ -52,14 +113,26 @@ async def read_optional(request: Request, model: type[Model]) -> Model:
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The whole body, if it calls itself JSON and is no longer than `limit` bytes.
+    """The whole body, if it may be JSON and is no longer than `limit` bytes.
 
-    Raises InvalidRequest for another content type, BodyTooLarge as soon as the excess is known, ClientDisconnected.
+    Raises InvalidRequest for another content type, BodyTooLarge as soon as the excess is known, BodyRoomFull,
+    ClientDisconnected. The body is counted until `make_of` is through with it.
     """
     require_json(request)
     declared = header(request.scope, b"content-length")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
+    hold = _ROOM.hold(caller_of(request.scope))
+    try:
+        body = await _read_parts(request, hold, limit)
+    except BaseException:
+        hold.release()
+        raise
+    request.scope[_HOLD] = hold
+    return body
+
+
+async def _read_parts(request: Request, hold: BodyHold, limit: int) -> bytes:
     parts: list[bytes] = []
     size, more = 0, True
     while more:
@@ -70,32 +143,56 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
         size += len(part)
         if size > limit:
             raise _too_large(limit)
+        hold.take(len(part))
         parts.append(part)
         more = message.get("more_body", False)
+    BODY_BYTES.set(size)
     return b"".join(parts)
 
 
 def require_json(request: Request) -> None:
-    """A form or a plain text is refused: what a web page may send across sites without asking, we do not read."""
-    kind = header(request.scope, b"content-type").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    """A body without a type is JSON, and so is one that `curl -d` calls a form, unless a browser sent it.
+
+    A web page may send a form, a text, or bytes without a type to any server, without asking first. Such a request has
+    an Origin, and is refused. A text is refused always: a form of that type is sent without escapes.
+    """
+    scope = request.scope
+    kind = header(scope, b"content-type").partition(";")[0].strip().lower()
+    by_browser = bool(header(scope, b"origin") or header(scope, b"sec-fetch-site"))
+    if kind != "application/json" and (by_browser or kind not in UNTYPED):
         raise InvalidRequest(f"The content type must be application/json, got {kind or 'none'!r}.")
-    if (coding := header(request.scope, b"content-encoding").strip().lower()) not in ("", "identity"):
+    if (coding := header(scope, b"content-encoding").strip().lower()) not in ("", "identity"):
         raise InvalidRequest(f"The content encoding must be identity, got {coding!r}: send the body as it is.")
 
 
-def parse_json(body: bytes) -> dict[str, object]:
-    """The JSON object in `body`. Raises InvalidRequest with line and column, or the depth that is too much."""
+def parse_json(body: bytes, limits: JsonLimits = LIMITS) -> dict[str, object]:
+    """The JSON object in `body`. Raises InvalidRequest with line and column, or with the limit that it exceeds."""
+    data = _parse_short(body) if len(body) < LONG_BODY else _parse_long(body, limits)
+    if not isinstance(data, dict):
+        raise InvalidRequest(f"The body must be a JSON object, got {json_type(data)}.")
+    return data
+
+
+def _parse_short(body: bytes) -> object:
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
-    if not isinstance(data, dict):
-        raise InvalidRequest(f"The body must be a JSON object, got {json_type(data)}.")
     # Depth cannot exceed the number of brackets: most bodies need no walk.
     if (brackets := body.count(b"{") + body.count(b"[")) > MAX_DEPTH and too_deep(data, brackets):
         raise InvalidRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
     return data
+
+
+def _parse_long(body: bytes, limits: JsonLimits) -> object:
+    view = memoryview(body)
+    try:
+        return PieceReader(view, lay_out(view, limits, checkpoint), checkpoint).read()
+    except JsonFault as fault:
+        place = max(0, min(fault.place, len(body)))
+        line, column = body.count(b"\n", 0, place) + 1, place - body.rfind(b"\n", 0, place)
+        where = f"line {line} column {column} (char {place})"
+        raise InvalidRequest(f"The body is not valid JSON: {fault.what}: {where}.") from None
 
 
 def too_deep(data: object, most: int = sys.maxsize) -> bool:
@@ -119,10 +216,13 @@ def _inside(item: object) -> Iterable[object]:
     return item if isinstance(item, list) else ()
 
 
-def validate(model: type[Model], data: dict[str, object]) -> Model:
-    """`data` as a `model`. Raises InvalidRequest: every finding in one line, `param` the first field."""
+def validate(model: type[Model], data: dict[str, object], fields: FieldReport = REFUSED) -> Model:
+    """`data` as a `model`. Raises InvalidRequest: every finding in one line, `param` the first field.
+
+    `fields`: hears of fields that change nothing.
+    """
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context=fields)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
         raise InvalidRequest(flatten(found), param=_path(found[0]) or None) from None
@@ -144,6 +244,8 @@ def _finding(error: ErrorDetails) -> str:
             message = "the field is required"
         case "too_short":
             message = f"must have at least {error['ctx']['min_length']} item"
+        case "too_long":
+            message = f"must have at most {error['ctx']['max_length']} items, got {error['ctx']['actual_length']}"
         case "value_error":
             message = str(error["ctx"]["error"])
         case _:

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 from starlette.types import Scope
 
-from mysglang.srt.entrypoints.auth import owner_of
 from mysglang.srt.entrypoints.context_note import ContextNote
 from mysglang.srt.entrypoints.headers import header
+from mysglang.srt.entrypoints.owner import is_admin, owner_of
 from mysglang.srt.managers.caller import CALLER, Caller
 
 ROUTING_KEY = b"x-smg-routing-key"
@@ -21,9 +21,9 @@ class Callers(ContextNote[Caller]):
     variable = CALLER
 
     def note(self, scope: Scope) -> Caller:
-        return _caller(owner_of(scope), header(scope, ROUTING_KEY))
+        return _caller(owner_of(scope), header(scope, ROUTING_KEY), is_admin(scope))
 
 
 @lru_cache(1024)
-def _caller(api_key: str, routing_key: str) -> Caller:
-    return Caller(api_key=api_key, routing_key=routing_key, remote=True)
+def _caller(api_key: str, routing_key: str, admin: bool) -> Caller:
+    return Caller(api_key=api_key, routing_key=routing_key, remote=True, admin=admin)

@@ -1,14 +1,22 @@
-"""CorkedTransport: what is written within one turn of the event loop leaves in one piece.
+"""CorkedTransport: what is written within one turn of the event loop leaves in one piece, and a close that lets the
+client read the last answer.
 
 A stream's headers and first frame, or its last frame, `[DONE]` and the end of its body, are written one after the other
 in the same turn. Each write of its own would be a system call, which on the way to a near client costs more than all
 that was done to make the frame; and a packet of its own.
+
+A connection that is closed while the client still sends is reset by the system, which may take the answer away before
+the client has read it. So such a connection is closed in two steps: first only the sending side, then the rest, a
+little later or when the client has closed its side. What comes in between is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
+
+LINGER_S = 2.0
+"""Seconds that a client which still sends has to read the last answer."""
 
 
 class Cork:
@@ -36,9 +44,14 @@ class CorkedTransport:
         self._transport = transport
         self._cork = cork
         self._parts: list[bytes] = []
+        self._lingering: asyncio.TimerHandle | None = None
+        self.client_sends = False
+        """True while more of a request is expected; then `close` lets the client read what was written."""
 
     def write(self, data: bytes) -> None:
         """Leaves at the end of this turn, or with the next `flush`."""
+        if self._lingering is not None:
+            return
         if not self._parts:
             self._cork.hold(self)
         self._parts.append(data)
@@ -53,16 +66,29 @@ class CorkedTransport:
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def close(self) -> None:
-        """What was written still leaves."""
+        """What was written still leaves. A second call closes at once."""
         self.flush()
-        self._transport.close()
+        if self.client_sends and not self.is_closing():
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            # What the client sends is to be dropped, and not to wait in the system.
+            self._transport.resume_reading()
+            self._lingering = asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
+        else:
+            self._linger_no_more()
+            self._transport.close()
 
     def abort(self) -> None:
         self._parts.clear()
+        self._linger_no_more()
         self._transport.abort()
 
+    def _linger_no_more(self) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+
     def is_closing(self) -> bool:
-        return self._transport.is_closing()
+        return self._lingering is not None or self._transport.is_closing()
 
     def get_write_buffer_size(self) -> int:
         """Bytes that the system has not taken, of what was handed over."""

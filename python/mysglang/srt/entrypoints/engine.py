@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import threading
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
@@ -30,7 +30,7 @@ from mysglang.srt.entrypoints.openai.pooling_protocol import RerankRequest, Scor
 from mysglang.srt.entrypoints.ready_front import ReadyFront
 from mysglang.srt.entrypoints.runtime import Runtime
 from mysglang.srt.entrypoints.weight_commands import DEFAULT_GROUP
-from mysglang.srt.errors import ConfigError
+from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.managers.pooled import embeddings
 from mysglang.srt.managers.ranking import rerank, score
 from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
@@ -40,6 +40,7 @@ from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
 from mysglang.srt.messages.weights import MEMORY_TAGS, MemoryTag
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.logging import configure_logging
+from mysglang.srt.utils.service_thread import ServiceThread
 from mysglang.srt.utils.version import __version__
 
 T = TypeVar("T")
@@ -70,8 +71,10 @@ class Engine:
         self._closed = False
         self._loop = uvloop.new_event_loop()
         # The children's lives hang on the thread that starts them, so it is one that stays.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="mysglang engine", daemon=True)
-        self._thread.start()
+        self._pending: set[concurrent.futures.Future[Any]] = set()
+        """What callers wait for."""
+        self._death: str | None = None
+        self._thread = ServiceThread("mysglang engine", self._loop.run_forever, self._die)
         try:
             self._runtime, self._front = self._await(self._start(model_config))
         except BaseException:
@@ -227,8 +230,9 @@ class Engine:
         self._closed = True
         atexit.unregister(self.shutdown)
         self._runtime.cut_off("the engine was shut down")
-        self._await(self._runtime.stop())
-        self._end_thread()
+        if self._death is None:
+            self._await(self._runtime.stop())
+            self._end_thread()
 
     def __enter__(self) -> Self:
         return self
@@ -239,7 +243,12 @@ class Engine:
         self.shutdown()
 
     async def _start(self, model_config: ModelConfig) -> tuple[Runtime, ReadyFront]:
-        runtime = Runtime(self.server_args, model_config, Subprocesses(self.server_args))
+        children = Subprocesses(self.server_args)
+        try:
+            runtime = Runtime(self.server_args, model_config, children)
+        except BaseException:
+            await children.stop()
+            raise
         try:
             return runtime, await runtime.wait_ready()
         except BaseException:
@@ -304,7 +313,19 @@ class Engine:
         async def run() -> T:
             return await work
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop)
+        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        if self._death is not None:
+            self._die(self._death)
+        return future
+
+    def _die(self, cause: str) -> None:
+        """The loop is gone, and with its thread the children: nobody would ever be answered."""
+        self._death = cause
+        for future in list(self._pending):
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                future.set_exception(WorkerDied(cause))
 
     def _end_thread(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,13 +1,14 @@
-"""Exception -> HTTP status and body: the one table, and the one shape that an error has.
+"""Exception -> HTTP status and body: the one table, and the shapes that an error has.
 
-The body is flat, as SGLang's clients read it, and carries the same facts once more under "error", where OpenAI's and
-the native route's clients look; with the id of the request, which is the `x-request-id` header too. In a stream, whose
-status is long sent, the nested part alone is a frame. Paths of another dialect tell the same facts in their own shape,
-which a middleware names (`error_shapes.py`). Knows no route and no front.
+On OpenAI's paths the facts stand under "error" alone: OpenAI's Python client prints the whole body, and would print
+each fact twice. On native paths they stand there, and flat beside it, as SGLang's clients read them. Both have the id
+of the request, which is the `x-request-id` header too. In a stream, whose status was sent before, the nested part is a
+frame. A middleware names the shape of a path (`error_shapes.py`). Knows no route and no front.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -20,11 +21,17 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Scope
 
-from mysglang.srt.entrypoints.body import BodyTooLarge, ClientDisconnected, flatten
+from mysglang.srt.entrypoints.body import BodyTooLarge, flatten
+from mysglang.srt.entrypoints.body_room import BodyRoomFull
+from mysglang.srt.entrypoints.departure import ClientDisconnected
 from mysglang.srt.entrypoints.request_id import HEADER, request_id_of
 from mysglang.srt.errors import Aborted, Conflict, NoRoom, NotFound, Overloaded, RequestError, ShuttingDown, WorkerDied
+from mysglang.srt.utils.shortage import shortage_in
+
+logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
 """What a client refused for the moment is told to wait, in seconds."""
@@ -42,12 +49,16 @@ _TABLE: tuple[tuple[type[Exception], int, str | None], ...] = (
     (Conflict, 409, None),
     (Overloaded, 429, None),
     (NoRoom, 507, None),
+    (BodyRoomFull, 503, "too_many_bodies"),
     (RequestError, 400, None),
     (RequestValidationError, 400, None),
     (WorkerDied, 503, "engine_dead"),
     (ShuttingDown, 503, SHUTTING_DOWN),
     (ClientDisconnected, CLIENT_CLOSED_REQUEST, None),
 )
+
+PERHAPS_SHORTAGE = (OSError, MemoryError, RuntimeError, ImportError)
+"""What the system's lack of files, threads or memory is raised as, among other things."""
 
 KINDS: tuple[type[Exception], ...] = (*(kind for kind, _, _ in _TABLE), Aborted, HTTPException)
 """What is raised on purpose."""
@@ -74,13 +85,15 @@ STATUSES: Mapping[int, str] = {
     401: "a key is missing or unknown.",
     403: "the key may not do that, or the request came under a name that is not this machine's.",
     404: "there is no such thing here.",
+    408: "the request took too long to arrive.",
     409: "something that is under way, or was done, is against it.",
     413: "the body is too large.",
     429: "too many requests wait; try again later.",
-    431: "the headers are too large.",
+    414: "the URL is too long.",
+    431: "the head of the request is too large.",
     CLIENT_CLOSED_REQUEST: "somebody ended the request before its answer was complete.",
     500: "an error of the server.",
-    503: "the engine does not answer, or the server is shutting down.",
+    503: "the engine does not answer, the server is shutting down, or it is short of files, threads or memory.",
     507: "the server's disk has no room for what was sent.",
 }
 """Every status of an error, and what it says."""
@@ -125,7 +138,13 @@ class ErrorFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     request_id: str
 
 
-class OpenAIError(ErrorFields, kw_only=True, tag_field="object", tag="error"):
+class OpenAIError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What went wrong; in a stream, the last frame."""
+
+    error: ErrorFields
+
+
+class NativeError(ErrorFields, kw_only=True, tag_field="object", tag="error"):
     """What went wrong, flat, and once more under `error`."""
 
     error: ErrorFields
@@ -149,20 +168,30 @@ class ErrorShape(Protocol):
 
 
 class OpenAIShape:
-    """What everybody gets whose path has no other."""
+    """The facts under `error`, once. Also the shape of an error that is found before the path is known."""
 
-    told = OpenAIError
+    told: type[msgspec.Struct] = OpenAIError
 
     def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
-        fields = facts.fields(request_id)
-        return {"object": "error", **fields, "error": fields}
+        return {"error": facts.fields(request_id)}
 
     def frame(self, facts: ErrorFacts, request_id: str) -> bytes:
         return b'data: {"error":' + orjson.dumps(facts.fields(request_id)) + b"}\n\n"
 
 
+class NativeShape(OpenAIShape):
+    """The shape of every path that has no other: flat too. Its frames are OpenAI's."""
+
+    told = NativeError
+
+    def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
+        fields = facts.fields(request_id)
+        return {"object": "error", **fields, "error": fields}
+
+
 _SHAPE = "mysglang.error_shape"
 OPENAI_SHAPE = OpenAIShape()
+NATIVE_SHAPE = NativeShape()
 
 
 def speak(scope: Scope, shape: ErrorShape) -> None:
@@ -185,6 +214,8 @@ def describe(error: Exception) -> ErrorFacts:
     for kind, status, code in _TABLE:
         if isinstance(error, kind):
             return ErrorFacts(status, _words(error), _param(error), code)
+    if shortage := shortage_in(error):
+        return ErrorFacts(503, f"The server is short of resources for the moment ({shortage}); try again.")
     return ErrorFacts(500, "Internal server error; the server's log says more.")
 
 
@@ -229,6 +260,8 @@ def install(app: FastAPI) -> None:
 
     for kind in (*KINDS, Exception):
         app.add_exception_handler(kind, respond)
+    for kind in PERHAPS_SHORTAGE:
+        app.add_exception_handler(kind, respond_to_shortage)
 
 
 async def respond(request: Request, error: Exception) -> Response:
@@ -238,4 +271,24 @@ async def respond(request: Request, error: Exception) -> Response:
         return error_response(facts, request.scope)
     # The router knows only "Not Found" and "Method Not Allowed".
     facts = replace(facts, message=f"{facts.message}: {request.method} {request.url.path}")
-    return error_response(facts, request.scope, error.headers)
+    not_allowed = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+    headers = {"allow": _allowed(request.scope)} if not_allowed else error.headers
+    return error_response(facts, request.scope, headers)
+
+
+def _allowed(scope: Scope) -> str:
+    """The methods of all routes that have the path. The router knows only those of the first one."""
+    found = set[str]()
+    for route in scope["app"].routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return ", ".join(sorted(found))
+
+
+async def respond_to_shortage(request: Request, error: Exception) -> Response:
+    """The answer to `request`, which the system had no room for. Raises `error` if that says something else."""
+    shortage = shortage_in(error)
+    if shortage is None:
+        raise error
+    logger.warning("%s %s is answered 503: %s", request.method, request.url.path, shortage)
+    return await respond(request, error)

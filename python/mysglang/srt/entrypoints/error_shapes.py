@@ -1,4 +1,4 @@
-"""ErrorShapes: which paths speak another dialect than OpenAI's when something goes wrong, whoever finds that out."""
+"""ErrorShapes: in which dialect an error is told, by the path of the request, whichever part finds the error."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.auth import route_path
-from mysglang.srt.entrypoints.error_responses import OPENAI_SHAPE, ErrorShape, speak
+from mysglang.srt.entrypoints.error_responses import NATIVE_SHAPE, ErrorShape, speak
 
 
 class ErrorShapes:
-    """Middleware: names the shape for all that is inside of it. A path speaks the dialect of a prefix of it, cut at a
-    slash.
+    """Middleware: names the shape for all that is inside of it. A path speaks the dialect of the first prefix that it
+    has in `shapes`, cut at a slash.
     """
 
     def __init__(self, app: ASGIApp, shapes: Mapping[str, ErrorShape]) -> None:
@@ -26,6 +26,6 @@ class ErrorShapes:
 
 
 def shape_of(path: str, shapes: Mapping[str, ErrorShape]) -> ErrorShape:
-    """What `path` speaks."""
+    """The shape of errors under `path`: the native one where no prefix fits."""
     found = (shape for prefix, shape in shapes.items() if path == prefix or path.startswith(prefix + "/"))
-    return next(found, OPENAI_SHAPE)
+    return next(found, NATIVE_SHAPE)

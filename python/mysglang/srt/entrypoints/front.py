@@ -46,7 +46,7 @@ class Signs(Protocol):
         ...
 
     def quietest(self) -> tuple[str, float]:
-        """Which process was not heard of for longest, and when it last was: `time.monotonic()` seconds, 0 for never."""
+        """Which process was not heard of for longest, and when it last was: seconds of the AWAKE clock, 0 for never."""
         ...
 
 

@@ -22,5 +22,8 @@ class FrontLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Descriptor of the way to the front that keeps what lives between requests."""
 
 
+FRONT_TITLE = "mysglang::tokenizer_worker_"
+
+
 def front_title(index: int) -> str:
-    return f"mysglang::tokenizer_worker_{index}"
+    return f"{FRONT_TITLE}{index}"

@@ -16,11 +16,12 @@ from starlette.middleware.cors import CORSMiddleware
 
 from mysglang.srt.entrypoints import error_responses
 from mysglang.srt.entrypoints.app_options import AppOptions
-from mysglang.srt.entrypoints.auth import Access, ApiKeyAuth, LoopbackGuard
+from mysglang.srt.entrypoints.auth import LOCAL_ORIGIN, Access, ApiKeyAuth, LoopbackGuard
 from mysglang.srt.entrypoints.callers import Callers
 from mysglang.srt.entrypoints.error_shapes import ErrorShapes, shape_of
 from mysglang.srt.entrypoints.front import Front
-from mysglang.srt.entrypoints.header_limit import HeaderLimit
+from mysglang.srt.entrypoints.http_activity import HttpActivity
+from mysglang.srt.entrypoints.ignored_fields import FieldLog, IgnoredFieldsHeader
 from mysglang.srt.entrypoints.ollama.model_card import ModelCard
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.batches_endpoints import batch_endpoints
@@ -35,8 +36,9 @@ from mysglang.srt.entrypoints.request_id import RequestId
 from mysglang.srt.entrypoints.routes import dialects, hosting, openai, pooling
 from mysglang.srt.entrypoints.routes import files as file_routes
 from mysglang.srt.entrypoints.routes.control import AbortRequest, control_router
+from mysglang.srt.entrypoints.routes.docs import docs_router
 from mysglang.srt.entrypoints.routes.health import health_router
-from mysglang.srt.entrypoints.routes.info import info_router
+from mysglang.srt.entrypoints.routes.info import info_router, no_metrics_router
 from mysglang.srt.entrypoints.routes.native import BODIES as NATIVE_BODIES
 from mysglang.srt.entrypoints.routes.native import native_router
 from mysglang.srt.entrypoints.routes.operation import BODIES as OPERATION_BODIES
@@ -80,26 +82,36 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
     steering = _Steering.choose(front, options)
     # Files are the owner's.
     own_desk = options.desk if owner is None else None
-    endpoints = batch_endpoints(front, speaking.models, options.serving, speaking.answers, options.pooling)
-    desk = desk_for(own_desk, front, endpoints)
+    field_log = FieldLog(options.unknown_fields)
+    lines = field_log.report("a batch")
+    endpoints = batch_endpoints(front, speaking.models, options.serving, speaking.answers, options.pooling, lines)
+    desk = desk_for(own_desk, front, endpoints, options.owners)
     access = steering.access(options)
     app: FastAPI = FastAPI(
         title="mysglang",
         version=__version__,
         description="LLM inference: the OpenAI-compatible API, and the native one of SGLang.",
+        docs_url=None,
         redoc_url=None,
         lifespan=lambda _app: desk.open(),
         # /health/ is not /health: one spelling for each path, so that access rules have nothing to miss.
         redirect_slashes=False,
         middleware=[
-            *_middleware(options, access),
+            *([Middleware(HttpActivity, metrics=front.metrics)] if options.enable_metrics else []),
+            *_middleware(options, access, field_log),
             *([] if owner is None else [Middleware(RelayedPaths, owner=owner, paths=KEPT_BY_THE_OWNER)]),
             Middleware(StraightRoutes, routes=lambda: app.routes),
         ],
     )
-    native = native_router(front, incremental=options.incremental_streaming_output, owner=owner)
+    native = native_router(
+        front,
+        incremental=options.incremental_streaming_output,
+        num_keys=len(options.owners),
+        owner=owner,
+        reasoning=speaking.formats.reasoning,
+    )
     files = file_routes.files_router(desk)
-    for router in (*steering.routers(), *speaking.routers(front, options, native, files)):
+    for router in (docs_router(app.title), *steering.routers(), *speaking.routers(front, options, native, files)):
         app.include_router(router)
     error_responses.install(app)
     describe(
@@ -162,6 +174,7 @@ class _Speaking:
             options.model_path,
             front.facts.context_len,
             aliases=options.served_model_aliases,
+            strict=options.strict_model_name,
         )
         formats = AnswerFormats.choose(
             options.tool_call_parser,
@@ -177,6 +190,8 @@ class _Speaking:
         """In the order in which the document tells of them, with two others among them."""
         models, formats, answers = self.models, self.formats, self.answers
         yield info_router(front, {**options.model_info, **formats.names}, options.server_info)
+        if not options.enable_metrics:
+            yield no_metrics_router()
         if options.pooling is not None:
             yield pooling.refusing_router(pooling.GENERATING, InvalidRequest(NO_TEXT))
         yield pooling.pooling_router(front, models, options.pooling)
@@ -185,7 +200,7 @@ class _Speaking:
         yield files
         on_gpu = options.server_info.get("device") == "cuda"
         card = ModelCard(front, models, formats, options.model_path, options.model_info, on_gpu=on_gpu)
-        yield dialects.dialects_router(answers, models, options.serving, card)
+        yield dialects.dialects_router(answers, models, options.serving, card, len(options.owners))
         yield parsing_router(formats, front.text_pool)
         chat = OpenAIServingChat(front, models, options.serving, answers)
         yield hosting.hosting_router(front, chat.handle, options.vertex.predict)
@@ -200,17 +215,19 @@ def _metrics_router(front: Front, options: AppOptions) -> APIRouter:
     return metrics_router(front, options.served_model_name)
 
 
-def _middleware(options: AppOptions, access: Access) -> list[Middleware]:
+def _middleware(options: AppOptions, access: Access, field_log: FieldLog) -> list[Middleware]:
     """From the outside in; behind them are the routes."""
     origins = options.cors_allow_origins
-    invitations = [Middleware(CORSMiddleware, allow_origins=origins, **INVITED)] if origins else []
+    local = LOCAL_ORIGIN if options.local_pages else None
+    invited = Middleware(CORSMiddleware, allow_origins=origins, allow_origin_regex=local, **INVITED)
+    invitations = [invited] if origins or local else []
     guard = [Middleware(LoopbackGuard, invited=origins)] if options.loopback_only else []
     auth = Middleware(ApiKeyAuth, access=access, api_keys=options.api_keys, admin_key=options.admin_key)
     return [
         Middleware(RequestId),
+        Middleware(IgnoredFieldsHeader, log=field_log),
         *invitations,
         Middleware(ErrorShapes, shapes=dialects.SHAPES),
-        Middleware(HeaderLimit),
         *guard,
         auth,
         Middleware(Callers),

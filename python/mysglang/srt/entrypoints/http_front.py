@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.crowd import Reception, most_connections
 from mysglang.srt.entrypoints.error_responses import SHUTTING_DOWN, ErrorFacts, describe, error_response
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_app import build_app
@@ -110,7 +111,7 @@ class HttpFront:
                 self.gate,
                 loop="none",
                 # uvicorn only calls it, as it would a class.
-                http=partial(OneAtATime, common=self._common),  # type: ignore[arg-type]
+                http=Reception(partial(OneAtATime, common=self._common), most_connections()),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -1,4 +1,8 @@
-"""One connection of the HTTP front door: uvicorn's protocol, less pipelining and less patience.
+"""One connection of the HTTP front door: uvicorn's protocol, less pipelining, less patience and less room.
+
+uvicorn collects what comes before a body without bound. Here bytes are counted before they are parsed
+(`framing.py`), a head that two servers could read in two ways is refused (`head_rules.py`), and a request has a limited
+time to arrive (`arrival.py`). A request that breaks a rule is answered, and the connection is closed behind the answer.
 
 uvicorn stops reading a connection on which a second request waits for the answer to the first, and tells only the
 last one that the client has left: the first would then generate for nobody, to its end. So what comes before an answer
@@ -18,21 +22,43 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
+import httptools
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from mysglang.srt.entrypoints.arrival import Arrival
+from mysglang.srt.entrypoints.body import MAX_BODY_BYTES
 from mysglang.srt.entrypoints.corked_transport import Cork, CorkedTransport
+from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
+from mysglang.srt.entrypoints.framing import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, Framing
+from mysglang.srt.entrypoints.head_rules import fault_in_head
+from mysglang.srt.entrypoints.memory_return import MemoryReturn
 from mysglang.srt.entrypoints.wire import STATE, WIRE
 from mysglang.srt.managers.board import Board, Column
+from mysglang.srt.utils.awake import PauseNote
 
 logger = logging.getLogger(__name__)
 
 LEAST_BYTES = 16 << 10
 """Who takes as much within the time that it has, or all that waits for it, reads slowly and is let be."""
+
+MAX_UNREAD_BYTES = MAX_BODY_BYTES
+"""Bytes of a body that may still come behind its answer. They are dropped, and the connection serves on."""
+
+MAX_BYTES_OF_REFUSED = 2 << 20
+"""Bytes that a client may still send, and have dropped, while it has time to read why it is refused."""
+
+HEAD_TOO_LARGE = ErrorFacts(
+    431, f"The head of the request is larger than {MAX_HEAD_BYTES} bytes, or has more than {MAX_HEADERS} headers."
+)
+URL_TOO_LONG = ErrorFacts(414, f"The URL is longer than {MAX_URL_BYTES} bytes.")
+TOO_MUCH_FRAMING = ErrorFacts(431, "The chunk extensions and trailers of the body are too large.")
+TOO_LATE = ErrorFacts(413, f"More than {MAX_UNREAD_BYTES} bytes of the body came behind its answer.")
+NO_REQUEST = ErrorFacts(400, "What was sent is no valid HTTP request.")
 
 _CONNECTIONS = "mysglang.connections"
 
@@ -45,6 +71,7 @@ class Connections:
     read_timeout_s: float = 30.0
     board: Board = field(default_factory=Board.alone)
     cork: Cork = field(default_factory=Cork)
+    memory: MemoryReturn = field(default_factory=MemoryReturn)
     _cut_here: int = 0
 
     @property
@@ -63,42 +90,144 @@ def connections_of(scope: Scope) -> Connections:
     return found or Connections(0.0)
 
 
+class _EnoughRead(Exception):
+    """Ends the parsing of a piece of which nothing more is wanted."""
+
+
 class OneAtATime(HttpToolsProtocol):
     """Keeps reading while it answers, so that it hears at once when the client leaves."""
+
+    transport: CorkedTransport  # type: ignore[assignment]  # all that is used of one
 
     def __init__(self, *args: Any, common: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # Weakly, so that a connection which ended is gone at once, whoever still holds a scope.
         self.app_state = {**self.app_state, _CONNECTIONS: common, WIRE: ref(self)}
         self._common = common
-        self._too_early = False
-        """A request came while the one before it was being answered: it and all that follows are dropped."""
-        self._watch: asyncio.TimerHandle | None = None
-        self._waiting_bytes = 0
-        """What waited for the client when it was last looked at."""
+        self._framing = Framing()
         self._arrival = Arrival(self.loop, common.read_timeout_s, self._give_up_reading)
         self._arriving = True
         """Whether something of a request is missing; also before its first line is complete."""
+        self._deaf = False
+        """Whether all that still comes is dropped: a request came too early, or broke a rule."""
+        self._droppable = MAX_UNREAD_BYTES
+        """Bytes that may still come where they are dropped, before the connection is closed."""
+        self._pauses = PauseNote()
+        """Nothing could be read or written while this process was paused, and no client is to blame for that."""
+        self._watch: asyncio.TimerHandle | None = None
+        self._waiting_bytes = 0
+        """What waited for the client when it was last looked at."""
         self._when_room: Callable[[], None] | None = None
         self._when_left: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(CorkedTransport(transport, self._common.cork))  # type: ignore[arg-type]  # all that is used
+        super().connection_made(CorkedTransport(transport, self._common.cork))  # type: ignore[arg-type]
 
         # Who says nothing at all is as idle as between two requests.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._arrival.came(len(data), whole=not self._arriving)
+    # What the client sends
 
-    def _give_up_reading(self) -> None:
-        """The client takes too long over a request, unless it is we who do not read."""
-        if self.flow.read_paused:
-            self._arrival.came(0, whole=False)
-        elif not self.transport.is_closing():
-            logger.info("The client at %s sent next to nothing of a request (--read-timeout).", self.client)
+    def data_received(self, data: bytes) -> None:
+        if self._deaf or self.transport.is_closing():
+            self._drop(len(data))
+            return
+        self._unset_keepalive_if_required()
+        if len(data) <= self._framing.room:
+            self._parse(data)
+        else:
+            self._parse_in_pieces(memoryview(data))
+        if not self._answering and not self._arriving:
+            # Empty lines, which are the beginning of a head as much as any other byte.
+            self._arriving = True
+        self._arrival.came(len(data), in_head=self._framing.in_head, whole=self._deaf or not self._arriving)
+
+    def _drop(self, size: int) -> None:
+        """Nothing that comes is read any more. Past a bound the client is not waited for either."""
+        self._droppable -= size
+        if self._droppable < 0 and self.transport.is_closing():
             self.transport.close()
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _parse_in_pieces(self, data: memoryview) -> None:
+        while data and not self._deaf:
+            piece = data[: self._framing.room]
+            data = data[len(piece) :]
+            self._parse(piece)
+
+    def _parse(self, piece: bytes | memoryview) -> None:
+        """Parse what is within `framing.room`."""
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserError:
+            self._refuse(NO_REQUEST)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._framing.parsed(len(piece))
+            self._ignore_upgrade(memoryview(piece)[upgrade.args[0] :])
+        else:
+            self._framing.parsed(len(piece))
+            if self._framing.is_full:
+                self._refuse(HEAD_TOO_LARGE if self._framing.in_head else TOO_MUCH_FRAMING)
+
+    def _ignore_upgrade(self, rest: memoryview) -> None:
+        """Answer a request for another protocol as if it did not ask for that (RFC 9110, 7.8). The parser takes `rest`,
+        and all that follows, for that protocol; here the body follows, if the request has one.
+        """
+        if self._arriving and not self._deaf:
+            self.cycle.keep_alive = False
+            body = SimpleNamespace(
+                on_chunk_header=self.on_chunk_header,
+                on_body=self.on_body,
+                on_message_complete=self.on_message_complete,
+            )
+            self.parser = httptools.HttpRequestParser(body)
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%b: %b\r\n\r\n" % self._body_header())
+        self._parse_in_pieces(rest)
+
+    def _body_header(self) -> tuple[bytes, bytes]:
+        """The header that says how long the body is; of length 0 if there is none."""
+        framing = (b"content-length", b"transfer-encoding")
+        return next((header for header in self.headers if header[0] in framing), (framing[0], b"0"))
+
+    def _give_up_reading(self) -> bool:
+        """The client takes too long over a request, unless it is we who do not read. Returns whether it is given up."""
+        if self.flow.read_paused or self._pauses.take():
+            return False
+        self._refuse(ErrorFacts(408, "The request took too long to arrive (--read-timeout)."))
+        return True
+
+    def _refuse(self, why: ErrorFacts) -> None:
+        """Read no more of this connection, and close it behind an answer: that of a whole request, or this one."""
+        if self._deaf:
+            return
+        self._deaf = self.transport.client_sends = True
+        self._droppable = min(self._droppable, MAX_BYTES_OF_REFUSED)
+        logger.info("The client at %s is refused: %s", self.client, why.message)
+        if self._answering and not self._arriving:
+            self.cycle.keep_alive = False
+            return
+        if self.cycle is None or self._framing.in_head or not self.cycle.response_started:
+            self._write_refusal(why)
+        self._hear_of_departure()
+        self.transport.close()
+
+    def _write_refusal(self, why: ErrorFacts) -> None:
+        response = error_response(why, {"type": "http", "headers": []}, {"connection": "close"})
+        headers = [*self.server_state.default_headers, *response.raw_headers]
+        lines = [STATUS_LINE[why.status], *(b"%b: %b\r\n" % pair for pair in headers), b"\r\n", response.body]
+        self.transport.write(b"".join(lines))
+
+    def _hear_of_departure(self) -> None:
+        """Tell who works for a request on this connection that nobody waits for the answer."""
+        if self._answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        left, self._when_left = self._when_left, None
+        if left is not None:
+            left()
 
     # The wire
 
@@ -138,16 +267,25 @@ class OneAtATime(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         # Nothing more will be written, so nobody else would tell how much of it the client has still to take.
-        self.transport.flush()  # type: ignore[attr-defined]
+        self.transport.flush()
         super().on_response_complete()
         self._look_after_the_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._look_no_more()
-        self._arrival.stop()
+        self._unset_keepalive_if_required()
+        self._arrival.end()
+        if self._framing.is_long_head:
+            self._common.memory.soon()
         super().connection_lost(exc)
-        if self._when_left is not None:
-            self._when_left()
+        # Ends the waiting of a close that lets the client read, which may still go on.
+        self.transport.close()
+        self._hear_of_departure()
+
+    def shutdown(self) -> None:
+        """The server ends: close at once what is not being answered."""
+        self.transport.client_sends = False
+        super().shutdown()
 
     def _look_after_the_rest(self) -> None:
         """Nobody writes any more, so nobody would be paused, and closing would wait for the client."""
@@ -169,7 +307,7 @@ class OneAtATime(HttpToolsProtocol):
         waiting = self.transport.get_write_buffer_size()
         if not waiting:
             self._watch = None
-        elif waiting <= self._waiting_bytes - LEAST_BYTES:
+        elif waiting <= self._waiting_bytes - LEAST_BYTES or self._pauses.take():
             self._look_later()
         else:
             self._common.note_cut()
@@ -185,33 +323,64 @@ class OneAtATime(HttpToolsProtocol):
     # One request at a time
 
     def on_message_begin(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._too_early = True
+        if self._answering:
+            self._deaf = self.transport.client_sends = True
             self.cycle.keep_alive = False
-        if not self._too_early:
-            self._arriving = True
-            if not self.flow.write_paused:
-                # What is left of the answer before says nothing about the next one.
-                self._look_no_more()
-            super().on_message_begin()
+        if self._deaf:
+            return
+        self._arriving = self.transport.client_sends = True
+        self._framing.begin()
+        self._droppable = MAX_UNREAD_BYTES
+        if not self.flow.write_paused:
+            # What is left of the answer before says nothing about the next one.
+            self._look_no_more()
+        super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        if not self._too_early:
-            super().on_url(url)
+        if self._deaf:
+            return
+        super().on_url(url)
+        if len(self.url) > MAX_URL_BYTES:
+            self._refuse(URL_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._too_early:
+        if not self._framing.line():
+            self._refuse(HEAD_TOO_LARGE if self._framing.in_head else TOO_MUCH_FRAMING)
+        if self._deaf:
+            raise _EnoughRead
+        # What comes behind the body, after access was decided, is no header.
+        if self._framing.in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if not self._too_early:
+        if self._deaf:
+            return
+        if fault := fault_in_head(self.parser.get_http_version(), self.url, self.headers):
+            self._refuse(fault)
+        else:
+            self._framing.head_complete()
             super().on_headers_complete()
 
+    def on_chunk_header(self) -> None:
+        self._framing.chunk()
+
     def on_body(self, body: bytes) -> None:
-        if not self._too_early:
-            super().on_body(body)
+        if self._deaf:
+            return
+        self._framing.body(len(body))
+        if self.cycle.response_complete:
+            self._droppable -= len(body)
+            if self._droppable < 0:
+                self._refuse(TOO_LATE)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._too_early:
-            self._arriving = False
-            super().on_message_complete()
+        if self._deaf:
+            return
+        if self.parser.should_upgrade() and self._body_header()[1].strip(b"0"):
+            return  # the body follows
+        self._arriving = self.transport.client_sends = False
+        self._framing.complete()
+        # Behind the last request of a connection nothing is read.
+        self._deaf = not self.cycle.keep_alive
+        super().on_message_complete()

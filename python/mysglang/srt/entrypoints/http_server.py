@@ -25,9 +25,11 @@ from mysglang.srt.entrypoints.launcher import THE_CHILDREN, ChildModules, Subpro
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.exit_codes import ExitCode, complain
+from mysglang.srt.utils.log_output import flush_logs, never_wait_for_readers
 from mysglang.srt.utils.logging import configure_logging
 from mysglang.srt.utils.network import bind_http_socket
-from mysglang.srt.utils.process import paused_gc, raise_file_limit
+from mysglang.srt.utils.process import STOP_SIGNALS, paused_gc, raise_file_limit
+from mysglang.srt.utils.shortage import shortage_in
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ SAME_SIGNAL_S = 0.5
 
 def launch_server(server_args: ServerArgs, modules: ChildModules = THE_CHILDREN) -> ExitCode:
     """Serve until asked to end. Returns the exit code; what went wrong has been said on stderr."""
+    never_wait_for_readers()
     configure_logging(server_args.observability.log_level)
     raise_file_limit()
     try:
@@ -47,6 +50,11 @@ def launch_server(server_args: ServerArgs, modules: ChildModules = THE_CHILDREN)
     except (ConfigError, WorkerDied) as error:
         complain(error)
         return ExitCode.START_FAILED
+    except Exception as error:
+        if (shortage := shortage_in(error)) is None:
+            raise
+        complain(WorkerDied(f"the server cannot run: this machine is short of resources ({shortage})."))
+        return ExitCode.START_FAILED
     except KeyboardInterrupt:
         # During a download; once there are children, signals have their handler.
         return ExitCode.DONE
@@ -56,9 +64,11 @@ async def _serve(
     server_args: ServerArgs, model_config: ModelConfig, modules: ChildModules, listener: socket.socket
 ) -> ExitCode:
     """Raises ConfigError or WorkerDied if the server never came to be ready."""
+    # First of all: what is begun from here on is ended in order, whatever comes when.
+    stop = StopSignals()
     children = Subprocesses(server_args, modules)
+    stop.kill = children.kill
     try:
-        stop = StopSignals(children.kill)
         with paused_gc():
             from mysglang.srt.entrypoints.server_life import serve
 
@@ -68,13 +78,18 @@ async def _serve(
 
 
 class StopSignals:
-    """SIGINT and SIGTERM: the first asks to end, the second ends."""
+    """SIGINT, SIGTERM and SIGHUP: the first asks to end, the second ends. Both count where a shell had SIGINT ignored,
+    as for a job in the background; a SIGHUP that is ignored, as by `nohup`, stays so.
+    """
 
-    def __init__(self, kill: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self.requested = asyncio.Event()
         self._requested_at = 0.0
-        self._kill = kill
-        for number in (signal.SIGINT, signal.SIGTERM):
+        self.kill: Callable[[], None] = lambda: None
+        """What ends all that was started, at once."""
+        for number in STOP_SIGNALS:
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -83,7 +98,8 @@ class StopSignals:
             if now - self._requested_at < SAME_SIGNAL_S:
                 return
             logger.warning("Ended by a second %s.", number.name)
-            self._kill()
+            self.kill()
+            flush_logs()
             os._exit(ExitCode.CUT_OFF)
         self._requested_at = now
         self.requested.set()

@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from mysglang.srt.args.parallel import ParallelArgs
+from mysglang.srt.configs.checkpoint_sizes import check_checkpoint, check_context, check_memory
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.environ import START_TIMEOUT
 from mysglang.srt.errors import ConfigError, WorkerDied
@@ -22,9 +24,15 @@ from mysglang.srt.managers.child_specs import DetokenizerLaunch, SchedulerLaunch
 from mysglang.srt.managers.model_files import load_model_config
 from mysglang.srt.messages.launch import Failed, FromChild, Ready, SchedulerFacts
 from mysglang.srt.server_args import PortArgs, ServerArgs
+from mysglang.srt.utils.awake import awake_timeout
+from mysglang.srt.utils.checkpoint_files import stored_tensors
+from mysglang.srt.utils.hardware import detect_hardware, host_memory
 from mysglang.srt.utils.hf import resolve_model_path
-from mysglang.srt.utils.network import ipc_endpoint, make_ipc_dir, remove_ipc_dir
+from mysglang.srt.utils.network import ipc_endpoint, make_ipc_dir
+from mysglang.srt.utils.plain_files import check_tokenizer_files
+from mysglang.srt.utils.private_dir import remove_private_dir
 from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, stop_children
+from mysglang.srt.utils.shortage import shortage_in
 
 STOP_GRACE_S = 2.0
 """For a child to end by itself."""
@@ -66,7 +74,24 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
     if model.tokenizer_path != model.model_path:
         tokenizer_path = fetch(model.tokenizer_path, weights=False)
     found = replace(model, model_path=str(path), tokenizer_path=str(tokenizer_path))
-    return replace(server_args, model=found), load_model_config(found)
+    if not model.skip_tokenizer_init:
+        check_tokenizer_files(tokenizer_path)
+    config = load_model_config(found)
+    _check_sizes(config, weights=weights, parallel=server_args.parallel)
+    return replace(server_args, model=found), config
+
+
+def _check_sizes(config: ModelConfig, *, weights: bool, parallel: ParallelArgs) -> None:
+    """Hold the model's sizes against its checkpoint, if `weights`, and this machine. Raises ConfigError."""
+    if weights:
+        check_checkpoint(config, stored_tensors(Path(config.path)))
+    host, gpus = host_memory(), detect_hardware().gpu_memory
+    check_context(config, memory=host)
+    if parallel.device == "cpu" or not gpus:
+        # All ranks share the memory of the machine.
+        check_memory(config, memory=host, tp_size=1, place="this machine")
+    else:
+        check_memory(config, memory=max(gpus), tp_size=parallel.tp_size, place="a GPU")
 
 
 class Subprocesses:
@@ -102,7 +127,7 @@ class Subprocesses:
         timeout = START_TIMEOUT.get()
         waits = [asyncio.ensure_future(_ready(child)) for child in self._children]
         try:
-            async with asyncio.timeout(timeout):
+            async with awake_timeout(timeout):
                 answers = await asyncio.gather(*waits)
         except TimeoutError:
             late = [child.title for child in self._children if not child.first_message.done()]
@@ -116,11 +141,10 @@ class Subprocesses:
 
     async def add_front(self, title: str, launch: msgspec.Struct, pass_fds: Sequence[int]) -> None:
         """Start one more, which inherits these descriptors, and wait until it is ready. Raises likewise."""
-        child = Child(self._modules.tokenizer_worker, title, msgspec.json.encode(launch), pass_fds)
-        self._children.append(child)
+        child = self._start(self._modules.tokenizer_worker, title, launch, pass_fds)
         self._grown.set()
         try:
-            async with asyncio.timeout(START_TIMEOUT.get()):
+            async with awake_timeout(START_TIMEOUT.get()):
                 await _ready(child)
         except TimeoutError:
             raise WorkerDied(f"{title} did not become ready within {START_TIMEOUT.get():g} s.") from None
@@ -145,21 +169,28 @@ class Subprocesses:
 
     def remove_sockets(self) -> None:
         """Nobody will connect any more."""
-        remove_ipc_dir(self.ipc_dir)
+        remove_private_dir(self.ipc_dir)
 
     async def stop(self) -> None:
         """End all children and remove their sockets. Nothing of ours is left after this."""
         await stop_children(self._children, STOP_GRACE_S)
-        remove_ipc_dir(self.ipc_dir)
+        remove_private_dir(self.ipc_dir)
 
     def kill(self) -> None:
         """The same at once, without waiting: for a process that is about to end itself."""
         for child in self._children:
             child.send_signal(signal.SIGKILL)
-        remove_ipc_dir(self.ipc_dir)
+        remove_private_dir(self.ipc_dir)
 
-    def _start(self, module: str, title: str, launch: msgspec.Struct) -> None:
-        self._children.append(Child(module, title, msgspec.json.encode(launch)))
+    def _start(self, module: str, title: str, launch: msgspec.Struct, pass_fds: Sequence[int] = ()) -> Child:
+        """Raises WorkerDied if the system has no room for it; then those that run already are ended."""
+        try:
+            child = Child(module, title, msgspec.json.encode(launch), pass_fds)
+        except (OSError, RuntimeError) as error:
+            self.kill()
+            raise WorkerDied(f"{title} could not be started: {shortage_in(error) or error}.") from error
+        self._children.append(child)
+        return child
 
 
 async def _ready(child: Child) -> Ready:

@@ -76,9 +76,9 @@ class MetaInfo(Answer):
     output_token_ids_logprobs: LogprobRows | UnsetType = UNSET
     output_token_logprobs_length: int | UnsetType = UNSET
     sequence_score: float | UnsetType = UNSET
-    """Of an answer that beam search found."""
+    """Score of an answer that beam search found: log-probability by length."""
     hidden_states: list[list[Any]] | UnsetType = UNSET
-    """The prompt's as one list of them, if they were asked for; then one after the other."""
+    """Last hidden states: those of the prompt in one list, if they were asked for, then one for each token."""
 
 
 class Generated(Answer):
@@ -144,6 +144,12 @@ class LoggingSettings(Answer):
     dump_requests_folder: str
 
 
+class ServerVersion(Answer):
+    """GET /version."""
+
+    version: str
+
+
 class ModelInfo(Answer):
     """GET /model_info."""
 
@@ -177,6 +183,11 @@ class ServerInfo(Answer, forbid_unknown_fields=False):
     frontend: str
     scheduler_info: SchedulerFacts
     internal_states: list[dict[str, Any]]
+    max_total_num_tokens: int
+    memory_usage: dict[str, Any]
+    """GiB by purpose, and the tokens that the KV cache holds."""
+    startup_time: float
+    """Seconds from the start of the process until it could serve."""
     frontend_state: FrontState
 
 

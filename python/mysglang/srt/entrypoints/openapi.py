@@ -7,7 +7,7 @@ answers against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -20,7 +20,8 @@ from pydantic.json_schema import models_json_schema
 
 from mysglang.srt.entrypoints.auth import Access
 from mysglang.srt.entrypoints.error_responses import STATUSES, ErrorShape
-from mysglang.srt.messages.generate import INTERNAL
+from mysglang.srt.entrypoints.field_docs import add_descriptions, all_subclasses
+from mysglang.srt.messages.generate import INTERNAL, GenerateReqInput
 
 REF = "#/components/schemas/{model}"
 NAMED = "#/components/schemas/{name}"
@@ -118,6 +119,7 @@ def _document(
             operation["security"] = _security(path, access, has_keys=has_keys)
     told = {shapes(path).told for path in document["paths"]}
     _join(parts["schemas"], msgspec.json.schema_components(told, ref_template=NAMED)[1])
+    add_descriptions(parts["schemas"], [*models, *told, *all_subclasses(Answer)])
     return document
 
 
@@ -167,12 +169,16 @@ def _schemas(models: Sequence[Described]) -> Mapping[str, Any]:
     _, found = models_json_schema([(model, "validation") for model in pydantic_models], ref_template=REF)
     structs = [model for model in models if issubclass(model, msgspec.Struct)]
     _, more = msgspec.json.schema_components(structs, ref_template=NAMED)
-    return {name: _as_sent(schema) for name, schema in {**found.get("$defs", {}), **more}.items()}
+    ours = {GenerateReqInput.__name__: INTERNAL}
+    return {
+        name: _as_sent(schema, ours.get(name, frozenset()))
+        for name, schema in {**found.get("$defs", {}), **more}.items()
+    }
 
 
-def _as_sent(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An object as clients may send it: null is the default of every field that has one, and what is only ours is
-    refused like any other name that is unknown.
+def _as_sent(schema: Mapping[str, Any], ours: Collection[str]) -> Mapping[str, Any]:
+    """An object as clients may send it: null is the default of every field that has one. `ours`: fields that only the
+    server sets, which are no known names to clients.
     """
     if "properties" not in schema:
         return schema
@@ -180,7 +186,7 @@ def _as_sent(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     fields = {
         name: field if name in required else _or_null(or_one(field))
         for name, field in schema["properties"].items()
-        if name not in INTERNAL
+        if name not in ours
     }
     return {**schema, "properties": fields, "additionalProperties": False}
 

@@ -100,7 +100,7 @@ def make_front(
 ) -> tuple[ReadyFront, TokenizerManager]:
     """Its manager besides, since whoever runs a front knows more of it than routes do."""
     limits = FrontLimits.from_facts(facts)
-    seed, share_by = args.model.random_seed, args.schedule.fair_share_by
+    seed, share_by = args.model.random_seed, args.schedule.shares_by
     manager = TokenizerManager(
         # Fronts that draw the same seeds would give requests that differ in nothing the same answers.
         InputTokenizer(
@@ -109,6 +109,7 @@ def make_front(
             pool,
             seed=None if seed is None else seed + links.fronts.index,
             keeps_keys_apart=args.serving.keeps_keys_apart,
+            strict_max_tokens=args.serving.strict_max_tokens,
         ),
         limits,
         links.to_scheduler,

@@ -20,9 +20,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.auth import route_path
-from mysglang.srt.entrypoints.body import ClientDisconnected
+from mysglang.srt.entrypoints.departure import ClientDisconnected, while_connected
 from mysglang.srt.entrypoints.request_id import HEADER, request_id_of
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.errors import WorkerDied
 
 logger = logging.getLogger(__name__)

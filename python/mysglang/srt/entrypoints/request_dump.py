@@ -1,16 +1,19 @@
 """Requests kept whole in files, one JSON line for each, as POST /generate takes them: to be asked again elsewhere.
 
 A line has the prompt as token ids, however it came (as vectors, if these are what it was; as it came, if the request
-ended before it was answered at all), the parameters, and what was answered. Written when the request is over; a file
-that cannot be written is logged, and the request goes on.
+ended before it was answered at all), the parameters, and what was answered. Written by a thread when the request is
+over: a slow disk delays no request. What cannot be written is logged, and lost.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
+import queue
 import tempfile
+import threading
 import time
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -23,11 +26,17 @@ from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import finish_reason_dict
 from mysglang.srt.messages.generate import GenerateReqInput
+from mysglang.srt.utils.service_thread import ServiceThread
 
 logger = logging.getLogger(__name__)
 
 FILE_MODE = 0o600
 """What clients wrote is for the server's user alone."""
+
+MAX_WAITING = 64 << 20
+"""Bytes of kept requests that wait for the disk."""
+LAST_LINES_S = 2.0
+"""For the disk to take what waits."""
 
 KEPT = (
     *("stream", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "extra_key"),
@@ -47,7 +56,7 @@ async def dumped(
                 yield chunk
     finally:
         line = orjson.dumps(_record(obj, answers, started), option=orjson.OPT_APPEND_NEWLINE)
-        _append(Path(folder), line)
+        _KEEPER.put(Path(folder), line)
 
 
 def check_folder(folder: Path) -> None:
@@ -109,6 +118,52 @@ def _prompts(obj: GenerateReqInput, answers: Mapping[int, _Answer], n: int) -> d
     if len(known) < count:
         return {"text": obj.text} if obj.input_ids is None else {"input_ids": obj.input_ids}
     return {"input_ids": known if several else known[0]}
+
+
+def written(timeout: float = LAST_LINES_S) -> None:
+    """Wait until what was kept so far is in its files, but no longer than `timeout` seconds."""
+    _KEEPER.written.wait(timeout)
+
+
+class _Keeper:
+    """Appends lines to files, in a thread of its own that may wait for a disk."""
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[tuple[Path, bytes]] = queue.SimpleQueue()
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._thread: ServiceThread | None = None
+        self.written = threading.Event()
+        self.written.set()
+
+    def put(self, folder: Path, line: bytes) -> None:
+        """Have the line written, unless a disk has fallen behind by MAX_WAITING bytes."""
+        with self._lock:
+            if self._waiting and self._waiting + len(line) > MAX_WAITING:
+                logger.error("a request could not be kept: the disk takes too long")
+                return
+            if self._thread is None:
+                try:
+                    self._thread = ServiceThread("request dump", self._keep)
+                except RuntimeError as error:
+                    logger.error("a request could not be kept: %s", error)
+                    return
+                atexit.register(written)
+            self._waiting += len(line)
+            self.written.clear()
+            self._lines.put((folder, line))
+
+    def _keep(self) -> None:
+        while True:
+            folder, line = self._lines.get()
+            _append(folder, line)
+            with self._lock:
+                self._waiting -= len(line)
+                if not self._waiting:
+                    self.written.set()
+
+
+_KEEPER = _Keeper()
 
 
 def _append(folder: Path, line: bytes) -> None:

@@ -5,10 +5,12 @@ both. What `launch_server` and `Engine` have in common.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.front_launch import FrontLaunch, front_title
@@ -23,7 +25,9 @@ from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.tokenizer_manager import TokenizerManager
 from mysglang.srt.messages.fronts import DrainReq, EndReq
 from mysglang.srt.server_args import PortArgs, ServerArgs
+from mysglang.srt.utils.awake import AWAKE
 from mysglang.srt.utils.exit_codes import ExitCode
+from mysglang.srt.utils.service_thread import on_thread_death
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +60,11 @@ class Runtime:
         self._links = FrontLinks(ports, 0, request_metrics(server_args, ports, model_config, 0))
         self._text_pool = TextPool()
         self._manager: TokenizerManager | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = [asyncio.create_task(AWAKE.keep_ticking(), name="tick")]
+        """What this process cannot serve without."""
         self._watching: asyncio.Task[Death] | None = None
+        self._thread_death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._forget_threads = on_thread_death(partial(self._mourn, asyncio.get_running_loop()))
 
     async def wait_ready(self) -> ReadyFront:
         """Until requests can be served, and one has been. Raises ConfigError or WorkerDied with the cause as soon as
@@ -76,8 +83,9 @@ class Runtime:
         obey(manager, front.request_log)
         self._manager = manager
         receiving = asyncio.create_task(manager.handle_loop(), name="receive")
-        self._tasks += [receiving, asyncio.create_task(self._links.beat(), name="beat")]
-        self._watching = asyncio.create_task(self._watch(manager, receiving), name="watch")
+        beating = asyncio.create_task(self._links.beat(), name="beat")
+        self._tasks += [receiving, beating]
+        self._watching = asyncio.create_task(self._watch(manager, self._tasks), name="watch")
         if not args.serving.skip_server_warmup:
             await warm_up(front)
             if self._links.fronts.count == 1:
@@ -100,7 +108,7 @@ class Runtime:
         """
         assert self._manager is not None, "not ready yet"
         await self._subprocesses.add_front(front_title(launch.index), launch, pass_fds)
-        self._manager.signs.fronts[launch.index] = time.monotonic()
+        self._manager.signs.fronts[launch.index] = AWAKE.now()
 
     async def death(self) -> Death:
         """Returns once a process of ours has died or hangs; every open request has been told so."""
@@ -122,6 +130,7 @@ class Runtime:
         for task in (self._watching, *self._tasks):
             if task is not None:
                 task.cancel()
+        self._forget_threads()
         self._text_pool.close()
         self._links.close()
         await self._subprocesses.stop()
@@ -139,18 +148,25 @@ class Runtime:
             await asyncio.sleep(RECONNECT_S)
         self._subprocesses.remove_sockets()
 
-    async def _watch(self, manager: TokenizerManager, receiving: asyncio.Task[None]) -> Death:
+    async def _watch(self, manager: TokenizerManager, services: Sequence[asyncio.Task[None]]) -> Death:
+        """Returns with the first death: of a child, by silence, of a thread or of one of `services` in this process."""
         died = asyncio.create_task(self._subprocesses.death())
         silent = asyncio.create_task(self._silence(manager))
+        ends: list[asyncio.Future[Any]] = [died, silent, self._thread_death, *services]
         try:
-            await asyncio.wait({died, silent, receiving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if died.done():
                 death = Death(died.result(), ExitCode.WORKER_DIED)
             elif silent.done():
                 death = Death(silent.result(), ExitCode.WATCHDOG)
+            elif self._thread_death.done():
+                death = Death(WorkerDied(f"in the main process {self._thread_death.result()}"), ExitCode.WORKER_DIED)
             else:
-                logger.error("the front can no longer receive", exc_info=receiving.exception())
-                death = Death(WorkerDied("the front can no longer receive"), ExitCode.WORKER_DIED)
+                ended = next(service for service in services if service.done())
+                logger.error("the main process lost its service %r", ended.get_name(), exc_info=ended.exception())
+                death = Death(
+                    WorkerDied(f"the main process lost its service {ended.get_name()!r}"), ExitCode.WORKER_DIED
+                )
         finally:
             died.cancel()
             silent.cancel()
@@ -158,14 +174,28 @@ class Runtime:
         manager.fail_all(death.error)
         return death
 
+    def _mourn(self, loop: asyncio.AbstractEventLoop, cause: str) -> None:
+        """A service thread of this process died. Called in that thread."""
+
+        def note() -> None:
+            if not self._thread_death.done():
+                self._thread_death.set_result(cause)
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            loop.call_soon_threadsafe(note)
+
     async def _silence(self, manager: TokenizerManager) -> WorkerDied:
         """Returns once some process's last sign of life is too long ago."""
         limit = self.server_args.observability.watchdog_timeout
-        begun = time.monotonic()
+        begun, paused_s = AWAKE.now(), AWAKE.paused_s
         while True:
             await asyncio.sleep(min(LOOK_S, limit / 4))
+            slept_s, paused_s = AWAKE.paused_s - paused_s, AWAKE.paused_s
+            if slept_s > limit / 4:
+                # This process slept, and the others may have slept as long: they get all the time again.
+                begun = AWAKE.now()
             who, heard = manager.signs.quietest()
-            silent = time.monotonic() - max(begun, heard)
+            silent = AWAKE.now() - max(begun, heard)
             if silent > limit:
                 logger.error("The %s gave no sign of life for %.0f s; the stacks of all processes:", who, silent)
                 await self._subprocesses.dump_stacks()

@@ -18,6 +18,7 @@ from mysglang.srt.entrypoints.runtime import Death, Runtime
 from mysglang.srt.managers.board import Column
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.server_args import ServerArgs
+from mysglang.srt.utils.awake import AWAKE
 from mysglang.srt.utils.exit_codes import ExitCode, complain
 from mysglang.srt.utils.network import http_url
 from mysglang.srt.utils.process import collect_rarely, freeze_heap, keep_heap_small
@@ -138,9 +139,9 @@ async def _drain(runtime: Runtime, door: HttpFront) -> ExitCode:
 
 async def _emptied(runtime: Runtime, timeout: float) -> bool:
     """Wait until no request is open at any front, but no longer than `timeout` seconds; whether that came true."""
-    end = time.monotonic() + timeout
+    end = AWAKE.now() + timeout
     while runtime.board.total(Column.OPEN_REQUESTS):
-        if time.monotonic() >= end:
+        if AWAKE.now() >= end:
             return False
         await asyncio.sleep(LOOK_S)
     return True

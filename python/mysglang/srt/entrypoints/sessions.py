@@ -4,12 +4,14 @@ A session remembers the token ids of its finished requests by their names, as a 
 begins anew. A streaming session is a line instead: each request goes on from the one before, one at a time, and only
 the last is remembered. Nothing is held in the engine: what a session says again is found in the prefix cache while it
 is there, and computed again if not. Knows no route.
+
+All sessions share one room, and so do API keys. When it is full, the key that has most of it loses the session that it
+used longest ago.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -23,11 +25,17 @@ from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.codec import pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput, SessionParams
 from mysglang.srt.messages.outputs import Abort
+from mysglang.srt.utils.awake import AWAKE
+from mysglang.srt.utils.shared_room import SharedRoom
 
 MAX_SESSIONS = 4096
+MAX_BYTES = 512 << 20
+"""Of all that sessions remember."""
 MAX_REQUESTS = 1024
 """Remembered of one session; the oldest are forgotten."""
 MAX_ID_LENGTH = 256
+TURN_BYTES = 1 << 10
+"""What a remembered request takes beside its ids, its name included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +46,15 @@ class _Turn:
     output: bytes
     parent: str | None
 
+    @property
+    def nbytes(self) -> int:
+        return len(self.prompt) + len(self.output) + TURN_BYTES
+
 
 @dataclass(slots=True)
 class _Session:
+    name: tuple[str, str]
+    """The API key that opened it, and its id."""
     idle_s: float | None
     """Seconds without a request after which it may be forgotten."""
     used: float
@@ -48,6 +62,12 @@ class _Session:
     turn: object = None
     """The open request of a streaming session; None if there is none."""
     turns: dict[str, _Turn] = field(default_factory=dict)
+    counted: int = 0
+    """Bytes of the room that are counted as its own."""
+
+    @property
+    def owner(self) -> str:
+        return self.name[0]
 
     def forget_after(self, rid: str) -> None:
         """Forget what grew out of the request `rid`."""
@@ -63,11 +83,16 @@ class _Session:
 class Sessions:
     """Generates like the manager, and knows what `session_params` refer to."""
 
-    def __init__(self, manager: Manager, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, manager: Manager, num_keys: int = 1, clock: Callable[[], float] = AWAKE.now) -> None:
+        """`num_keys`: API keys that share the room for sessions."""
         self._manager = manager
         self._clock = clock
+        self._number = SharedRoom(MAX_SESSIONS, num_keys)
+        self._bytes = SharedRoom(MAX_BYTES)
         self._sessions: dict[tuple[str, str], _Session] = {}
-        """By whose they are and their id: with several API keys nobody can go on with another's."""
+        """By whose they are and their id: with several API keys nobody can go on with another's. The one that was used
+        last stands last.
+        """
 
     def open(self, session_id: str | None = None, idle_s: float | None = None, *, streaming: bool = False) -> str:
         """A new session and its id. Raises InvalidRequest for an id that is taken, Overloaded if there are too many."""
@@ -77,14 +102,16 @@ class Sessions:
             raise InvalidRequest(f"session_id must have 1 to {MAX_ID_LENGTH} characters.", param="session_id")
         if _owned(name) in self._sessions:
             raise InvalidRequest(f"session_id {name!r} is open already.", param="session_id")
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise Overloaded(f"{MAX_SESSIONS} sessions are open; close some, or open them with a timeout.")
-        self._sessions[_owned(name)] = _Session(idle_s, self._clock(), streaming)
+        owner = CALLER.get().api_key
+        if not self._number.has_room(owner, 1):
+            raise Overloaded("Too many sessions are open; close some, or open them with a timeout.")
+        self._number.take(owner, 1)
+        self._sessions[_owned(name)] = _Session(_owned(name), idle_s, self._clock(), streaming)
         return name
 
     def close(self, session_id: str) -> None:
         """Forget a session; the unknown is no error. Its open requests go on."""
-        self._sessions.pop(_owned(session_id), None)
+        self._forget(_owned(session_id))
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         """As the manager's; with `session_params` the prompt stands behind what they refer to."""
@@ -137,6 +164,7 @@ class Sessions:
                 if chunk.finish_reason is not None and not isinstance(chunk.finish_reason, Abort):
                     prompt = b"" if chunk.prompt_ids is None else pack_ids(chunk.prompt_ids)
                     _remember(session, rid, _Turn(prompt, output, parent))
+                    self._count(session)
                 yield chunk
 
     def _find(self, session_id: str) -> _Session:
@@ -145,6 +173,7 @@ class Sessions:
         if session is None:
             raise InvalidRequest(f"session_params: no session {session_id!r} is open.", param="session_params")
         session.used = self._clock()
+        self._sessions[session.name] = self._sessions.pop(session.name)
         return session
 
     def _expire(self) -> None:
@@ -155,7 +184,36 @@ class Sessions:
             if session.idle_s is not None and now - session.used > session.idle_s
         ]
         for name in late:
-            del self._sessions[name]
+            self._forget(name)
+
+    def _forget(self, name: tuple[str, str]) -> None:
+        session = self._sessions.pop(name, None)
+        if session is not None:
+            self._number.give(session.owner, 1)
+            self._bytes.give(session.owner, session.counted)
+
+    def _count(self, session: _Session) -> None:
+        """Count anew what the session remembers; if that is too much for the room, forget others of the key that has
+        most, or the oldest requests of this session if it is alone.
+        """
+        if self._sessions.get(session.name) is not session:
+            return  # closed meanwhile
+        self._recount(session)
+        while self._bytes.overfull:
+            owner = self._bytes.largest()
+            oldest = next(one for one in self._sessions.values() if one.owner == owner and one.counted)
+            if oldest is not session:
+                self._forget(oldest.name)
+            elif len(session.turns) > 1:
+                del session.turns[next(iter(session.turns))]
+                self._recount(session)
+            else:
+                break
+
+    def _recount(self, session: _Session) -> None:
+        self._bytes.give(session.owner, session.counted)
+        session.counted = sum(turn.nbytes for turn in session.turns.values())
+        self._bytes.take(session.owner, session.counted)
 
 
 def _owned(session_id: str) -> tuple[str, str]:
@@ -174,8 +232,9 @@ def _check_single(obj: GenerateReqInput) -> None:
 
 
 def _check_only_appends(session: _Session, params: SessionParams) -> None:
-    if params.rid or params.offset or params.replace or params.drop_previous_output:
-        message = "session_params: a streaming session goes on from its last request, and takes the id alone."
+    # Its rid says nothing, as in SGLang: there is one request to go on from.
+    if params.offset or params.replace or params.drop_previous_output:
+        message = "session_params: a streaming session goes on from its last request, without offset or replace."
         raise InvalidRequest(message, param="session_params")
     if session.turn is not None:
         message = "session_params: a request of this streaming session is open; it takes one at a time."
@@ -195,8 +254,8 @@ def _before(session: _Session, params: SessionParams) -> list[int]:
     if params.replace:
         session.forget_after(params.rid)
     ids = unpack_ids(turn.prompt if params.drop_previous_output else turn.prompt + turn.output)
-    if params.offset and not 0 < params.offset <= len(ids):
-        message = f"session_params: offset must be between 0 and {len(ids)}, got {params.offset}."
+    if params.offset and not -len(ids) <= params.offset <= len(ids):
+        message = f"session_params: offset must be between -{len(ids)} and {len(ids)}, got {params.offset}."
         raise InvalidRequest(message, param="session_params")
     before: list[int] = ids[: params.offset or None].tolist()
     return before

@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.auth import route_path
-from mysglang.srt.entrypoints.error_responses import KINDS, respond
+from mysglang.srt.entrypoints.error_responses import KINDS, PERHAPS_SHORTAGE, respond, respond_to_shortage
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -47,6 +47,8 @@ class StraightRoutes:
         except KINDS as error:
             # A response that has begun says itself what goes wrong later.
             await (await respond(request, error))(scope, receive, send)
+        except PERHAPS_SHORTAGE as error:
+            await (await respond_to_shortage(request, error))(scope, receive, send)
 
 
 def straight(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], APIRoute]:

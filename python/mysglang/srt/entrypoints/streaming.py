@@ -1,4 +1,4 @@
-"""Server-sent events, and the watch over the client: who leaves is noticed at once, streaming or not.
+"""Server-sent events.
 
 The first frame of a stream is awaited before the status is sent, so that a request refused on its way in still gets
 its 400. After that an error can only be a frame, and is the last one. Knows no route and no front.
@@ -10,13 +10,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import cache
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mysglang.srt.entrypoints.body import ClientDisconnected
+from mysglang.srt.entrypoints.departure import ClientDisconnected, while_connected
 from mysglang.srt.entrypoints.error_responses import describe, error_frame
 from mysglang.srt.entrypoints.wire import Wire, wire_of
 from mysglang.srt.errors import RequestError
@@ -27,61 +27,7 @@ DONE = b"data: [DONE]\n\n"
 
 EVENT_STREAM = "text/event-stream"
 
-Result = TypeVar("Result")
 Shortcut: TypeAlias = Callable[[Wire], Awaitable[None]]
-
-
-async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of `work`, which is cancelled the moment the client leaves; then raises ClientDisconnected.
-
-    The body must have been read: what still arrives is the end of the connection.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    left = False
-
-    def leave() -> None:
-        nonlocal left
-        left = True
-        task.cancel()
-
-    wire = wire_of(request.scope)
-    watch = _AsgiWatch(request.receive, leave) if wire is None else _WireWatch(wire, leave)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        # Of another's cancelling, such as a server's that shuts down, ours is no part; see asyncio.timeout.
-        if left and not task.uncancel():
-            raise ClientDisconnected("The client left before its answer was complete.") from None
-        raise
-    finally:
-        watch.end()
-
-
-class _WireWatch:
-    """Over the client of a connection of ours."""
-
-    def __init__(self, wire: Wire, leave: Callable[[], None]) -> None:
-        self._wire = wire
-        wire.call_when_left(leave)
-
-    def end(self) -> None:
-        self._wire.call_when_left(None)
-
-
-class _AsgiWatch:
-    """Over any client: a task that waits for its departure."""
-
-    def __init__(self, receive: Receive, leave: Callable[[], None]) -> None:
-        self._task = asyncio.create_task(self._wait(receive, leave))
-
-    async def _wait(self, receive: Receive, leave: Callable[[], None]) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        leave()
-
-    def end(self) -> None:
-        self._task.cancel()
 
 
 async def with_pings(frames: AsyncGenerator[bytes, None], ping: bytes, every_s: float) -> AsyncGenerator[bytes, None]:

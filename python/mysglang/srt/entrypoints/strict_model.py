@@ -1,17 +1,24 @@
-"""StrictModel: a JSON object in which every field is honoured or refused by name, none ignored.
+"""StrictModel: a JSON object in which no field is ignored in silence: honoured, refused by name, or reported.
 
-Unknown fields are refused; fields that are known elsewhere and not served here are listed in `unsupported` and refused
-unless their value asks for nothing; an explicit null is the default. Types are strict: "1" is no number, true no 1.
+A known field that would change the answer and cannot be honoured is listed in `unsupported` and refused, unless its
+value asks for nothing. A known field that cannot be honoured and does not change the answer is listed in `idle` and
+reported. So is a name that nobody knows, or it is refused: that is for the `FieldReport` to say, which is pydantic's
+validation context. An explicit null is the default. Types are strict: "1" is no number, true no 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo, model_validator
+from pydantic_core import CoreSchema
 
+from mysglang.srt.entrypoints.field_bounds import MAX_FIELDS, bound
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.managers.text_pool import checkpoint
+from mysglang.srt.messages.field_report import REFUSED, FieldReport, asks_for_nothing
 
 OFF: Sequence[object] = (False,)
 
@@ -24,7 +31,9 @@ def empty(kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
 
 
 def not_here(*fields: str, unless: Sequence[object] = ()) -> dict[str, Sequence[object]]:
-    """Rows of an `unsupported` table: `fields` are refused, but for null and the values that ask for nothing."""
+    """Rows of an `unsupported` or `idle` table: `unless` are values that ask for nothing, beside null, false and what
+    is empty.
+    """
     return dict.fromkeys(fields, unless)
 
 
@@ -33,28 +42,69 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Name that other servers have for a field -> our name. A body may not hold both with different values."""
     unsupported: ClassVar[Mapping[str, Sequence[object]]] = {}
-    """Field -> the values with which it may be sent all the same."""
+    """Field that is refused -> the values with which it may be sent all the same."""
+    idle: ClassVar[Mapping[str, Sequence[object]]] = {}
+    """Field that is taken and has no effect -> the values with which it is not reported."""
     without_effect: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are taken and change nothing: a client's own bookkeeping."""
+    """Declared fields that are taken and change nothing: a client's own bookkeeping, which is not reported."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of the fields, in which every list and object has a greatest length."""
+        return bound(handler(source))
+
+    @classmethod
+    def translated(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """The object in our words, where other servers say the same by other values. Nothing is checked yet."""
+        return data
 
     @model_validator(mode="before")
     @classmethod
-    def _settle(cls, data: Any) -> Any:
+    def _settle(cls, data: Any, info: ValidationInfo) -> Any:
+        """The fields that are left for pydantic to check."""
+        checkpoint()
         if not isinstance(data, dict):
             return data
-        settled = {}
-        for name, value in data.items():
-            if name in cls.unsupported:
+        if len(data) > MAX_FIELDS:
+            # Each unknown field would make an error.
+            raise ValueError(f"must have at most {MAX_FIELDS} fields, got {len(data)}")
+        report: FieldReport = REFUSED if info.context is None else info.context
+        known, settled = _names(cls), {}
+        data = cls.translated(data)
+        for given, value in data.items():
+            name = cls.aliases.get(given, given)
+            if name is not given:
+                _refuse_unless_alike(given, name, data)
+            if name in known:
+                if value is not None:
+                    settled[name] = value
+            elif name in cls.unsupported:
                 _refuse_unless_neutral(name, value, cls.unsupported[name])
-            elif value is not None or name not in cls.model_fields:
-                settled[name] = value
+            elif name in cls.idle:
+                if not asks_for_nothing(value, cls.idle[name]):
+                    report.idle(name)
+            elif not report.unknown(name):
+                settled[name] = value  # pydantic refuses it, and says where it stands
         return settled
 
 
+@cache
+def _names(model: type[StrictModel]) -> frozenset[str]:
+    """The fields of `model`, as clients call them."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+def _refuse_unless_alike(given: str, name: str, data: Mapping[str, object]) -> None:
+    value, ours = data[given], data.get(name)
+    if value is not None and ours is not None and value != ours:
+        raise InvalidRequest(f"{given} and {name} mean the same and differ; send {name} alone.", param=given)
+
+
 def _refuse_unless_neutral(name: str, value: object, neutral: Sequence[object]) -> None:
-    # 0 == False in Python, but not in JSON.
-    if value is None or any(value == known and type(value) is type(known) for known in neutral):
+    if asks_for_nothing(value, neutral):
         return
     allowed = f", except {' or '.join(map(repr, neutral))}" if neutral else ""
     raise InvalidRequest(f"{name}: not supported by this server{allowed}.", param=name)

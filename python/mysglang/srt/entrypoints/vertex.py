@@ -12,6 +12,7 @@ from typing import Any
 
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.errors import ConfigError, InvalidRequest
+from mysglang.srt.messages.field_report import REFUSED, FieldReport
 from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
 
 PROMPTS = ("text", "input_ids")
@@ -45,7 +46,7 @@ class VertexGenerateReqInput(StrictModel):
     instances: list[dict[str, Any]]
     parameters: dict[str, Any] | None = None
 
-    def batch(self) -> GenerateReqInput:
+    def batch(self, report: FieldReport = REFUSED) -> GenerateReqInput:
         """The one request that answers all instances, of which there is at least one. Raises InvalidRequest."""
         kind = next((name for name in PROMPTS if name in self.instances[0]), PROMPTS[0])
         for index, instance in enumerate(self.instances):
@@ -60,4 +61,4 @@ class VertexGenerateReqInput(StrictModel):
         if taken := [name for name in (*PROMPTS, "stream") if parameters.get(name)]:
             message = f"parameters.{taken[0]}: not here; prompts are instances, and predictions come whole."
             raise InvalidRequest(message, param=f"parameters.{taken[0]}")
-        return parse_generate({**parameters, kind: [instance[kind] for instance in self.instances]})
+        return parse_generate({**parameters, kind: [instance[kind] for instance in self.instances]}, report)

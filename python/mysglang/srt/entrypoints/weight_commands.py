@@ -10,9 +10,8 @@ import asyncio
 import base64
 import binascii
 import shutil
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +20,7 @@ from mysglang.srt.messages.control import Command, ControlReqOutput
 from mysglang.srt.messages.weights import UpdateWeightsReq, WeightUpdate
 from mysglang.srt.utils.disk import room_for
 from mysglang.srt.utils.hf import resolve_model_path
+from mysglang.srt.utils.private_dir import private_dir
 
 PATIENCE_S = 3600.0
 """For open requests to end and for weights to be read. An engine that dies meanwhile ends the wait."""
@@ -60,11 +60,9 @@ async def _update(manager: Commands, folder: Path, update: WeightUpdate, *, whol
     )
 
 
-@contextmanager
-def private_folder() -> Iterator[Path]:
+def private_folder() -> AbstractContextManager[Path]:
     """A folder that only this user can look into, removed in the end."""
-    with tempfile.TemporaryDirectory(prefix="mysglang-weights-") as name:
-        yield Path(name)
+    return private_dir("weights")
 
 
 def write_encoded(folder: Path, files: Sequence[str]) -> None:
@@ -85,7 +83,7 @@ async def spooled(parts: AsyncIterator[bytes], size: int | None) -> AsyncIterato
 
     Raises NoRoom.
     """
-    with private_folder() as folder:
+    with private_dir("weights") as folder:
         if size is not None and size > shutil.disk_usage(folder).free:
             raise NoRoom(f"The server's disk has no room for {WEIGHTS}.")
         with room_for(WEIGHTS), (folder / "tensors.safetensors").open("wb", buffering=WRITE_BYTES) as file:

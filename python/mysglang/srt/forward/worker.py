@@ -36,6 +36,8 @@ class WorkerCapacity:
     """Pools of the layers with a window, where these have pages of their own."""
     memory_usage: dict[str, float] = field(default_factory=dict)
     """GiB by purpose: weights, kvcache, graph."""
+    startup_times: dict[str, float] = field(default_factory=dict)
+    """Seconds by phase of the start: load_weight, kv_cache_allocation, cuda_graph_prefill, cuda_graph_decode."""
 
     @property
     def num_tokens(self) -> int:

@@ -62,7 +62,7 @@ def json_text(value: object) -> str:
 def unquoted(text: str, types: frozenset[str]) -> str:
     """The JSON text of a value written without quotes, for a parameter that may have these `types`."""
     bare = text.strip()
-    for read in (_as_json, _as_word, _as_literal):
+    for read in (_as_json, _as_word, _as_literal, _as_escaped_json):
         found = read(bare)
         if found is not None and _allowed(found[1], types):
             return found[0]
@@ -97,6 +97,17 @@ def _as_literal(text: str) -> tuple[str, str] | None:
         value = ast.literal_eval(_ESCAPE.sub(_known_escape, text))
         return json_text(value), _type_of(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _as_escaped_json(text: str) -> tuple[str, str] | None:
+    r"""An array or object whose quotes and line breaks a model escaped once more: `[\"a\"]`."""
+    if text[:1] not in ("[", "{") or "\\" not in text:
+        return None
+    try:
+        value = json.loads(json.loads(f'"{text}"', strict=False), strict=False, parse_constant=_refuse)
+        return json_text(value), _type_of(value)
+    except (ValueError, RecursionError):
         return None
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.function_call.apertus2509_detector import Apertus2509Detector
 from mysglang.srt.function_call.base_detector import FunctionCallDetector
+from mysglang.srt.function_call.cohere_command4_detector import CohereCommand4Detector
 from mysglang.srt.function_call.deepseekv3_detector import DeepSeekV3Detector
+from mysglang.srt.function_call.deepseekv4_detector import DeepSeekV4Detector
 from mysglang.srt.function_call.deepseekv31_detector import DeepSeekV31Detector
 from mysglang.srt.function_call.deepseekv32_detector import DeepSeekV32Detector
+from mysglang.srt.function_call.gemma4_detector import Gemma4Detector
+from mysglang.srt.function_call.gigachat3_detector import GigaChat3Detector
 from mysglang.srt.function_call.glm4_moe_detector import Glm4MoeDetector
 from mysglang.srt.function_call.gpt_oss_detector import GptOssDetector
 from mysglang.srt.function_call.hermes_detector import HermesDetector
+from mysglang.srt.function_call.hunyuan_detector import HunyuanDetector
 from mysglang.srt.function_call.internlm_detector import InternlmDetector
 from mysglang.srt.function_call.kimik2_detector import KimiK2Detector
+from mysglang.srt.function_call.lfm2_detector import Lfm2Detector
 from mysglang.srt.function_call.llama32_detector import Llama32Detector
 from mysglang.srt.function_call.minimax_m2_detector import MinimaxM2Detector
 from mysglang.srt.function_call.mistral_detector import MistralDetector
@@ -21,18 +28,24 @@ from mysglang.srt.function_call.qwen3_coder_detector import Qwen3CoderDetector
 from mysglang.srt.function_call.step3_detector import Step3Detector
 
 DETECTORS: dict[str, type[FunctionCallDetector]] = {
+    "apertus2509": Apertus2509Detector,
+    "cohere_command4": CohereCommand4Detector,
     "deepseekv3": DeepSeekV3Detector,
     "deepseekv31": DeepSeekV31Detector,
     "deepseekv32": DeepSeekV32Detector,
+    "deepseekv4": DeepSeekV4Detector,
+    "gemma4": Gemma4Detector,
+    "gigachat3": GigaChat3Detector,
     "glm": Glm4MoeDetector,
     "glm45": Glm4MoeDetector,
     "glm47": Glm4MoeDetector,
     "gpt-oss": GptOssDetector,
     "hermes": HermesDetector,
+    "hunyuan": HunyuanDetector,
     "internlm": InternlmDetector,
     "interns1": InternlmDetector,
     "kimi_k2": KimiK2Detector,
-    "lfm2": PythonicDetector,
+    "lfm2": Lfm2Detector,
     "llama3": Llama32Detector,
     "mimo": Qwen3CoderDetector,
     "minimax-m2": MinimaxM2Detector,
@@ -49,7 +62,14 @@ DETECTORS: dict[str, type[FunctionCallDetector]] = {
 
 # What only templates of that format hold, those that hold another's as well before that one.
 _SIGNS = (
+    ("<｜DSML｜tool_calls>", "deepseekv4"),
     ("｜DSML｜", "deepseekv32"),
+    ("<|START_ACTION|>", "cohere_command4"),
+    ("<|tools_prefix|>", "apertus2509"),
+    ("<|tool_call>", "gemma4"),
+    ("<tool_sep>", "hunyuan"),
+    ("function call<|role_sep|>", "gigachat3"),
+    ("<|function_call|>", "gigachat3"),
     ("```json", "deepseekv3"),
     ("<｜tool▁sep｜>", "deepseekv31"),
     ("<|tool_call_argument_begin|>", "kimi_k2"),

@@ -5,6 +5,7 @@ parameter, `</tool_call>`; with line breaks between them (4.5) or without (4.7).
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from mysglang.srt.function_call.tagged_detector import TaggedDetector
 from mysglang.srt.parser.text_reader import Steps
@@ -18,7 +19,7 @@ class Glm4MoeDetector(TaggedDetector):
 
     call_begin, call_end = "<tool_call>", "</tool_call>"
     parameter_begin, parameter_end = "<arg_key>", "</arg_value>"
-    markers = (call_begin, call_end, parameter_begin, KEY_END, VALUE_BEGIN, parameter_end)
+    markers: ClassVar[tuple[str, ...]] = (call_begin, call_end, parameter_begin, KEY_END, VALUE_BEGIN, parameter_end)
 
     def _call_name(self) -> Steps[str | None]:
         """The first word, up to white space or the next tag."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum, auto
+from typing import ClassVar
 
 from mysglang.srt.function_call.base_detector import FunctionCallDetector
 from mysglang.srt.parser.json_reader import json_string, json_value
@@ -16,8 +17,6 @@ TOO_MANY = re.compile(r"[\s}\]]*")
 """Models close more brackets than they opened."""
 
 _ARGUMENTS = ("arguments", "parameters")
-_NAME = ("name", "function")
-_BESIDE = ("type", "id")
 
 
 class Outcome(Enum):
@@ -33,6 +32,11 @@ class Outcome(Enum):
 class JsonObjectDetector(FunctionCallDetector):
     """Base of these formats."""
 
+    name_keys: ClassVar[tuple[str, ...]] = ("name", "function")
+    """Keys that a call's name may have."""
+    keys_beside: ClassVar[tuple[str, ...]] = ("type", "id")
+    """Keys that say nothing, and may stand before the name."""
+
     def _json_call(self) -> Steps[Outcome]:
         """The object that comes next, which a marker or a place has announced; what leads to it is held."""
         reader, early = self._reader, _Early()
@@ -46,7 +50,7 @@ class JsonObjectDetector(FunctionCallDetector):
             if key is None or not (yield from reader.accept(":")):
                 break
             yield from reader.skip()
-            if key in _NAME and not begun:
+            if key in self.name_keys and not begun:
                 name = yield from json_string(reader)
                 begun = name is not None and self._begin(name)
                 if not begun:
@@ -58,7 +62,7 @@ class JsonObjectDetector(FunctionCallDetector):
                     break
                 early.complete = True
                 complete = begun
-            elif not begun and key not in _BESIDE:
+            elif not begun and key not in self.keys_beside:
                 return Outcome.NO_CALL  # some other object: whoever waits for it need not wait for its end
             elif not (yield from json_value(reader, _unread)):
                 break
@@ -102,12 +106,16 @@ class JsonObjectDetector(FunctionCallDetector):
 
     def _json_calls(self) -> Steps[Outcome]:
         """A list of such objects; the first decides whether it is one of calls."""
-        reader = self._reader
-        if not (yield from reader.accept("[")):
+        if not (yield from self._reader.accept("[")):
             return Outcome.NO_CALL
+        return (yield from self._json_items())
+
+    def _json_items(self) -> Steps[Outcome]:
+        """Behind the bracket of such a list."""
+        reader = self._reader
         while True:
             yield from reader.skip()
-            outcome = yield from self._json_call()
+            outcome = yield from self._json_item()
             if outcome is not Outcome.CALL:
                 return outcome
             reader.hold()
@@ -116,6 +124,10 @@ class JsonObjectDetector(FunctionCallDetector):
                 reader.release()
                 yield from reader.accept("]")
                 return Outcome.CALL
+
+    def _json_item(self) -> Steps[Outcome]:
+        """One call of a list."""
+        return (yield from self._json_call())
 
     def _close(self, outcome: Outcome, *ends: str) -> Steps[None]:
         """After a call, or what looked like one: back to plain text, behind one of `ends`."""

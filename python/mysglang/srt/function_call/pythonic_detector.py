@@ -1,11 +1,11 @@
-"""Llama 3.2 and 4, LFM2: a list of Python calls, `[f(a=1, b="x"), g()]`, bare or between markers."""
+"""Llama 3.2 and 4: a list of Python calls, `[f(a=1, b="x"), g()]`, bare or between markers."""
 
 from __future__ import annotations
 
 import re
 
 from mysglang.srt.function_call.arguments_writer import ArgumentsWriter, literal
-from mysglang.srt.function_call.base_detector import FunctionCallDetector
+from mysglang.srt.function_call.json_object_detector import JsonObjectDetector
 from mysglang.srt.parser.text_reader import Into, Steps, TextReader
 
 BEGIN, END = "[", "]"
@@ -15,7 +15,7 @@ _CLOSER = {"(": ")", "[": "]", "{": "}"}
 _KEYWORD = re.compile(r"\s*(\w+)\s*=(?!=)\s*(.*)", re.DOTALL)
 
 
-class PythonicDetector(FunctionCallDetector):
+class PythonicDetector(JsonObjectDetector):
     """One answer in this format."""
 
     frames = ("<|python_start|>", "<|python_end|>", "<|tool_call_start|>", "<|tool_call_end|>")
@@ -27,14 +27,15 @@ class PythonicDetector(FunctionCallDetector):
             if marker in self.frames and self.has_calls:
                 self._reader.release()
                 continue
+            announced = marker in self.frames
             while marker in self.frames:
                 yield from self._reader.skip()
                 marker = yield from self._reader.accept(BEGIN, *self.frames)
-            if marker != BEGIN or not (yield from self._list()):
+            if marker != BEGIN or not (yield from self._list(announced=announced)):
                 self._no_call()
 
-    def _list(self) -> Steps[bool]:
-        """Behind the bracket. False if no call is next, and that is held."""
+    def _list(self, *, announced: bool) -> Steps[bool]:
+        """Behind the bracket. False if no call is next, and that is held. `announced`: a marker stood before it."""
         while True:
             yield from self._reader.skip()
             if not (yield from self._call()):

@@ -52,6 +52,11 @@ class TaggedDetector(FunctionCallDetector):
         name = yield from self._call_name()
         if name is None or not self._begin(name):
             return False
+        yield from self._parameters(name)
+        return True
+
+    def _parameters(self, name: str) -> Steps[None]:
+        """The parameters of a call of `name`, up to and with its end."""
         writer = ArgumentsWriter(self._arguments)
         while True:
             yield from self._reader.skip()
@@ -59,7 +64,7 @@ class TaggedDetector(FunctionCallDetector):
             if marker == self.call_end:
                 writer.end()
                 self._end()
-                return True
+                return
             parameter = yield from self._parameter_name()
             if parameter is not None:
                 writer.key(parameter)

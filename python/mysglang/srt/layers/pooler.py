@@ -29,7 +29,31 @@ def largest(hidden: Tensor, lens: Tensor) -> Tensor:
     return torch.segment_reduce(hidden.float(), "max", lengths=lens, axis=0, unsafe=True)
 
 
-POOLS: dict[str, Pool] = {"last": last_token, "cls": first_token, "mean": mean, "max": largest}
+def mean_sqrt_len(hidden: Tensor, lens: Tensor) -> Tensor:
+    """The sum divided by the square root of the length, as sentence-transformers' `mean_sqrt_len_tokens`."""
+    total = torch.segment_reduce(hidden.float(), "sum", lengths=lens, axis=0, unsafe=True)
+    return total / lens.sqrt().unsqueeze(1)
+
+
+def weighted_mean(hidden: Tensor, lens: Tensor) -> Tensor:
+    """The mean with weights 1, 2, 3 and so on by position: Muennighoff, "SGPT" (2022), section 3.1.2."""
+    starts = lens.cumsum(0) - lens
+    # `output_size`: without it, repeating would wait for the device.
+    begins = starts.repeat_interleave(lens, output_size=hidden.shape[0])
+    weights = torch.arange(1, hidden.shape[0] + 1, device=hidden.device) - begins
+    weighted = hidden.float() * weights.unsqueeze(1)
+    total = torch.segment_reduce(weighted, "sum", lengths=lens, axis=0, unsafe=True)
+    return total / (lens * (lens + 1) / 2).unsqueeze(1)
+
+
+POOLS: dict[str, Pool] = {
+    "last": last_token,
+    "cls": first_token,
+    "mean": mean,
+    "max": largest,
+    "mean_sqrt_len_tokens": mean_sqrt_len,
+    "weightedmean": weighted_mean,
+}
 
 
 class Pooler:

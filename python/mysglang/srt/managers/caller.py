@@ -15,6 +15,13 @@ class Caller:
     routing_key: str = ""
     remote: bool = False
     """Whether it asks over HTTP, and so may leave unread what comes for it."""
+    admin: bool = False
+    """Whether it came with the admin key."""
+
+    @property
+    def scope(self) -> str | None:
+        """The key whose requests it may end; None for all keys, as the admin and this process itself may."""
+        return None if self.admin or not self.remote else self.api_key
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - frozen

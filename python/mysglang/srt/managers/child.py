@@ -6,8 +6,10 @@ The one place, besides the HTTP edge, that catches every exception.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -15,6 +17,7 @@ import msgspec
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.messages.launch import Failed, FromChild
 from mysglang.srt.utils.process import ParentLink
+from mysglang.srt.utils.service_thread import on_thread_death
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,7 @@ def tell_parent(link: ParentLink, message: FromChild) -> None:
 def run_child(body: Callable[[ParentLink], None]) -> NoReturn:
     """Run `body` as this whole process. A child has no end of its own: coming back from here is a failure."""
     link = ParentLink.attach()
+    on_thread_death(partial(_end_by, link))
     try:
         body(link)
     except ConfigError as error:
@@ -35,6 +39,12 @@ def run_child(body: Callable[[ParentLink], None]) -> NoReturn:
         logger.exception("this process cannot go on")
         tell_parent(link, Failed([summary(error)]))
     sys.exit(1)
+
+
+def _end_by(link: ParentLink, cause: str) -> None:
+    """End this process at once, of a thread that it cannot serve without."""
+    tell_parent(link, Failed([cause]))
+    os._exit(1)
 
 
 def summary(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from mysglang.srt.messages.control import (
     GetInternalStateReq,
     GetInternalStateReqOutput,
 )
+from mysglang.srt.utils.awake import awake_timeout
 
 REPLY_TIMEOUT_S = 10.0
 """A scheduler reads its messages between two steps; the longest step is far shorter."""
@@ -84,7 +85,7 @@ class ControlClient:
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             self._to_scheduler.send(question(number))
-            async with asyncio.timeout(timeout_s):
+            async with awake_timeout(timeout_s):
                 reply = await future
         except TimeoutError:
             raise Aborted(f"The scheduler did not answer within {timeout_s:g} s.", status=503) from None

@@ -18,6 +18,6 @@ class FrontHeld:
     open_texts: int
     """Requests of which the detokenizer holds text, as of its last sign of life."""
     open_texts_known_at: float
-    """When that was, in `time.monotonic()` seconds; 0 before the first."""
+    """When that was, in seconds of the AWAKE clock; 0 before the first."""
     counters: Mapping[str, int]
     """Answers asked for since the start, by what became of them."""

@@ -28,6 +28,8 @@ class Call:
     states: list[ReqState]
     open_answers: int
     """Those whose last chunk was not read yet."""
+    owner: str
+    """The API key that asks; its names are its own."""
 
     def take(self, state: ReqState) -> GenerationChunk:
         """What is new in one of its answers. Raises what `ReqState.take` raises."""

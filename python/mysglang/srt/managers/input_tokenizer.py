@@ -85,15 +85,18 @@ class InputTokenizer:
         *,
         seed: int | None = None,
         keeps_keys_apart: bool = False,
+        strict_max_tokens: bool = False,
     ) -> None:
         """`seed`: of the seeds drawn for requests that bring none; from the system if None. `keeps_keys_apart`: whether
-        callers with different API keys find nothing of each other's in the prefix cache.
+        callers with different API keys find nothing of each other's in the prefix cache. `strict_max_tokens`: whether
+        a max_new_tokens that does not fit behind its prompt is refused; else the answer ends where the context is full.
         """
         self._tokenizer = tokenizer
         self._limits = limits
         self._pool = pool
         self._seeds = random.Random(seed)
         self._keeps_keys_apart = keeps_keys_apart
+        self._strict_max_tokens = strict_max_tokens
 
     async def tokenize(
         self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]
@@ -319,7 +322,7 @@ class InputTokenizer:
             if not set(map(type, ids)) <= {int}:
                 raise InvalidRequest(f"{field} must be integers.", param=field)
         wrong = next(token for ids in rows for token in ids if not 0 <= token <= last)
-        raise InvalidRequest(f"{field}: token id {wrong} is outside the vocabulary (0 to {last}).", param=field)
+        raise InvalidRequest(f"{field}: token id {wrong} is out-of-vocabulary (0 to {last}).", param=field)
 
     def _namespace(self, unfolded: Unfolded, caller: Caller) -> str:
         """Of the prefix cache. The names of keys are equally long, so no extra_key can make one caller look like
@@ -344,12 +347,13 @@ class InputTokenizer:
             )
         room = limits.max_req_len - length
         asked = room if params.max_new_tokens is None else params.max_new_tokens
-        if asked > room and not prompt.clip_max_new_tokens:
+        if asked > room and self._strict_max_tokens and not prompt.clip_max_new_tokens:
             in_context = length + asked > limits.context_len
             limit = limits.context_len if in_context else limits.max_req_len
             what = "the model's context length" if in_context else "what the KV cache can hold"
             raise ContextTooLong(
-                f"The input ({length} tokens) and max_new_tokens ({asked}) together exceed {what} ({limit} tokens).",
+                f"max_new_tokens is too large: {asked}. The input ({length} tokens) and max_new_tokens ({asked}) "
+                f"together exceed {what} ({limit} tokens).",
                 param="max_new_tokens",
             )
         max_new = min(asked, room)
@@ -361,7 +365,14 @@ class InputTokenizer:
         return max_new
 
     def _with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
-        """A stop string that is a special token stops by its id: skipped in the text, it would not be found there."""
+        """A stop string that is a special token stops by its id: skipped in the text, it would not be found there.
+
+        Ids that the model never chooses are left out: the engine looks up every one of them.
+        """
+        size = self._limits.vocab_size
+        if not all(0 <= token < size for token in params.stop_token_ids):
+            known_ids = [token for token in params.stop_token_ids if 0 <= token < size]
+            params = msgspec.structs.replace(params, stop_token_ids=known_ids)
         if params.stop_regex:
             self._need_tokenizer("stop_regex")
         if not params.stop:
@@ -370,7 +381,7 @@ class InputTokenizer:
         if not params.skip_special_tokens:
             return params
         special = [token for stop in params.stop if (token := tokenizer.id_of(stop)) in tokenizer.special_ids]
-        known = [token for token in special if token is not None and token < self._limits.vocab_size]
+        known = [token for token in special if token is not None and token < size]
         return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *known])
 
     def _bad_words(self, words: Sequence[str]) -> list[bytes]:
@@ -393,6 +404,9 @@ class InputTokenizer:
             return b"", None
         tokenizer = self._need_tokenizer(spec.kind)
         if obj.think_end is None:
+            if obj.require_reasoning:
+                message = "require_reasoning: this server does not know thoughts; start it with --reasoning-parser."
+                raise InvalidRequest(message, param="require_reasoning")
             return b"", None
         end = pack_ids(tokenizer.encode(obj.think_end, add_special_tokens=False))
         if obj.think_start is None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import threading
 import time
 from collections import deque
 from typing import Protocol
@@ -24,6 +23,7 @@ from mysglang.srt.args.kv_events import KvEventsConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.mem_cache.kv_events import KvEventBatch, KvEventLog
 from mysglang.srt.mem_cache.page_listener import NoListener, PageListener
+from mysglang.srt.utils.service_thread import ServiceThread
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,7 @@ class ZmqPublisher:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._handover = _Handover(config.max_queue_size)
         sockets = _Sockets(config, context, self._handover)
-        self._thread = threading.Thread(target=sockets.serve, name="kv-events", daemon=True)
-        self._thread.start()
+        self._thread = ServiceThread("kv-events", sockets.serve)
 
     @property
     def listener(self) -> PageListener:

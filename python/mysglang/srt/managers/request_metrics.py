@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,6 +35,14 @@ class RequestMetrics(Protocol):
         """
         ...
 
+    def asked(self, path: str, routing_key: str) -> None:
+        """An HTTP request to a route of `instruments.MODEL_ROUTES` came. `routing_key`: empty if it has none."""
+        ...
+
+    def answered(self, path: str, routing_key: str) -> None:
+        """The answer to that HTTP request is complete, or was given up."""
+        ...
+
     def total_row(self) -> Sequence[float]:
         """Of all fronts: a row of `observability.instruments.FRONT`."""
         ...
@@ -56,6 +65,12 @@ class NoMetrics:
         pass
 
     def ended(self, rid: str, reason: FinishReason | None, times: RequestTimes | None = None) -> None:
+        pass
+
+    def asked(self, path: str, routing_key: str) -> None:
+        pass
+
+    def answered(self, path: str, routing_key: str) -> None:
         pass
 
     def total_row(self) -> Sequence[float]:
@@ -84,6 +99,8 @@ class SheetMetrics:
         self._sheet = sheet
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
+        self._routing_keys: Counter[str] = Counter()
+        """How many open HTTP requests have each routing key."""
 
     def opened(self, rid: str) -> None:
         self._watched[rid] = _Watched(self._clock())
@@ -121,6 +138,22 @@ class SheetMetrics:
         sheet.observe(told.E2E_REQUEST_LATENCY, self._clock() - answer.opened_at)
         sheet.observe(told.PROMPT_TOKENS_HISTOGRAM, answer.prompt_tokens)
         sheet.observe(told.GENERATION_TOKENS_HISTOGRAM, answer.completion_tokens)
+
+    def asked(self, path: str, routing_key: str) -> None:
+        self._sheet.add(told.HTTP_REQUESTS[path])
+        self._sheet.add(told.HTTP_REQUESTS_ACTIVE[path])
+        if routing_key:
+            self._routing_keys[routing_key] += 1
+            if self._routing_keys[routing_key] == 1:
+                self._sheet.add(told.ROUTING_KEYS_ACTIVE)
+
+    def answered(self, path: str, routing_key: str) -> None:
+        self._sheet.add(told.HTTP_REQUESTS_ACTIVE[path], -1)
+        if routing_key:
+            self._routing_keys[routing_key] -= 1
+            if not self._routing_keys[routing_key]:
+                del self._routing_keys[routing_key]
+                self._sheet.add(told.ROUTING_KEYS_ACTIVE, -1)
 
     def total_row(self) -> Sequence[float]:
         return self._sheet.total_row()

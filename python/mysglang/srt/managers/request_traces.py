@@ -95,6 +95,12 @@ class TracedMetrics:
         if traced is not None:
             self._spans.add(self._whole(rid, traced, reason, times))
 
+    def asked(self, path: str, routing_key: str) -> None:
+        self._metrics.asked(path, routing_key)
+
+    def answered(self, path: str, routing_key: str) -> None:
+        self._metrics.answered(path, routing_key)
+
     def total_row(self) -> Sequence[float]:
         return self._metrics.total_row()
 

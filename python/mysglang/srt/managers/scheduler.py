@@ -281,6 +281,6 @@ class Scheduler:
                 num_running_reqs=lane.size,
                 num_waiting_reqs=len(parts.waiting) + len(self.standstill.held),
                 weight_version=parts.weight_version.name,
-                figures=parts.stats.figures(running=lane.size, compiling=compiling),
+                figures=parts.stats.figures(lane, parts.waiting, compiling=compiling),
             )
         )

@@ -29,6 +29,7 @@ from mysglang.srt.messages.weights import FIRST_VERSION
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.accounts import Accounts, NoAccounts
 from mysglang.srt.scheduling.admission import AdmissionRule
+from mysglang.srt.scheduling.census import UrgentSign
 from mysglang.srt.scheduling.coordinator import SoloCoordinator
 from mysglang.srt.scheduling.decode_planner import DecodePlanner
 from mysglang.srt.scheduling.distrust import Distrust
@@ -57,6 +58,7 @@ from mysglang.srt.scheduling.retraction import Retraction
 from mysglang.srt.scheduling.role import Role, UnifiedRole
 from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
 from mysglang.srt.scheduling.stats import SchedulerStats
+from mysglang.srt.scheduling.step_costs import NoCosts, StepCosts
 from mysglang.srt.scheduling.step_planner import OrderName, StepPlanner, step_order
 from mysglang.srt.scheduling.timeline import NoTimeline, RequestTimeline
 from mysglang.srt.scheduling.timeouts import NoTimeouts, Timeouts
@@ -96,6 +98,8 @@ class SchedulerOptions:
     """What reading shared pages once costs beside; None: every row reads for itself."""
     stream_interval: int = 1
     decode_log_interval: int = 40
+    costs: StepCosts = field(default_factory=NoCosts)
+    """Reckons what steps compute, read and write."""
     timed: bool = False
     """Whether it is told with each answer when its request stood where."""
     rank: int = 0
@@ -115,6 +119,9 @@ class Channels:
     to_tokenizer: Sender[ToTokenizer]
 
 
+URGENT_SIGNS: dict[Priorities, UrgentSign] = {"none": 0, "high_first": 1, "low_first": -1}
+
+
 class ReqMaker:
     """Message -> Req. What the scheduler cannot serve is refused here, so that planning never meets it."""
 
@@ -124,8 +131,8 @@ class ReqMaker:
         self._max_req_len = max_req_len
         self._vocab_size = vocab_size
         self._make_stop_text = make_stop_text
-        self._urgent_sign = {"none": 0, "high_first": 1, "low_first": -1}[options.priorities]
-        self._fair_share_by = options.fair_share_by
+        self._urgent_sign = URGENT_SIGNS[options.priorities]
+        self._share_by: ShareKey = options.fair_share_by or "api_key"
 
     def __call__(self, message: TokenizedGenerateReqInput) -> Req:
         params = message.sampling_params
@@ -142,7 +149,7 @@ class ReqMaker:
             extra_key=message.extra_key,
             urgency=self._urgent_sign * message.priority,
             routing_key=message.routing_key,
-            tenant="" if self._fair_share_by is None else getattr(message, self._fair_share_by),
+            tenant=getattr(message, self._share_by),
             stop_watch=StopWatch(
                 token_ids=params.stop_token_ids,
                 text=self._make_stop_text(params) if params.stop or params.stop_regex else None,
@@ -228,7 +235,13 @@ def assemble(
     table = RequestTable(capacity.num_slots, capacity.max_context, stream_interval=options.stream_interval)
     sampling = SamplingBuilder(table, options.eos_token_ids)
     ratio = NewTokenRatio(options.conservativeness)
-    stats = SchedulerStats(table, kv, decode_log_interval=options.decode_log_interval)
+    stats = SchedulerStats(
+        table,
+        kv,
+        decode_log_interval=options.decode_log_interval,
+        urgent_sign=URGENT_SIGNS[options.priorities],
+        costs=options.costs,
+    )
     timeline = RequestTimeline(table) if options.timed else NoTimeline()
     version = WeightVersion(options.weight_version)
     clock = PromptClock()

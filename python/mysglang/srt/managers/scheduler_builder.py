@@ -54,6 +54,7 @@ from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.scheduling.prefetch_queue import PrefetchQueue
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
 from mysglang.srt.scheduling.role import Role
+from mysglang.srt.scheduling.step_costs import DecoderCosts, DecoderShape, NoCosts, StepCosts
 from mysglang.srt.scheduling.step_planner import OrderName
 from mysglang.srt.scheduling.timeouts import NoTimeouts, RequestTimeouts, Timeouts
 from mysglang.srt.server_args import PortArgs, ServerArgs
@@ -148,8 +149,10 @@ def build_scheduler(
         hidden_states=args.kernels.enable_return_hidden_states and model.pooling is None,
         hidden_size=model.hidden_size,
         logit_processors=[*BUILT_IN, *map(own_name, args.kernels.logit_processor)],
+        estimates=_reckons(args, model),
         is_embedding=model.pooling is not None,
         memory_usage=capacity.memory_usage,
+        startup_times=capacity.startup_times,
     )
     return assembled.loop, facts
 
@@ -183,6 +186,28 @@ DTYPE_BYTES = {"float32": 4}
 """Bytes of a number in the KV cache; 2 for the others."""
 
 
+def _reckons(args: ServerArgs, model: ModelConfig) -> bool:
+    """Whether the costs of steps are wanted, and the model is a decoder that makes logits."""
+    return args.observability.enable_mfu_metrics and model.pooling is None and model.encoder is None
+
+
+def _costs(args: ServerArgs, model: ModelConfig) -> StepCosts:
+    if not _reckons(args, model):
+        return NoCosts()
+    shape = DecoderShape.of_model(
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        vocab_size=model.vocab_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        windows=model.windows,
+        dtype_bytes=DTYPE_BYTES.get(model.dtype, 2),
+        tp_size=args.parallel.tp_size,
+    )
+    return DecoderCosts(shape)
+
+
 def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOptions:
     schedule = args.schedule
     return SchedulerOptions(
@@ -194,7 +219,7 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         policy=schedule.schedule_policy,
         priorities=schedule.priorities,
         preemption_threshold=schedule.preemption_threshold,
-        fair_share_by=schedule.fair_share_by,
+        fair_share_by=schedule.shares_by,
         conservativeness=schedule.schedule_conservativeness,
         stream_interval=args.serving.stream_interval,
         cascade=None
@@ -206,6 +231,7 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         jump_forward=args.grammar.enable_jump_forward,
         timeouts=_timeouts(schedule),
         decode_log_interval=args.observability.decode_log_interval,
+        costs=_costs(args, model),
         timed=args.observability.enable_trace,
         rank=tp_rank,
         weight_version=args.model.weight_version,
@@ -260,7 +286,9 @@ def _structured_output(args: ServerArgs, model: ModelConfig, tokenizer: Tokenize
         timeout_s=grammar.grammar_compile_timeout,
         at_once=max(2, min(4, usable_cores() // 2)),
     )
-    return StructuredOutput.start(setup, tokenizer, jump_forward=grammar.enable_jump_forward)
+    return StructuredOutput.start(
+        setup, tokenizer, patience_s=grammar.grammar_queue_timeout, jump_forward=grammar.enable_jump_forward
+    )
 
 
 def _stop_text_maker(tokenizer: Tokenizer | None) -> MakeStopText:

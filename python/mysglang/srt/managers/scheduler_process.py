@@ -19,7 +19,7 @@ from mysglang.srt.messages.launch import Ready, SchedulerFacts
 from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.hardware import usable_cores
-from mysglang.srt.utils.logging import configure_logging, timed
+from mysglang.srt.utils.logging import configure_logging, measured, timed
 from mysglang.srt.utils.process import ParentLink, freeze_heap, paused_gc, set_title
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,8 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
     args, rank = launch.server_args, launch.tp_rank
     set_title(scheduler_title(rank))
     configure_logging(args.observability.log_level, f"TP{rank}")
-    with timed(logger, "scheduler set up"), paused_gc():
+    times: dict[str, float] = {}
+    with timed(logger, "scheduler set up"), measured(times, "scheduler_e2e"), paused_gc():
         if args.parallel.device == "cpu":
             # Read when the OpenMP runtime is loaded, so before torch is.
             os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads(usable_cores(), args.parallel.tp_size)))
@@ -60,7 +61,7 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
     if facts.max_total_num_tokens_swa:
         logger.info("Of that, layers with a sliding window hold %d tokens", facts.max_total_num_tokens_swa)
     freeze_heap()
-    tell_parent(link, Ready(facts))
+    tell_parent(link, Ready(msgspec.structs.replace(facts, startup_times=facts.startup_times | times)))
     while True:
         loop.step()
 

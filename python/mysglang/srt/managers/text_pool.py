@@ -1,16 +1,21 @@
 """TextPool: work on text (tokenizing, rendering) in a few threads, off the event loop.
 
 Long texts have threads of their own, so that a short prompt never waits behind a megabyte; and what takes less time
-than handing it to a thread is done at once. Knows no tokenizer.
+than handing it to a thread is done at once. API keys take turns for the threads. Knows no tokenizer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from mysglang.srt.managers.caller import CALLER
+from mysglang.srt.utils.fair_turns import FairTurns
 
 QUICK_TEXT = 1 << 10
 """Below this many characters or tokens (some tenth of a millisecond of work) a text is not worth a thread."""
@@ -30,20 +35,94 @@ SWITCH_S = 1e-3
 Result = TypeVar("Result")
 
 
+class WorkDropped(Exception):
+    """Nobody waits for the result of this work any more."""
+
+
+class _Job(Generic[Result]):
+    """Work in a thread, which learns there whether somebody still waits for it."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self.is_dropped = False
+
+    def __call__(self) -> Result:
+        _THREAD.job = self
+        try:
+            return self._work()
+        finally:
+            _THREAD.job = None
+
+
+class _Thread(threading.local):
+    job: _Job[Any] | None = None
+
+
+_THREAD = _Thread()
+
+
+def checkpoint() -> None:
+    """Raises WorkDropped in a thread of a pool once nobody waits for what it does. Called between pieces of long work;
+    elsewhere it does nothing.
+    """
+    job = _THREAD.job
+    if job is not None and job.is_dropped:
+        raise WorkDropped
+
+
+class _Threads:
+    """A few threads, for which API keys take turns."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(THREADS, name)
+        self._turns = FairTurns(THREADS)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns or raises. Cancelled before its turn, it never begins; later, it ends at a checkpoint."""
+        loop, key = asyncio.get_running_loop(), CALLER.get().api_key
+        await self._turns.enter(key)
+
+        def leave(_: Future[Result]) -> None:
+            # The loop may be closed by the time at which a thread is done.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._turns.leave, key)
+
+        job = _Job(work)
+        try:
+            future = self._executor.submit(job)
+        except RuntimeError:
+            self._turns.leave(key)
+            raise
+        # A thread is taken until its work ends, even if nobody waits for that any more.
+        future.add_done_callback(leave)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            job.is_dropped = True
+            # An error's traceback holds this frame, and the future holds the error: a cycle would keep what the work
+            # held, which may be 30 MB, until some collection.
+            del future, job
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
 class TextPool:
-    """Runs functions that release the GIL for most of their time."""
+    """Runs functions that release the GIL for most of their time, or let it go between short pieces."""
 
     def __init__(self) -> None:
         sys.setswitchinterval(SWITCH_S)
-        self._short = ThreadPoolExecutor(THREADS, "text")
-        self._long = ThreadPoolExecutor(THREADS, "long-text")
+        self._short = _Threads("text")
+        self._long = _Threads("long-text")
 
     async def run(self, size: int, work: Callable[[], Result]) -> Result:
-        """What `work` returns or raises; `size` is the length of its text. Cancelled, its result is dropped."""
+        """What `work` returns or raises; `size` is the length of its text.
+
+        Cancelled, the work is dropped: at once if it waits, and at its next `checkpoint` if it runs.
+        """
         if size < QUICK_TEXT:
             return work()
-        pool = self._long if size >= LONG_TEXT else self._short
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+        return await (self._long if size >= LONG_TEXT else self._short).run(work)
 
     async def run_if_long(self, size: int, work: Callable[[], Result]) -> Result:
         """The same for work that is so quick over a short text that it is done at once."""
@@ -60,5 +139,5 @@ class TextPool:
 
     def close(self) -> None:
         """Finish what runs; drop what waits."""
-        self._short.shutdown(wait=False, cancel_futures=True)
-        self._long.shutdown(wait=False, cancel_futures=True)
+        self._short.close()
+        self._long.close()

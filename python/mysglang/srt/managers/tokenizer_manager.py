@@ -7,8 +7,7 @@ is told at once and nothing of it stays. Lives in one event loop; imports no tor
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 
@@ -52,6 +51,7 @@ from mysglang.srt.messages.fronts import (
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import TIMED_OUT, Abort, BatchStrOutput, Counters, FinishReason, RequestTimes
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
+from mysglang.srt.utils.awake import AWAKE
 from mysglang.srt.utils.breather import Breather
 
 NO_TEXT = (
@@ -77,7 +77,7 @@ class FrontCounters:
 
 @dataclass(slots=True)
 class EngineSigns:
-    """Signs of life, in `time.monotonic()` seconds; 0 before the first."""
+    """Signs of life, in seconds of the AWAKE clock; 0 before the first."""
 
     last_heartbeat: float = 0.0
     heartbeat: HeartBeat | None = None
@@ -119,8 +119,10 @@ class TokenizerManager:
         self.signs = EngineSigns()
         self.rid_to_state: dict[str, ReqState] = {}
         """Answers that are not complete, by the name they have between the processes."""
-        self._named: dict[str, list[ReqState]] = {}
-        """Answers by the names that clients know: an answer's own, and its call's."""
+        self._named: dict[tuple[str, str], list[ReqState]] = {}
+        """Answers by API key and the names that clients know: an answer's own, and its call's. Keys may use the same
+        names, and learn nothing of each other's.
+        """
         self._to_scheduler = to_scheduler
         self._from_workers = from_workers
         self._shares = OneForAll() if shares is None else shares
@@ -156,17 +158,18 @@ class TokenizerManager:
         return Generation(self, obj)
 
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
-        """Stop working for the answer or the call named `rid`, or for everybody; returns how many were told to stop.
+        """Stop working for the answer or the call named `rid`, or for all; returns how many were told to stop.
 
-        What was generated so far is still delivered, with the finish reason abort. 0 if there is no such request here;
-        other fronts look for it too.
+        An API key ends its own requests alone; the admin key, and callers in this process, end those of any key. What
+        was generated so far is still delivered, with the finish reason abort. 0 if there is no such request here; other
+        fronts look for it too.
         """
-        self._fronts.tell(PeerAbortReq(rid=rid, abort_all=abort_all))
-        return self._abort_here(rid, abort_all=abort_all)
+        scope = CALLER.get().scope
+        self._fronts.tell(PeerAbortReq(rid=rid, abort_all=abort_all, scope=scope))
+        return self._abort_here(rid, abort_all=abort_all, scope=scope)
 
-    def _abort_here(self, rid: str, *, abort_all: bool) -> int:
-        states = list(self.rid_to_state.values()) if abort_all else self._named.get(rid, [])
-        told = [state for state in states if state.finish_reason is None]
+    def _abort_here(self, rid: str, *, abort_all: bool, scope: str | None) -> int:
+        told = [state for state in self._meant(rid, abort_all, scope) if state.finish_reason is None]
         for state in told:
             if state.sent:
                 self._to_scheduler.send(AbortReq(rid=state.wire_rid))
@@ -176,6 +179,19 @@ class TokenizerManager:
                 state.finish(Abort(AbortReq().message))
         self._publish()
         return len(told)
+
+    def _meant(self, rid: str, abort_all: bool, scope: str | None) -> Collection[ReqState]:
+        """Answers that an abort means, each once. `scope` as in PeerAbortReq."""
+        if scope is not None and not abort_all:
+            return self._named.get((scope, rid), [])
+        if scope is None and abort_all:
+            return list(self.rid_to_state.values())
+        found = [
+            states
+            for (owner, name), states in self._named.items()
+            if scope in (None, owner) and (abort_all or name == rid)
+        ]
+        return {state.wire_rid: state for states in found for state in states}.values()
 
     def tell_fronts(self, order: FrontOrder) -> None:
         """Have the other fronts of this server do what `order` says."""
@@ -230,15 +246,15 @@ class TokenizerManager:
                 self._handle_batch_output(message)
             case HeartBeat():
                 self.signs.heartbeat = message
-                self.signs.last_heartbeat = time.monotonic()
+                self.signs.last_heartbeat = AWAKE.now()
             case DetokenizerBeat(detokenizer=index):
-                self._beats[index], self._beaten_at[index] = message, time.monotonic()
+                self._beats[index], self._beaten_at[index] = message, AWAKE.now()
                 self.signs.last_detokenizer_beat = min(self._beaten_at)
                 self.signs.open_texts = sum(beat.open_texts for beat in self._beats)
             case FrontBeat(front=front):
-                self.signs.fronts[front] = time.monotonic()
-            case PeerAbortReq(rid=rid, abort_all=abort_all):
-                self._abort_here(rid, abort_all=abort_all)
+                self.signs.fronts[front] = AWAKE.now()
+            case PeerAbortReq(rid=rid, abort_all=abort_all, scope=scope):
+                self._abort_here(rid, abort_all=abort_all, scope=scope)
             case DrainReq() | EndReq() | RequestLogReq() | FreezeFrontGcReq():
                 self.order_handlers[type(message)](message)
             case reply:
@@ -250,15 +266,16 @@ class TokenizerManager:
         if obj.pool != self.limits.is_embedding:
             raise InvalidRequest(NO_VECTORS if obj.pool else NO_TEXT)
         unfolded = unfold(obj, self.limits.vocab_size, self._max_open)
+        owner = CALLER.get().api_key
         names = {unfolded.name, *unfolded.rids}
-        if taken := names & self._named.keys():
+        if taken := [name for name in names if (owner, name) in self._named]:
             raise _in_use(min(taken))
         count = len(unfolded.rids)
         tenant = self._shares.tenant(obj, unfolded)
         self._take_room(count, tenant)
-        if (elsewhere := self._fronts.names.note(names)) is not None:
+        if (elsewhere := self._fronts.names.note(_owned(owner, names))) is not None:
             self._publish()
-            raise _in_use(elsewhere)
+            raise _in_use(elsewhere.removeprefix(f"{owner}/"))
         self._serial += 1
         inbox = Inbox(self._post)
         # The serial number tells apart two requests that a client gives the same name, one after the other.
@@ -279,10 +296,10 @@ class TokenizerManager:
         for state in states:
             self._fronts.metrics.opened(state.wire_rid)
             self.rid_to_state[state.wire_rid] = state
-            self._named[state.rid] = [state]
-        self._named[unfolded.name] = states
+            self._named[owner, state.rid] = [state]
+        self._named[owner, unfolded.name] = states
         self._fronts.board.write(Column.NAMES, len(self._named))
-        return Call(unfolded, inbox, states, count)
+        return Call(unfolded, inbox, states, count, owner)
 
     async def send_call(self, obj: GenerateReqInput, call: Call) -> None:
         """Tokenize the call's prompts, and hand a request for each answer to the scheduler: of a large batch the first
@@ -319,7 +336,7 @@ class TokenizerManager:
     def close_call(self, call: Call) -> None:
         """Forget the call, and tell the scheduler to stop what is not complete."""
         for state in call.states:
-            del self._named[state.rid]
+            del self._named[call.owner, state.rid]
             self._fronts.metrics.ended(state.wire_rid, None)
             if self.rid_to_state.pop(state.wire_rid, None) is None:
                 continue
@@ -329,8 +346,8 @@ class TokenizerManager:
             self.counters.aborted += 1
             if self._death is None:
                 self._to_scheduler.send(AbortReq(rid=state.wire_rid))
-        self._named.pop(call.unfolded.name, None)
-        self._fronts.names.forget({call.unfolded.name, *call.unfolded.rids})
+        self._named.pop((call.owner, call.unfolded.name), None)
+        self._fronts.names.forget(_owned(call.owner, {call.unfolded.name, *call.unfolded.rids}))
         self._publish()
 
     def _publish(self) -> None:
@@ -402,8 +419,13 @@ class TokenizerManager:
             raise self._death.again()
 
 
+def _owned(owner: str, names: Iterable[str]) -> list[str]:
+    """The names as fronts tell each other. The names of keys are equally long, so no two keys share one."""
+    return [f"{owner}/{name}" for name in names]
+
+
 def _in_use(name: str) -> InvalidRequest:
-    return InvalidRequest(f"rid {name!r} is in use by an open request.", param="rid")
+    return InvalidRequest(f"Duplicate request ID: rid {name!r} is in use by an open request.", param="rid")
 
 
 def _add_numbers(state: ReqState, output: BatchStrOutput, row: int) -> int:

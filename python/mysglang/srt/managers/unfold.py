@@ -185,25 +185,23 @@ def _ids_per_prompt(
 
 
 def _logprob_wish(wanted: bool, wish: LogprobWish, vocab_size: int) -> LogprobWish | None:
+    if not wanted:
+        return None  # as in SGLang, the other fields then say nothing
     fields = {
-        "logprob_start_len": (wish.start >= -1, wish.start != -1, "-1 or a position of the prompt"),
+        "logprob_start_len": (wish.start >= -1, "-1 or a position of the prompt"),
         "top_logprobs_num": (
             0 <= wish.top_num <= min(MAX_TOP_LOGPROBS, vocab_size),
-            wish.top_num > 0,
             f"between 0 and {min(MAX_TOP_LOGPROBS, vocab_size)}",
         ),
         "token_ids_logprob": (
             len(wish.token_ids) <= MAX_LOGPROB_IDS and all(0 <= token < vocab_size for token in wish.token_ids),
-            bool(wish.token_ids),
             f"at most {MAX_LOGPROB_IDS} ids between 0 and {vocab_size - 1}",
         ),
     }
-    for name, (ok, given, limit) in fields.items():
+    for name, (ok, limit) in fields.items():
         if not ok:
             raise InvalidRequest(f"{name} must be {limit}.", param=name)
-        if given and not wanted:
-            raise InvalidRequest(f"{name} needs return_logprob.", param=name)
-    return wish if wanted else None
+    return wish
 
 
 def _rids(rid: str | list[str] | None, count: int, n: int, batch: bool) -> tuple[str, list[str]]:

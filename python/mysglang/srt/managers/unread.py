@@ -6,10 +6,10 @@ is kept too: of text and tokens little, but log-probabilities and hidden states 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from mysglang.srt.messages.outputs import Abort, RowLogprobs
+from mysglang.srt.utils.awake import AWAKE
 
 UNREAD_BYTES = 1 << 20
 """More than a reader that takes anything leaves lying."""
@@ -30,7 +30,7 @@ class Unread:
 
     __slots__ = ("_bytes", "_clock", "_since")
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = AWAKE.now) -> None:
         self._bytes = 0
         self._clock = clock
         self._since = 0.0

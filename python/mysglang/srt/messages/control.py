@@ -163,6 +163,22 @@ class DetokenizerBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Requests of which it holds text."""
 
 
+class Census(msgspec.Struct, frozen=True, array_like=True):
+    """The requests of a scheduler, counted by what they say of themselves."""
+
+    running_priorities: dict[int, int] = {}
+    """Priority -> requests that hold a place. Empty where requests have no priorities."""
+    waiting_priorities: dict[int, int] = {}
+    """Priority -> requests that wait for a place."""
+    running_keys: list[int] = []
+    """For each routing key of a request that holds a place, how many such requests have it."""
+    all_keys: list[int] = []
+    """The same of all requests, those that wait included."""
+
+
+NOBODY = Census()
+
+
 class SchedulerFigures(msgspec.Struct, frozen=True, array_like=True):
     """How a scheduler is doing."""
 
@@ -188,6 +204,9 @@ class SchedulerFigures(msgspec.Struct, frozen=True, array_like=True):
     swa_free_tokens: int = 0
     swa_evictable_tokens: int = 0
     """That only the prefix cache holds."""
+    fwd_occupancy: float = 0.0
+    """The part of the time in which steps were computed lately, in percent; 0 while nothing runs."""
+    census: Census = NOBODY
     counted: list[float] = msgspec.field(default_factory=lambda: [0.0] * SCHEDULER.width)
     """A row of `observability.instruments.SCHEDULER`."""
 

@@ -1,6 +1,6 @@
 """EmbeddingReqInput: what a client may ask of a model that makes vectors, under SGLang's names, checked field by field.
 
-A field is honoured or refused by name, as in `generate.py`. Knows neither tokenizer nor limits.
+A field is honoured, refused by name or reported, as in `generate.py`. Knows neither tokenizer nor limits.
 """
 
 from __future__ import annotations
@@ -9,17 +9,23 @@ from collections.abc import Mapping
 
 import msgspec
 
+from mysglang.srt.messages.field_report import REFUSED, FieldReport
 from mysglang.srt.messages.generate import GenerateReqInput, convert_fields, settled_fields
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
-# Value that asks for nothing, by field.
+# Fields of SGLang that would change a vector -> the value with which they may be sent all the same.
 UNSUPPORTED: dict[str, object] = {
-    **dict.fromkeys(("image_data", "video_data", "audio_data", "modalities", "lora_path", "embed_overrides")),
-    **dict.fromkeys(("positional_embed_overrides", "routing_key", "routed_dp_rank", "data_parallel_rank")),
-    **dict.fromkeys(("custom_labels", "external_trace_header", "received_time", "multi_item_delimiter_indices")),
-    **dict.fromkeys(("background", "is_cross_encoder_request", "return_pooled_hidden_states"), False),
+    **dict.fromkeys(("image_data", "video_data", "audio_data", "lora_path", "embed_overrides")),
+    **dict.fromkeys(("positional_embed_overrides", "multi_item_delimiter_indices")),
+    **dict.fromkeys(("is_cross_encoder_request", "return_pooled_hidden_states"), False),
+}
+
+# Fields of SGLang that change no vector -> the value with which they are not reported.
+IDLE: dict[str, object] = {
+    **dict.fromkeys(("modalities", "routing_key", "custom_labels", "external_trace_header", "received_time")),
+    **dict.fromkeys(("routed_dp_rank", "data_parallel_rank", "priority"), 0),
+    "background": False,
     "sampling_params": {},
-    "priority": 0,
     "log_metrics": True,
 }
 
@@ -33,10 +39,10 @@ class EmbeddingReqInput(msgspec.Struct, frozen=True, kw_only=True):
     input_ids: list[int | list[int]] | None = None
     """The prompt as token ids, or a list of such prompts."""
     dimensions: int | None = None
-    """Length to which vectors are cut, for a model that was trained for it; None for all of it."""
+    """Length to which vectors are cut, for a model that was trained for it; null for all of it."""
     rid: str | list[str] | None = None
     extra_key: str | None = None
-    """Namespace of the prefix cache; `cache_salt` is the same by another name, and both together are one key."""
+    """Namespace of the prefix cache. `cache_salt` is another name for it; both together are one key."""
     cache_salt: str | None = None
     no_logs: bool = False
     """Keep the request out of the log."""
@@ -60,7 +66,10 @@ class EmbeddingReqInput(msgspec.Struct, frozen=True, kw_only=True):
         return isinstance(self.text, list) or any(isinstance(entry, list) for entry in (self.input_ids or [])[:1])
 
 
-def parse_embedding(data: Mapping[str, object]) -> EmbeddingReqInput:
-    """A native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default."""
-    fields = settled_fields(data, EmbeddingReqInput.__struct_fields__, UNSUPPORTED)
+def parse_embedding(data: Mapping[str, object], report: FieldReport = REFUSED) -> EmbeddingReqInput:
+    """A native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default.
+
+    `report`: hears of fields that change nothing.
+    """
+    fields = settled_fields(data, EmbeddingReqInput.__struct_fields__, UNSUPPORTED, idle=IDLE, report=report)
     return convert_fields(fields, EmbeddingReqInput, "")

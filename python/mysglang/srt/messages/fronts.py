@@ -18,6 +18,8 @@ class PeerAbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     rid: str = ""
     abort_all: bool = False
+    scope: str | None = None
+    """The key whose requests are meant; None for all keys."""
 
 
 class DrainReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -1,36 +1,44 @@
 """GenerateReqInput: what a client may ask of generation, under SGLang's names, checked field by field.
 
-A field is honoured or refused by name, never ignored. Fields of SGLang that this version does not have may still be
-sent with the value that asks for nothing. Knows neither tokenizer nor limits: `managers/input_tokenizer.py` checks
-those.
+No field is ignored in silence: it is honoured, refused by name, or reported. Fields of SGLang that this version does
+not have may still be sent with a value that asks for nothing. Knows neither tokenizer nor limits:
+`managers/input_tokenizer.py` checks those.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.messages.field_report import REFUSED, FieldReport, asks_for_nothing
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils.json_types import json_type
 
-# Value that asks for nothing, by field.
+# Fields of SGLang that would change an answer -> the value with which they may be sent all the same.
 UNSUPPORTED: dict[str, object] = {
-    **dict.fromkeys(("image_data", "video_data", "audio_data", "modalities", "images_config")),
-    **dict.fromkeys(("video_config", "mm_processor_kwargs", "mm_content_hashes", "session_id")),
-    **dict.fromkeys(("lora_path", "routed_dp_rank")),
-    **dict.fromkeys(("data_parallel_rank", "disagg_prefill_dp_rank", "bootstrap_host", "bootstrap_port")),
-    **dict.fromkeys(("bootstrap_room", "bootstrap_pair_key", "decode_tp_size", "conversation_id", "custom_labels")),
-    **dict.fromkeys(("external_trace_header", "received_time", "watermark", "kv_hints", "encoder_urls")),
-    **dict.fromkeys(("multi_item_delimiter_indices", "token_indices_to_pool", "sampling_logprobs_mode")),
-    "num_items_assigned": None,
+    **dict.fromkeys(("image_data", "video_data", "audio_data", "session_id", "lora_path", "watermark")),
+    **dict.fromkeys(("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "encoder_urls")),
+    **dict.fromkeys(("disagg_prefill_dp_rank", "multi_item_delimiter_indices", "token_indices_to_pool")),
+    **dict.fromkeys(("num_items_assigned", "sampling_logprobs_mode")),
     **dict.fromkeys(("return_sampling_mask", "return_routed_experts", "return_indexer_topk"), False),
-    **dict.fromkeys(("return_bytes", "return_entropy", "use_audio_in_video", "require_reasoning"), False),
-    **dict.fromkeys(("need_wait_for_mm_inputs", "background"), False),
-    "routed_experts_start_len": 0,
+    **dict.fromkeys(("return_bytes", "return_entropy", "need_wait_for_mm_inputs"), False),
+}
+
+# Fields of SGLang that change no answer here -> the value with which they are not reported.
+IDLE: dict[str, object] = {
+    # About media, which are refused.
+    **dict.fromkeys(("modalities", "images_config", "video_config", "mm_processor_kwargs", "mm_content_hashes")),
+    **dict.fromkeys(("use_audio_in_video", "background"), False),
+    # The only data-parallel rank is 0.
+    **dict.fromkeys(("routed_dp_rank", "data_parallel_rank", "routed_experts_start_len"), 0),
+    **dict.fromkeys(("decode_tp_size", "conversation_id", "custom_labels", "external_trace_header", "received_time")),
+    # Every frame of a native stream has the counts.
+    **dict.fromkeys(("kv_hints", "stream_options")),
     "log_metrics": True,
 }
 
@@ -40,6 +48,8 @@ UNSUPPORTED_SAMPLING: dict[str, object] = {
 
 SAMPLING_WITHOUT_EFFECT = frozenset({"spaces_between_special_tokens"})
 """Taken and changes nothing: only tokenizers that this server does not use would put such spaces."""
+
+NO_FIELDS: Mapping[str, object] = MappingProxyType({})
 
 # How msgspec says where a value is wrong.
 _PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$\.?(?P<field>.*)`", re.DOTALL)
@@ -58,11 +68,11 @@ class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Which earlier request of a session a prompt goes on from."""
 
     id: str
-    """Of the session, as /open_session gave it."""
+    """Id of the session, as /open_session gave it."""
     rid: str | None = None
-    """Of the request; None: the prompt begins anew."""
+    """Id of the request to go on from; null: the prompt begins anew."""
     offset: int | None = None
-    """How many of the request's tokens stand before the prompt; None or 0 for all."""
+    """How many of the request's tokens stand before the prompt; null or 0 for all, below 0 for all but so many."""
     replace: bool = False
     """Forget what grew out of that request before, or the whole session if there is none."""
     drop_previous_output: bool = False
@@ -91,13 +101,15 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """Ids whose logprob is wanted at every position; the same for all prompts, or a list for each."""
     return_text_in_logprobs: bool = False
     return_flat_raw_top_logprobs: bool = False
-    """Whether the prompt's likeliest tokens are told as arrays (managers/flat_logprobs.py), not as tuples."""
+    """Whether the likeliest tokens of the prompt are told as flat arrays, not as tuples."""
     return_flat_raw_output_top_logprobs: bool = False
-    """The same for those of the output."""
+    """Whether the likeliest tokens of the output are told as flat arrays, not as tuples."""
     return_flat_raw_top_logprobs_b64: bool = False
-    """Whether these arrays are told in base64: little-endian float32 and int32."""
+    """Whether the flat arrays are told in base64: little-endian float32 and int32."""
     custom_logit_processor: str | list[str | None] | None = None
     """Name of the processor that changes the logits: one of the server's, to which `custom_params` are told."""
+    require_reasoning: bool = False
+    """Whether the answer begins in a thought, which a grammar must let pass; for a server with a reasoning parser."""
     max_thinking_tokens: int | None = None
     """Tokens of a thought after which it is made to end."""
     return_hidden_states: bool | Literal["last"] | list[bool | Literal["last"]] = False
@@ -105,11 +117,11 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     return_prompt_token_ids: bool = False
     """Whether responses tell the ids of the prompt."""
     extra_key: str | None = None
-    """Namespace of the prefix cache; `cache_salt` is the same by another name, and both together are one key."""
+    """Namespace of the prefix cache. `cache_salt` is another name for it; both together are one key."""
     cache_salt: str | None = None
     session_params: SessionParams | None = None
     priority: int = 0
-    """How urgent it is, among those that wait for a place; for a server that schedules by priority."""
+    """How urgent the request is among those that wait, for a server that schedules by priority."""
     routing_key: str | None = None
     """What the request belongs to, for a server that schedules by it; or in the header `x-smg-routing-key`."""
     no_logs: bool = False
@@ -130,12 +142,22 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
 
 # Not the client's to say.
 INTERNAL = {"add_special_tokens", "clip_max_new_tokens", "think_end", "think_start", "pool", "second_texts"}
+_OF_LOGPROBS = {"logprob_start_len", "top_logprobs_num", "token_ids_logprob"}
+"""Say nothing without return_logprob."""
+_DEFAULTS = dict(zip(GenerateReqInput.__struct_fields__, GenerateReqInput.__struct_defaults__, strict=True))
 _FIELDS = [name for name in GenerateReqInput.__struct_fields__ if name not in INTERNAL]
 
 
-def parse_generate(data: Mapping[str, object]) -> GenerateReqInput:
-    """A native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default."""
-    fields = settled_fields(data, _FIELDS, UNSUPPORTED)
+def parse_generate(data: Mapping[str, object], report: FieldReport = REFUSED) -> GenerateReqInput:
+    """A native request as the client wrote it. Raises InvalidRequest that names the field. Null is the default.
+
+    `report`: hears of fields that change nothing. Unknown names in `sampling_params` are refused, as SGLang does.
+    """
+    fields = settled_fields(data, _FIELDS, UNSUPPORTED, idle=IDLE, report=report)
+    if not fields.get("return_logprob"):
+        for name in _OF_LOGPROBS & fields.keys():
+            if fields[name] != _DEFAULTS[name]:
+                report.idle(name)
     params = fields.pop("sampling_params", {})
     if isinstance(params, list):
         if not params:
@@ -187,24 +209,31 @@ def parse_sampling_params(data: object, path: str = "sampling_params") -> Sampli
 
 
 def settled_fields(
-    data: Mapping[str, object], known: tuple[str, ...] | list[str], unsupported: Mapping[str, object], path: str = ""
+    data: Mapping[str, object],
+    known: tuple[str, ...] | list[str],
+    unsupported: Mapping[str, object],
+    path: str = "",
+    *,
+    idle: Mapping[str, object] = NO_FIELDS,
+    report: FieldReport = REFUSED,
 ) -> dict[str, object]:
-    """The known fields that are set. `unsupported`: field -> the value with which it may be sent all the same.
+    """The known fields that are set. `unsupported`: field -> the value with which it may be sent all the same. `idle`:
+    field that changes nothing -> the value with which it is not reported.
 
-    Raises InvalidRequest for the others.
+    Raises InvalidRequest for unsupported fields, and for unknown ones if `report` says so.
     """
     fields = {}
     for name, value in data.items():
-        if value is None and (name in known or name in unsupported):
-            continue
-        if name in unsupported:
-            neutral = unsupported[name]
-            # 0 == False in Python, not in JSON.
-            if type(value) is not type(neutral) or value != neutral:
+        if name in known:
+            if value is not None:
+                fields[name] = value
+        elif name in unsupported:
+            if not asks_for_nothing(value, (unsupported[name],)):
                 raise InvalidRequest(f"`{_join(path, name)}` is not supported by this version.", param=name)
-        elif name in known:
-            fields[name] = value
-        else:
+        elif name in idle:
+            if not asks_for_nothing(value, (idle[name],)):
+                report.idle(name)
+        elif not report.unknown(name):
             expected = ", ".join(f"`{field}`" for field in known)
             raise InvalidRequest(f"unknown field `{_join(path, name)}`, expected one of {expected}.", param=str(name))
     return fields

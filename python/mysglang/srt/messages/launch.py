@@ -29,17 +29,21 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: str
     priorities: bool = False
     """Whether requests are scheduled by priority."""
+    estimates: bool = False
+    """Whether what steps compute, read and write is reckoned."""
     is_embedding: bool = False
     """Whether the model makes vectors or scores of prompts, and no text."""
     eos_token_ids: list[int] = []
     hidden_states: bool = False
     """Whether requests may ask for hidden states."""
     hidden_size: int = 0
-    """Of a hidden state, and of a token's embedding."""
+    """Numbers of a hidden state, and of a token's embedding."""
     logit_processors: list[str] = []
-    """Those that requests may name."""
+    """Names of the logit processors that requests may ask for."""
     memory_usage: dict[str, float] = {}
     """GiB by purpose: weights, kvcache, graph."""
+    startup_times: dict[str, float] = {}
+    """Seconds by phase of the start: load_weight, kv_cache_allocation, cuda_graph_prefill, cuda_graph_decode."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -17,7 +17,7 @@ CPU_SLOTS = 128
 CPU_FULL_ROWS = 16
 """Rows at their full length that the default CPU cache has room for; most requests are much shorter. All of it is
 touched at the start, and few cores do not compute so many long rows at once."""
-CPU_CONTEXT = 4096
+CPU_CONTEXT = 2048
 """Tokens that count as full length, at most; but one request as long as the context has room in any case."""
 CPU_FRACTION = 0.5
 """Of the memory left beside the weights: the host has other work than serving."""

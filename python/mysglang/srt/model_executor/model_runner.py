@@ -48,6 +48,7 @@ from mysglang.srt.sampling.logit_processors import load_processors
 from mysglang.srt.sampling.penalties import PenaltyTable
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL
 from mysglang.srt.utils.hardware import GIB
+from mysglang.srt.utils.logging import measured
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,10 @@ class ModelRunner:
         )
         choose_backends(asked, attentions, [], dtype)
         before = platform.memory()
-        model = load_model(model_config, load_config, device, dtype)
+        self.startup_times: dict[str, float] = {}
+        """Seconds by phase."""
+        with measured(self.startup_times, "load_weight"):
+            model = load_model(model_config, load_config, device, dtype)
         self.weights = LiveWeights(model, model_config, load_config, platform, self._weights_changed)
         penalties = PenaltyTable(model_config.vocab_size, device)
         self._stager = StepStager(Uploader(platform), penalties, processors)
@@ -94,8 +98,9 @@ class ModelRunner:
             before=before,
             attention=chosen,
         )
-        pool, self._tables = make_pool(self.budget, specs, dtype, platform)
-        self.host_pages = make_host_pages(config.host_tier, pool, platform)
+        with measured(self.startup_times, "kv_cache_allocation"):
+            pool, self._tables = make_pool(self.budget, specs, dtype, platform)
+            self.host_pages = make_host_pages(config.host_tier, pool, platform)
         self._arrivals = pool.arrivals
         self._returns = StepReturns(platform, self._tables.padding_slot)
         backend = create_attention_backend(chosen, pool, self._tables.pages, specs, self._tables.windows)
@@ -112,12 +117,14 @@ class ModelRunner:
                 persistent = not (config.disable_persistent_decode or hidden or tables.windows)
                 programs = programs_of(model, logits, backend, pool, tables.pages, persistent=persistent)
                 try:
-                    steps = DecodeGraphRunner(sizes, programs, tables, platform, keep_hidden=hidden)
+                    with measured(self.startup_times, "cuda_graph_decode"):
+                        steps = DecodeGraphRunner(sizes, programs, tables, platform, keep_hidden=hidden)
                 except CannotCapture as error:
                     logger.warning("Decode steps are not captured: %s.", error)
             taken = backend.prompt_capture(specs) if isinstance(backend, PromptGraphBackend) else None
             if prompts and taken is not None:
-                prompt_steps = PromptGraphRunner(prompts, model, backend, taken, tables, platform)
+                with measured(self.startup_times, "cuda_graph_prefill"):
+                    prompt_steps = PromptGraphRunner(prompts, model, backend, taken, tables, platform)
             return steps, prompt_steps
 
         self._capture = capture

@@ -28,6 +28,7 @@ class TpModelWorker:
             windows=budget.windows,
             vocab_size=model_config.vocab_size,
             memory_usage=self._runner.memory_usage,
+            startup_times=self._runner.startup_times,
         )
         self.weights = self._runner.weights
         self.occupation = self._runner.occupation

@@ -1,6 +1,6 @@
-"""A checkpoint's tensors by name: found in safetensors files, checked before anything else is done, read in parallel.
+"""A checkpoint's tensors by name, read from its safetensors files in parallel.
 
-Knows files and headers, not models. Formats whose loading can run code are refused.
+Knows tensors, not models; which files there are, `utils/checkpoint_files.py` knows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.utils.hf import read_json
+from mysglang.srt.utils.checkpoint_files import weight_paths
+from mysglang.srt.utils.plain_files import check_plain
 
 logger = logging.getLogger(__name__)
-
-INDEX = "model.safetensors.index.json"
-WHOLE = "model.safetensors"
-UNSAFE_FORMATS = ("*.bin", "*.pt", "*.pth")
 
 
 @dataclass(slots=True)
@@ -39,6 +36,7 @@ class WeightFile:
     _handle: Any = field(init=False)  # safetensors says nothing of its types
 
     def __post_init__(self) -> None:
+        check_plain(self.path)
         try:
             self._handle = safe_open(self.path, framework="pt", device="cpu")
             self.names = list(self._handle.keys())
@@ -57,37 +55,7 @@ class WeightFile:
 
 def open_weight_files(folder: Path) -> list[WeightFile]:
     """The files that hold the model, headers checked. Raises ConfigError naming the file that is missing or damaged."""
-    return [WeightFile(path) for path in _weight_paths(folder)]
-
-
-def _weight_paths(folder: Path) -> list[Path]:
-    if (folder / INDEX).exists():
-        return _indexed(folder)
-    if (folder / WHOLE).exists():
-        return [folder / WHOLE]
-    # Mistral ships the same weights once more under other names, as consolidated*.safetensors.
-    found = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("consolidated")]
-    if found:
-        return found
-    if unsafe := [path.name for pattern in UNSAFE_FORMATS for path in sorted(folder.glob(pattern))]:
-        raise ConfigError(
-            f"{folder} holds its weights as {unsafe[0]}, a format that can run code when it is loaded; use a revision "
-            "with safetensors, or convert it with save_pretrained of transformers"
-        )
-    raise ConfigError(f"{folder} holds no safetensors files; download the weights, or use --load-format dummy")
-
-
-def _indexed(folder: Path) -> list[Path]:
-    weight_map = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ConfigError(f"{folder / INDEX} has no weight_map; download it again")
-    names = sorted({str(name) for name in weight_map.values()})
-    for name in names:
-        if not name or Path(name).name != name:
-            raise ConfigError(f"{folder / INDEX} names {name}, which is not a file of the model's directory")
-        if not (folder / name).exists():
-            raise ConfigError(f"{folder / name} is missing ({INDEX} lists it); download it again")
-    return [folder / name for name in names]
+    return [WeightFile(path) for path in weight_paths(folder)]
 
 
 def read_weights(

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from mysglang.srt.observability.sheet import Histogram, Instrument, Layout, cumulative
+from mysglang.srt.observability.sheet import Histogram, Instrument, Layout, Level, cumulative
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -33,16 +33,27 @@ class Page(Collector):
     labels: Mapping[str, str]
     _families: dict[str, Metric] = field(default_factory=dict)
 
-    def gauge(self, gauge: Gauge, value: float) -> None:
-        """Put it on the page."""
-        family = GaugeMetricFamily(gauge.name, gauge.help, labels=list(self.labels))
-        family.add_metric(list(self.labels.values()), value)
+    def gauge(self, gauge: Gauge, value: float, **labels: str) -> None:
+        """Put it on the page. Several values of one gauge differ in `labels`, which must have the same names."""
+        told = {**self.labels, **labels}
+        family = self._families.get(gauge.name) or GaugeMetricFamily(gauge.name, gauge.help, labels=list(told))
+        assert isinstance(family, GaugeMetricFamily), f"two kinds of {gauge.name}"
+        family.add_metric(list(told.values()), value)
         self._families[gauge.name] = family
 
-    def row(self, layout: Layout, row: Sequence[float]) -> None:
-        """Put all instruments of `layout` on the page, whose numbers are in `row`."""
+    def counter(self, counter: Gauge, value: float, **labels: str) -> None:
+        """The same for a number that only grows, and that somebody else counts."""
+        told = {**self.labels, **labels}
+        family = self._families.get(counter.name) or CounterMetricFamily(counter.name, counter.help, labels=list(told))
+        assert isinstance(family, CounterMetricFamily), f"two kinds of {counter.name}"
+        family.add_metric(list(told.values()), value)
+        self._families[counter.name] = family
+
+    def row(self, layout: Layout, row: Sequence[float], *, without: Sequence[Instrument] = ()) -> None:
+        """Put all instruments of `layout` on the page, whose numbers are in `row`, but those that nobody counts."""
         for instrument in layout.instruments:
-            self.instrument(instrument, layout.part(row, instrument))
+            if instrument not in without:
+                self.instrument(instrument, layout.part(row, instrument))
 
     def instrument(self, instrument: Instrument, numbers: Sequence[float]) -> None:
         """Put it on the page; several of one name, with different labels, stand together."""
@@ -54,6 +65,11 @@ class Page(Collector):
                 family = HistogramMetricFamily(instrument.name, instrument.help, labels=names)
             assert isinstance(family, HistogramMetricFamily), f"two kinds of {instrument.name}"
             family.add_metric(values, cumulative(instrument, numbers), numbers[-1])
+        elif isinstance(instrument, Level):
+            if family is None:
+                family = GaugeMetricFamily(instrument.name, instrument.help, labels=names)
+            assert isinstance(family, GaugeMetricFamily), f"two kinds of {instrument.name}"
+            family.add_metric(values, numbers[0])
         else:
             if family is None:
                 family = CounterMetricFamily(instrument.name, instrument.help, labels=names)

@@ -5,7 +5,7 @@ The bounds of histograms begin finer than SGLang's, since its first ones would h
 
 from __future__ import annotations
 
-from mysglang.srt.observability.sheet import Counter, Histogram, Layout
+from mysglang.srt.observability.sheet import Counter, Histogram, Layout, Level
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 """Bounds below a second."""
@@ -35,8 +35,36 @@ E2E_REQUEST_LATENCY = Histogram(
 PROMPT_TOKENS_HISTOGRAM = Histogram("sglang:prompt_tokens_histogram", "Tokens of a prompt.", TOKENS)
 GENERATION_TOKENS_HISTOGRAM = Histogram("sglang:generation_tokens_histogram", "Tokens of an answer.", TOKENS)
 
+# Every front, for the HTTP requests to routes that speak for the model.
+MODEL_ROUTES = (
+    "/generate",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/api/chat",
+    "/api/generate",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+)
+
+
+def _of_routes(kind: type[Counter] | type[Level], name: str, help: str) -> dict[str, Counter | Level]:
+    return {path: kind(name, help, (("endpoint", path), ("method", "POST"))) for path in MODEL_ROUTES}
+
+
+HTTP_REQUESTS = _of_routes(Counter, "sglang:http_requests_total", "HTTP requests to a route.")
+HTTP_REQUESTS_ACTIVE = _of_routes(Level, "sglang:http_requests_active", "HTTP requests whose answer is not complete.")
+ROUTING_KEYS_ACTIVE = Level(
+    "sglang:routing_keys_active", "Different routing keys of these requests; each front counts those that it has."
+)
+
 FRONT = Layout(
     (
+        *HTTP_REQUESTS.values(),
+        *HTTP_REQUESTS_ACTIVE.values(),
+        ROUTING_KEYS_ACTIVE,
         PROMPT_TOKENS,
         CACHED_TOKENS,
         GENERATION_TOKENS,
@@ -66,6 +94,22 @@ PREFILL_STEP = Histogram(
     (("mode", "prefill"),),
 )
 DECODE_STEP = Histogram(PREFILL_STEP.name, PREFILL_STEP.help, GAPS, (("mode", "decode"),))
+EXTEND_SECONDS = Counter(
+    "sglang:forward_execution_seconds_total",
+    "Time in which steps were computed: from a step's launch, or its forerunner's end, to its result.",
+    (("category", "extend"),),
+)
+DECODE_SECONDS = Counter(EXTEND_SECONDS.name, EXTEND_SECONDS.help, (("category", "decode"),))
+ESTIMATED_FLOPS = Counter(
+    "sglang:estimated_flops_per_gpu_total", "Operations of the steps, reckoned from the model's shape."
+)
+ESTIMATED_READ_BYTES = Counter(
+    "sglang:estimated_read_bytes_per_gpu_total", "Bytes of weights, keys and values that the steps read, reckoned so."
+)
+ESTIMATED_WRITE_BYTES = Counter(
+    "sglang:estimated_write_bytes_per_gpu_total", "Bytes of keys and values that the steps wrote, reckoned so."
+)
+ESTIMATES = (ESTIMATED_FLOPS, ESTIMATED_READ_BYTES, ESTIMATED_WRITE_BYTES)
 PREFILL_GRAPHS = Counter("sglang:cuda_graph_passes_total", "Steps that were a captured graph.", (("mode", "prefill"),))
 DECODE_GRAPHS = Counter(PREFILL_GRAPHS.name, PREFILL_GRAPHS.help, (("mode", "decode"),))
 IDLE_SECONDS = Counter("sglang:scheduler_idle_seconds_total", "Time that the scheduler had nothing to do.")
@@ -87,6 +131,9 @@ SCHEDULER = Layout(
         DECODE,
         PREFILL_STEP,
         DECODE_STEP,
+        EXTEND_SECONDS,
+        DECODE_SECONDS,
+        *ESTIMATES,
         PREFILL_GRAPHS,
         DECODE_GRAPHS,
         IDLE_SECONDS,

@@ -30,6 +30,19 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """How much of something there is now, as the sum of what all writers have of it."""
+
+    name: str
+    help: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def width(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Histogram:
     """How often values fell between `bounds`, each of which belongs to the bucket below it, and their sum."""
 
@@ -43,7 +56,7 @@ class Histogram:
         return len(self.bounds) + 2
 
 
-Instrument = Counter | Histogram
+Instrument = Counter | Level | Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +100,8 @@ class Sheet:
             file.truncate(size)
             return cls(layout, mmap.mmap(file.fileno(), size), row)
 
-    def add(self, counter: Counter, amount: float = 1.0) -> None:
-        """Count `amount` more."""
+    def add(self, counter: Counter | Level, amount: float = 1.0) -> None:
+        """Count `amount` more; of a level it may be negative."""
         self._numbers[self._first + self._layout.starts[counter]] += amount
 
     def observe(self, histogram: Histogram, value: float, times: int = 1) -> None:

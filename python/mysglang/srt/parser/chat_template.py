@@ -1,12 +1,12 @@
 """ChatTemplate: one Jinja template, compiled once; what it wants is read from its source.
 
-Rendering is bounded in time and size, and whatever goes wrong in it is the request's fault. Does not know where
+Rendering is bounded in work and size, and whatever goes wrong in it is the request's fault. Does not know where
 templates come from, nor what they are given (`template_manager.py`).
 """
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -14,30 +14,52 @@ import jinja2
 from jinja2 import nodes
 
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.parser.jinja_environment import chat_environment
+from mysglang.srt.parser.jinja_environment import ChatEnvironment, GuardedContext
+from mysglang.srt.parser.template_guard import Guard, NotQuick, TooMuchWork
+from mysglang.srt.parser.template_methods import METHODS
 
-MAX_RENDER_S = 2.0
-"""A conversation that fills the largest context takes some milliseconds."""
+QUICK_UNITS = 30_000
+"""Units of work (`template_guard.py`) that may be done on the event loop: some milliseconds at most."""
+
+MAX_UNITS = 3_000_000
+"""Units for a short conversation; about half a second at most."""
+
+UNITS_PER_VALUE = 256
+"""More units for each value in the conversation, and one for each character."""
+
+MAX_CPU_S = 2.0
+"""Seconds of processor time, however long the conversation is."""
 
 MAX_RENDERED = 64 << 20
 """Characters; twice the largest request body."""
 
+MAX_REASON = 1000
+"""Characters of what a template says."""
+
 ContentFormat: TypeAlias = Literal["string", "openai"]
 
 # What a template can raise when it meets values that it did not expect.
-_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_FAILURES = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+    MemoryError,
+)  # fmt: skip
+
+TOO_MUCH = "The chat template makes too much of these messages."
 
 # By one of these a template tells a content that is a string from one that is a list.
 _KIND_TESTS = {"string", "iterable", "sequence", "mapping"}
+
+
+class TooMuchTemplate(InvalidRequest):
+    """The template works more, or writes more, than its conversation deserves."""
 
 
 class ChatTemplate:
     """A compiled template. Raises jinja2.TemplateSyntaxError if `source` is none."""
 
     def __init__(self, source: str) -> None:
-        environment = chat_environment()
-        tree = environment.parse(source)
-        self._template = environment.from_string(source)
+        self._environment = ChatEnvironment()
+        tree, self._template = self._environment.compiled(source)
         self.content_format: ContentFormat = "openai" if _loops_over_content(tree) else "string"
         """Whether it takes a message's content as a list of parts, or only as a string."""
         tests = {test.name for test in tree.find_all(nodes.Test)}
@@ -49,19 +71,48 @@ class ChatTemplate:
         self.knows_developer = "developer" in source
         """Whether it has a word for OpenAI's newer name of the system role."""
 
-    def render(self, variables: Mapping[str, object]) -> str:
-        """The prompt. Raises InvalidRequest with the template's own words, or what it stumbled over."""
+    def render(
+        self, variables: Mapping[str, object], *, quick: bool = False, cancelled: threading.Event | None = None
+    ) -> str:
+        """The prompt. `quick` raises NotQuick where it takes longer than an event loop may stand still; `cancelled`
+        ends it early. Raises InvalidRequest with the template's own words, or what it stumbled over.
+        """
+        allowance = None if quick else lambda: MAX_UNITS + _units(variables)
+        guard = Guard(self._environment, METHODS, QUICK_UNITS, allowance, MAX_CPU_S, cancelled)
+        context = self._template.new_context(dict(variables))
+        assert isinstance(context, GuardedContext)
+        context.guard = guard
         pieces: list[str] = []
-        size, deadline = 0, time.monotonic() + MAX_RENDER_S
+        size = 0
         try:
-            for piece in self._template.generate(variables):
+            for piece in self._template.root_render_func(context):
                 pieces.append(piece)
                 size += len(piece)
-                if size > MAX_RENDERED or time.monotonic() > deadline:
-                    raise InvalidRequest("The chat template makes too much of these messages.", param="messages")
+                if size > MAX_RENDERED:
+                    raise TooMuchWork
+        except NotQuick:
+            raise
+        except TooMuchWork:
+            raise TooMuchTemplate(TOO_MUCH, param="messages") from None
         except _FAILURES as error:
-            raise InvalidRequest(f"The chat template refuses these messages: {error}", param="messages") from error
+            reason = str(error)[:MAX_REASON]
+            raise InvalidRequest(f"The chat template refuses these messages: {reason}", param="messages") from error
         return "".join(pieces)
+
+
+def _units(variables: Mapping[str, object]) -> int:
+    """The work that a conversation of this size deserves."""
+    units, stack = 0, list(variables.values())
+    while stack:
+        value = stack.pop()
+        units += UNITS_PER_VALUE
+        if isinstance(value, str):
+            units += len(value)
+        elif isinstance(value, dict):
+            stack.extend(value.values())
+        elif isinstance(value, list):
+            stack.extend(value)
+    return units
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:

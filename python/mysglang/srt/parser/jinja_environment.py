@@ -1,21 +1,26 @@
-"""The sandbox that chat templates run in: what transformers gives a template, and nothing that reaches beyond it.
+"""The environment that chat templates run in: what transformers gives a template, and nothing that reaches beyond it.
 
-A template comes with a model or from the operator, and works on what a client sent; so it can neither touch Python's
-insides nor build ranges without end. Knows no message.
+A template comes with a model or from the operator, and works on what a client sent. So it cannot touch Python's
+insides, and whatever it does is paid for out of a Guard's limit. Knows no message.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from mysglang.srt.parser.template_code import MAX_SOURCE, GuardedCode, check_tree
+from mysglang.srt.parser.template_filters import FILTERS, GLOBALS, TESTS
+from mysglang.srt.parser.template_guard import Guard
+
+_COMPILE_FAILURES = (SyntaxError, RecursionError, MemoryError, ValueError, OverflowError)
 
 
 class GenerationTag(Extension):
@@ -26,37 +31,47 @@ class GenerationTag(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    def _body(self, caller: Callable[[], str]) -> str:
-        return caller()
+        return nodes.Scope(body).set_lineno(line)
 
 
-def chat_environment() -> ImmutableSandboxedEnvironment:
-    """A fresh environment with transformers' settings, filters and functions."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+class GuardedContext(Context):
+    """The variables of one rendering, and its guard."""
+
+    guard: Guard
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML characters, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja with transformers' settings, filters and functions, and a guard around all of them."""
 
+    code_generator_class = GuardedCode
+    context_class = GuardedContext
 
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
+        )
+        self.filters = dict(FILTERS)
+        self.tests = dict(TESTS)
+        self.globals = dict(GLOBALS)
 
+    def compiled(self, source: str) -> tuple[nodes.Template, jinja2.Template]:
+        """The tree and the template. Raises TemplateSyntaxError, also for what is too large to compile."""
+        if len(source) > MAX_SOURCE:
+            raise jinja2.TemplateSyntaxError(f"it has {len(source)} characters, and the limit is {MAX_SOURCE}", 1)
+        try:
+            tree = self.parse(source)
+            check_tree(tree)
+            # The generator changes the tree that it is given.
+            template = jinja2.Template.from_code(self, self.compile(self.parse(source)), self.globals)
+        except _COMPILE_FAILURES as error:
+            raise jinja2.TemplateSyntaxError(f"Jinja cannot compile it: {error}", 1) from error
+        return tree, template
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """For filters that follow an attribute's path. Each part of it is short."""
+        try:
+            return obj[argument]
+        except (TypeError, LookupError):
+            readable = isinstance(obj, (Namespace, tuple)) and isinstance(argument, str) and argument[:1] != "_"
+            undefined = self.undefined(None, obj, argument)
+            return getattr(obj, argument, undefined) if readable else undefined

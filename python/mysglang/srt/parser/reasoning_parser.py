@@ -125,6 +125,33 @@ class TagParser(ReasoningParser):
             thinking = False
 
 
+class BlockParser(ReasoningParser):
+    """Thoughts anywhere in an answer, between two tags."""
+
+    def __init__(self, blocks: BlockFormat, *, thinking: bool) -> None:
+        """`thinking`: whether the text begins inside a thought."""
+        super().__init__()
+        self._blocks = blocks
+        self._thinking = thinking
+
+    def _read(self) -> Steps[None]:
+        reader, blocks = self._reader, self._blocks
+        thinking = self._thinking
+        while True:
+            while not thinking:
+                thinking = (yield from reader.until((blocks.start, *blocks.dropped), self._answer)) == blocks.start
+            yield from reader.skip()
+            while thinking:
+                marker = yield from reader.until((blocks.end, blocks.calls), self._thought)
+                self._thought_over()
+                if marker == blocks.end:
+                    yield from reader.skip()
+                    thinking = False
+                else:
+                    self._answer(marker)
+                    self._answer((yield from reader.until((blocks.calls_end,), self._answer)))
+
+
 class AppendThink(ReasoningParser):
     """Thoughts stay in the answer, and it begins with the tag that the prompt had already."""
 
@@ -221,6 +248,36 @@ class TagFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """A pair of tags that may come anywhere."""
+
+    start: str
+    end: str
+    calls: str
+    """What begins calls. They belong to the answer, within a thought too."""
+    calls_end: str
+    dropped: tuple[str, ...] = ()
+    """Tags around the answer, which say nothing."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.start, self.end, *self.dropped)
+
+    @property
+    def tags(self) -> tuple[str, str]:
+        return (self.start, self.end)
+
+    def begins_thinking(self, prompt: str | None) -> bool:
+        return prompt is not None and prompt.rstrip().endswith(self.start)
+
+    def may_begin(self, prompt: str) -> str | None:
+        return None if self.begins_thinking(prompt) or prompt.rstrip().endswith(self.end) else self.start
+
+    def open(self, prompt: str | None = None) -> ReasoningParser:
+        return BlockParser(self, thinking=self.begins_thinking(prompt))
+
+
+@dataclass(frozen=True, slots=True)
 class AppendThinkFormat:
     """MiniMax's own advice: keep everything in the content."""
 
@@ -260,10 +317,22 @@ _MARKED = TagFormat(THINK, THINK_END)
 _FIRST = TagFormat(THINK, THINK_END, thinks_first=True)
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "apertus2509": BlockFormat("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
+    "cohere_command4": BlockFormat(
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        dropped=("<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
     "deepseek-r1": _FIRST,
     "deepseek-v3": _MARKED,
+    "deepseek-v4": _MARKED,
+    "gemma4": TagFormat("<|channel>thought", "<channel|>"),
     "glm45": TagFormat(THINK, THINK_END, interrupts=("<tool_call>",)),
     "gpt-oss": HarmonyFormat(),
+    "granite_thinking_parser": _MARKED,
+    "hunyuan": TagFormat(THINK, THINK_END, interrupts=("<tool_calls>",)),
     "interns1": _MARKED,
     "kimi": TagFormat("◁think▷", "◁/think▷"),
     "kimi_k2": TagFormat(THINK, THINK_END, interrupts=("<|tool_calls_section_begin|>",)),
@@ -271,6 +340,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "minimax": TagFormat(THINK, THINK_END, thinks_first=True, interrupts=("<minimax:tool_call>",)),
     "minimax-append-think": AppendThinkFormat(),
     "mistral": TagFormat("[THINK]", "[/THINK]"),
+    "nemotron_3": TagFormat(THINK, THINK_END, thinks_first=True, interrupts=("<tool_call>",)),
     "qwen3": _MARKED,
     "qwen3-thinking": _FIRST,
     "step3": _FIRST,
@@ -278,7 +348,15 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
 }
 """SGLang's names."""
 
-_SIGNS = (("<|channel|>", "gpt-oss"), ("◁think▷", "kimi"), ("[THINK]", "mistral"), (THINK, "qwen3"))
+_SIGNS = (
+    ("<|channel|>", "gpt-oss"),
+    ("<|channel>", "gemma4"),
+    ("<|START_THINKING|>", "cohere_command4"),
+    ("<|inner_prefix|>", "apertus2509"),
+    ("◁think▷", "kimi"),
+    ("[THINK]", "mistral"),
+    (THINK, "qwen3"),
+)
 
 
 def reasoning_format(name: str) -> ReasoningFormat:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -16,7 +17,7 @@ import jinja2
 
 from mysglang.srt.errors import ConfigError, InvalidRequest
 from mysglang.srt.parser.builtin_templates import BUILTIN_TEMPLATES
-from mysglang.srt.parser.chat_template import ChatTemplate, ContentFormat
+from mysglang.srt.parser.chat_template import ChatTemplate, ContentFormat, TooMuchTemplate
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,9 @@ _RESERVED = """
 """
 RESERVED_KWARGS = frozenset(_RESERVED.split())
 """What `chat_template_kwargs` may not name: ours to say, or the template's tools."""
+
+TOOL_SIZE = 256
+"""Characters that a tool counts for in the size of a conversation."""
 
 _CUT = "\ue000the answer goes on here\ue000"
 
@@ -54,6 +58,7 @@ class TemplateManager:
             self._templates = {DEFAULT: _override(override)}
         else:
             self._templates = self._own_templates(tokenizer_config.get("chat_template"))
+        self._drop_hostile(override)
 
     @property
     def content_format(self) -> ContentFormat:
@@ -77,12 +82,15 @@ class TemplateManager:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] | None = None,
+        quick: bool = False,
+        cancelled: threading.Event | None = None,
     ) -> str:
         """The prompt of a conversation, its BOS included: it is tokenized without `add_special_tokens`.
 
         `tools` as OpenAI has them; `template_kwargs` are further variables, such as enable_thinking. The prompt ends
         with the head of the assistant's answer, or, with `continue_final_message`, inside the last message, for the
-        model to go on with. Raises InvalidRequest.
+        model to go on with. `quick` raises NotQuick where this takes longer than an event loop may stand still, and
+        `cancelled` ends it early. Raises InvalidRequest.
         """
         kwargs = template_kwargs or {}
         if not messages:
@@ -101,9 +109,9 @@ class TemplateManager:
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         if not continue_final_message:
-            return template.render(variables)
+            return template.render(variables, quick=quick, cancelled=cancelled)
         conversation[-1] = _with_cut(conversation[-1])
-        return _cut(template.render(variables))
+        return _cut(template.render(variables, quick=quick, cancelled=cancelled))
 
     def _template(self, with_tools: bool) -> ChatTemplate:
         if with_tools and TOOL_USE in self._templates:
@@ -130,10 +138,21 @@ class TemplateManager:
                 logger.warning("the model's chat template %r cannot be read: %s", name, error)
         return templates
 
-
-def text_size(messages: Sequence[Message]) -> int:
-    """About how many characters a conversation has: whether rendering it is long work."""
-    return sum(len(str(message.get("content", ""))) for message in messages)
+    def _drop_hostile(self, override: str | None) -> None:
+        """Try each template on the shortest conversation. One that does too much even there is not used."""
+        for name, template in list(self._templates.items()):
+            message = _fit({"role": "user", "content": "Hi"}, template)
+            try:
+                template.render({**self._special_tokens, "messages": [message], "add_generation_prompt": True})
+            except TooMuchTemplate as error:
+                why = "it takes too much time or memory for a message of two letters"
+                if override is not None:
+                    raise ConfigError(f"--chat-template {override} cannot be used: {why}") from error
+                self._missing = f"The model's chat template cannot be used ({why}); give one with --chat-template."
+                logger.warning("the model's chat template %r cannot be used: %s", name, why)
+                del self._templates[name]
+            except InvalidRequest:
+                continue  # it only wants more than one message
 
 
 def _override(name: str) -> ChatTemplate:

@@ -27,9 +27,8 @@ from mysglang.srt.platforms.interface import (
     Platform,
     SideQueue,
 )
-from mysglang.srt.utils.hardware import usable_cores
+from mysglang.srt.utils.hardware import CGROUP_LIMITS, usable_cores
 
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 CGROUP_USAGE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
 
 

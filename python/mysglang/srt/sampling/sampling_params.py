@@ -57,8 +57,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_new_tokens: int = 0
     stop: Annotated[list[str], OR_ONE] = []
     stop_regex: Annotated[list[str], OR_ONE] = []
-    """Patterns that end the answer like stop strings; see utils/stop_regex.py for what they may be."""
+    """Patterns that end the answer like stop strings: the part of Python's syntax that takes linear time."""
     stop_token_ids: list[int] = []
+    """Token ids that end the answer. Ids outside the vocabulary have no effect."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = TOP_K_ALL
@@ -68,9 +69,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: float = 1.0
     n: int = 1
     beam_width: int | None = None
-    """How many beginnings beam search goes on with; None for no search."""
+    """How many beginnings beam search goes on with; null for no search."""
     length_penalty: float = 1.0
-    """Of beam search: the power of an answer's length by which its log-probability is divided."""
+    """Beam search: the power of an answer's length by which its log-probability is divided."""
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -82,12 +83,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Words that the answer does not hold, neither at its beginning nor behind a space: their last token is not chosen
     where it would complete one, as the tokenizer writes it."""
     allowed_token_ids: list[int] | None = None
-    """The only tokens that may be chosen; None for all."""
+    """The only token ids that may be chosen; null for all."""
     custom_params: dict[str, Any] | None = None
     """What the request's logit processor is told."""
     sampling_seed: int | None = None
     json_schema: str | None = None
-    """A JSON schema as text that the answer satisfies. At most one of this and the next three."""
+    """A JSON schema as text that the answer satisfies. At most one of json_schema, regex, ebnf and structural_tag."""
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
@@ -116,13 +117,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 # Shortened: what a client sent too much of is not sent back to it.
                 raise InvalidRequest(f"{name} must be {words}, got {reprlib.repr(getattr(self, name))}.", param=name)
         id_lists: dict[str, Collection[int] | None] = {
-            "stop_token_ids": self.stop_token_ids,
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids,
         }
         for name, ids in id_lists.items():
             if ids and (wrong := [i for i in ids if not 0 <= i < vocab_size]):
-                message = f"{name}: token id {wrong[0]} is outside the vocabulary (0 to {vocab_size - 1})."
+                message = f"{name}: token id {wrong[0]} is out-of-vocabulary (0 to {vocab_size - 1})."
                 raise InvalidRequest(message, param=name)
         for pattern in self.stop_regex:
             compile_regex(pattern)

@@ -45,7 +45,7 @@ class Req:
     routing_key: str = ""
     """What it belongs to, as its client says; empty: to nothing."""
     tenant: str = ""
-    """Who shares fairly with others, where sharing is asked for."""
+    """Whose request it is, for shares and turns: what --fair-share-by names, else the name of its API key."""
     waits_since: int | None = None
     """When a policy that measures waiting first saw it, by the PromptClock."""
     logprobs: LogprobBook | None = None

@@ -12,13 +12,51 @@ from mysglang.srt.messages.control import SchedulerFigures
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Sheet
 from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.census import UrgentSign, take_census
 from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.loops import Launched
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.step_costs import NoCosts, StepCosts
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
+
+NO_COSTS = NoCosts()
+
+
+class Occupancy:
+    """Which part of the time steps are computed in, over windows of `interval` steps. Times in seconds."""
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._since: float | None = None
+        """The begin of the window; None: it begins with the next step."""
+        self._busy = 0.0
+        self._steps = 0
+        self.percent = 0.0
+        """Of the last window that is over, 0 to 100."""
+
+    def add(self, step_time: float, now: float) -> None:
+        """A step ended `now` that took `step_time`."""
+        if self._since is None:
+            self._since = now - step_time
+        self._busy += step_time
+        self._steps += 1
+        if self._steps == self._interval:
+            self._close(now)
+            self._since = now
+
+    def restart(self, now: float) -> None:
+        """Nothing is left to do: the time until the next step is in no window."""
+        if self._steps:
+            self._close(now)
+        self._since = None
+
+    def _close(self, now: float) -> None:
+        assert self._since is not None, "a window has begun with its first step"
+        self.percent = min(100.0 * self._busy / max(now - self._since, 1e-9), 100.0)
+        self._busy, self._steps = 0.0, 0
 
 
 class SchedulerStats:
@@ -26,8 +64,18 @@ class SchedulerStats:
     it.
     """
 
-    def __init__(self, table: RequestTable, kv: KvManager, *, decode_log_interval: int) -> None:
+    def __init__(
+        self,
+        table: RequestTable,
+        kv: KvManager,
+        *,
+        decode_log_interval: int,
+        urgent_sign: UrgentSign = 0,
+        costs: StepCosts = NO_COSTS,
+    ) -> None:
         self._table = table
+        self._urgent_sign = urgent_sign
+        self._costs = costs
         self._kv = kv
         self.decode_log_interval = decode_log_interval
         self.forward_steps = 0
@@ -42,6 +90,7 @@ class SchedulerStats:
         self._last_prefill = self._since
         self._last_result = self._since
         self._cpu_seconds = 0.0
+        self._occupancy = Occupancy(decode_log_interval)
 
     def record(self, launched: Launched, lane: Lane, waiting: WaitingQueue) -> None:
         """A step's result was applied."""
@@ -49,6 +98,7 @@ class SchedulerStats:
         self.forward_steps += 1
         self._on_graph = launched.result.on_graph
         step_time = self._time(launched)
+        self._occupancy.add(step_time, self._last_result)
         self._count(batch, step_time)
         if batch.num_prompts and logger.isEnabledFor(logging.INFO):
             self._log_prefill(batch, lane, waiting, step_time)
@@ -68,8 +118,9 @@ class SchedulerStats:
         """A request lost its place."""
         self._sheet.add(told.NUM_RETRACTED)
 
-    def figures(self, *, running: int, compiling: int) -> SchedulerFigures:
-        """While so many requests run, and so many wait for their grammar."""
+    def figures(self, lane: Lane, waiting: WaitingQueue, *, compiling: int) -> SchedulerFigures:
+        """`lane`: the requests that run. `compiling`: how many wait for their grammar."""
+        running = lane.size
         spent = time.process_time()
         self._sheet.add(told.CPU_SECONDS, spent - self._cpu_seconds)
         self._cpu_seconds = spent
@@ -88,8 +139,14 @@ class SchedulerStats:
             swa_used_tokens=sum(window.read for window in windows),
             swa_free_tokens=sum(window.free for window in windows),
             swa_evictable_tokens=sum(window.evictable for window in windows),
+            fwd_occupancy=self._occupancy.percent if running else 0.0,
+            census=take_census(self._running(lane), waiting, self._urgent_sign),
             counted=self._sheet.total_row(),
         )
+
+    def _running(self, lane: Lane) -> list[Req]:
+        decoding = [self._table.req(int(slot)) for slot in lane.slots]
+        return decoding if lane.chunked is None else [*decoding, lane.chunked]
 
     def _count_copies(self) -> None:
         before, after = self._copies, self._kv.cache.lower.counts
@@ -102,7 +159,9 @@ class SchedulerStats:
 
     def fall_idle(self) -> None:
         """Time without work does not count as slow work."""
-        self._restart(time.perf_counter())
+        now = time.perf_counter()
+        self._occupancy.restart(now)
+        self._restart(now)
 
     @contextmanager
     def idling(self) -> Iterator[None]:
@@ -121,7 +180,9 @@ class SchedulerStats:
         sheet, prompts = self._sheet, batch.num_prompts
         decoding = len(batch) - prompts
         sheet.add(told.DECODE, decoding)
+        self._costs.count(batch, sheet)
         sheet.observe(told.PREFILL_STEP if prompts else told.DECODE_STEP, step_time)
+        sheet.add(told.EXTEND_SECONDS if prompts else told.DECODE_SECONDS, step_time)
         if self._on_graph:
             sheet.add(told.PREFILL_GRAPHS if prompts else told.DECODE_GRAPHS)
         if not prompts:

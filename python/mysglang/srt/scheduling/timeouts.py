@@ -5,13 +5,13 @@ all ranks end them in the same turn: planners read no clock.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from mysglang.srt.messages.outputs import TIMED_OUT
 from mysglang.srt.messages.requests import AbortReq
 from mysglang.srt.scheduling.request import Req
+from mysglang.srt.utils.awake import AWAKE
 
 LOOK_S = 0.1
 """How often requests are looked at; a timeout comes so much later at most, beside the step that runs."""
@@ -39,7 +39,7 @@ class RequestTimeouts:
     """
 
     def __init__(
-        self, waiting_s: float | None, running_s: float | None, clock: Callable[[], float] = time.monotonic
+        self, waiting_s: float | None, running_s: float | None, clock: Callable[[], float] = AWAKE.now
     ) -> None:
         self._limits = {False: waiting_s or math.inf, True: running_s or math.inf}
         self._clock = clock

@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     """The model, the port or a process: the last line on stderr says what."""
     BAD_OPTIONS = 2
     WORKER_DIED = 3
-    """A process of the server ended by itself."""
+    """A process of the server, or a thread that one of them cannot serve without, ended by itself."""
     WATCHDOG = 4
     """A scheduler gave no sign of life for --watchdog-timeout."""
     CUT_OFF = 5

@@ -8,9 +8,15 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 GIB = 1 << 30
+
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files with the bytes that a control group may use, in its second and first version."""
+
 _NVML_NAMES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 
 
@@ -29,6 +35,15 @@ class Hardware:
 def usable_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def host_memory() -> float:
+    """GiB of this machine, or of the control group that this process is in, where that has fewer."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in CGROUP_LIMITS:
+        with suppress(OSError, ValueError):
+            limits.append(int(path.read_text(encoding="ascii")))
+    return min(limits) / GIB
 
 
 def detect_hardware() -> Hardware:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.plain_files import is_there, read_plain, size_limit
 
 CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHT_FILES = ["*.safetensors"]
@@ -72,12 +73,12 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ConfigError for a file that cannot be read or holds no object."""
+    """The object in a JSON file. Raises ConfigError for a file that cannot be read, is too large or holds no object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        value = json.loads(read_plain(path, size_limit(path)).decode("utf-8"))
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} cannot be read: {_first_line(error)}") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also for a number of more digits than Python reads
         raise ConfigError(f"{path} is not valid JSON: {error}; download it again") from error
     except RecursionError as error:
         raise ConfigError(f"{path} is nested too deeply") from error
@@ -87,8 +88,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """The same for a file that a model may lack; an empty object then."""
-    return read_json(path) if path.exists() else {}
+    """As `read_json`, for a file that a model may lack; an empty object then."""
+    return read_json(path) if is_there(path) else {}
 
 
 def _first_line(error: Exception) -> str:

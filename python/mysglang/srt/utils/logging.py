@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mysglang.srt.utils.log_output import STDERR, LogStream, writer
+
 _DATE = "%Y-%m-%d %H:%M:%S"
 
 
@@ -28,12 +30,23 @@ class _Formatter(logging.Formatter):
 
 def configure_logging(level: str, role: str = "") -> None:
     """Send everything from `level` on (`info`, `warning` …) to stderr, marked with `role` (`TP0`, `DETOK`)."""
-    handler = logging.StreamHandler(sys.stderr)
+    # Where nobody has put something else in its place, stderr is written to by a thread: it may be a full pipe.
+    ours = sys.stderr is sys.__stderr__
+    stream = LogStream(writer(STDERR), STDERR, on_terminal=False) if ours else sys.stderr
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(_Formatter(role))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Their information is about each request or file, which is noise at our level.
     for name in ("httpx", "httpcore", "urllib3", "filelock", "asyncio"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+@contextmanager
+def measured(times: dict[str, float], phase: str) -> Iterator[None]:
+    """Note in `times[phase]` how many seconds the block took."""
+    start = time.perf_counter()
+    yield
+    times[phase] = time.perf_counter() - start
 
 
 @contextmanager

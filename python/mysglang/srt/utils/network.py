@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.private_dir import LONGEST_NAME, make_private_dir, remove_leftovers
 
 BACKLOG = 2048
 
@@ -53,21 +53,20 @@ def http_url(host: str, port: int, *, tls: bool = False) -> str:
 
 
 def make_ipc_dir() -> Path:
-    """A new directory that only this user can enter, short enough for socket paths. Who makes it removes it."""
-    for parent in _ipc_parents():
-        if len(os.fsencode(parent)) + len("/mysglang-12345678/") + _LONGEST_SOCKET_NAME > _MAX_SOCKET_PATH:
+    """A new directory that only this user can enter, short enough for socket paths. Its maker removes it with
+    `remove_private_dir`. What dead servers left in its place is removed before. Raises ConfigError.
+    """
+    parents = _ipc_parents()
+    for parent in parents:
+        remove_leftovers(parent)
+    for parent in parents:
+        if len(os.fsencode(parent)) + 1 + LONGEST_NAME + 1 + _LONGEST_SOCKET_NAME > _MAX_SOCKET_PATH:
             continue
         try:
-            # mkdtemp makes it with mode 0700.
-            return Path(tempfile.mkdtemp(prefix="mysglang-", dir=parent))
+            return make_private_dir("ipc", parent)
         except OSError:
             continue
     raise ConfigError("no directory for sockets: set XDG_RUNTIME_DIR or TMPDIR to a short path that can be written.")
-
-
-def remove_ipc_dir(path: Path) -> None:
-    """Remove it with whatever is in it; no error if it is gone."""
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def ipc_endpoint(directory: Path, name: str) -> str:

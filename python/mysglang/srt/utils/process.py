@@ -4,6 +4,7 @@ again by its children, as multiprocessing's spawn would.
     parent                                        child
     Child(module, title, spec) ── stdin: spec ──▶ ParentLink.attach().spec
     first_message, last_message ◀── pipe: lines ── ParentLink.tell
+    stderr ◀── pipe, see log_output.py ─────────── stdout, stderr
     exited ◀────────────── waitpid
 
 The child's stdin is its lifeline: its end of file says that the parent let go, or is gone, and the child ends at once,
@@ -21,16 +22,22 @@ import faulthandler
 import gc
 import os
 import resource
+import select
 import signal
 import site
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import setproctitle
+
+from mysglang.srt.utils.awake import AWAKE, TICK_S
+from mysglang.srt.utils.log_output import log_environment, log_into_pipe, log_pipe, pass_on
+from mysglang.srt.utils.service_thread import ServiceThread
 
 T = TypeVar("T")
 
@@ -48,6 +55,9 @@ OPEN_FILES = 1 << 16
 GC_OBJECTS = 10_000
 """Objects more than before until the garbage collector looks again."""
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Each asks a server to end. Terminals and supervisors send them to every process of it."""
+
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a child write the stacks of its threads to stderr."""
 
@@ -63,21 +73,31 @@ class Child:
         self.last_message: bytes | None = None
         self.exited: asyncio.Future[int] = self._loop.create_future()
         reading, writing = os.pipe()
+        log, child_log = log_pipe()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(writing)],
                 stdin=subprocess.PIPE,
+                stdout=child_log,
+                stderr=child_log,
                 pass_fds=(writing, *pass_fds),
-                env=child_environment(),
+                env=child_environment() | log_environment(),
                 # Its own group: Ctrl-C in a terminal is for the parent alone, and grandchildren can be ended with it.
                 process_group=0,
             )
         finally:
             os.close(writing)
+            os.close(child_log)
         self._give(spec)
-        reader = threading.Thread(target=self._read, args=(reading,), name=f"read {title}", daemon=True)
-        reader.start()
-        threading.Thread(target=self._wait, args=(reader,), name=f"wait {title}", daemon=True).start()
+        try:
+            reader = ServiceThread(f"read {title}", partial(self._read, reading), self._lose)
+            logger = ServiceThread(f"log {title}", partial(pass_on, log), self._lose)
+            ServiceThread(f"wait {title}", partial(self._wait, [reader, logger]), self._lose)
+        except RuntimeError:
+            # There is no room for a thread. Nobody would hear of this child, so there must be none.
+            self._process.kill()
+            self._process.wait()
+            raise
 
     @property
     def pid(self) -> int:
@@ -107,11 +127,17 @@ class Child:
             for line in lines:
                 self._tell_loop(self._on_message, line)
 
-    def _wait(self, reader: threading.Thread) -> None:
+    def _wait(self, readers: Sequence[threading.Thread]) -> None:
         code = self._process.wait()
-        # What it said last may still be in the pipe; a grandchild may hold the other end open for ever.
-        reader.join(timeout=0.5)
+        # What it said last may still be in the pipes; a grandchild may hold the other ends open for ever.
+        for reader in readers:
+            reader.join(timeout=0.5)
         self._tell_loop(self._on_exit, code)
+
+    def _lose(self, cause: str) -> None:
+        """A thread that watched the child is gone. What cannot be watched counts as dead, and is."""
+        self.send_signal(signal.SIGKILL)
+        self._tell_loop(self._on_exit, -signal.SIGKILL)
 
     def _tell_loop(self, callback: Callable[[T], None], value: T) -> None:
         # A closed loop is no longer interested.
@@ -160,16 +186,17 @@ class ParentLink:
     @classmethod
     def attach(cls) -> ParentLink:
         """Called first thing in a child: from here on it ends when its parent says so or is gone, and only then."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ignore_stop_signals()
         die_with_parent()
+        log_into_pipe()
+        # Straight to the pipe, which never blocks either.
         faulthandler.enable()
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
         status = int(sys.argv[1])
         os.set_inheritable(status, False)
         spec = _read_line(_STDIN)
         link = cls(spec, status)
-        threading.Thread(target=link._end_with_parent, name="parent watch", daemon=True).start()
+        ServiceThread("parent watch", link._end_with_parent)
         return link
 
     def tell(self, message: bytes) -> None:
@@ -184,8 +211,9 @@ class ParentLink:
         self._last_work = work
 
     def _end_with_parent(self) -> None:
-        # Nothing more is ever written to it, so a read returns when the parent's end is closed.
-        os.read(_STDIN, 1)
+        # Nothing more is ever written to it, so it can be read when the parent's end is closed.
+        while not select.select([_STDIN], [], [], TICK_S)[0]:
+            AWAKE.tick()
         try:
             if self._last_work is not None:
                 self._last_work()
@@ -261,6 +289,12 @@ def child_environment() -> dict[str, str]:
         return dict(os.environ)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def ignore_stop_signals() -> None:
+    """Leave it to the parent what the signals mean that ask a whole server to end."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent() -> None:

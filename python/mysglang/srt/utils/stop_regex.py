@@ -2,7 +2,8 @@
 
 A pattern becomes an automaton without going back (Thompson, "Regular expression search algorithm", CACM 1968), so that
 no pattern of a client's can hold up those who wait for other texts, and so that it is known at any moment which end of
-the text may still become a match. Hence no backreferences, no looking around, no anchors. Knows no request.
+the text may still become a match. Hence no backreferences, no looking around, and no anchor but a `$` at the end.
+Knows no request.
 """
 
 from __future__ import annotations
@@ -162,8 +163,11 @@ class _Parser:
                 return _Character(self._escape())
             case "*" | "+" | "?" | "{":
                 raise self._fault(f"nothing to repeat before {character}")
+            case "$" if self._peek() == "":
+                # A match ends where the text so far ends: there the end of the text is always.
+                return _Sequence(())
             case "^" | "$":
-                raise self._fault("anchors are not supported")
+                raise self._fault("anchors are not supported, but for a $ at the end")
         return _Character(character.__eq__)
 
     def _group(self) -> _Part:

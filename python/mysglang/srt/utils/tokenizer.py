@@ -18,10 +18,19 @@ from tokenizers.processors import TemplateProcessing
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import read_json, read_json_if_there
+from mysglang.srt.utils.plain_files import TEMPLATE_LIMIT, is_there, read_plain, size_limit
 from mysglang.srt.utils.text import IncrementalDecoder, StoppableText
 from mysglang.srt.utils.token_bytes import DecoderSpec, TokenBytes
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+MAX_VOCAB = 1 << 20
+MAX_MERGES = 1 << 20
+MAX_ADDED = 1 << 17
+"""Entries of a tokenizer.json. The largest known one has 262,144 tokens and 514,906 merges."""
+
+MAX_TEMPLATES = 64
+"""Additional chat templates of one model."""
 
 IDS_PIECE = 1 << 14
 """Tokens, some third of a millisecond."""
@@ -40,11 +49,31 @@ class _PostProcessor(msgspec.Struct, frozen=True):
         return framing or any(processor.adds_special_tokens() for processor in self.processors)
 
 
+class _ModelPart(msgspec.Struct, frozen=True):
+    vocab: msgspec.Raw = msgspec.Raw(b"[]")
+    merges: msgspec.Raw = msgspec.Raw(b"[]")
+
+
 class _TokenizerFile(msgspec.Struct, frozen=True):
     """The parts of a tokenizer.json that we read ourselves."""
 
+    model: _ModelPart | None = None
+    added_tokens: msgspec.Raw = msgspec.Raw(b"[]")
     decoder: DecoderSpec | None = None
     post_processor: _PostProcessor | None = None
+
+    def check_size(self) -> None:
+        """Raises ConfigError for a part of more entries than the library loads in a few seconds."""
+        model = self.model or _ModelPart()
+        for name, part, limit, commas in (
+            ("model.vocab", model.vocab, MAX_VOCAB, 2),
+            ("model.merges", model.merges, MAX_MERGES, 2),
+            ("added_tokens", self.added_tokens, MAX_ADDED, 8),
+        ):
+            # Commas are counted in place of entries, which takes no time. An entry has as many at most, but for texts
+            # with commas, which are few.
+            if bytes(part).count(b",") > commas * limit:
+                raise ConfigError(f"tokenizer.json: {name} has more than {limit} entries; at most that many are loaded")
 
 
 class _AddedToken(msgspec.Struct, frozen=True):
@@ -75,17 +104,19 @@ class Tokenizer:
         """The tokenizer in directory `path`. Raises ConfigError."""
         folder = Path(path)
         file = folder / "tokenizer.json"
-        if not file.is_file():
+        if not is_there(file):
             raise ConfigError(
                 f"{folder} holds no tokenizer.json. Make one with transformers: "
                 "AutoTokenizer.from_pretrained(path).save_pretrained(path)"
             )
+        content = read_plain(file, size_limit(file))
         try:
-            described = msgspec.json.decode(file.read_bytes(), type=_TokenizerFile)
+            described = msgspec.json.decode(content, type=_TokenizerFile)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise ConfigError(f"{file} is not a tokenizer that can be used here: {error}") from error
+        described.check_size()
         try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
+            backend = tokenizers.Tokenizer.from_buffer(content)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises nothing narrower, and its panics are no Exception
@@ -196,21 +227,24 @@ def _read_config(folder: Path) -> dict[str, Any]:
         config |= read_json_if_there(folder / "special_tokens_map.json")
     template = folder / "chat_template.jinja"
     legacy = folder / "chat_template.json"
-    if template.is_file():
+    if is_there(template):
         config["chat_template"] = _read_text(template)
         more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        if len(more) > MAX_TEMPLATES:
+            raise ConfigError(f"{folder} holds {len(more)} additional chat templates; at most {MAX_TEMPLATES} are read")
         if more:
             named = {"default": template} | {file.stem: file for file in more}
             config["chat_template"] = [{"name": name, "template": _read_text(named[name])} for name in named]
-    elif "chat_template" not in config and legacy.is_file():
+    elif "chat_template" not in config and is_there(legacy):
         config["chat_template"] = read_json(legacy).get("chat_template")
     return config
 
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_plain(file, TEMPLATE_LIMIT).decode("utf-8")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
@@ -224,6 +258,8 @@ def _complete(backend: tokenizers.Tokenizer, config: dict[str, Any], post_proces
         raise ConfigError(f"tokenizer_config.json: added_tokens_decoder: {error}") from error
     tokens = [tokenizers.AddedToken(**msgspec.structs.asdict(token)) for _, token in sorted(added.items())]
     tokens += [tokenizers.AddedToken(token, special=True, normalized=False) for token in _special_contents(config)]
+    if len(tokens) > MAX_ADDED:
+        raise ConfigError(f"tokenizer_config.json: names {len(tokens)} added tokens; at most {MAX_ADDED} are loaded")
     # Flags of a token that the backend knows already are the backend's.
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_tokens([token for token in tokens if token.content not in known])

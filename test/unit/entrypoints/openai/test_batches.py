@@ -14,7 +14,7 @@ from openai.types import Batch
 
 from fixtures.batch_desk import desk_in, line
 from fixtures.scripted_engine import Step, Stop, endless, hello, silent
-from mysglang.srt.entrypoints.openai import batches_service, batches_store, files_store
+from mysglang.srt.entrypoints.openai import batches_journal, batches_run, batches_service, record_folder
 from mysglang.srt.entrypoints.openai.batches_room import Room
 from mysglang.srt.errors import ConfigError, Overloaded, WorkerDied
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
@@ -61,17 +61,17 @@ async def test_completions(tmp_path: Path) -> None:
 
 
 async def test_a_wrong_line_is_told_with_its_number(tmp_path: Path) -> None:
-    wrong = [line("b", stream=True), line("c", colour=1), line("d", model="other")]
+    wrong = [line("b", stream=True), line("c", top_p=5), line("d", n=-1)]
     async with desk_in(tmp_path) as desk:
         batch = await desk.end_of(await desk.begin(line("a"), *wrong))
         assert (batch.status, counts(batch)) == ("completed", (4, 1, 3))
         errors = await desk.entries(batch.error_file_id)
         assert set(await desk.entries(batch.output_file_id)) == {"a"}
     told = {name: (entry["line"], entry["response"]["status_code"]) for name, entry in errors.items()}
-    assert told == {"b": (2, 400), "c": (3, 400), "d": (4, 404)}
+    assert told == {"b": (2, 400), "c": (3, 400), "d": (4, 400)}
     error = errors["c"]["response"]["body"]["error"]
-    assert error["param"] == "colour"
-    assert error["request_id"] == errors["c"]["id"]
+    assert error["param"] == "top_p"
+    assert error["request_id"] == errors["c"]["response"]["request_id"]
 
 
 async def test_an_input_that_is_none_fails(tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ async def test_bodies_that_are_refused(tmp_path: Path) -> None:
             ({"metadata": {"k" * 65: "v"}}, 400, "metadata"),
             ({"metadata": {str(i): "v" for i in range(17)}}, 400, "metadata"),
             ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "output_expires_after"),
-            ({"priority": 1}, 400, "priority"),
+            ({"input_file_id": 1}, 400, "input_file_id"),
         ]
         for change, status, word in wrong:
             answer = await desk.served.post("/v1/batches", {**right, **change})
-            assert (answer.status_code, word in answer.json()["message"]) == (status, True), change
+            assert (answer.status_code, word in answer.json()["error"]["message"]) == (status, True), change
         assert not [batch async for batch in await desk.api.batches.list()]
 
 
@@ -138,6 +138,7 @@ async def test_cancelled_in_the_midst(tmp_path: Path) -> None:
         await desk.api.files.delete(batch.input_file_id)
 
 
+@pytest.mark.promise(50)
 async def test_a_restart_asks_only_what_was_not_answered(tmp_path: Path) -> None:
     asked = 0
 
@@ -161,6 +162,7 @@ async def test_a_restart_asks_only_what_was_not_answered(tmp_path: Path) -> None
         assert batch.usage is not None and batch.usage.output_tokens == 8 * 4
 
 
+@pytest.mark.promise(50)
 async def test_a_crash_while_files_are_handed_out(tmp_path: Path) -> None:
     async with desk_in(tmp_path) as desk:
         batch = await desk.end_of(await desk.begin(line("a"), line("b", n=-1)))
@@ -178,6 +180,120 @@ async def test_a_crash_while_files_are_handed_out(tmp_path: Path) -> None:
         assert set(await desk.entries(again.output_file_id)) == {"a"}
         assert set(await desk.entries(again.error_file_id)) == {"b"}
         assert not desk.served.engine.requests
+
+
+async def interrupted(folder: Path, lines: int = 6, answered: int = 3) -> Batch:
+    """A batch of which that many lines were answered when the server ended."""
+    asked = 0
+
+    def some_then_none(request: TokenizedGenerateReqInput) -> Iterable[Step]:
+        nonlocal asked
+        asked += 1
+        return hello(request) if asked <= answered else endless(request)
+
+    async with desk_in(folder, some_then_none, max_in_flight=1) as desk:
+        batch = await desk.begin(*(line(f"n{i}") for i in range(lines)))
+        while asked <= answered:
+            await asyncio.sleep(0.01)
+    return batch
+
+
+@pytest.mark.promise(50)
+async def test_a_torn_journal_costs_only_what_is_torn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    batch = await interrupted(tmp_path)
+    (journal,) = (tmp_path / "batches").glob("*.output.jsonl")
+    first, second, third = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(first + b"\0" * len(second) + third + third + first[:100])
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.end_of(batch)
+        assert (batch.status, counts(batch)) == ("completed", (6, 6, 0))
+        # The three that were open, and the one that was lost.
+        assert len(desk.served.engine.requests) == 4
+        assert set(await desk.entries(batch.output_file_id)) == {f"n{i}" for i in range(6)}
+    assert caplog.text.count("is damaged") == 1
+
+
+@pytest.mark.promise(50)
+@pytest.mark.parametrize("damage", ["zeros", "gone", "doubled"])
+async def test_a_journal_that_is_torn_when_all_is_answered(tmp_path: Path, damage: str) -> None:
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.end_of(await desk.begin(*(line(name) for name in "abc")))
+    record = tmp_path / "batches" / f"{batch.id}.json"
+    record.write_text(json.dumps({**json.loads(record.read_bytes()), "status": "finalizing", "completed_at": None}))
+    output = tmp_path / "files" / f"{batch.output_file_id}.bin"
+    output.with_suffix(".json").unlink()
+    journal = output.rename(tmp_path / "batches" / f"{batch.id}.output.jsonl")
+    data = journal.read_bytes()
+    match damage:
+        case "zeros":
+            journal.write_bytes(data[:10] + b"\0" * 20 + data[30:])
+        case "gone":
+            journal.unlink()
+        case "doubled":
+            journal.write_bytes(data + data)
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.end_of(batch)
+        assert (batch.status, counts(batch)) == ("completed", (3, 3, 0))
+        assert len(desk.served.engine.requests) == {"zeros": 1, "gone": 3, "doubled": 0}[damage]
+        assert set(await desk.entries(batch.output_file_id)) == set("abc")
+
+
+@pytest.mark.promise(50)
+async def test_an_input_that_is_torn_later_costs_no_answers(tmp_path: Path) -> None:
+    batch = await interrupted(tmp_path)
+    content = tmp_path / "files" / f"{batch.input_file_id}.bin"
+    content.write_bytes(b"\0" * content.stat().st_size)
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.end_of(batch)
+        assert (batch.status, counts(batch)) == ("failed", (6, 3, 0))
+        assert batch.errors and batch.errors.data and batch.errors.data[0].code == "invalid_json_line"
+        assert len(await desk.entries(batch.output_file_id)) == 3
+        assert not desk.served.engine.requests
+
+
+TORN = [
+    b"",
+    b"\0" * 300,
+    b'{"id":"\xff\xfe"}',
+    b'{"id":"batch_other","status":"completed"}',
+    b"[" * 5000,
+    b"\0" * (2 << 20),
+]
+
+
+@pytest.mark.promise(50)
+@pytest.mark.parametrize("data", TORN, ids=range(len(TORN)))
+async def test_torn_records_keep_no_server_from_starting(
+    tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with desk_in(tmp_path) as desk:
+        kept = await desk.end_of(await desk.begin(line("a")))
+        lost = await desk.end_of(await desk.begin(line("b")))
+    torn = [tmp_path / "batches" / f"{lost.id}.json", tmp_path / "files" / f"{lost.output_file_id}.json"]
+    for path in torn:
+        path.write_bytes(data)
+    os.mkfifo(tmp_path / "files" / "pipe.json")
+    async with desk_in(tmp_path) as desk:
+        assert [batch.id async for batch in desk.api.batches.list()] == [kept.id]
+        assert set(await desk.entries(kept.output_file_id)) == {"a"}
+        assert lost.output_file_id not in [file.id async for file in await desk.api.files.list()]
+    for path in [*torn, tmp_path / "files" / "pipe.json"]:
+        assert caplog.text.count(f"{path} is not readable") == 1
+    # What cannot be read may be mended by hand.
+    assert (tmp_path / "files" / f"{lost.output_file_id}.bin").exists()
+
+
+@pytest.mark.promise(50)
+async def test_a_file_that_is_cut_short_is_not_handed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with desk_in(tmp_path) as desk:
+        file_id = await desk.upload(line("a"))
+    content = tmp_path / "files" / f"{file_id}.bin"
+    os.truncate(content, 5)
+    async with desk_in(tmp_path) as desk:
+        with pytest.raises(openai.NotFoundError):
+            await desk.api.files.content(file_id)
+    assert "has 5 bytes instead of" in caplog.text
+    assert content.exists()
 
 
 async def test_the_end_of_the_window(tmp_path: Path) -> None:
@@ -237,7 +353,7 @@ async def test_a_full_disk_is_waited_for(
     monkeypatch.setattr(batches_service, "DISK_RETRY_S", 0.01)
     async with desk_in(tmp_path, max_in_flight=1) as desk:
         with monkeypatch.context() as filled:
-            filled.setattr(batches_store, "append_whole", full)
+            filled.setattr(batches_journal, "append_whole", full)
             batch = await desk.begin(*(line(name) for name in "abc"))
             async with asyncio.timeout(5):
                 while "No space left" not in caplog.text:
@@ -248,6 +364,32 @@ async def test_a_full_disk_is_waited_for(
         assert (batch.status, counts(batch)) == ("completed", (3, 3, 0))
         assert set(await desk.entries(batch.output_file_id)) == set("abc")
         assert asked >= 2
+
+
+@pytest.mark.promise(46)
+async def test_promise_46_a_shortage_of_files_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is answered with it, and neither is the batch broken off."""
+    monkeypatch.setattr(batches_service, "DISK_RETRY_S", 0.01)
+    monkeypatch.setattr(batches_run, "RETRY_S", 0.01)
+    refusals = {"read_input": 2, "read_request": 2}
+
+    def scarce(name: str, error: Exception) -> None:
+        work = getattr(batches_run, name)
+
+        def refuse(*args: Any) -> Any:
+            if refusals[name]:
+                refusals[name] -= 1
+                raise error
+            return work(*args)
+
+        monkeypatch.setattr(batches_run, name, refuse)
+
+    scarce("read_input", RuntimeError("can't start new thread"))
+    scarce("read_request", OSError(errno.EMFILE, "Too many open files"))
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.end_of(await desk.begin(*(line(name) for name in "abc")))
+        assert (batch.status, counts(batch)) == ("completed", (3, 3, 0))
+    assert refusals == {"read_input": 0, "read_request": 0}
 
 
 async def test_no_room_for_an_upload_or_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +411,7 @@ async def test_no_room_for_an_upload_or_a_batch(tmp_path: Path, monkeypatch: pyt
             )
         assert [known.id async for known in desk.api.batches.list()] == [batch.id]
         monkeypatch.undo()
-        monkeypatch.setattr(files_store, "write_atomically", full)
+        monkeypatch.setattr(record_folder, "write_atomically", full)
         with pytest.raises(openai.InternalServerError, match="no room for this file"):
             await desk.upload(line("a"))
         assert sorted(tmp_path.rglob("*.*")) == kept
@@ -302,6 +444,8 @@ async def test_another_model_waits(tmp_path: Path) -> None:
     async with desk_in(tmp_path) as desk:
         assert (await desk.api.batches.retrieve(batch.id)).status == "in_progress"
         assert (await desk.api.batches.cancel(batch.id)).status == "cancelling"
+        batch = await desk.end_of(batch)
+        assert (batch.status, counts(batch)) == ("cancelled", (1, 0, 1))
         assert not desk.served.engine.requests
 
 
@@ -324,6 +468,7 @@ async def test_a_folder_has_one_server(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.promise(44)
 async def test_batches_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short batch does not wait for the end of a long one that came before."""
     answer = Step("Hi", [2], Stop(2))
@@ -331,9 +476,9 @@ async def test_batches_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     lines_that_asked: list[Room] = []
     enter = Room.enter
 
-    async def noted(room: Room) -> None:
+    async def noted(room: Room, key: str) -> None:
         lines_that_asked.append(room)
-        await enter(room)
+        await enter(room, key)
 
     monkeypatch.setattr(Room, "enter", noted)
 

@@ -1,5 +1,6 @@
 """The input of a batch: every kind of fault has its code and its line, and what is right is found again in the file."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from fixtures.batch_desk import CHAT, jsonl, line
 from mysglang.srt.entrypoints.openai import batches_input
-from mysglang.srt.entrypoints.openai.batches_input import InputRefused, read_body, read_input
+from mysglang.srt.entrypoints.openai.batches_input import InputRefused, name_of, read_input, read_request
 
 
 def written(folder: Path, *lines: object) -> Path:
@@ -20,12 +21,36 @@ def test_lines_are_found_again(tmp_path: Path) -> None:
     path = written(tmp_path, "", line("a", "é"), "  ", line("b", "x" * 5000), line("c"))
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
     lines = read_input(path, CHAT)
-    assert [(item.number, item.custom_id) for item in lines] == [(2, "a"), (4, "b"), (5, "c")]
-    assert [read_body(path, item) for item in lines] == [
-        line("a", "é")["body"],
-        line("b", "x" * 5000)["body"],
-        line("c")["body"],
+    assert [(item.number, item.name) for item in lines] == [(2, name_of("a")), (4, name_of("b")), (5, name_of("c"))]
+    assert [read_request(path, item) for item in lines] == [
+        ("a", line("a", "é")["body"]),
+        ("b", line("b", "x" * 5000)["body"]),
+        ("c", line("c")["body"]),
     ]
+
+
+@pytest.mark.promise(50)
+def test_a_line_that_has_changed_is_not_asked(tmp_path: Path) -> None:
+    path = written(tmp_path, line("a"), line("b"))
+    lines = read_input(path, CHAT)
+    text = path.read_bytes()
+    for torn in (b"\0" * len(text), text[: len(text) // 2], text.replace(b'"b"', b'"c"'), b"[1]" * 200):
+        path.write_bytes(torn)
+        with pytest.raises(InputRefused) as refused:
+            read_request(path, lines[1])
+        assert refused.value.faults[0].line == 2
+
+
+@pytest.mark.promise(44)
+def test_many_long_names_take_little_memory(tmp_path: Path) -> None:
+    """Open batches of one client must not fill the memory of all."""
+    path = written(tmp_path, *(line(f"{number:0512}") for number in range(5000)))
+    tracemalloc.start()
+    lines = read_input(path, CHAT)
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(lines) == 5000
+    assert kept < 5000 * 60
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """/v1/chat/completions over a scripted engine: messages in, answers and frames out, to the byte."""
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -174,7 +175,7 @@ async def test_an_engine_that_gives_a_request_up() -> None:
     async with serve(lambda _: script) as served:
         whole = await served.post(PATH, asked())
         found = await frames(served)
-    assert (whole.status_code, whole.json()["message"]) == (500, "out of memory")
+    assert (whole.status_code, whole.json()["error"]["message"]) == (500, "out of memory")
     assert b"[DONE]" not in found
     assert not any(b'"finish_reason":"' in frame for frame in found)
     assert orjson.loads(found[-1])["error"]["message"] == "out of memory"
@@ -377,13 +378,7 @@ async def test_cache_namespaces_arrive(key: str) -> None:
             "messages.0.content",
             "'image_url'",
         ),
-        ({"messages": [{"role": "user", "content": "a", "mood": 1}]}, "messages.0.mood", "does not know"),
         ({"messages": [{"role": "user", "content": "x" * 4000}]}, "messages", f"context length ({CONTEXT_LEN} tokens)"),
-        (
-            {"max_tokens": 500},
-            "max_tokens",
-            f"max_tokens (500) together exceed the model's context length ({CONTEXT_LEN}",
-        ),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "at most max_tokens (3)"),
@@ -396,16 +391,13 @@ async def test_cache_namespaces_arrive(key: str) -> None:
         ({"stop": [""]}, "stop", "1 to"),
         ({"stop": ["a"] * 33}, "stop", "at most 32"),
         ({"stop": 3}, "stop", "a string or a list of strings"),
-        ({"stop_token_ids": [600]}, "stop_token_ids", "outside the vocabulary"),
-        ({"logit_bias": {"600": 1}}, "logit_bias", "outside the vocabulary"),
+        ({"logit_bias": {"600": 1}}, "logit_bias", "out-of-vocabulary"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "'a' is not a token id"),
         ({"logit_bias": {"-1": 1}}, "logit_bias", "'-1' is not a token id"),
         ({"top_logprobs": 1}, "top_logprobs", "only with logprobs=true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"logprobs": True, "top_logprobs": 10**9}, "top_logprobs", "less than or equal to 20"),
         ({"logprobs": 1}, "logprobs", "valid boolean"),
-        ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options", "only for stream=true"),
-        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "does not know"),
         ({"tools": [{"type": "function"}]}, "tools.0.function", "required"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "--tool-call-parser"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
@@ -416,7 +408,6 @@ async def test_cache_namespaces_arrive(key: str) -> None:
         ({"continue_final_message": True}, "messages", "final message of the assistant"),
         ({"rid": ""}, "rid", "1 to"),
         ({"priority": 1}, "priority", "start it with --enable-priority-scheduling"),
-        ({"frobnicate": 1}, "frobnicate", "does not know"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -426,10 +417,10 @@ async def test_refusals_name_the_field_and_the_limit(
     async with serve() as served:
         response = await served.post(PATH, asked(**({"stream": stream} | fields)))
         sent = served.engine.sent
-    body = response.json()
-    assert response.status_code == 400, body
-    assert words in body["message"]
-    assert (body["error"]["param"], body["code"]) == (param, 400)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert words in error["message"]
+    assert (error["param"], error["code"]) == (param, 400)
     assert not sent
 
 
@@ -439,17 +430,36 @@ async def test_tools_are_kept_from_a_model_that_may_not_use_them() -> None:
         assert await prompt_of(served, asked(tools=tools, tool_choice="none")) == CHATML_HI
 
 
-async def test_a_model_by_another_name() -> None:
-    async with serve() as served:
-        response = await served.post(PATH, asked(model="gpt-4o"))
-        assert (response.status_code, response.json()["param"]) == (404, "model")
-        assert "'tiny'" in response.json()["message"]
-        for name in ("tiny", "default", None):
-            assert (await served.post(PATH, asked(model=name))).status_code == 200
-
-
 async def test_a_server_without_a_tokenizer_cannot_chat() -> None:
     async with serve(with_tokenizer=False) as served:
         response = await served.post(PATH, asked())
     assert response.status_code == 400
-    assert "tokenizer" in response.json()["message"]
+    assert "tokenizer" in response.json()["error"]["message"]
+
+
+@pytest.mark.promise(36, 49)
+async def test_a_template_that_works_long_for_a_short_text_leaves_the_event_loop() -> None:
+    """Its conversation is short, so it would be rendered at once; the loop goes on, and its answer is a 400."""
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    # A template is tried at the start, on another message than this.
+    template = "{% if messages[0].content == 'Go' %}" + loops + "{% endif %}fine"
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with serve(template=template) as served:
+        counting = asyncio.create_task(count())
+        response = await served.post(PATH, {"messages": [{"role": "user", "content": "Go"}]})
+        counting.cancel()
+    assert response.status_code == 400
+    assert "too much" in response.text
+    assert turns > 20
+
+
+async def test_a_template_that_works_a_little_longer_is_rendered_all_the_same() -> None:
+    async with serve(template="{% for i in range(20000) %}{% endfor %}{{ messages[0].content }}") as served:
+        assert await prompt_of(served, asked()) == "Hi"

@@ -253,7 +253,7 @@ async def test_another_way_to_say_how_hard_to_think(reasoning: dict[str, Any], t
         await whole(served, reasoning=reasoning)
         assert prompt_of(served).endswith("<think>\n") is thinks
         differs = await served.post(PATH, asked(reasoning=reasoning, reasoning_effort="low"))
-    assert (differs.status_code, differs.json()["param"]) == (400, "reasoning")
+    assert (differs.status_code, differs.json()["error"]["param"]) == (400, "reasoning")
 
 
 @pytest.mark.parametrize("fields", [{"return_token_ids": True}, {"return_prompt_token_ids": True}])
@@ -385,7 +385,7 @@ async def test_definitions_move_to_the_root() -> None:
     assert schema["$defs"] == {"Place": {"type": "string"}}
     assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"]
     assert refused.status_code == 400
-    assert "$defs/Place" in refused.json()["message"]
+    assert "$defs/Place" in refused.json()["error"]["message"]
 
 
 async def test_a_server_without_grammars() -> None:
@@ -394,8 +394,8 @@ async def test_a_server_without_grammars() -> None:
         forced = await served.post(PATH, asked(tools=SMALL, tool_choice="required"))
         held = await served.post(PATH, asked(tools=strict))
         assert (await served.post(PATH, asked(tools=SMALL))).status_code == 200
-    assert (forced.status_code, forced.json()["param"]) == (400, "tool_choice")
-    assert (held.status_code, held.json()["param"]) == (400, "tools")
+    assert (forced.status_code, forced.json()["error"]["param"]) == (400, "tool_choice")
+    assert (held.status_code, held.json()["error"]["param"]) == (400, "tools")
 
 
 async def test_strict_tools_are_held_to_their_schema() -> None:
@@ -409,7 +409,7 @@ async def test_strict_tools_are_held_to_their_schema() -> None:
     assert tag["structures"][1]["schema"] == {"type": "object"}
     async with serve(says("Ok"), with_parsers("qwen3_coder"), template=QWEN) as served:
         response = await served.post(PATH, asked(tools=[strict]))
-    assert (response.status_code, response.json()["param"]) == (400, "tools")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ async def test_refusals(fields: dict[str, Any], param: str, words: str) -> None:
         for stream in (False, True):
             response = await served.post(PATH, asked(stream=stream, **fields))
             assert response.status_code == 400, response.text
-            assert words in response.json()["message"]
+            assert words in response.json()["error"]["message"]
             assert response.json()["error"]["param"].startswith(param)
         assert not served.engine.sent
 
@@ -451,11 +451,11 @@ async def test_refusals(fields: dict[str, Any], param: str, words: str) -> None:
 async def test_a_server_that_does_not_read_calls() -> None:
     async with serve(options=with_parsers("none"), template=QWEN) as served:
         response = await served.post(PATH, asked(tools=SMALL))
-    assert (response.status_code, response.json()["param"]) == (400, "tools")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
     async with serve(options=with_parsers("hermes")) as served:  # whose template, ChatML, knows no tools
         response = await served.post(PATH, asked(tools=SMALL))
-    assert (response.status_code, response.json()["param"]) == (400, "tools")
-    assert "no place" in response.json()["message"]
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    assert "no place" in response.json()["error"]["message"]
 
 
 async def test_what_the_server_says_of_itself() -> None:

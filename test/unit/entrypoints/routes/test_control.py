@@ -22,7 +22,7 @@ async def test_flush_of_a_busy_engine() -> None:
         served.engine.busy = True
         response = await served.client.post("/flush_cache")
     assert response.status_code == 400
-    assert "1 request runs" in response.json()["message"]
+    assert "1 request runs" in response.json()["error"]["message"]
 
 
 async def test_flush_waits_for_idle() -> None:

@@ -19,7 +19,7 @@ async def test_alive_by_heartbeat_alone(path: str) -> None:
             assert response.status_code == status
             signs.last_heartbeat += silence
         assert not served.engine.sent
-    assert response.json()["message"] == "The scheduler gives no sign of life."
+    assert response.json()["error"]["message"] == "The scheduler gives no sign of life."
 
 
 async def test_a_silent_detokenizer() -> None:
@@ -27,7 +27,7 @@ async def test_a_silent_detokenizer() -> None:
         served.front.tokenizer_manager.signs.last_detokenizer_beat -= 6
         response = await served.client.get("/health")
     assert response.status_code == 503
-    assert response.json()["message"] == "The detokenizer gives no sign of life."
+    assert response.json()["error"]["message"] == "The detokenizer gives no sign of life."
 
 
 async def test_a_server_that_never_heard_of_its_engine() -> None:
@@ -52,7 +52,7 @@ async def test_the_deep_check_gives_up_and_takes_its_request_back(monkeypatch: p
         assert served.engine.aborted == [served.engine.requests[0].rid]
         assert not served.front.tokenizer_manager.rid_to_state
     assert response.status_code == 503
-    assert "within 0.05 s" in response.json()["message"]
+    assert "within 0.05 s" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("script", [hello, silent])
@@ -61,4 +61,4 @@ async def test_the_deep_check_of_a_dead_engine(script: Script) -> None:
         served.front.tokenizer_manager.fail_all(WorkerDied("scheduler_TP0 was killed"))
         response = await served.client.get("/health_generate")
     assert response.status_code == 503
-    assert "scheduler_TP0 was killed" in response.json()["message"]
+    assert "scheduler_TP0 was killed" in response.json()["error"]["message"]

@@ -12,6 +12,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import HEARTBEAT_LIMIT_S, AppOptions
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.server_args import ServerArgs
+from mysglang.srt.utils.version import __version__
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -45,6 +46,22 @@ async def test_what_the_model_is(tmp_path: Path) -> None:
     assert info["architectures"] == ["LlamaForCausalLM"]
     assert info["model_type"] == "llama"
     assert info["is_generation"] is True
+
+
+async def test_the_version_and_the_list_of_models_under_every_spelling() -> None:
+    async with serve(options=AppOptions(served_model_name="tiny")) as served:
+        version = await served.client.get("/version")
+        lists = [await served.client.get(path) for path in ("/v1/models", "/v1/models/")]
+    assert (version.status_code, version.json()) == (200, {"version": __version__})
+    assert [answer.status_code for answer in lists] == [200, 200]
+    assert lists[0].json() == lists[1].json() and lists[0].json()["object"] == "list"
+
+
+async def test_metrics_that_are_off_name_their_flag() -> None:
+    async with serve() as served:
+        answer = await served.client.get("/metrics")
+    assert answer.status_code == 404
+    assert "--enable-metrics" in answer.json()["error"]["message"]
 
 
 async def test_what_the_server_is_without_its_secrets(tmp_path: Path) -> None:
@@ -111,7 +128,7 @@ async def test_loads() -> None:
     assert load["memory"]["token_capacity"] == 1000
     assert {"weight_gb", "kv_cache_gb", "graph_gb"} < load["memory"].keys()
     assert load["queues"] == {"waiting": 0, "grammar": 0} and load["cache_hit_rate"] == 0
-    assert (other_format.status_code, other_format.json()["param"]) == (400, "format")
+    assert (other_format.status_code, other_format.json()["error"]["param"]) == (400, "format")
     assert queues["loads"][0].keys() == {"timestamp", "dp_rank", "queues"}
-    assert (refused.status_code, refused.json()["param"]) == (400, "include")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "include")
     assert other_rank.status_code == 400

@@ -70,7 +70,7 @@ async def test_commands_reach_the_scheduler() -> None:
     assert isinstance(third, FreezeGcReq)
     assert isinstance(fourth, StartProfileReq)
     assert (fourth.output_dir, fourth.name, fourth.num_steps, fourth.activities) == ("/x", "run-p", 3, ["CPU"])
-    assert (refused.status_code, refused.json()["message"]) == (400, "as asked")
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "as asked")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ async def test_refusals_name_the_field(path: str, body: dict[str, Any], param: s
     async with serve(options=ADMIN) as served:
         response = await served.post(path, body, headers=KEY)
         assert not served.engine.sent
-    assert (response.status_code, response.json()["param"]) == (400, param)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 async def test_requests_are_kept_from_when_it_is_asked_for(tmp_path: Path) -> None:

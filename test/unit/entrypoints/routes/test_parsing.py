@@ -50,4 +50,4 @@ async def test_thoughts(parser: str | None) -> None:
 async def test_refusals(path: str, body: dict[str, Any], param: str) -> None:
     async with serve() as served:
         response = await served.post(path, body)
-    assert (response.status_code, response.json()["param"]) == (400, param)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)

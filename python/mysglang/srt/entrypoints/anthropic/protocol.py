@@ -74,8 +74,15 @@ class ToolResultBlock(StrictModel):
     content: TextBlocks = []
     is_error: bool = False
     cache_control: CacheControl | None = None
-    without_effect = MARKS
+    id: str | None = None
+    """What some clients call `tool_use_id`; beside that it has no effect."""
+    without_effect = MARKS | {"id"}
     unsupported = not_here("toolset_name")
+
+    @classmethod
+    def translated(cls, data: dict[str, Any]) -> dict[str, Any]:
+        named = data.get("tool_use_id") is not None or data.get("id") is None
+        return data if named else {**data, "tool_use_id": data["id"]}
 
 
 Block: TypeAlias = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
@@ -112,10 +119,10 @@ class AnthropicTool(StrictModel):
     type: Literal["custom"] = "custom"
     cache_control: CacheControl | None = None
     without_effect = MARKS
+    idle = not_here("eager_input_streaming", unless=(True,))
     unsupported = {
         **not_here("defer_loading", unless=OFF),
         **not_here("allowed_callers", unless=(["direct"],)),
-        **not_here("eager_input_streaming", unless=(True,)),
         **not_here("input_examples", unless=([],)),
     }
 
@@ -174,7 +181,6 @@ KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
 
 _UNSUPPORTED = {
     **not_here("speed", unless=("standard",)),
-    **not_here("service_tier", unless=("auto", "standard_only")),
     **not_here("mcp_servers", unless=([],)),
     **not_here("context_management", unless=({"edits": []}, {"edits": [KEEP_THOUGHTS]})),
     **not_here("container", "inference_geo", "diagnostics", "compaction", "fallbacks"),
@@ -194,6 +200,7 @@ class CountTokensRequest(StrictModel):
     output_config: OutputConfig = OutputConfig()
     cache_control: CacheControl | None = None
     without_effect = MARKS
+    idle = not_here("service_tier", unless=("auto", "standard_only"))
     unsupported = _UNSUPPORTED
 
 

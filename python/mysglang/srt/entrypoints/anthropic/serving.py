@@ -13,11 +13,12 @@ from mysglang.srt.entrypoints.anthropic.events import PING, PING_S, BlockEvents,
 from mysglang.srt.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from mysglang.srt.entrypoints.anthropic.translate import NAMES, chat_request, counted_request
 from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews, Ending, aborted
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.entrypoints.streaming import EventStream, while_connected, with_pings
+from mysglang.srt.entrypoints.streaming import EventStream, with_pings
 
 
 class AnthropicServing:
@@ -74,7 +75,8 @@ class AnthropicServing:
     async def _read(self, body: MessagesRequest, rid: str) -> AsyncGenerator[ChatNews, None]:
         with own_words(NAMES):
             words = self._answers.thinking_words(with_tools=bool(body.tools))
-            ask = await self._answers.ask(chat_request(body, words), rid)
+            asked = await self._answers.prepare(lambda: chat_request(body, words))
+            ask = await self._answers.ask(asked, rid)
             async with aclosing(self._answers.read(ask)) as found:
                 async for news in found:
                     yield news
@@ -82,7 +84,8 @@ class AnthropicServing:
     async def _count(self, body: CountTokensRequest) -> int:
         with own_words(NAMES):
             words = self._answers.thinking_words(with_tools=bool(body.tools))
-            return await self._answers.count_tokens(await self._answers.ask(counted_request(body, words), "count"))
+            asked = await self._answers.prepare(lambda: counted_request(body, words))
+            return await self._answers.count_tokens(await self._answers.ask(asked, "count"))
 
     def _start(self, rid: str, usage: dict[str, object]) -> bytes:
         message = {**self._head(rid), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mysglang.srt.entrypoints.anthropic.protocol import (
@@ -20,6 +21,7 @@ from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.openai.chat_prompt import ThinkingWords
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.managers.text_pool import checkpoint
 
 NAMES = {
     "stop": "stop_sequences",
@@ -71,72 +73,85 @@ def _request(body: CountTokensRequest, words: ThinkingWords, **more: object) -> 
 def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
     """Messages of one role that follow each other are one turn."""
     told = [{"role": "system", "content": _content(body.system)}] if body.system else []
-    turns: list[dict[str, Any]] = []
+    turns: list[_Turn] = []
     for message in body.messages:
+        checkpoint()
         for turn in _turns(message):
-            if turns and turn["role"] == turns[-1]["role"] != "tool":
-                turns[-1] = _joined(turns[-1], turn)
+            if turns and turn.role == turns[-1].role != "tool":
+                turns[-1].add(turn)
             else:
                 turns.append(turn)
-    if turns[-1]["role"] == "assistant" and "tool_calls" in turns[-1]:
+    if turns[-1].calls:
         raise InvalidRequest("messages: the last one uses tools, so that their results must follow.", param="messages")
-    return told + [turn | {"content": _plain(turn["content"])} for turn in turns]
+    return told + [turn.message() for turn in turns]
 
 
-def _turns(message: Message) -> list[dict[str, Any]]:
+@dataclass(slots=True)
+class _Turn:
+    """A message of OpenAI's that grows: what is added is put behind what is there, which is not copied."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    answers: str | None = None
+    """The id of the call that it is the result of."""
+
+    def add(self, other: _Turn) -> None:
+        self.texts += other.texts
+        self.thoughts += other.thoughts
+        self.calls += other.calls
+
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": self.role, "content": _plain(self.texts)}
+        if self.answers is not None:
+            message["tool_call_id"] = self.answers
+        if self.thoughts:
+            message["reasoning_content"] = "\n".join(filter(None, self.thoughts))
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+def _turns(message: Message) -> list[_Turn]:
     """OpenAI has a message for each result of a tool, and what an answer says and calls in one."""
     if message.role == "assistant":
         return [_assistant(message)]
-    turns: list[dict[str, Any]] = []
+    turns: list[_Turn] = []
     for block in message.content:
         match block:
             case ToolResultBlock():
                 text = "\n".join(part.text for part in block.content)
                 result = FAILED + text if block.is_error else text
-                turns.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _parts(result)})
+                turns.append(_Turn("tool", [result], answers=block.tool_use_id))
             case TextBlock():
-                turns.append({"role": message.role, "content": _parts(block.text)})
+                turns.append(_Turn(message.role, [block.text]))
     return turns
 
 
-def _assistant(message: Message) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": "assistant", "content": []}
+def _assistant(message: Message) -> _Turn:
+    turn = _Turn("assistant")
     for block in message.content:
         match block:
             case TextBlock():
-                turn["content"] += _parts(block.text)
+                turn.texts.append(block.text)
             case ThinkingBlock():
-                turn["reasoning_content"] = "\n".join([*filter(None, [turn.get("reasoning_content")]), block.thinking])
+                turn.thoughts.append(block.thinking)
             case ToolUseBlock():
                 function = {"name": block.name, "arguments": block.input}
-                call = {"id": block.id, "type": "function", "function": function}
-                turn["tool_calls"] = [*turn.get("tool_calls", []), call]
+                turn.calls.append({"id": block.id, "type": "function", "function": function})
     return turn
 
 
-def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Two turns of one role as one. Text and calls are lists, thoughts are text."""
-    joined = first | {"content": first["content"] + second["content"]}
-    if calls := first.get("tool_calls", []) + second.get("tool_calls", []):
-        joined["tool_calls"] = calls
-    if thoughts := [turn["reasoning_content"] for turn in (first, second) if "reasoning_content" in turn]:
-        joined["reasoning_content"] = "\n".join(thoughts)
-    return joined
-
-
 def _content(blocks: Sequence[TextBlock]) -> object:
-    return _plain([part for block in blocks for part in _parts(block.text)])
+    return _plain([block.text for block in blocks])
 
 
-def _parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
-
-
-def _plain(parts: list[dict[str, str]]) -> object:
-    """A string where there is one part; none is None, as for an answer that only calls tools."""
-    if not parts:
+def _plain(texts: Sequence[str]) -> object:
+    """A string where there is one text; none is None, as for an answer that only calls tools."""
+    if not texts:
         return None
-    return parts[0]["text"] if len(parts) == 1 else parts
+    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
 
 
 def _tool(tool: AnthropicTool) -> dict[str, object]:

@@ -9,13 +9,13 @@ from starlette.responses import Response
 
 from mysglang.srt.configs.pooling_config import PoolingConfig
 from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.ollama.model_card import check_name
 from mysglang.srt.entrypoints.ollama.protocol import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.managers.pooled import Pooled, pooled, require
 from mysglang.srt.messages.embedding import NOTHING_NEW
 from mysglang.srt.messages.generate import GenerateReqInput

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from mysglang.srt.entrypoints.openai.protocol import MAX_TOP_LOGPROBS, Texts
 from mysglang.srt.entrypoints.openai.tool_protocol import Tool
-from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
+from mysglang.srt.entrypoints.strict_model import StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 
 _NOTHING = re.compile(r"[+-]?0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
@@ -44,12 +44,16 @@ Format = Annotated[str | dict[str, Any], PlainValidator(_format, json_schema_inp
 KeepAlive = Annotated[float | str, PlainValidator(_keep_alive, json_schema_input_type=float | str)]
 
 
+KEPT_WHOLE = not_here("truncate", "shift", unless=(True,))
+"""Ollama's defaults cut what is too long. Here a prompt that fits is never cut, and one that does not is refused."""
+
+
 class Options(StrictModel):
     """How to sample. `repeat_penalty` counts all of the tokens so far, which is `repeat_last_n` -1."""
 
     num_predict: Annotated[int, AfterValidator(_num_predict)] = -1
     num_ctx: Annotated[int, Field(ge=1)] | None = None
-    """How much context there must be, at least."""
+    """Tokens of context that the request needs; more than the model has are refused."""
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -60,14 +64,17 @@ class Options(StrictModel):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     unsupported = {
-        **not_here("repeat_last_n", unless=(-1,)),
         **not_here("tfs_z", "typical_p", unless=(1, 1.0)),
         **not_here("mirostat", unless=(0,)),
-        **not_here("mirostat_tau", "mirostat_eta", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread"),
-        **not_here("draft_num_predict", "use_mmap"),
-        **not_here("penalize_newline", unless=(True,)),
-        **not_here("numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "embedding_only", unless=OFF),
+        **not_here("logits_all", "vocab_only", "embedding_only"),
     }
+    idle = {
+        **not_here("repeat_last_n", unless=(-1,)),
+        **not_here("mirostat_tau", "mirostat_eta", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread"),
+        **not_here("draft_num_predict", "use_mmap", "penalize_newline", unless=(True,)),
+        **not_here("numa", "low_vram", "f16_kv", "use_mlock"),
+    }
+    """What loads a model in Ollama, and small differences in how tokens are counted and drawn."""
 
 
 class OllamaRequest(StrictModel):
@@ -128,7 +135,7 @@ class OllamaChatRequest(OllamaRequest):
 
     messages: list[OllamaMessage] = []
     tools: list[Tool] = []
-    unsupported = not_here("truncate", "shift", unless=OFF)
+    idle = KEPT_WHOLE
 
 
 class OllamaGenerateRequest(OllamaRequest):
@@ -143,9 +150,9 @@ class OllamaGenerateRequest(OllamaRequest):
     unsupported = {
         **not_here("template", unless=("",)),
         **not_here("images", "context", unless=([],)),
-        **not_here("truncate", "shift", unless=OFF),
         **not_here("width", "height", "steps"),
     }
+    idle = KEPT_WHOLE
 
     @model_validator(mode="after")
     def _raw_is_all_there_is(self) -> OllamaGenerateRequest:
@@ -177,7 +184,8 @@ class OllamaEmbedRequest(StrictModel):
     input: Texts
     dimensions: int | None = None
     keep_alive: KeepAlive | None = None
-    unsupported = {**not_here("truncate", unless=OFF), **not_here("options", unless=({},))}
+    idle = KEPT_WHOLE
+    unsupported = not_here("options")
 
 
 class OllamaEmbeddingsRequest(StrictModel):

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.ollama.answer import Messages, Times, joined
 from mysglang.srt.entrypoints.ollama.model_card import ModelCard
@@ -29,7 +30,7 @@ from mysglang.srt.entrypoints.ollama.translate import (
 )
 from mysglang.srt.entrypoints.openai.chat_answers import Ask, ChatAnswers
 from mysglang.srt.entrypoints.openai.field_names import own_words
-from mysglang.srt.entrypoints.streaming import EventStream, while_connected
+from mysglang.srt.entrypoints.streaming import EventStream
 
 NDJSON = "application/x-ndjson"
 
@@ -60,7 +61,8 @@ class OllamaServing:
 
         async def ask() -> Ask:
             words = self._answers.thinking_words(with_tools=bool(body.tools))
-            return await self._answers.ask(chat_request(body, words), _new_rid())
+            asked = await self._answers.prepare(lambda: chat_request(body, words))
+            return await self._answers.ask(asked, _new_rid())
 
         return await self._respond(request, _Job(body, ask, _as_message, NAMES), loads=not body.messages)
 
@@ -70,9 +72,11 @@ class OllamaServing:
 
         async def ask() -> Ask:
             if body.plain:
-                return self._answers.ask_plain(raw_request(body), _new_rid(), max_tokens(body))
+                plain = await self._answers.prepare(lambda: raw_request(body))
+                return self._answers.ask_plain(plain, _new_rid(), max_tokens(body))
             words = self._answers.thinking_words(with_tools=False)
-            return await self._answers.ask(generate_request(body, words), _new_rid())
+            asked = await self._answers.prepare(lambda: generate_request(body, words))
+            return await self._answers.ask(asked, _new_rid())
 
         nothing = not body.prompt and not body.suffix
         return await self._respond(request, _Job(body, ask, _as_response, PROMPT_NAMES), loads=nothing)

@@ -9,7 +9,6 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from mysglang.srt.entrypoints.error_responses import ErrorFields
 from mysglang.srt.entrypoints.openapi import Answer
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
@@ -35,6 +34,7 @@ class Usage(Answer):
     total_tokens: int
     prompt_tokens_details: CachedTokens | None
     completion_tokens_details: ReasoningTokens | UnsetType = UNSET
+    reasoning_tokens: int | UnsetType = UNSET
 
 
 class AnswerMetadata(Answer):
@@ -76,7 +76,7 @@ class Delta(Answer):
     reasoning_content: str | UnsetType | None = UNSET
     tool_calls: list[AnsweredCall] | UnsetType = UNSET
     hidden_states: list[float] | UnsetType = UNSET
-    """Of a choice that asked for it: in a frame of its own, behind the others."""
+    """Last hidden state of the last token, if the request asked for it; in a frame of its own, behind the others."""
 
 
 class LikelyToken(Answer):
@@ -191,12 +191,6 @@ class CompletionChunk(Answer):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
-
-
-class ErrorFrame(Answer):
-    """The last frame of a stream that failed."""
-
-    error: ErrorFields
 
 
 class Tokens(Answer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mysglang.srt.configs.pooling_config import PoolingConfig
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.batches_service import BatchEndpoints
@@ -11,6 +13,7 @@ from mysglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from mysglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from mysglang.srt.entrypoints.openai.serving_embedding import OpenAIServingEmbedding
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
+from mysglang.srt.messages.field_report import FieldReport
 
 
 def batch_endpoints(
@@ -19,11 +22,16 @@ def batch_endpoints(
     options: ServingOptions,
     answers: ChatAnswers,
     pooling: PoolingConfig | None,
+    fields: FieldReport,
 ) -> BatchEndpoints:
-    """`pooling`: None for a model that generates."""
+    """`pooling`: None for a model that generates. `fields`: hears of the lines' fields that change nothing."""
     if pooling is not None:
         embedding = OpenAIServingEmbedding(front, models, pooling)
-        return BatchEndpoints(models.name, {"/v1/embeddings": embedding.answer})
+        return BatchEndpoints(models.name, {"/v1/embeddings": partial(embedding.answer, fields=fields)})
     chat = OpenAIServingChat(front, models, options, answers)
     completion = OpenAIServingCompletion(front, models, options)
-    return BatchEndpoints(models.name, {"/v1/chat/completions": chat.answer, "/v1/completions": completion.answer})
+    answers_by_path = {
+        "/v1/chat/completions": partial(chat.answer, fields=fields),
+        "/v1/completions": partial(completion.answer, fields=fields),
+    }
+    return BatchEndpoints(models.name, answers_by_path)

@@ -2,15 +2,17 @@
 
     {"custom_id": "mine-1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
 
-Only the places of the lines are kept, so that a long file costs little memory. What a body says is the endpoint's
-business, when it is asked. Everything here blocks.
+Only the places of the lines are kept, and digests of their names, so that many long files cost little memory. What a
+body says is the endpoint's business, when it is asked. Everything here blocks.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
@@ -25,20 +27,51 @@ MAX_FAULTS = 50
 """Faults told at once."""
 
 MAX_CUSTOM_ID = 512
-"""Characters; as many lines name themselves as are kept in memory."""
+"""Characters."""
+
+NAME_BYTES = 16
 
 _FIELDS = ("custom_id", "method", "url", "body")
 
 
-@dataclass(frozen=True, slots=True)
-class InputLine:
+class InputLine(NamedTuple):
     """A request in the file."""
 
     number: int
     """From 1, as an editor counts."""
     offset: int
     length: int
-    custom_id: str
+    name: bytes
+    """By `name_of`."""
+
+
+class InputLines:
+    """All requests of a file, in some 40 bytes each."""
+
+    def __init__(self) -> None:
+        self._places = array("q")
+        """Number, offset and length of each line."""
+        self._names = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._names) // NAME_BYTES
+
+    def __iter__(self) -> Iterator[InputLine]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> InputLine:
+        number, offset, length = self._places[3 * index : 3 * index + 3]
+        name = bytes(self._names[NAME_BYTES * index : NAME_BYTES * (index + 1)])
+        return InputLine(number, offset, length, name)
+
+    def append(self, line: InputLine) -> None:
+        self._places.extend(line[:3])
+        self._names += line.name
+
+
+def name_of(custom_id: str) -> bytes:
+    """What a line is known by in memory: a digest of its custom_id, which may be long."""
+    return blake2b(custom_id.encode(), digest_size=NAME_BYTES).digest()
 
 
 class InputRefused(Exception):
@@ -49,30 +82,31 @@ class InputRefused(Exception):
         self.faults = faults
 
 
-def read_input(path: Path, endpoint: str) -> list[InputLine]:
+def read_input(path: Path, endpoint: str) -> InputLines:
     """All requests in the file, each for `endpoint`. Lines of nothing but white space are passed over.
 
     Raises InputRefused with the first MAX_FAULTS faults.
     """
-    lines: list[InputLine] = []
+    lines = InputLines()
     faults: list[BatchFault] = []
-    seen: dict[str, int] = {}
+    seen: dict[bytes, int] = {}
     for number, offset, raw in _lines(path):
         if len(lines) == MAX_LINES:
             faults.append(BatchFault(code="too_many_requests", message=f"A batch may have {MAX_LINES} requests."))
             break
         try:
             custom_id = _checked(raw, endpoint, number)
-            if custom_id in seen:
-                message = f"The custom_id {custom_id!r} is that of line {seen[custom_id]} already."
+            name = name_of(custom_id)
+            if name in seen:
+                message = f"The custom_id {custom_id!r} is that of line {seen[name]} already."
                 raise _fault("duplicate_custom_id", message, number, "custom_id")
         except InputRefused as refused:
             faults += refused.faults
             if len(faults) >= MAX_FAULTS:
                 break
             continue
-        seen[custom_id] = number
-        lines.append(InputLine(number, offset, len(raw), custom_id))
+        seen[name] = number
+        lines.append(InputLine(number, offset, len(raw), name))
     if not lines and not faults:
         faults.append(BatchFault(code="empty_file", message="The file has no requests."))
     if faults:
@@ -80,12 +114,21 @@ def read_input(path: Path, endpoint: str) -> list[InputLine]:
     return lines
 
 
-def read_body(path: Path, line: InputLine) -> dict[str, object]:
-    """What a line that `read_input` has found asks of the endpoint."""
+def read_request(path: Path, line: InputLine) -> tuple[str, dict[str, object]]:
+    """The custom_id of a line that `read_input` has found, and what it asks of the endpoint. Raises InputRefused if the
+    line is not there any more.
+    """
     with path.open("rb") as file:
         file.seek(line.offset)
-        body: dict[str, object] = orjson.loads(file.read(line.length))["body"]
-        return body
+        raw = file.read(line.length)
+    try:
+        data = orjson.loads(raw)
+        custom_id, body = data["custom_id"], data["body"]
+    except (ValueError, TypeError, KeyError):
+        custom_id, body = "", {}
+    if name_of(custom_id) != line.name:
+        raise _fault("invalid_json_line", "This line has changed since it was checked.", line.number)
+    return custom_id, body
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:

@@ -2,8 +2,8 @@
 
     validating → in_progress → finalizing → completed
         │             ├──────→ finalizing → expired
-        │             └──────→ cancelling → cancelled
-        └→ failed
+        │             ├──────→ cancelling → cancelled
+        └→ failed     └──────→ finalizing → failed: its input was damaged meanwhile
 
 Knows neither disk nor engine. Times are Unix seconds.
 """
@@ -20,7 +20,7 @@ from pydantic import Field
 from mysglang.srt.entrypoints.openai.files_record import DAY_S, MAX_LIFE_S, MIN_LIFE_S, MONTH_S
 from mysglang.srt.entrypoints.strict_model import StrictModel
 
-Ending = Literal["completed", "cancelled", "expired"]
+Ending = Literal["completed", "cancelled", "expired", "failed"]
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 
 OVER = frozenset({"failed", "completed", "expired", "cancelled"})
@@ -54,7 +54,7 @@ class BatchFault(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     param: str | None = None
     line: int | None = None
-    """From 1; None where no single line is to blame."""
+    """Number of the line that is wrong, from 1; null where no single line is to blame."""
 
 
 class Tally(msgspec.Struct, kw_only=True):
@@ -157,6 +157,11 @@ def failed(record: BatchRecord, faults: Sequence[BatchFault], now: int) -> Batch
     return msgspec.structs.replace(record, status="failed", failed_at=now, errors=list(faults), tally=Tally())
 
 
+def blamed(record: BatchRecord, faults: Sequence[BatchFault]) -> BatchRecord:
+    """Its input is not valid any more, after some of it was answered."""
+    return msgspec.structs.replace(record, errors=list(faults))
+
+
 def cancelling(record: BatchRecord, now: int) -> BatchRecord:
     """Somebody wants it to end, which changes something only while it is asked."""
     if record.status not in ("validating", "in_progress"):
@@ -177,6 +182,14 @@ def ending(
     if how == "cancelled":
         return record
     return msgspec.structs.replace(record, status="finalizing", finalizing_at=now)
+
+
+def reopened(record: BatchRecord) -> BatchRecord:
+    """What was answered is not all on the disk any more: the rest is asked again."""
+    status: Status = "in_progress" if record.status == "finalizing" else record.status
+    return msgspec.structs.replace(
+        record, ending=None, status=status, tally=None, output_file_id=None, error_file_id=None, finalizing_at=None
+    )
 
 
 def ended(record: BatchRecord, now: int) -> BatchRecord:

@@ -10,23 +10,28 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 from mysglang.srt.entrypoints.error_responses import describe
 from mysglang.srt.entrypoints.openai import batches_record as steps
-from mysglang.srt.entrypoints.openai.batches_input import InputLine, InputRefused, read_body, read_input
+from mysglang.srt.entrypoints.openai.batches_input import InputLine, InputLines, InputRefused, read_input, read_request
+from mysglang.srt.entrypoints.openai.batches_journal import Journal
 from mysglang.srt.entrypoints.openai.batches_record import BatchFault, BatchRecord, Ending, Tally
 from mysglang.srt.entrypoints.openai.batches_room import Room
-from mysglang.srt.entrypoints.openai.batches_store import BatchStore, Journal
+from mysglang.srt.entrypoints.openai.batches_store import BatchStore
 from mysglang.srt.entrypoints.openai.files_record import BATCH_OUTPUT, now
 from mysglang.srt.entrypoints.openai.files_store import FileStore, new_file_id
 from mysglang.srt.errors import NotFound, Overloaded, ServerEnded
+from mysglang.srt.utils.shortage import shortage_in
 
 logger = logging.getLogger(__name__)
 
 Answer = Callable[[dict[str, object]], Awaitable[dict[str, object]]]
 """What a route does with a body. Raises what `error_responses` knows."""
+
+Result = TypeVar("Result")
 
 RETRY_S = 0.5
 """Until a line that found the queue full is asked again."""
@@ -66,37 +71,53 @@ class BatchRun:
         if record.status == "cancelling":
             self._cancelled.set()
         with self._files.held(record.input_file_id):
+            if record.ending is not None and not await asyncio.to_thread(self._is_whole, record):
+                record = await self._batches.change(self._id, steps.reopened)
             if record.ending is None:
-                lines = await self._check(record)
-                if lines is None:
-                    return
-                record = await self._answer_all(record, lines)
-            await self._hand_out(record)
+                record = await self._work(record)
+            if record.ending is not None:
+                await self._hand_out(record)
 
-    async def _check(self, record: BatchRecord) -> list[InputLine] | None:
-        """The requests in its input; None if that is not valid, which ends it."""
+    async def _work(self, record: BatchRecord) -> BatchRecord:
+        """Ask what was not answered yet. A batch without a valid input fails."""
         try:
             path = self._files.path(self._files.get(record.input_file_id, record.owner))
             lines = await asyncio.to_thread(read_input, path, record.endpoint)
         except InputRefused as refused:
-            faults = refused.faults
+            return await self._fail(refused.faults)
         except NotFound as gone:
-            faults = [BatchFault(code="input_file_not_found", message=gone.message, param="input_file_id")]
-        else:
-            await self._batches.change(self._id, lambda known: steps.begun(known, len(lines), now()))
-            return lines
-        await self._batches.change(self._id, lambda known: steps.failed(known, faults, now()))
-        return None
-
-    async def _answer_all(self, record: BatchRecord, lines: Sequence[InputLine]) -> BatchRecord:
+            return await self._fail(
+                [BatchFault(code="input_file_not_found", message=gone.message, param="input_file_id")]
+            )
+        await self._batches.change(self._id, lambda known: steps.begun(known, len(lines), now()))
         journal = self._journal = await asyncio.to_thread(self._batches.journal, self._id)
-        path = self._files.path(self._files.get(record.input_file_id, record.owner))
-        left = [line for line in lines if line.custom_id not in journal.answered]
-        how = await self._until_end(self._ask_all(journal, path, left), record.expires_at)
-        await asyncio.to_thread(_close, journal, how, left)
+        how: Ending = "cancelled"
+        if not self._cancelled.is_set():
+            how = await self._until_end(self._ask_all(journal, path, lines, record.owner), record.expires_at)
+        await asyncio.to_thread(_close, journal, how, path, lines)
+        return await self._end(journal, how)
+
+    async def _fail(self, faults: list[BatchFault]) -> BatchRecord:
+        """What was answered before its input was damaged is handed out all the same."""
+        journal = await asyncio.to_thread(self._batches.journal, self._id)
+        if not journal.answered:
+            return await self._batches.change(self._id, lambda known: steps.failed(known, faults, now()))
+        await self._batches.change(self._id, lambda known: steps.blamed(known, faults))
+        return await self._end(journal, "failed")
+
+    def _is_whole(self, record: BatchRecord) -> bool:
+        """Whether all that was answered is still there. Blocks. Files that the client has are not looked at again."""
+        handed_out = (record.output_file_id, record.error_file_id)
+        if record.tally is None or any(name is not None and self._files.is_there(name) for name in handed_out):
+            return True
+        tally = self._batches.journal(self._id).tally
+        return (tally.completed, tally.failed) == (record.tally.completed, record.tally.failed)
+
+    async def _end(self, journal: Journal, how: Ending) -> BatchRecord:
         tally = journal.tally
         output = new_file_id() if tally.completed else None
         errors = new_file_id() if tally.failed else None
+        await asyncio.to_thread(journal.sync)
         return await self._batches.change(
             self._id, lambda known: steps.ending(known, how, tally, output, errors, now())
         )
@@ -117,20 +138,22 @@ class BatchRun:
             stopping.cancel()
             await asyncio.gather(asking, stopping, return_exceptions=True)
 
-    async def _ask_all(self, journal: Journal, path: Path, lines: Sequence[InputLine]) -> None:
+    async def _ask_all(self, journal: Journal, path: Path, lines: InputLines, owner: str) -> None:
         async with asyncio.TaskGroup() as group:
             for line in lines:
-                await self._room.enter()
+                if line.name in journal.answered:
+                    continue
+                await self._room.enter(owner)
                 asked = group.create_task(self._ask(journal, path, line))
                 # Not in the task itself: one that is cancelled before its first step runs none of its code.
-                asked.add_done_callback(lambda _: self._room.leave())
+                asked.add_done_callback(lambda _: self._room.leave(owner))
 
     async def _ask(self, journal: Journal, path: Path, line: InputLine) -> None:
-        """Ask one line, and note what came of it."""
-        name = f"batch_req_{uuid.uuid4().hex}"
+        """Ask one line, and note what came of it. Raises InputRefused if the line is not there any more."""
+        name = f"req_{uuid.uuid4().hex}"
+        custom_id, body = await _when_possible(lambda: asyncio.to_thread(read_request, path, line))
         try:
-            body = await asyncio.to_thread(read_body, path, line)
-            answer = await self._answer_when_possible(body)
+            answer = await _when_possible(lambda: self._answer(body))
         except ServerEnded:
             raise
         except Exception as error:
@@ -139,24 +162,20 @@ class BatchRun:
             if facts.status == 500:
                 logger.exception("line %d of %s failed", line.number, self._id)
             response = {"status_code": facts.status, "request_id": name, "body": {"error": facts.fields(name)}}
-            entry = {**_entry(name, line), "response": response, "error": None, "line": line.number}
+            entry = {"custom_id": custom_id, "response": response, "error": None, "line": line.number}
             journal.add(entry, good=False)
         else:
             response = {"status_code": 200, "request_id": name, "body": answer}
-            journal.add({**_entry(name, line), "response": response, "error": None}, good=True)
-
-    async def _answer_when_possible(self, body: dict[str, object]) -> dict[str, object]:
-        while True:
-            try:
-                return await self._answer(body)
-            except Overloaded:
-                await asyncio.sleep(RETRY_S)
+            journal.add({"custom_id": custom_id, "response": response, "error": None}, good=True)
 
     async def _hand_out(self, record: BatchRecord) -> None:
         """Make the journal files of the client. Begun again after a crash, it does what is left of it."""
         output, errors = self._batches.journal_paths(self._id)
         for path, file_id, kind in ((output, record.output_file_id, "output"), (errors, record.error_file_id, "error")):
             if file_id is not None:
+                if not self._files.is_there(file_id) and not path.exists():
+                    logger.warning("%s: the %s file is lost, and is empty now.", self._id, kind)
+                    path.touch()
                 name = f"{record.id}_{kind}.jsonl"
                 life_s = record.output_life_s
                 await self._files.adopt(
@@ -165,15 +184,26 @@ class BatchRun:
         await self._batches.change(self._id, lambda known: steps.ended(known, now()))
 
 
-def _close(journal: Journal, how: Ending, lines: Sequence[InputLine]) -> None:
-    """Say of each line that was not answered why; then all of it is on the disk."""
+async def _when_possible(work: Callable[[], Awaitable[Result]]) -> Result:
+    """What `work` brings; begun again while the queue is full, or while the system has no file or thread to spare."""
+    while True:
+        try:
+            return await work()
+        except Overloaded:
+            pass
+        except (OSError, RuntimeError) as error:
+            if shortage_in(error) is None:
+                raise
+        await asyncio.sleep(RETRY_S)
+
+
+def _close(journal: Journal, how: Ending, path: Path, lines: InputLines) -> None:
+    """Say of each line that was not answered why."""
+    if len(journal.answered) == len(lines):
+        return
     for line in lines:
-        if line.custom_id not in journal.answered:
-            entry = _entry(f"batch_req_{uuid.uuid4().hex}", line)
+        if line.name not in journal.answered:
+            custom_id, _ = read_request(path, line)
             error = {"code": f"batch_{how}", "message": _WHY_NOT[how]}
-            journal.add({**entry, "response": None, "error": error, "line": line.number}, good=False)
-    journal.sync()
-
-
-def _entry(name: str, line: InputLine) -> dict[str, object]:
-    return {"id": name, "custom_id": line.custom_id}
+            entry = {"custom_id": custom_id, "response": None, "error": error, "line": line.number}
+            journal.add(entry, good=False)

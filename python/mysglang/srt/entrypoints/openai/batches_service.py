@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from mysglang.srt.entrypoints.openai import batches_record as steps
 from mysglang.srt.entrypoints.openai.batches_record import BatchRecord, CreateBatchRequest, new_record
@@ -18,6 +19,8 @@ from mysglang.srt.entrypoints.openai.files_store import FileStore
 from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
 from mysglang.srt.managers.caller import CALLER, Caller
 from mysglang.srt.utils.disk import room_for
+from mysglang.srt.utils.shared_room import SharedRoom
+from mysglang.srt.utils.shortage import shortage_in
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +43,18 @@ class BatchEndpoints:
 class Batches:
     """Lives in one event loop, between `start` and `stop`."""
 
-    def __init__(self, store: BatchStore, files: FileStore, room: Room, endpoints: BatchEndpoints) -> None:
+    def __init__(
+        self,
+        store: BatchStore,
+        files: FileStore,
+        room: Room,
+        endpoints: BatchEndpoints,
+        owners: Collection[str] = ("",),
+    ) -> None:
+        """`owners`: names of the API keys that the server knows; one empty name if it needs none."""
         self._store = store
+        self._owners = owners
+        self._open = SharedRoom(MAX_OPEN, len(owners))
         self._files = files
         self._room = room
         self._endpoints = endpoints
@@ -53,10 +66,14 @@ class Batches:
         for record in reversed(self._store.all()):
             if record.over:
                 continue
-            if record.model != self._endpoints.model or record.endpoint not in self._endpoints.answers:
+            if record.status == "cancelling":
+                self._begin(record)
+            elif record.owner not in self._owners:
+                logger.warning("%s waits for a server that knows the API key it came with.", record.id)
+            elif record.model != self._endpoints.model or record.endpoint not in self._endpoints.answers:
                 logger.warning("%s waits for a server of %s at %s.", record.id, record.model, record.endpoint)
             else:
-                self._launch(record)
+                self._begin(record)
 
     async def stop(self) -> None:
         """Break off what runs."""
@@ -74,12 +91,20 @@ class Batches:
         if file.purpose != BATCH_INPUT:
             message = f"input_file_id: the purpose of the file must be {BATCH_INPUT!r}, not {file.purpose!r}."
             raise InvalidRequest(message, param="input_file_id")
-        if len(self._runs) >= MAX_OPEN:
-            raise Overloaded(f"{MAX_OPEN} batches are open already.")
+        if not self._open.has_room(owner, 1):
+            raise Overloaded("Too many batches are open already.")
+        # Answers are kept even where files have all the room; that must not go on for ever.
+        with self._files.arriving(owner) as answers:
+            answers.expect(0)
         record = new_record(body, self._endpoints.model, owner, now())
-        with self._files.held(file.id), room_for("this batch"):
-            await self._store.add(record)
-            self._launch(record)
+        self._open.take(owner, 1)
+        try:
+            with self._files.held(file.id), room_for("this batch"):
+                await self._store.add(record)
+                self._begin(record)
+        finally:
+            # Until here the place was kept for it; now it has one of its own.
+            self._open.give(owner, 1)
         return record.wire()
 
     def get(self, batch_id: str, owner: str) -> dict[str, object]:
@@ -88,8 +113,7 @@ class Batches:
 
     def list(self, owner: str, *, after: str | None, limit: int) -> dict[str, object]:
         """Those of one owner, the newest first. Raises InvalidRequest."""
-        mine = [self._shown(record) for record in self._store.all() if record.owner == owner]
-        return page(mine, after=after, limit=limit)
+        return page([self._shown(record) for record in self._store.of_owner(owner)], after=after, limit=limit)
 
     async def cancel(self, batch_id: str, owner: str) -> dict[str, object]:
         """Raises NotFound, InvalidRequest for a batch that is over, and NoRoom."""
@@ -98,8 +122,12 @@ class Batches:
             raise InvalidRequest(f"{batch_id} is {record.status} and cannot be cancelled.", param="batch_id")
         with room_for("this change"):
             record = await self._store.change(batch_id, lambda known: steps.cancelling(known, now()))
-        if batch_id in self._runs and record.status == "cancelling":
-            self._runs[batch_id].cancel()
+        if record.status == "cancelling":
+            if batch_id in self._runs:
+                self._runs[batch_id].cancel()
+            else:
+                # One that waited for another server ends here.
+                self._begin(record)
         return self._shown(record).wire()
 
     def _owned(self, batch_id: str, owner: str) -> BatchRecord:
@@ -113,8 +141,9 @@ class Batches:
         run = self._runs.get(record.id)
         return record if run is None or run.tally is None else steps.counted(record, run.tally)
 
-    def _launch(self, record: BatchRecord) -> None:
-        answer = self._endpoints.answers[record.endpoint]
+    def _begin(self, record: BatchRecord) -> None:
+        self._open.take(record.owner, 1)
+        answer = self._endpoints.answers.get(record.endpoint, _no_answer)
         run = BatchRun(record.id, self._store, self._files, self._room, answer)
         self._runs[record.id] = run
         # The lines are their owner's, also those that are asked after another start.
@@ -122,9 +151,10 @@ class Batches:
         context.run(CALLER.set, Caller(api_key=record.owner))
         task = asyncio.create_task(_see_through(run, record.id), name=record.id, context=context)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, record.owner))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, owner: str, task: asyncio.Task[None]) -> None:
+        self._open.give(owner, 1)
         self._tasks.discard(task)
         self._runs.pop(task.get_name(), None)
         error = None if task.cancelled() else task.exception()
@@ -136,23 +166,33 @@ class Batches:
             logger.error("%s broke off, and is tried again after the next start", task.get_name(), exc_info=error)
 
 
+async def _no_answer(_: dict[str, object]) -> dict[str, object]:
+    raise AssertionError("a batch that is cancelled asks nothing")
+
+
 async def _see_through(run: BatchRun, batch_id: str) -> None:
     """To its end, however often the disk refuses what was answered meanwhile: what it has taken is not asked again."""
     while True:
         try:
             await run.live()
             return
-        except (OSError, ExceptionGroup) as error:
+        except (OSError, RuntimeError, ExceptionGroup) as error:
             if (fault := _disk_fault(error)) is None:
                 raise
-            logger.warning("%s goes on in %g s, since the disk refuses its answers: %s", batch_id, DISK_RETRY_S, fault)
+            logger.warning(
+                "%s goes on in %g s; the system refused a file or a thread: %s", batch_id, DISK_RETRY_S, fault
+            )
         await asyncio.sleep(DISK_RETRY_S)
 
 
 def _disk_fault(error: Exception) -> Exception | None:
-    """The first of what went wrong, if all of it is the disk's doing."""
+    """The first of what went wrong, if all of it is the disk's doing, or a lack of files or threads."""
     group = error if isinstance(error, ExceptionGroup) else ExceptionGroup("", [error])
-    faults, others = group.split(OSError)
+    faults, others = group.split(
+        lambda each: (
+            isinstance(each, OSError) or (not isinstance(each, ExceptionGroup) and shortage_in(each) is not None)
+        )
+    )
     if others is not None:
         return None
     fault: Exception | None = faults

@@ -10,10 +10,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from mysglang.srt.entrypoints.body import BODY_BYTES
 from mysglang.srt.entrypoints.error_responses import CLIENT_CLOSED_REQUEST
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
@@ -25,6 +26,7 @@ from mysglang.srt.entrypoints.openai.answer_parser import (
     ThoughtSplitter,
 )
 from mysglang.srt.entrypoints.openai.chat_prompt import (
+    PER_MESSAGE,
     THINKING_SWITCHES,
     ThinkingWords,
     render_chat,
@@ -44,6 +46,8 @@ from mysglang.srt.errors import Aborted, InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +126,7 @@ class ChatAnswers:
 
     async def ask(self, body: ChatCompletionRequest, rid: str) -> Ask:
         """The request of a conversation. Raises InvalidRequest."""
-        plan = plan_tools(body, self._formats)
-        template_kwargs = {**thinking_kwargs(self._front, body, plan.offered), **body.chat_template_kwargs}
+        plan, params, template_kwargs = await self.prepare(lambda: self._planned(body))
         prompt = await render_chat(
             self._front,
             body.messages,
@@ -132,8 +135,6 @@ class ChatAnswers:
             continue_final_message=body.continue_final_message,
             template_kwargs=template_kwargs,
         )
-        # Without a word from the client: to the end of the context.
-        params = sampling_params(body, self._defaults, body.max_completion_tokens or body.max_tokens)
         reasoning = self._formats.reasoning
         # A format says only that a model can think: one that was not asked to had better come to the point.
         asked = any(template_kwargs.get(switch) is True for switch in THINKING_SWITCHES)
@@ -142,12 +143,13 @@ class ChatAnswers:
         obj = GenerateReqInput(
             text=prompt,
             add_special_tokens=False,  # the template has written them
-            sampling_params=self._with_plan(params, plan, body),
+            sampling_params=params,
             stream=body.stream,
             rid=rid,
             return_logprob=body.logprobs,
             top_logprobs_num=body.top_logprobs,
             custom_logit_processor=body.custom_logit_processor,
+            max_thinking_tokens=body.max_thinking_tokens,
             return_hidden_states="last" if body.return_hidden_states else False,
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
@@ -155,8 +157,25 @@ class ChatAnswers:
             think_end=reasoning.end if reasoning is not None and thinks else None,
             think_start=think_start,
         )
-        names = CHAT_NAMES | names_of(body.response_format) | dict.fromkeys(plan.grammar or (), "tools")
+        names = (
+            CHAT_NAMES | body.own_names | names_of(body.response_format) | dict.fromkeys(plan.grammar or (), "tools")
+        )
         return Ask(obj, prompt, names, lambda: self._new_parser(body, plan, prompt), lambda: self._new_counter(prompt))
+
+    async def prepare(self, work: Callable[[], Result], beside: int = 0) -> Result:
+        """What `work` makes of the request's body. A long body is left to a thread, until its client leaves.
+
+        `beside`: messages from elsewhere that are translated, too.
+        """
+        return await self._front.text_pool.run_if_long(BODY_BYTES.get() + beside * PER_MESSAGE, work)
+
+    def _planned(self, body: ChatCompletionRequest) -> tuple[ToolPlan, SamplingParams, dict[str, object]]:
+        """What is asked of tools, how the answer is sampled, and the further variables of the chat template."""
+        plan = plan_tools(body, self._formats)
+        template_kwargs = {**thinking_kwargs(self._front, body, plan.offered), **body.chat_template_kwargs}
+        # Without a word from the client: to the end of the context.
+        params = sampling_params(body, self._defaults, body.max_completion_tokens or body.max_tokens)
+        return plan, self._with_plan(params, plan, body), template_kwargs
 
     def ask_plain(self, body: CompletionRequest, rid: str, max_tokens: int | None) -> Ask:
         """The request of one text that is a prompt already, whose answer is text and nothing else.

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mysglang.srt.entrypoints.body import BODY_BYTES
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ChatMessage
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.parser.template_manager import TemplateManager, text_size
+from mysglang.srt.managers.text_pool import LONG_TEXT, QUICK_TEXT, checkpoint
+from mysglang.srt.parser.template_guard import NotQuick
+from mysglang.srt.parser.template_manager import TOOL_SIZE, TemplateManager
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """What templates call it: Qwen's and GLM's, DeepSeek's."""
+
+MANY = 256
+PER_MESSAGE = 64
+"""A message, or a tool, takes about as long to render as so many characters of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +58,40 @@ async def render_chat(
     templates = _templates(front)
     if tools and "tools" not in templates.variables(with_tools=True):
         raise InvalidRequest("tools: the model's chat template has no place for them.", param="tools")
-    conversation = [_as_dict(message) for message in messages]
-    return await front.text_pool.run(
-        text_size(conversation),
-        lambda: templates.render(
-            conversation,
+    cancelled = threading.Event()
+
+    def render(*, quick: bool = False) -> str:
+        return templates.render(
+            [_as_dict(message) for message in messages],
             tools=tools or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
-        ),
-    )
+            cancelled=cancelled,
+            quick=quick,
+        )
+
+    size = _size(messages, tools)
+    if size < QUICK_TEXT:
+        try:
+            return render(quick=True)
+        except NotQuick:
+            size = LONG_TEXT  # a template that works so much for a short text must not delay other short texts
+    try:
+        return await front.text_pool.run(max(size, QUICK_TEXT), render)
+    finally:
+        cancelled.set()  # of no use to a client that has left
 
 
 def thinking_kwargs(front: Front, body: ChatCompletionRequest, tools: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """What `reasoning_effort` is to the model's template. Raises InvalidRequest where it is nothing."""
-    effort = body.effort
-    if effort is None:
+    effort, thinks = body.effort, body.thinks
+    if effort is None and thinks is None:
         return {}
     known = _templates(front).variables(with_tools=bool(tools))
+    switched = {} if thinks is None else {name: thinks for name in THINKING_SWITCHES if name in known}
+    if effort is None:
+        return {**switched}
     kwargs: dict[str, object] = {name: effort != "none" for name in THINKING_SWITCHES if name in known}
     if "reasoning_effort" in known and effort != "none":
         kwargs["reasoning_effort"] = effort
@@ -76,7 +99,7 @@ def thinking_kwargs(front: Front, body: ChatCompletionRequest, tools: Sequence[M
         field = "reasoning_effort" if body.reasoning is None else "reasoning"
         message = f"{field}: the model's chat template has no way to ask for {effort!r}."
         raise InvalidRequest(message, param=field)
-    return kwargs
+    return {**kwargs, **switched}
 
 
 def thinking_words(front: Front, *, with_tools: bool, told_apart: bool) -> ThinkingWords:
@@ -93,8 +116,20 @@ def _templates(front: Front) -> TemplateManager:
     return front.template_manager
 
 
+def _size(messages: Sequence[ChatMessage], tools: Sequence[object]) -> int:
+    """About how many characters of text take as long to render."""
+    if len(messages) + len(tools) > MANY or BODY_BYTES.get() >= LONG_TEXT:
+        return LONG_TEXT
+    return sum(_content_size(message.content) for message in messages) + TOOL_SIZE * len(tools)
+
+
+def _content_size(content: str | list[dict[str, str]] | None) -> int:
+    return len(content) if isinstance(content, str) else PER_MESSAGE * len(content or ())
+
+
 def _as_dict(message: ChatMessage) -> dict[str, object]:
     """What the client sent, and nothing that it left out. A function is a tool by its older name."""
+    checkpoint()
     fields: dict[str, object] = message.model_dump(exclude_unset=True)
     if fields["role"] == "function":
         fields["role"] = "tool"

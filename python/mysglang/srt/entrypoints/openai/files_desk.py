@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +47,11 @@ class Desk(Protocol):
         ...
 
 
-def desk_for(options: DeskOptions | None, front: Front, endpoints: BatchEndpoints) -> Desk:
-    return ClosedDesk() if options is None else OpenDesk(options, front, endpoints)
+def desk_for(
+    options: DeskOptions | None, front: Front, endpoints: BatchEndpoints, owners: Collection[str] = ("",)
+) -> Desk:
+    """`owners`: names of the API keys that the server knows, by `auth.owner_name`; one empty name if it needs none."""
+    return ClosedDesk() if options is None else OpenDesk(options, front, endpoints, owners)
 
 
 class ClosedDesk:
@@ -70,12 +73,12 @@ class ClosedDesk:
 class OpenDesk:
     """Touches the disk only from `open` on."""
 
-    def __init__(self, options: DeskOptions, front: Front, endpoints: BatchEndpoints) -> None:
+    def __init__(self, options: DeskOptions, front: Front, endpoints: BatchEndpoints, owners: Collection[str]) -> None:
         self._folder = options.folder
-        self._files = FileStore(options.folder / "files", options.max_total_bytes)
+        self._files = FileStore(options.folder / "files", options.max_total_bytes, len(owners))
         self._store = BatchStore(options.folder / "batches")
         room = Room(front.tokenizer_manager, options.max_in_flight, front.facts.max_running_requests)
-        self._batches = Batches(self._store, self._files, room, endpoints)
+        self._batches = Batches(self._store, self._files, room, endpoints, owners)
 
     @property
     def files(self) -> FileStore:

@@ -4,7 +4,8 @@
     ID.json    a FileRecord, written last and removed first: a file exists if this does
 
 Paths are made of ids that we drew, never of anything that a client sent: a client's id is looked up among those known.
-All that is known is also in memory, and changed by the event loop alone; threads touch only the disk.
+All that is known is also in memory, and changed by the event loop alone; threads touch only the disk. API keys share
+the room for files, and for what is on its way here.
 """
 
 from __future__ import annotations
@@ -20,47 +21,80 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-import msgspec
-
 from mysglang.srt.entrypoints.openai.files_record import FileRecord, now
+from mysglang.srt.entrypoints.openai.record_folder import RecordFolder
 from mysglang.srt.errors import InvalidRequest, NotFound
-from mysglang.srt.utils.disk import UNFINISHED, remove_unfinished, room_for, sync_folder, write_atomically
+from mysglang.srt.utils.disk import UNFINISHED, room_for, sync_folder
+from mysglang.srt.utils.shared_room import SharedRoom
 
 logger = logging.getLogger(__name__)
 
+MAX_FILES = 100_000
+
 _COPY_BYTES = 1 << 20
+
+
+class Arrival:
+    """An upload on its way: what has come of it takes room already."""
+
+    def __init__(self, room: SharedRoom, owner: str) -> None:
+        self._room = room
+        self._owner = owner
+        self._taken = 0
+
+    def expect(self, size: int) -> None:
+        """Raises InvalidRequest if there is no room for `size` bytes."""
+        if not self._room.has_room(self._owner, size):
+            raise InvalidRequest(
+                f"The files kept here may have {self._room.total} bytes in all, those of other API keys included; "
+                "delete some first.",
+                param="file",
+            )
+
+    def grow(self, size: int) -> None:
+        """So many bytes more have come. Raises InvalidRequest if there is no room for them."""
+        self.expect(size)
+        self._room.take(self._owner, size)
+        self._taken += size
+
+    def end(self) -> None:
+        """It takes no room any more: it has become a file, or is gone."""
+        self._room.give(self._owner, self._taken)
+        self._taken = 0
 
 
 class FileStore:
     """Nothing is known before `load`."""
 
-    def __init__(self, folder: Path, max_total_bytes: int) -> None:
-        """`max_total_bytes`: uploads beyond it are refused; answers of batches are kept all the same."""
-        self._folder = folder
-        self._max_total_bytes = max_total_bytes
+    def __init__(self, folder: Path, max_total_bytes: int, num_keys: int = 1) -> None:
+        """`max_total_bytes`: uploads beyond it are refused; answers of batches are kept all the same. `num_keys`: API
+        keys that share it.
+        """
+        self._folder = RecordFolder(folder, FileRecord)
+        self._room = SharedRoom(max_total_bytes, num_keys)
+        self._number = SharedRoom(MAX_FILES, num_keys)
         self._records: dict[str, FileRecord] = {}
+        self._of_owner: dict[str, dict[str, None]] = {}
+        """Ids of each key's files, the oldest first."""
         self._held = Counter[str]()
-        self._arriving = 0
-        """Bytes that are being copied."""
 
     def load(self, coming: Container[str] = ()) -> None:
-        """Blocks. Files whose record cannot be read are left alone, with a warning; bytes without a record are not,
-        but for the files that are still `coming`: those that somebody is going to `adopt`.
+        """Blocks. Files whose record cannot be read, or is not that of their bytes, are left alone, with a warning;
+        bytes without a record are not, but for the files that are still `coming`: those that somebody is going to
+        `adopt`.
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        remove_unfinished(self._folder)
-        unreadable = set()
-        for path in sorted(self._folder.glob("*.json")):
-            try:
-                record = msgspec.json.decode(path.read_bytes(), type=FileRecord)
-            except msgspec.DecodeError as error:
-                logger.warning("%s is not readable and is left alone: %s", path, error)
-                unreadable.add(path.stem)
+        records, damaged = self._folder.load()
+        for record in sorted(records, key=_age):
+            content = self._content(record.id)
+            if not content.is_file():
                 continue
-            if record.id == path.stem and self._content(record.id).is_file():
-                self._records[record.id] = record
-        for path in self._folder.glob("*.bin"):
-            if path.stem not in self._records and path.stem not in unreadable and path.stem not in coming:
+            if (size := content.stat().st_size) != record.bytes:
+                logger.warning("%s has %d bytes instead of %d and is left alone.", content, size, record.bytes)
+                damaged.add(record.id)
+            else:
+                self._know(record)
+        for path in self._folder.path.glob("*.bin"):
+            if path.stem not in self._records and path.stem not in damaged and path.stem not in coming:
                 path.unlink(missing_ok=True)
 
     def get(self, file_id: str, owner: str) -> FileRecord:
@@ -70,33 +104,51 @@ class FileStore:
             raise NotFound(f"There is no file {file_id!r}.", param="file_id")
         return record
 
+    def is_there(self, file_id: str) -> bool:
+        """True if the bytes of a file are in place, whether it is known already or not."""
+        return file_id in self._records or self._content(file_id).exists()
+
     def path(self, record: FileRecord) -> Path:
         """Where its bytes are."""
         return self._content(record.id)
 
     def all(self, owner: str) -> list[FileRecord]:
         """Those of one owner, the newest first."""
-        there = [record for record in self._records.values() if record.owner == owner and not self._over(record)]
-        return sorted(there, key=lambda record: (record.created_at, record.id), reverse=True)
+        mine = (self._records[name] for name in self._of_owner.get(owner, ()))
+        return sorted((record for record in mine if not self._over(record)), key=_age, reverse=True)
 
-    async def add(self, source: IO[bytes], *, owner: str, name: str, purpose: str, life_s: int | None) -> FileRecord:
-        """Keep a copy of `source` for `life_s` seconds, or for ever. Raises InvalidRequest for more than may be kept,
-        and NoRoom.
+    @contextmanager
+    def arriving(self, owner: str) -> Iterator[Arrival]:
+        """An upload of `owner` takes room while inside."""
+        arrival = Arrival(self._room, owner)
+        try:
+            yield arrival
+        finally:
+            arrival.end()
+
+    async def add(
+        self, source: IO[bytes], *, arrival: Arrival, owner: str, name: str, purpose: str, life_s: int | None
+    ) -> FileRecord:
+        """Keep a copy of `source`, which was `arriving`, for `life_s` seconds, or for ever. Raises InvalidRequest for
+        more than may be kept, and NoRoom.
         """
         for old in self._forget_old():
             await asyncio.to_thread(self._erase, old)
         size = source.seek(0, os.SEEK_END)
-        if self._arriving + sum(record.bytes for record in self._records.values()) + size > self._max_total_bytes:
-            message = f"The files kept here may have {self._max_total_bytes} bytes in all; delete some first."
-            raise InvalidRequest(message, param="file")
+        # The file takes the place of its upload.
+        arrival.end()
+        arrival.grow(size)
+        if not self._number.has_room(owner, 1):
+            raise InvalidRequest("There is no room for more files; delete some first.", param="file")
+        self._number.take(owner, 1)
         record = _new_record(new_file_id(), size, owner, name, purpose, life_s)
-        self._arriving += size
         try:
             with room_for("this file"):
                 await asyncio.to_thread(self._write, record, source)
         finally:
-            self._arriving -= size
-        self._records[record.id] = record
+            arrival.end()
+            self._number.give(owner, 1)
+        self._know(record)
         return record
 
     async def adopt(
@@ -107,7 +159,7 @@ class FileStore:
         if known is not None:
             return known
         record = await asyncio.to_thread(self._adopt, source, file_id, owner, name, purpose, life_s)
-        self._records[file_id] = record
+        self._know(record)
         return record
 
     async def delete(self, file_id: str, owner: str) -> None:
@@ -116,7 +168,7 @@ class FileStore:
         if self._held[file_id]:
             message = f"{file_id} is the input of a batch that is not complete; cancel that first."
             raise InvalidRequest(message, param="file_id")
-        del self._records[file_id]
+        self._forget(record)
         await asyncio.to_thread(self._erase, record)
 
     @contextmanager
@@ -141,7 +193,7 @@ class FileStore:
         finally:
             unfinished.unlink(missing_ok=True)
         try:
-            self._write_meta(record)
+            self._folder.write(record)
         except OSError:
             # Nobody would ever know of it.
             content.unlink()
@@ -154,30 +206,39 @@ class FileStore:
             source.replace(content)
             sync_folder(source.parent)
         record = _new_record(file_id, content.stat().st_size, owner, name, purpose, life_s)
-        self._write_meta(record)
+        self._folder.write(record)
         return record
 
-    def _write_meta(self, record: FileRecord) -> None:
-        write_atomically(self._meta(record.id), msgspec.json.encode(record))
-
     def _erase(self, record: FileRecord) -> None:
-        self._meta(record.id).unlink(missing_ok=True)
+        self._folder.remove(record.id)
         self._content(record.id).unlink(missing_ok=True)
 
     def _forget_old(self) -> list[FileRecord]:
         over = [record for record in self._records.values() if self._over(record)]
         for record in over:
-            del self._records[record.id]
+            self._forget(record)
         return over
+
+    def _know(self, record: FileRecord) -> None:
+        self._records[record.id] = record
+        self._of_owner.setdefault(record.owner, {})[record.id] = None
+        self._room.take(record.owner, record.bytes)
+        self._number.take(record.owner, 1)
+
+    def _forget(self, record: FileRecord) -> None:
+        del self._records[record.id], self._of_owner[record.owner][record.id]
+        self._room.give(record.owner, record.bytes)
+        self._number.give(record.owner, 1)
 
     def _over(self, record: FileRecord) -> bool:
         return record.expires_at is not None and record.expires_at <= now() and not self._held[record.id]
 
-    def _meta(self, file_id: str) -> Path:
-        return self._folder / f"{file_id}.json"
-
     def _content(self, file_id: str) -> Path:
-        return self._folder / f"{file_id}.bin"
+        return self._folder.path / f"{file_id}.bin"
+
+
+def _age(record: FileRecord) -> tuple[int, str]:
+    return record.created_at, record.id
 
 
 def new_file_id() -> str:

@@ -12,7 +12,9 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from mysglang.srt.entrypoints.body import BodyTooLarge, ClientDisconnected, validate
+from mysglang.srt.entrypoints.body import BodyTooLarge, validate
+from mysglang.srt.entrypoints.departure import ClientDisconnected
+from mysglang.srt.entrypoints.ignored_fields import fields_of
 from mysglang.srt.entrypoints.openai.files_record import (
     BATCH_INPUT,
     MAX_LIFE_S,
@@ -21,8 +23,10 @@ from mysglang.srt.entrypoints.openai.files_record import (
     UploadPurpose,
     checked_name,
 )
+from mysglang.srt.entrypoints.openai.files_store import Arrival
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.messages.field_report import FieldReport
 from mysglang.srt.utils.disk import room_for
 
 MAX_FILE_BYTES = 200 << 20
@@ -81,9 +85,9 @@ class Upload:
 
 
 @asynccontextmanager
-async def read_upload(request: Request, limit: int = MAX_FILE_BYTES) -> AsyncIterator[Upload]:
-    """The upload that `request` brings. Raises InvalidRequest, BodyTooLarge as soon as the excess is known, NoRoom,
-    and ClientDisconnected.
+async def read_upload(request: Request, arrival: Arrival, limit: int = MAX_FILE_BYTES) -> AsyncIterator[Upload]:
+    """The upload that `request` brings; what has come of it is told `arrival`. Raises InvalidRequest, BodyTooLarge as
+    soon as the excess is known, NoRoom, and ClientDisconnected.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
@@ -91,7 +95,8 @@ async def read_upload(request: Request, limit: int = MAX_FILE_BYTES) -> AsyncIte
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit + _FORM_BYTES:
         raise _too_large(limit)
-    parser = MultiPartParser(request.headers, _bounded(request, limit), max_files=1, max_fields=8)
+    arrival.expect(max(int(declared) - _FORM_BYTES, 0) if declared.isdigit() else 0)
+    parser = MultiPartParser(request.headers, _bounded(request, arrival, limit), max_files=1, max_fields=8)
     try:
         # What is large is on a disk until it is complete.
         with room_for("this file"):
@@ -99,28 +104,30 @@ async def read_upload(request: Request, limit: int = MAX_FILE_BYTES) -> AsyncIte
     except MultiPartException as error:
         raise InvalidRequest(f"The form is not valid: {error.message}") from None
     try:
-        yield _checked(form, limit)
+        yield _checked(form, limit, fields_of(request.scope))
     finally:
         await form.close()
 
 
-def _checked(form: FormData, limit: int) -> Upload:
+def _checked(form: FormData, limit: int, fields: FieldReport) -> Upload:
     names = [name for name, _ in form.multi_items()]
     if len(names) > len(form):
         raise InvalidRequest("The form has a field more than once.", param=max(names, key=names.count))
-    body = validate(UploadFileRequest, dict(form))
+    body = validate(UploadFileRequest, dict(form), fields)
     if (body.file.size or 0) > limit:
         raise _too_large(limit)
     return Upload(body.file.file, checked_name(body.file.filename or ""), body.purpose, body.life_s)
 
 
-async def _bounded(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
+async def _bounded(request: Request, arrival: Arrival, limit: int) -> AsyncGenerator[bytes, None]:
     size = 0
     try:
         async for part in request.stream():
             size += len(part)
             if size > limit + _FORM_BYTES:
                 raise _too_large(limit)
+            if size > _FORM_BYTES:
+                arrival.grow(min(len(part), size - _FORM_BYTES))
             yield part
     except ClientDisconnect:
         raise ClientDisconnected("The client left while it sent its file.") from None

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from mysglang.srt.entrypoints.field_bounds import check_joined
 from mysglang.srt.entrypoints.openai.protocol import Prompts
-from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
+from mysglang.srt.entrypoints.strict_model import StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 
 
@@ -22,10 +23,12 @@ class PoolingRequest(StrictModel):
     # Bookkeeping of the client's: taken, and without effect here.
     user: str | None = None
 
+    aliases = {"request_id": "rid"}
+    idle = not_here("priority", unless=(0,))
     unsupported = {
-        **not_here("lora_path", "embed_overrides", "embed_override_token_id", "truncate_prompt_tokens"),
-        **not_here("return_pooled_hidden_states", unless=OFF),
-        **not_here("priority", unless=(0,)),
+        **not_here("lora_path", "embed_overrides", "embed_override_token_id", "return_pooled_hidden_states"),
+        **not_here("truncate_prompt_tokens", unless=(-1,)),
+        **not_here("add_special_tokens", "normalize", unless=(True,)),
     }
 
 
@@ -53,10 +56,13 @@ class RerankRequest(StrictModel):
     return_documents: bool = True
     user: str | None = None
 
-    unsupported = {
-        **not_here("instruct", "rid", "max_tokens_per_doc", "truncate_prompt_tokens"),
-        **not_here("priority", unless=(0,)),
-    }
+    idle = {**not_here("rid"), **not_here("priority", unless=(0,))}
+    unsupported = {**not_here("instruct", "max_tokens_per_doc"), **not_here("truncate_prompt_tokens", unless=(-1,))}
+
+    @model_validator(mode="after")
+    def _fits(self) -> RerankRequest:
+        check_joined("query", self.query, len(self.documents))
+        return self
 
 
 class CohereRerankRequest(RerankRequest):
@@ -78,10 +84,14 @@ class ScoringRequest(StrictModel):
 
     unsupported = {
         **not_here("temperature", unless=(1, 1.0)),
-        **not_here("return_token_logprobs", "return_pooled_hidden_states", unless=OFF),
-        **not_here("score_extraction_token", "rid"),
-        **not_here("priority", unless=(0,)),
+        **not_here("return_token_logprobs", "return_pooled_hidden_states", "score_extraction_token"),
     }
+    idle = {**not_here("rid"), **not_here("priority", unless=(0,))}
+
+    @model_validator(mode="after")
+    def _fits(self) -> ScoringRequest:
+        check_joined("query", self.query, 1 if isinstance(self.items, str) else len(self.items))
+        return self
 
     @model_validator(mode="after")
     def _alike(self) -> ScoringRequest:

@@ -6,17 +6,22 @@ client's own bookkeeping, which is taken and changes nothing: user, metadata, sa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
-from mysglang.srt.entrypoints.openai.response_format import ResponseFormat
+from mysglang.srt.entrypoints.field_bounds import check_joined
+from mysglang.srt.entrypoints.openai.response_format import ResponseFormat, StructuredOutputs, as_schema, choice_regex
 from mysglang.srt.entrypoints.openai.tool_protocol import NamedToolChoice, Tool
-from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, empty, not_here
+from mysglang.srt.entrypoints.strict_model import StrictModel, empty, not_here
 from mysglang.srt.errors import InvalidRequest
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 USUAL_EFFORT: ReasoningEffort = "medium"
+
+AS_MANY_AS_FIT = 1 << 30
+"""Tokens: more than any context."""
 
 MAX_TOP_LOGPROBS = 20
 """OpenAI's bound; the native route allows more."""
@@ -67,7 +72,7 @@ class StreamOptions(StrictModel):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    unsupported = not_here("include_obfuscation", unless=OFF)
+    idle = not_here("include_obfuscation")
 
 
 class GenerationRequest(StrictModel):
@@ -85,7 +90,7 @@ class GenerationRequest(StrictModel):
     n: int = 1
     beam_width: int | None = None
     use_beam_search: bool = False
-    """vLLM's way to ask: as many beams as answers are generated."""
+    """vLLM's way to ask for beam search, with as many beams as answers are generated."""
     length_penalty: float = 1.0
     stop: Texts = empty(list)
     stop_regex: Texts = empty(list)
@@ -99,14 +104,20 @@ class GenerationRequest(StrictModel):
     allowed_token_ids: list[int] | None = None
     custom_logit_processor: str | None = None
     custom_params: dict[str, Any] | None = None
-    return_hidden_states: bool = False
+    return_hidden_states: bool | Literal["last"] = False
     """Whether each choice tells the last hidden state that its last token was made of."""
     seed: int | None = None
     response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | str | None = None
+    """The schema that the answer satisfies, as an object or as its text."""
     regex: str | None = None
     ebnf: str | None = None
+    guided_choice: list[str] | None = None
+    """The only texts that the answer may be."""
+    structured_outputs: StructuredOutputs | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    """Without `stream` they ask for nothing."""
     extra_key: str | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     priority: int = 0
@@ -119,11 +130,56 @@ class GenerationRequest(StrictModel):
         {"user", "metadata", "safety_identifier", "prompt_cache_key", "spaces_between_special_tokens"}
     )
 
+    aliases = {
+        # vLLM's
+        "guided_json": "json_schema",
+        "guided_regex": "regex",
+        "guided_grammar": "ebnf",
+        "include_stop_str_in_output": "no_stop_trim",
+        "request_id": "rid",
+        # llama.cpp's
+        "grammar": "ebnf",
+        "n_predict": "max_tokens",
+        "repeat_penalty": "repetition_penalty",
+    }
+    idle = {
+        # OpenAI's
+        **not_here("store", "verbosity", "prompt_cache_retention", "prompt_cache_options"),
+        **not_here("service_tier", unless=("auto", "default")),
+        # SGLang's
+        **not_here("custom_labels", "kv_hints"),
+        **not_here("images_config", "mm_processor_kwargs", "video_config", "max_dynamic_patch", "min_dynamic_patch"),
+        **not_here("routed_dp_rank", "data_parallel_rank", "routed_experts_start_len", unless=(0,)),
+        # vLLM's
+        **not_here("guided_decoding_backend", "guided_whitespace_pattern"),
+        # llama.cpp's: how to compute, and what only belongs to a sampler that is off
+        **not_here("cache_prompt", unless=(True,)),
+        **not_here("id_slot", unless=(-1,)),
+        **not_here("n_keep", "n_discard", "min_keep", unless=(0,)),
+        **not_here("timings_per_token", "return_progress", "penalize_nl", "samplers"),
+        **not_here("repeat_last_n", "dry_penalty_last_n", unless=(-1,)),
+        **not_here("mirostat_tau", unless=(5, 5.0)),
+        **not_here("mirostat_eta", "xtc_threshold", unless=(0.1,)),
+        **not_here("dynatemp_exponent", unless=(1, 1.0)),
+        **not_here("dry_base", "dry_allowed_length", "dry_sequence_breakers"),
+    }
+
     @property
     def own_grammars(self) -> dict[str, str]:
         """Grammars that were given as such, by the parameter's name."""
-        given = {"json_schema": getattr(self, "json_schema", None), "regex": self.regex, "ebnf": self.ebnf}
-        return {name: text for name, text in given.items() if text is not None}
+        ways: list[Mapping[str, str | None]] = [
+            {"json_schema": as_schema(self.json_schema)},
+            {"regex": self.regex},
+            {"ebnf": self.ebnf},
+            {"regex": None if self.guided_choice is None else choice_regex(self.guided_choice)},
+            {} if self.structured_outputs is None else self.structured_outputs.grammars(),
+        ]
+        given = [{name: text for name, text in way.items() if text is not None} for way in ways]
+        named = [way for way in given if way]
+        if len(named) > 1:
+            words = "json_schema, regex, ebnf, guided_choice and structured_outputs"
+            raise InvalidRequest(f"{words}: only one of them can say what the answer must be.", param="regex")
+        return named[0] if named else {}
 
     @property
     def beams(self) -> int | None:
@@ -132,23 +188,29 @@ class GenerationRequest(StrictModel):
             return self.beam_width or getattr(self, "best_of", None) or self.n
         return None if self.beam_width == 1 else self.beam_width
 
-    @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> GenerationRequest:
-        if "stream_options" in self.model_fields_set and not self.stream:
-            raise InvalidRequest("stream_options: only for stream=true.", param="stream_options")
-        return self
+    @classmethod
+    def translated(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """llama.cpp says "as many tokens as fit" by a negative number."""
+        most = data.get("n_predict")
+        return {**data, "n_predict": AS_MANY_AS_FIT} if type(most) is int and most < 0 else data
 
 
 _UNSUPPORTED_EVERYWHERE = {
-    **not_here("store", "return_routed_experts", unless=OFF),
-    **not_here("return_cached_tokens_details", "return_spec_tokens_details", unless=OFF),
-    **not_here("service_tier", unless=("auto", "default")),
-    **not_here("structural_tag", "lora_path"),
-    **not_here("session_id", "session_params", "custom_labels"),
-    **not_here("watermark", "images_config", "mm_processor_kwargs", "routed_dp_rank", "data_parallel_rank"),
+    # SGLang's
+    **not_here("return_routed_experts", "return_cached_tokens_details", "return_spec_tokens_details"),
+    **not_here("structural_tag", "lora_path", "session_id", "session_params", "watermark"),
     **not_here("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_prefill_dp_rank"),
-    **not_here("routed_experts_start_len", unless=(0,)),
-    **not_here("prompt_cache_retention", "prompt_cache_options", "kv_hints"),
+    # vLLM's
+    **not_here("prompt_logprobs", "prompt_embeds", "logits_processors", "kv_transfer_params", "vllm_xargs"),
+    **not_here("return_tokens_as_token_ids", "repetition_detection"),
+    **not_here("truncate_prompt_tokens", unless=(-1,)),
+    # llama.cpp's
+    **not_here("typical_p", "tfs_z", unless=(1, 1.0)),
+    **not_here("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier", "n_indent", unless=(0, 0.0)),
+    **not_here("top_n_sigma", unless=(-1, -1.0)),
+    **not_here("t_max_predict_ms", unless=(0, -1)),
+    **not_here("n_probs", unless=(0,)),
+    **not_here("lora", "image_data", "post_sampling_probs", "return_tokens", "response_fields"),
 }
 
 
@@ -164,9 +226,8 @@ class CompletionRequest(GenerationRequest):
     best_of: int | None = None
     """How many answers are generated for each prompt; the `n` likeliest are returned."""
     return_token_ids: bool = False
-    json_schema: str | None = None
     rid: Texts | None = None
-    unsupported = _UNSUPPORTED_EVERYWHERE
+    unsupported = {**_UNSUPPORTED_EVERYWHERE, **not_here("add_special_tokens", unless=(True,))}
 
     @model_validator(mode="after")
     def _best_of_holds_n(self) -> CompletionRequest:
@@ -183,6 +244,7 @@ class CompletionRequest(GenerationRequest):
             return self
         if not all(isinstance(prompt, str) for prompt in self.prompt):
             raise InvalidRequest("suffix: the prompt before it must be a text.", param="suffix")
+        check_joined("suffix", self.suffix, len(self.prompt))
         if self.echo:
             raise InvalidRequest("echo: not together with suffix, where the prompt is not all of it.", param="echo")
         return self
@@ -199,6 +261,18 @@ class ReasoningOptions(StrictModel):
     effort: ReasoningEffort | None = None
     enabled: bool | None = None
     """Whether to think at all; without an effort, as hard as usual."""
+
+
+class ThinkingSwitch(StrictModel):
+    """Whether to think, as DeepSeek's, GLM's and Anthropic's clients write it."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    idle = not_here("budget_tokens", "clear_thinking")
+
+    @property
+    def on(self) -> bool | None:
+        """None: the model may choose."""
+        return {"enabled": True, "disabled": False}.get(self.type)
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -224,20 +298,40 @@ class ChatCompletionRequest(GenerationRequest):
     return_token_ids: bool = False
     """Whether choices tell the ids of their tokens, and of the prompt's."""
     return_prompt_token_ids: bool = False
-    """Whether they tell those of the prompt alone."""
+    """Whether choices tell the ids of the prompt alone."""
+    max_thinking_tokens: int | None = None
+    """Tokens of a thought after which it is made to end."""
+    enable_thinking: bool | None = None
+    """Whether to think, for a model whose chat template has a switch for that."""
+    thinking: ThinkingSwitch | bool | None = None
+    """`enable_thinking` as other servers write it."""
     rid: str | None = None
+    aliases = {**GenerationRequest.aliases, "thinking_token_budget": "max_thinking_tokens"}
+    idle = {
+        **GenerationRequest.idle,
+        **not_here("prediction", "task", "use_audio_in_video"),
+        **not_here("chat_template_content_format", unless=("auto", "string", "openai")),
+        **not_here("reasoning_format", unless=("auto", "deepseek", "deepseek-legacy")),
+        **not_here("parse_tool_calls", unless=(True,)),
+        **not_here("reasoning_in_content"),
+    }
     unsupported = {
+        **not_here("moderation"),
         **_UNSUPPORTED_EVERYWHERE,
-        **not_here("json_schema"),
+        **not_here("add_special_tokens", "echo", "documents"),
+        **not_here("include_reasoning", unless=(True,)),
         **not_here("functions", unless=([],)),
         **not_here("function_call", unless=("none", "auto")),
         **not_here("modalities", unless=(["text"],)),
-        **not_here("audio", "prediction", "verbosity", "web_search_options", "moderation"),
-        **not_here("thinking", "task", "input_ids", "chat_template"),
-        **not_here("input_ids_in_sglext", "output_ids_in_sglext", "return_meta_info", unless=OFF),
-        **not_here("return_sampling_mask", "use_audio_in_video", unless=OFF),
-        **not_here("max_dynamic_patch", "min_dynamic_patch", "video_config"),
+        **not_here("audio", "web_search_options", "input_ids", "chat_template"),
+        **not_here("input_ids_in_sglext", "output_ids_in_sglext", "return_meta_info", "return_sampling_mask"),
     }
+
+    @classmethod
+    def translated(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """llama.cpp says by a format that thoughts stay in the answer."""
+        data = super().translated(data)
+        return {**data, "separate_reasoning": False} if data.get("reasoning_format") == "none" else data
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ChatCompletionRequest:
@@ -249,6 +343,18 @@ class ChatCompletionRequest(GenerationRequest):
         if None not in (self.reasoning, self.reasoning_effort) and self.effort != self.reasoning_effort:
             raise InvalidRequest("reasoning and reasoning_effort differ; send one of them.", param="reasoning")
         return self
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """The front's names of fields that clients may call in two ways -> the one that this client used."""
+        return {} if self.max_completion_tokens is None else {"max_new_tokens": "max_completion_tokens"}
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether to think; None: nothing was said of it, or the model may choose."""
+        if self.thinking is None:
+            return self.enable_thinking
+        return self.thinking if isinstance(self.thinking, bool) else self.thinking.on
 
     @property
     def effort(self) -> ReasoningEffort | None:

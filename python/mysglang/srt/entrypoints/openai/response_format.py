@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field
 
-from mysglang.srt.entrypoints.strict_model import StrictModel
+from mysglang.srt.entrypoints.strict_model import StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 
 FIELD = "response_format"
@@ -24,9 +24,10 @@ class TextFormat(StrictModel):
 
 
 class JsonObjectFormat(StrictModel):
-    """Any JSON object."""
+    """Any JSON object; with llama.cpp's `schema`, one that satisfies it."""
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class NamedSchema(StrictModel):
@@ -76,18 +77,56 @@ def names_of(wanted: ResponseFormat | None) -> dict[str, str]:
 
 def _params_of(wanted: ResponseFormat) -> dict[str, str]:
     match wanted:
-        case JsonObjectFormat():
-            return {"json_schema": '{"type":"object"}'}
+        case JsonObjectFormat(schema_=schema):
+            return {"json_schema": '{"type":"object"}' if schema is None else schema_text(schema)}
         case JsonSchemaFormat(json_schema=named):
-            return {"json_schema": _text(named.schema_)}
+            return {"json_schema": schema_text(named.schema_)}
         case StructuralTagFormat():
-            return {"structural_tag": _text(wanted.model_dump(exclude_none=True))}
+            return {"structural_tag": schema_text(wanted.model_dump(exclude_none=True))}
     return {}
 
 
-def _text(value: object) -> str:
+def schema_text(value: object) -> str:
     """As JSON, in the order in which it was written, which is that of the answer."""
     try:
         return msgspec.json.encode(value).decode()
     except RecursionError:
         raise InvalidRequest(f"{FIELD} is nested too deeply.", param=FIELD) from None
+
+
+class StructuredOutputs(StrictModel):
+    """vLLM's: one of these says what the answer must be."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+    structural_tag: str | None = None
+    idle = not_here("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "disable_fallback")
+
+    def grammars(self) -> dict[str, str]:
+        """Each by the name of the sampling parameter."""
+        given = {
+            "json_schema": '{"type":"object"}' if self.json_object and self.json_ is None else as_schema(self.json_),
+            "regex": self.regex if self.choice is None else choice_regex(self.choice),
+            "ebnf": self.grammar,
+            "structural_tag": self.structural_tag,
+        }
+        return {name: text for name, text in given.items() if text is not None}
+
+
+def as_schema(schema: dict[str, Any] | str | None) -> str | None:
+    """A JSON schema as text, in whichever form it was sent."""
+    return schema if schema is None or isinstance(schema, str) else schema_text(schema)
+
+
+def choice_regex(texts: Sequence[str]) -> str:
+    """The regular expression of exactly these texts. Raises InvalidRequest if there are none."""
+    if not texts:
+        raise InvalidRequest("guided_choice: must have at least one text.", param="guided_choice")
+    return "|".join("".join(_ESCAPED.get(character, character) for character in text) for text in texts)
+
+
+_ESCAPED = {character: f"\\{character}" for character in ".^$*+?{}[]|()\\"} | {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+"""Only what has a meaning is escaped: the grammar libraries do not know every escape."""

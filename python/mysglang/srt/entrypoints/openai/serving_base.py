@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from mysglang.srt.args.parsers import CompletionTemplateName
 from mysglang.srt.entrypoints.body import read_model, validate
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_pieces import in_pieces
 from mysglang.srt.entrypoints.json_response import json_response
@@ -27,10 +28,10 @@ from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.usage import UsageMeter
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.entrypoints.talk import Talk, talk_stream
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
+from mysglang.srt.messages.field_report import REFUSED, FieldReport
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.utils.ids import new_id
 
@@ -83,9 +84,9 @@ class OpenAIServingBase(ABC, Generic[Body]):
         answer = await while_connected(request, self._complete(body, envelope))
         return json_response(answer)
 
-    async def answer(self, data: dict[str, object]) -> dict[str, object]:
+    async def answer(self, data: dict[str, object], fields: FieldReport = REFUSED) -> dict[str, object]:
         """The whole answer to a body that came by another way than a request. Raises likewise."""
-        body: Body = validate(self.body_model, data)
+        body: Body = validate(self.body_model, data, fields)
         self._models.check(body.model)
         if body.stream:
             raise InvalidRequest("stream: an answer that is kept is not streamed.", param="stream")

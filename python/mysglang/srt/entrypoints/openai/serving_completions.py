@@ -6,6 +6,7 @@ from functools import partial
 
 import msgspec
 
+from mysglang.srt.entrypoints.body import BODY_BYTES
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.best_of import likeliest
 from mysglang.srt.entrypoints.openai.field_names import COMPLETION_NAMES, own_words
@@ -43,7 +44,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
         meter, teller = self._meter(body), await self._teller(body)
         found: dict[int, GenerationChunk] = {}
         names = {**names_of(body.response_format), **({} if body.best_of is None else {"n": "best_of"})}
-        async with self._chunks(self._convert(body, envelope), names) as chunks:
+        async with self._chunks(await self._converted(body, envelope), names) as chunks:
             async for chunk in chunks:
                 note_usage(meter, chunk)
                 found[chunk.index] = chunk
@@ -57,12 +58,16 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
 
     async def _talk(self, body: CompletionRequest, envelope: Envelope) -> Talk:
         told = _Frames(body, envelope, self._meter(body), await self._teller(body))
-        chunks = self._front.tokenizer_manager.generate_request(self._convert(body, envelope))
+        chunks = self._front.tokenizer_manager.generate_request(await self._converted(body, envelope))
         names = {**self.names, **names_of(body.response_format)}
         return Talk(chunks, told, names, self._front.text_pool)
 
     def _meter(self, body: CompletionRequest) -> UsageMeter:
         return UsageMeter(body.candidates, report_cached=self._options.report_cached_tokens)
+
+    async def _converted(self, body: CompletionRequest, envelope: Envelope) -> GenerateReqInput:
+        """The request that the body asks for. A long body is left to a thread."""
+        return await self._front.text_pool.run_if_long(BODY_BYTES.get(), lambda: self._convert(body, envelope))
 
     def _convert(self, body: CompletionRequest, envelope: Envelope) -> GenerateReqInput:
         wants_logprobs = body.logprobs is not None

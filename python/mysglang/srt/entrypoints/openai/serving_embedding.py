@@ -9,14 +9,15 @@ from starlette.responses import Response
 
 from mysglang.srt.configs.pooling_config import PoolingConfig
 from mysglang.srt.entrypoints.body import read_model, validate
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.openai.pooling_protocol import EmbeddingRequest, PoolingRequest
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.managers.pooled import Pooled, pooled, require
 from mysglang.srt.messages.embedding import NOTHING_NEW
+from mysglang.srt.messages.field_report import REFUSED, FieldReport
 from mysglang.srt.messages.generate import GenerateReqInput
 
 INPUT_NAMES = {"text": "input", "input_ids": "input"}
@@ -37,9 +38,9 @@ class OpenAIServingEmbedding:
         self._models.check(body.model)
         return json_response(await while_connected(request, self._answer(body)))
 
-    async def answer(self, data: dict[str, object]) -> dict[str, object]:
+    async def answer(self, data: dict[str, object], fields: FieldReport = REFUSED) -> dict[str, object]:
         """The same for a body that came by another way than a request."""
-        body = validate(EmbeddingRequest, data)
+        body = validate(EmbeddingRequest, data, fields)
         self._models.check(body.model)
         return await self._answer(body)
 

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
 from mysglang.srt.errors import NotFound
+from mysglang.srt.utils.said_once import SaidOnce
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_NAME = "default"
+MAX_SHOWN = 100
+"""Characters of a client's name for a model that are logged."""
 
 
 class OpenAIServingModels:
     """Knows what the served model is called."""
 
-    def __init__(self, name: str, root: str, max_model_len: int, *, aliases: Sequence[str] = ()) -> None:
-        """`root`: where the model comes from; `max_model_len`: its context, in tokens; `aliases`: more names of it."""
+    def __init__(
+        self, name: str, root: str, max_model_len: int, *, aliases: Sequence[str] = (), strict: bool = False
+    ) -> None:
+        """`root`: where the model comes from; `max_model_len`: its context, in tokens; `aliases`: more names of it.
+
+        `strict`: whether requests for a model by another name are refused.
+        """
+        self._strict = strict
+        self._said = SaidOnce(logger, "names of models that are not served")
         self.name = name
         self.max_model_len = max_model_len
         card = {
@@ -28,14 +41,33 @@ class OpenAIServingModels:
         self._cards = {known: {"id": known, **card} for known in (name, *aliases)}
 
     def check(self, model: str | None) -> None:
-        """Raises NotFound unless `model` means the served one; saying nothing does, and so does "default"."""
-        if model not in (None, DEFAULT_NAME) and model not in self._cards:
-            raise NotFound(f"The model {model!r} does not exist; this server serves {self.name!r}.", param="model")
+        """Raises NotFound for an adapter that is not there, and for another model if the server is strict.
+
+        Else the served model answers for the other one, under its own name, and one log line says so.
+        """
+        if self._means_the_served(model):
+            return
+        assert model is not None, "saying nothing means the served model"
+        base = model.partition(":")[0]
+        if self._strict or self._means_the_served(base):
+            raise self._absent(model)
+        shown = ascii(model[:MAX_SHOWN])
+        self._said.warn(
+            shown, f"Requests for the model {shown} are answered by {self.name!r}; --strict-model-name refuses them."
+        )
 
     def list(self) -> dict[str, object]:
         return {"object": "list", "data": [*self._cards.values()]}
 
     def get(self, model: str) -> dict[str, object]:
         """Raises NotFound."""
-        self.check(model)
+        if not self._means_the_served(model):
+            raise self._absent(model)
         return self._cards.get(model, self._cards[self.name])
+
+    def _means_the_served(self, model: str | None) -> bool:
+        """Saying nothing does, and so does "default"."""
+        return model in (None, DEFAULT_NAME) or model in self._cards
+
+    def _absent(self, model: str) -> NotFound:
+        return NotFound(f"The model {model!r} does not exist; this server serves {self.name!r}.", param="model")

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from mysglang.srt.configs.pooling_config import PoolingConfig
 from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.field_names import own_words
@@ -21,7 +22,6 @@ from mysglang.srt.entrypoints.openai.pooling_protocol import (
 )
 from mysglang.srt.entrypoints.openai.serving_embedding import INPUT_NAMES, request_for, usage
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.managers.pooled import pooled, require
 from mysglang.srt.managers.ranking import Ranked, rerank, score, sigmoid, softmax
 from mysglang.srt.managers.request_state import Floats
@@ -104,7 +104,11 @@ class OpenAIServingRanking:
             "object": "scoring",
             "scores": found.rows,
             "model": self._models.name,
-            "usage": {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens},
+            "usage": {
+                "prompt_tokens": found.prompt_tokens,
+                "total_tokens": found.prompt_tokens,
+                "completion_tokens": 0,
+            },
         }
 
 

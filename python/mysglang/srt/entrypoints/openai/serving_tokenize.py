@@ -6,13 +6,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.chat_prompt import render_chat
 from mysglang.srt.entrypoints.openai.field_names import TOKENIZE_NAMES, own_words
 from mysglang.srt.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.entrypoints.streaming import while_connected
 
 
 class OpenAIServingTokenize:

@@ -48,7 +48,10 @@ class UsageMeter:
         return self._fields(sum(prompts.values()), completion, sum(cached.values()), sum(known) if known else None)
 
     def _fields(self, prompt: int, completion: int, cached: int, reasoning: int | None) -> dict[str, object]:
-        details = {} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}}
+        details: dict[str, object] = {}
+        if reasoning is not None:
+            # SGLang's clients look beside the details, OpenAI's in them.
+            details = {"completion_tokens_details": {"reasoning_tokens": reasoning}, "reasoning_tokens": reasoning}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,

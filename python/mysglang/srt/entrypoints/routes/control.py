@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
 from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.entrypoints.openapi import takes
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.errors import InvalidRequest
 
@@ -41,7 +41,8 @@ def control_router(manager: Manager) -> APIRouter:
     async def abort_request(request: Request) -> Response:
         """Stop the request of exactly that `rid`, or all. What it generated so far is its answer, finish reason abort.
 
-        200 and empty also if there is no such request: it may have ended by itself a moment ago.
+        An API key stops its own requests alone, the admin key those of any key. 200 and empty also if there is no such
+        request: it may have ended by itself a moment ago.
         """
         body = await read_model(request, AbortRequest)
         if bool(body.rid) == body.abort_all:

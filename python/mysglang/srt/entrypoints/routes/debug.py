@@ -7,19 +7,19 @@ count is as old as its last sign of life.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import psutil
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_protocol import connections_of
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openapi import gives
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.messages.control import GetInternalStateReqOutput
+from mysglang.srt.utils.awake import AWAKE
 
 
 def debug_router(front: Front) -> APIRouter:
@@ -43,7 +43,7 @@ def debug_router(front: Front) -> APIRouter:
                     "detokenizer": {"open_texts": held.open_texts},
                     "scheduler": _held(state),
                 },
-                "detokenizer_heard_of_s_ago": time.monotonic() - held.open_texts_known_at,
+                "detokenizer_heard_of_s_ago": AWAKE.now() - held.open_texts_known_at,
                 "requests": held.counters,
                 "slow_clients_cut": connections_of(request.scope).cut,
                 "forward_steps": state.forward_steps,

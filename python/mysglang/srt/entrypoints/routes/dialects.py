@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fastapi import APIRouter
 
 from mysglang.srt.entrypoints.anthropic.serving import AnthropicServing
-from mysglang.srt.entrypoints.error_responses import ErrorShape
+from mysglang.srt.entrypoints.error_responses import OPENAI_SHAPE, ErrorShape
 from mysglang.srt.entrypoints.ollama.model_card import ModelCard
 from mysglang.srt.entrypoints.ollama.serving import OllamaServing
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers
@@ -17,16 +17,20 @@ from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.routes import anthropic, ollama, responses
 
 BODIES = (*responses.BODIES, *anthropic.BODIES, *ollama.BODIES)
-SHAPES: Mapping[str, ErrorShape] = {**anthropic.SHAPES, **ollama.SHAPES}
+SHAPES: Mapping[str, ErrorShape] = {**anthropic.SHAPES, **ollama.SHAPES, "/v1": OPENAI_SHAPE}
+"""Prefix of a path -> how its errors are told. The first that fits counts: Anthropic's paths begin with /v1 too."""
 
 
 def dialects_router(
-    answers: ChatAnswers, models: OpenAIServingModels, options: ServingOptions, card: ModelCard
+    answers: ChatAnswers, models: OpenAIServingModels, options: ServingOptions, card: ModelCard, num_keys: int
 ) -> APIRouter:
+    """`num_keys`: API keys that share what is kept."""
     router = APIRouter()
     cached = options.report_cached_tokens
     router.include_router(
-        responses.responses_router(OpenAIServingResponses(answers, models, report_cached_tokens=cached))
+        responses.responses_router(
+            OpenAIServingResponses(answers, models, report_cached_tokens=cached, num_keys=num_keys)
+        )
     )
     messages = AnthropicServing(answers, models, report_cached_tokens=cached)
     router.include_router(anthropic.anthropic_router(messages))

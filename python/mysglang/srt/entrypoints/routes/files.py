@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import FileResponse, Response
 
-from mysglang.srt.entrypoints.auth import owner_of
 from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.batches_record import CreateBatchRequest
@@ -16,6 +15,7 @@ from mysglang.srt.entrypoints.openai.files_record import page
 from mysglang.srt.entrypoints.openai.files_upload import UploadFileRequest, read_upload
 from mysglang.srt.entrypoints.openai.kept_answers import Batch, BatchList, DeletedFile, File, FileList
 from mysglang.srt.entrypoints.openapi import FORM, gives, gives_bytes, takes
+from mysglang.srt.entrypoints.owner import owner_of
 
 BODIES = (UploadFileRequest, CreateBatchRequest)
 
@@ -33,15 +33,17 @@ def files_router(desk: Desk) -> APIRouter:
     @router.post("/v1/files", openapi_extra=takes(UploadFileRequest, FORM) | gives(File))
     async def upload_file(request: Request) -> Response:
         """Keep a file, such as the input of a batch."""
-        files = desk.files
-        async with read_upload(request) as upload:
-            record = await files.add(
-                upload.source,
-                owner=owner_of(request.scope),
-                name=upload.name,
-                purpose=upload.purpose,
-                life_s=upload.life_s,
-            )
+        files, owner = desk.files, owner_of(request.scope)
+        with files.arriving(owner) as arrival:
+            async with read_upload(request, arrival) as upload:
+                record = await files.add(
+                    upload.source,
+                    arrival=arrival,
+                    owner=owner,
+                    name=upload.name,
+                    purpose=upload.purpose,
+                    life_s=upload.life_s,
+                )
         return json_response(record.wire())
 
     @router.get("/v1/files", openapi_extra=gives(FileList))

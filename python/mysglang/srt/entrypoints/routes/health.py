@@ -6,21 +6,20 @@ one nothing to do. Only /health_generate asks for a token, and takes the request
 
 from __future__ import annotations
 
-import asyncio
-import time
 import uuid
 from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.error_responses import ErrorFacts, error_response
 from mysglang.srt.entrypoints.front import Manager
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.errors import RequestError, ServerEnded
 from mysglang.srt.messages.embedding import EmbeddingReqInput
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.utils.awake import AWAKE, awake_timeout
 
 GENERATE_TIMEOUT_S = 20.0
 """For one token, behind whatever else is running."""
@@ -31,7 +30,7 @@ PROBE_PARAMS = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True
 def health_router(
     manager: Manager,
     heartbeat_limit_s: float,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = AWAKE.now,
     *,
     is_embedding: bool = False,
     probes: Sequence[str] = (),
@@ -55,7 +54,7 @@ def health_router(
     async def health_generate(request: Request) -> Response:
         """200 once one token was generated; 503 if that fails or takes too long."""
         try:
-            async with asyncio.timeout(GENERATE_TIMEOUT_S):
+            async with awake_timeout(GENERATE_TIMEOUT_S):
                 await while_connected(request, _generate_one(manager, is_embedding=is_embedding))
         except TimeoutError:
             return _unwell(request, f"No token was generated within {GENERATE_TIMEOUT_S:g} s.")

@@ -11,13 +11,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.ignored_fields import fields_of
 from mysglang.srt.entrypoints.json_response import json_response, written_response
 from mysglang.srt.entrypoints.native_answers import Predictions
 from mysglang.srt.entrypoints.native_responses import written_answer
 from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.routes.openai import CHAT
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.entrypoints.vertex import VertexGenerateReqInput
 from mysglang.srt.managers.response_dict import ResponseDicts
 
@@ -39,7 +40,7 @@ def hosting_router(front: Front, chat: Callable[[Request], Awaitable[Response]],
         body = await read_model(request, VertexGenerateReqInput)
         if not body.instances:
             return json_response({"predictions": []})
-        obj = body.batch()
+        obj = body.batch(fields_of(request.scope))
         dicts = ResponseDicts(obj, front.tokenizer)
         work = written_answer(front.tokenizer_manager, obj, dicts, front.text_pool)
         return written_response([b'{"predictions":', *await while_connected(request, work), b"}"])

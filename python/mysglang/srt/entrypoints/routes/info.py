@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
+import psutil
 from fastapi import APIRouter, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_protocol import connections_of
 from mysglang.srt.entrypoints.json_response import json_response
-from mysglang.srt.entrypoints.native_answers import Loads, ModelInfo, ServerInfo
+from mysglang.srt.entrypoints.native_answers import Loads, ModelInfo, ServerInfo, ServerVersion
 from mysglang.srt.entrypoints.openapi import gives
-from mysglang.srt.entrypoints.streaming import while_connected
-from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.errors import InvalidRequest, NotFound
 from mysglang.srt.messages.control import GetInternalStateReqOutput, SchedulerFigures
 from mysglang.srt.utils.version import __version__
 
@@ -28,11 +30,18 @@ LOAD_MEMORY = {"weight_gb": "weights", "kv_cache_gb": "kvcache", "graph_gb": "gr
 def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mapping[str, Any]) -> APIRouter:
     """`server_info`: every option of the server by its name, without the secret ones."""
     router = APIRouter(tags=["info"])
+    # Routes are made when the engine is ready.
+    startup_s = round(time.time() - psutil.Process().create_time(), 3)
 
     @router.head("/", response_class=Response)
     @router.get("/", response_class=PlainTextResponse)
     async def root() -> Response:
         return PlainTextResponse("mysglang is running\n")
+
+    @router.get("/version", openapi_extra=gives(ServerVersion))
+    async def version(request: Request) -> Response:
+        """The version of this server."""
+        return json_response({"version": __version__})
 
     @router.get("/model_info", openapi_extra=gives(ModelInfo))
     @router.get("/get_model_info", deprecated=True, openapi_extra=gives(ModelInfo))
@@ -45,13 +54,18 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
     async def get_server_info(request: Request) -> Response:
         """The server's options, its capacity, and what the scheduler holds at this moment."""
         state = await while_connected(request, front.tokenizer_manager.get_internal_state())
+        told = _without_id(state)
         return json_response(
             {
                 **server_info,
                 "version": __version__,
                 "frontend": "python",
                 "scheduler_info": msgspec.structs.asdict(front.facts),
-                "internal_states": [_without_id(state)],
+                "internal_states": [told],
+                # SGLang's benchmarks and monitors look for these three here.
+                "max_total_num_tokens": state.max_total_num_tokens,
+                "memory_usage": told["memory_usage"],
+                "startup_time": startup_s,
                 "frontend_state": {
                     "open_requests": front.tokenizer_manager.open_requests,
                     "slow_clients_cut": connections_of(request.scope).cut,
@@ -77,6 +91,17 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
         now = datetime.now(UTC).isoformat()
         load = _load(state, _figures(front), LOAD_SECTIONS if "all" in sections else tuple(sections))
         return json_response({"timestamp": now, "version": __version__, "loads": [{"timestamp": now, **load}]})
+
+    return router
+
+
+def no_metrics_router() -> APIRouter:
+    """What stands at /metrics of a server that has none."""
+    router = APIRouter()
+
+    @router.get("/metrics", include_in_schema=False)
+    async def metrics(request: Request) -> Response:
+        raise NotFound("There are no metrics: start the server with --enable-metrics.")
 
     return router
 

@@ -12,11 +12,11 @@ from pydantic import Field
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_optional
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.native_answers import Done
 from mysglang.srt.entrypoints.openapi import gives, takes
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.entrypoints.weight_commands import PATIENCE_S
 from mysglang.srt.messages.control import Command

@@ -6,17 +6,28 @@ second ago at most.
 
 from __future__ import annotations
 
+import asyncio
+import time
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import psutil
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.front_launch import FRONT_TITLE
 from mysglang.srt.messages.control import HeartBeat
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.observability.exposition import CONTENT_TYPE, Gauge, Page, render
-from mysglang.srt.observability.instruments import FRONT, SCHEDULER
+from mysglang.srt.observability.instruments import ESTIMATES, FRONT, SCHEDULER
+from mysglang.srt.utils.log_output import dropped_lines
 
 RANKS = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
 
+LOG_LINES_DROPPED = Gauge("sglang:log_lines_dropped", "Lines of the log that this process could not write so far.")
 NUM_RUNNING_REQS = Gauge("sglang:num_running_reqs", "Requests that hold a place.")
 NUM_QUEUE_REQS = Gauge("sglang:num_queue_reqs", "Requests that wait for a place.")
 NUM_GRAMMAR_QUEUE_REQS = Gauge("sglang:num_grammar_queue_reqs", "Requests that wait for their grammar.")
@@ -43,6 +54,27 @@ MAX_TOTAL_NUM_TOKENS_SWA = Gauge(
 CONTEXT_LEN = Gauge("sglang:context_len", "Tokens of the longest request that the model allows.")
 PAGE_SIZE = Gauge("sglang:page_size", "Tokens of a page of the KV cache.")
 NUM_PAGES = Gauge("sglang:num_pages", "Pages of the KV cache.")
+FWD_OCCUPANCY = Gauge(
+    "sglang:fwd_occupancy",
+    "The part of the time in which steps were computed lately, in percent; 0 while nothing runs.",
+)
+NUM_UNIQUE_RUNNING_ROUTING_KEYS = Gauge(
+    "sglang:num_unique_running_routing_keys", "Different routing keys of requests that hold a place."
+)
+ROUTING_KEY_RUNNING = Gauge(
+    "sglang:routing_key_running_req_count", "Routing keys by their running requests (gt < count <= le)."
+)
+ROUTING_KEY_ALL = Gauge(
+    "sglang:routing_key_all_req_count", "Routing keys by their running and waiting requests (gt < count <= le)."
+)
+ROUTING_KEY_BOUNDS = (1, 2, 3, 5, 7, 10, 20, 50, 100, 200)
+PROCESS_CPU_SECONDS = Gauge("sglang:process_cpu_seconds_total", "Processor time of the server's processes.")
+STARTUP_TIME = Gauge("sglang:startup_time_seconds", "Time that a phase of the start took.")
+STARTUP_CUDA_GRAPH_TIME = Gauge("sglang:startup_cuda_graph_time_seconds", "Time that capturing graphs took.")
+GRAPH_PHASE = "cuda_graph_"
+CPU_SECONDS_AGE_S = 1.0
+COMPONENTS = {"scheduler": "scheduler", "detokenizer": "detokenizer", "grammar_compiler": "grammar_compiler"}
+"""How the title of a child begins -> its component; every other process of a server is a tokenizer, as SGLang says."""
 MEMORY = {
     "weights": Gauge("sglang:weight_memory_usage_gb", "GiB that the weights take."),
     "kvcache": Gauge("sglang:kv_cache_memory_usage_gb", "GiB that the KV cache takes."),
@@ -50,21 +82,50 @@ MEMORY = {
 }
 
 
+class ProcessorTime:
+    """Processor time of the server's processes, looked up at most once in `CPU_SECONDS_AGE_S`.
+
+    Anybody may ask for the page, and each look goes through all processes of the machine.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._looked_at: float | None = None
+        self._spent: dict[str, float] = {}
+
+    async def by_component(self) -> dict[str, float]:
+        """Seconds by component. Requests that come while one looks wait for what it finds."""
+        async with self._lock:
+            if self._looked_at is None or time.monotonic() - self._looked_at >= CPU_SECONDS_AGE_S:
+                self._spent = await asyncio.to_thread(_cpu_seconds)
+                self._looked_at = time.monotonic()
+            return self._spent
+
+
 def metrics_router(front: Front, served_model_name: str) -> APIRouter:
     """`served_model_name`: the label by which one tells servers apart."""
     router = APIRouter(tags=["health"])
     labels = {"model_name": served_model_name, "engine_type": "unified"}
+    # With priorities each figure of the scheduler has their label: empty for the figure of all of them.
+    ranks = {**labels, **RANKS, **({"priority": ""} if front.facts.priorities else {})}
+    # Routes are made when the engine is ready.
+    processor_time = ProcessorTime()
+    startup_s = time.time() - _server_process().create_time()
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Counters, gauges and histograms, in Prometheus' text format."""
-        requests, scheduler = Page(labels), Page({**labels, **RANKS})
+        requests, scheduler = Page(labels), Page(ranks)
         requests.row(FRONT, front.metrics.total_row())
+        for component, seconds in (await processor_time.by_component()).items():
+            requests.counter(PROCESS_CPU_SECONDS, seconds, component=component)
+        _gauge_start(requests, {**front.facts.startup_times, "e2e": startup_s})
+        requests.gauge(LOG_LINES_DROPPED, dropped_lines())
         _gauge_facts(scheduler, front.facts)
         beat = front.tokenizer_manager.signs.heartbeat
         if beat is not None:
             _gauge_scheduler(scheduler, beat, front.facts)
-            scheduler.row(SCHEDULER, beat.figures.counted)
+            scheduler.row(SCHEDULER, beat.figures.counted, without=() if front.facts.estimates else ESTIMATES)
         return Response(render([requests, scheduler]), headers={"content-type": CONTENT_TYPE})
 
     return router
@@ -87,6 +148,14 @@ def _gauge_scheduler(page: Page, beat: HeartBeat, facts: SchedulerFacts) -> None
     figures = beat.figures
     page.gauge(NUM_RUNNING_REQS, beat.num_running_reqs)
     page.gauge(NUM_QUEUE_REQS, beat.num_waiting_reqs)
+    for priority, count in figures.census.running_priorities.items():
+        page.gauge(NUM_RUNNING_REQS, count, priority=str(priority))
+    for priority, count in figures.census.waiting_priorities.items():
+        page.gauge(NUM_QUEUE_REQS, count, priority=str(priority))
+    page.gauge(NUM_UNIQUE_RUNNING_ROUTING_KEYS, len(figures.census.running_keys))
+    _gauge_keys(page, ROUTING_KEY_RUNNING, figures.census.running_keys)
+    _gauge_keys(page, ROUTING_KEY_ALL, figures.census.all_keys)
+    page.gauge(FWD_OCCUPANCY, figures.fwd_occupancy)
     page.gauge(NUM_GRAMMAR_QUEUE_REQS, figures.num_grammar_queue_reqs)
     page.gauge(NUM_USED_TOKENS, figures.num_used_tokens)
     usage = figures.num_used_tokens / facts.max_total_num_tokens
@@ -108,3 +177,47 @@ def _gauge_scheduler(page: Page, beat: HeartBeat, facts: SchedulerFacts) -> None
     page.gauge(HOST_USED_TOKENS, figures.host_used_tokens)
     page.gauge(HOST_TOTAL_TOKENS, figures.host_total_tokens)
     page.gauge(UTILIZATION, beat.num_running_reqs / facts.max_running_requests)
+
+
+def _gauge_keys(page: Page, gauge: Gauge, counts: Sequence[int]) -> None:
+    """How many routing keys have a number of requests between two bounds. `counts`: the number of each key."""
+    keys = Counter(bisect_left(ROUTING_KEY_BOUNDS, count) for count in counts)
+    bounds = ["0", *map(str, ROUTING_KEY_BOUNDS), "+Inf"]
+    for bucket, (above, upto) in enumerate(pairwise(bounds)):
+        page.gauge(gauge, keys[bucket], gt=above, le=upto)
+
+
+def _gauge_start(page: Page, times: Mapping[str, float]) -> None:
+    """`times`: seconds by phase; of graphs those that were captured."""
+    for phase, seconds in times.items():
+        if phase.startswith(GRAPH_PHASE):
+            page.gauge(STARTUP_CUDA_GRAPH_TIME, seconds, phase=phase.removeprefix(GRAPH_PHASE))
+        else:
+            page.gauge(STARTUP_TIME, seconds, phase=phase)
+
+
+def _cpu_seconds() -> dict[str, float]:
+    """Processor time of all processes of this server by component, with that of children that have ended.
+
+    A process that ends meanwhile is left out.
+    """
+    server = _server_process()
+    spent: dict[str, float] = defaultdict(float)
+    for process in [server, *server.children(recursive=True)]:
+        try:
+            with process.oneshot():
+                title = (process.cmdline() or [process.name()])[0].removeprefix("mysglang::")
+                times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        name = next((name for begin, name in COMPONENTS.items() if title.startswith(begin)), "tokenizer")
+        spent[name] += times.user + times.system + times.children_user + times.children_system
+    return dict(spent)
+
+
+def _server_process() -> psutil.Process:
+    """The process that all others of this server are children of: this one, or the parent of a further front."""
+    me = psutil.Process()
+    parent = me.parent()
+    is_worker = (me.cmdline() or [""])[0].startswith(FRONT_TITLE)
+    return parent if is_worker and parent is not None else me

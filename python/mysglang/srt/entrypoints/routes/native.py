@@ -4,30 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Annotated
 
+import msgspec
 import orjson
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response as HttpResponse
 
-from mysglang.srt.entrypoints.body import parse_json, read_body, read_model
+from mysglang.srt.entrypoints.body import make_of, read_body, read_model
+from mysglang.srt.entrypoints.departure import while_connected
+from mysglang.srt.entrypoints.error_responses import OpenAIError
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.ignored_fields import fields_of
 from mysglang.srt.entrypoints.json_pieces import in_pieces
 from mysglang.srt.entrypoints.json_response import json_response, written_response
 from mysglang.srt.entrypoints.native_answers import Generated
 from mysglang.srt.entrypoints.native_responses import written_answer
-from mysglang.srt.entrypoints.openai.answers import ErrorFrame
 from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.relay import Owner, Relayed
 from mysglang.srt.entrypoints.sessions import Sessions
-from mysglang.srt.entrypoints.streaming import DONE, while_connected
+from mysglang.srt.entrypoints.streaming import DONE
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.entrypoints.talk import Talk, talk_stream
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.managers.response_dict import ResponseDicts
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
+from mysglang.srt.parser.reasoning_parser import ReasoningFormat
 
 
 class OpenSessionReqInput(StrictModel):
@@ -37,7 +42,7 @@ class OpenSessionReqInput(StrictModel):
     """What bounds a session is the model's context."""
     session_id: str | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
-    """Seconds without a request after which it is forgotten; never if unset."""
+    """Seconds without a request after which the session is forgotten; never if unset."""
     streaming: bool = False
     """Whether each request goes on from the one before it, without saying so."""
     without_effect = frozenset({"capacity_of_str_len"})
@@ -51,24 +56,34 @@ class CloseSessionReqInput(StrictModel):
 
 BODIES = (OpenSessionReqInput, CloseSessionReqInput)
 
-GENERATE = takes(GenerateReqInput) | gives(Generated | list[Generated], stream=(Generated, ErrorFrame), done=True)
+GENERATE = takes(GenerateReqInput) | gives(Generated | list[Generated], stream=(Generated, OpenAIError), done=True)
 
 
-def native_router(front: Front, *, incremental: bool, owner: Owner | None = None) -> APIRouter:
-    """`incremental`: the frames of a stream carry what is new, not everything so far. `owner`: the front that keeps
-    sessions, if that is another one.
+def native_router(
+    front: Front,
+    *,
+    incremental: bool,
+    num_keys: int = 1,
+    owner: Owner | None = None,
+    reasoning: ReasoningFormat | None = None,
+) -> APIRouter:
+    """`incremental`: the frames of a stream carry what is new, not everything so far. `num_keys`: API keys that share
+    the room for sessions. `owner`: the front that keeps sessions, if that is another one. `reasoning`: how the model
+    writes thoughts, if that is known.
     """
     router = APIRouter(tags=["native"])
-    sessions = Sessions(front.tokenizer_manager)
+    sessions = Sessions(front.tokenizer_manager, num_keys)
 
     @router.put("/generate", openapi_extra=GENERATE)
     @router.post("/generate", openapi_extra=GENERATE)
     async def generate(request: Request) -> HttpResponse:
         """What follows a prompt, or each of a batch; with `stream`, as server-sent events."""
         body = await read_body(request)
-        obj = parse_generate(parse_json(body))
+        obj = await make_of(request, body, partial(parse_generate, report=fields_of(request.scope)))
         if owner is not None and obj.session_params is not None:
             return Relayed(owner, body)
+        if obj.require_reasoning and reasoning is not None:
+            obj = msgspec.structs.replace(obj, think_end=reasoning.end)
         dicts = ResponseDicts(obj, front.tokenizer, incremental=incremental)
         if obj.stream:
             return talk_stream(lambda: _talk(sessions.generate_request(obj), dicts, front.text_pool))

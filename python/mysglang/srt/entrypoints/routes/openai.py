@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.anthropic.model_info import asked_by_anthropic, model_info, model_page
+from mysglang.srt.entrypoints.error_responses import OpenAIError
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.answers import (
@@ -13,7 +14,6 @@ from mysglang.srt.entrypoints.openai.answers import (
     ChatCompletionChunk,
     Completion,
     CompletionChunk,
-    ErrorFrame,
     ModelCard,
     ModelList,
     Text,
@@ -35,8 +35,8 @@ from mysglang.srt.entrypoints.openapi import gives, takes
 
 BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 
-CHAT = takes(ChatCompletionRequest) | gives(ChatCompletion, stream=(ChatCompletionChunk, ErrorFrame), done=True)
-COMPLETION = takes(CompletionRequest) | gives(Completion, stream=(CompletionChunk, ErrorFrame), done=True)
+CHAT = takes(ChatCompletionRequest) | gives(ChatCompletion, stream=(ChatCompletionChunk, OpenAIError), done=True)
+COMPLETION = takes(CompletionRequest) | gives(Completion, stream=(CompletionChunk, OpenAIError), done=True)
 
 
 def openai_router(
@@ -78,6 +78,8 @@ def openai_router(
     @router.get("/v1/models/{model:path}", openapi_extra=gives(ModelCard))
     async def get_model(request: Request, model: str) -> Response:
         """The served model by its name, or 404; likewise."""
+        if not model:
+            return await list_models(request)
         card = models.get(model)
         return json_response(model_info(card) if asked_by_anthropic(request) else card)
 

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_optional
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.native_answers import Done, LoggingSettings
 from mysglang.srt.entrypoints.openapi import gives, takes
-from mysglang.srt.entrypoints.request_dump import check_folder
+from mysglang.srt.entrypoints.request_dump import check_folder, written
 from mysglang.srt.entrypoints.routes.debug import debug_router
 from mysglang.srt.entrypoints.routes.memory import BODIES as MEMORY_BODIES
 from mysglang.srt.entrypoints.routes.memory import memory_router
@@ -27,7 +28,6 @@ from mysglang.srt.entrypoints.routes.settings import BODIES as SETTINGS_BODIES
 from mysglang.srt.entrypoints.routes.settings import settings_router
 from mysglang.srt.entrypoints.routes.weights import BODIES as WEIGHT_BODIES
 from mysglang.srt.entrypoints.routes.weights import weights_router
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.control import (
@@ -50,7 +50,7 @@ class PauseGenerationReqInput(StrictModel):
     """POST /pause_generation."""
 
     mode: PauseMode = "abort"
-    """What becomes of the requests that run."""
+    """What becomes of running requests: they end with what they have, give their memory back, or keep it."""
 
 
 class ContinueGenerationReqInput(StrictModel):
@@ -59,11 +59,19 @@ class ContinueGenerationReqInput(StrictModel):
     unsupported = not_here("torch_empty_cache", unless=OFF)
 
 
+def _number(value: object) -> object:
+    """SGLang's benchmark sends its command line's words as they are."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10 else value
+
+
+Number = Annotated[int, BeforeValidator(_number, json_schema_input_type=int | str)]
+
+
 class ProfileReqInput(StrictModel):
     """POST /start_profile."""
 
     output_dir: Annotated[str, Field(min_length=1)] = "/tmp"
-    num_steps: Annotated[int, Field(ge=1)] | None = None
+    num_steps: Annotated[Number, Field(ge=1)] | None = None
     """Steps after which the recording ends by itself."""
     activities: Annotated[list[ProfileActivity], Field(min_length=1)] = ["CPU"]
     with_stack: bool = False
@@ -72,7 +80,8 @@ class ProfileReqInput(StrictModel):
     """Name of the trace's file; the time if unset."""
     profile_prefix: str | None = None
     unsupported = {
-        **not_here("start_step", "profile_stages"),
+        **not_here("start_step", unless=(0, "0")),
+        **not_here("profile_stages"),
         **not_here("profile_by_stage", "merge_profiles", "detailed_annotations", unless=OFF),
     }
 
@@ -166,6 +175,8 @@ def operation_router(front: Front) -> APIRouter:
             front.request_log.log_requests = body.log_requests
         if body.dump_requests_folder is not None:
             front.request_log.dump_folder = body.dump_requests_folder
+            # An answer that says that it is over finds the files complete, unless the disk is in trouble.
+            await asyncio.to_thread(written)
         log = front.request_log
         front.tokenizer_manager.tell_fronts(RequestLogReq(log_requests=log.log_requests, dump_folder=log.dump_folder))
         settings = {"log_requests": front.request_log.log_requests}

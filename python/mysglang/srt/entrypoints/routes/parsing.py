@@ -28,7 +28,7 @@ class ParseFunctionCallReq(StrictModel):
     text: str
     tools: Annotated[list[Tool], Field(min_length=1)]
     tool_call_parser: str | None = None
-    """The format; that of the served model if unset."""
+    """Name of the format; that of the served model if unset."""
 
 
 class SeparateReasoningReqInput(StrictModel):
@@ -36,7 +36,7 @@ class SeparateReasoningReqInput(StrictModel):
 
     text: str
     reasoning_parser: str | None = None
-    """The format; that of the served model if unset."""
+    """Name of the format; that of the served model if unset."""
     unsupported = not_here("return_blocks", unless=OFF)
 
 

@@ -4,12 +4,16 @@ generates can only /v1/score; the other routes say so.
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mysglang.srt.configs.pooling_config import PoolingConfig
-from mysglang.srt.entrypoints.body import parse_json, read_body
+from mysglang.srt.entrypoints.body import read_as
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.ignored_fields import fields_of
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.ollama.embedding import OllamaServingEmbedding
 from mysglang.srt.entrypoints.openai.pooling_answers import (
@@ -32,7 +36,6 @@ from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.serving_ranking import OpenAIServingRanking
 from mysglang.srt.entrypoints.openapi import gives, takes
 from mysglang.srt.entrypoints.routes import ollama
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.managers.pooled import embeddings
 from mysglang.srt.messages.embedding import EmbeddingReqInput, parse_embedding
 
@@ -72,7 +75,7 @@ def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingCo
     @router.post("/classify", openapi_extra=takes(EmbeddingReqInput) | gives(Vector | list[Vector]))
     async def encode(request: Request) -> Response:
         """The vector of a prompt, or of each of a batch; of a model that classifies, its scores."""
-        obj = parse_embedding(parse_json(await read_body(request)))
+        obj = await read_as(request, partial(parse_embedding, report=fields_of(request.scope)))
         generate = front.tokenizer_manager.generate_request
         return json_response(await while_connected(request, embeddings(generate, obj, pooling)))
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.ignored_fields import safe
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.native_answers import InternalStateSet
 from mysglang.srt.entrypoints.openapi import gives, takes
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.entrypoints.strict_model import StrictModel, not_here
+from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.settings import SetInternalStateReq
 
 
@@ -23,7 +25,7 @@ class ChangingServerArgs(StrictModel):
 
     schedule_conservativeness: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     stream_interval: Annotated[int, Field(ge=1)] | None = None
-    """Of requests that begin from now on and do not say."""
+    """Tokens between two frames of a stream, at least 1, for requests that begin from now on and do not say."""
     decode_log_interval: Annotated[int, Field(ge=1)] | None = None
     unsupported = not_here(
         "pp_max_micro_batch_size",
@@ -32,6 +34,14 @@ class ChangingServerArgs(StrictModel):
         "dspark_force_budget_frac",
         "dspark_clear_info_records",
     )
+
+    @classmethod
+    def translated(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Refuses every other option, whatever --unknown-fields says: the answer would report that it has changed."""
+        for name in data.keys() - cls.model_fields.keys() - cls.unsupported.keys():
+            message = f"server_args.{safe(name)}: this option cannot change while the server runs."
+            raise InvalidRequest(message, param=f"server_args.{safe(name)}")
+        return data
 
 
 class SetInternalStateReqInput(StrictModel):

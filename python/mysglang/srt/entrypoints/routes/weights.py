@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -15,12 +17,13 @@ from pydantic import Field, model_validator
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from mysglang.srt.entrypoints.body import ClientDisconnected, parse_json, read_body, read_model, validate
+from mysglang.srt.entrypoints.body import LIMITS, make_of, read_body, read_model, validate
+from mysglang.srt.entrypoints.departure import ClientDisconnected, while_connected
 from mysglang.srt.entrypoints.front import Front
+from mysglang.srt.entrypoints.ignored_fields import fields_of
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.native_answers import Checksums, WeightsChanged
 from mysglang.srt.entrypoints.openapi import BYTES, gives, takes
-from mysglang.srt.entrypoints.streaming import while_connected
 from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.entrypoints.weight_commands import (
     DEFAULT_GROUP,
@@ -44,6 +47,7 @@ from mysglang.srt.messages.weights import (
 )
 
 MAX_ENCODED_BYTES = 1 << 30
+ENCODED = replace(LIMITS, text_bytes=MAX_ENCODED_BYTES)
 """Of tensors in JSON, which is held in memory; more comes as plain bytes."""
 
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -232,7 +236,8 @@ def _add_updates(router: APIRouter, front: Front) -> None:
             async with spooled(_parts(request), int(declared) if declared.isdigit() else None) as folder:
                 return _done(await while_connected(request, update_from_folder(manager, folder, update)))
         data = await read_body(request, MAX_ENCODED_BYTES)
-        body = validate(UpdateWeightsFromTensorReqInput, parse_json(data))
+        make = partial(validate, UpdateWeightsFromTensorReqInput, fields=fields_of(request.scope))
+        body = await make_of(request, data, make, ENCODED)
         with private_folder() as folder:
             await asyncio.to_thread(write_encoded, folder, body.serialized_named_tensors)
             work = update_from_folder(manager, folder, body.update)

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -51,11 +52,10 @@ class FileBackend:
     def read(self, key: str) -> bytes | None:
         path = self._path(key)
         try:
-            found = path.read_bytes()
+            block = _read_block(path, key)
         except OSError:
             return None
-        header, block = found[:HEADER_BYTES], found[HEADER_BYTES:]
-        if header == _header(key, block):
+        if block is not None:
             with contextlib.suppress(OSError):
                 os.utime(path)
             return block
@@ -106,6 +106,24 @@ class FileBackend:
             with contextlib.suppress(OSError):
                 path.unlink()
             self._total -= size
+
+
+def _read_block(path: Path, key: str) -> bytes | None:
+    """The block in a file, None if it is damaged. A pipe does not block, and a file of a wrong size is not read: it may
+    have gigabytes of zeros. Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        with open(descriptor, "rb", closefd=False) as file:
+            header = file.read(HEADER_BYTES)
+            length = int.from_bytes(header[len(MAGIC) : len(MAGIC) + 8], "little")
+            block = file.read(length) if found.st_size == HEADER_BYTES + length else b""
+    finally:
+        os.close(descriptor)
+    return block if header == _header(key, block) else None
 
 
 def _header(key: str, block: bytes) -> bytes:

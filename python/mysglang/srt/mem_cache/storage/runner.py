@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
+
+from mysglang.srt.utils.service_thread import ServiceThread
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class ThreadRunner:
 
     def __init__(self, name: str) -> None:
         self._work: SimpleQueue[Work] = SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        ServiceThread(name, self._run)
 
     def submit(self, work: Work) -> None:
         self._work.put(work)

@@ -110,5 +110,5 @@ async def test_what_was_not_kept_is_not_told(query: dict[str, Any], param: str) 
     async with serve(hello) as served:
         response_id = (await served.post(PATH, {"model": "tiny", "input": "Hi"})).json()["id"]
         refused = await served.client.get(f"{PATH}/{response_id}", params=query)
-        assert (refused.status_code, refused.json()["param"]) == (400, param)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
         assert (await again(served, "resp_0")).status_code == 404

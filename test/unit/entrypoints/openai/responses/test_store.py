@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fixtures.callers import asked_by
 from mysglang.srt.entrypoints.openai.responses.store import ResponseStore, StoredResponse
 from mysglang.srt.errors import NotFound
+from mysglang.srt.managers.caller import Caller
 
 
 def stored(name: str, text: str = "") -> StoredResponse:
@@ -46,8 +48,42 @@ def test_the_count_is_right(steps: list[tuple[str, int]]) -> None:
         else:
             store.put(stored(name, "x" * size))
             known[name] = stored(name, "x" * size)
-        known = {name: one for name, one in known.items() if ("", name) in store._kept}
+        known = {name: one for name, one in known.items() if name in store._kept.get("", {})}
         assert all(store.get(name) == one for name, one in known.items())
-        assert store._bytes == sum(size for _, size in store._kept.values())
+        assert store._bytes.used == sum(size for _, size in store._kept.get("", {}).values())
         assert len(store) == len(known)
-        assert len(store) <= 1 or (len(store) <= 3 and store._bytes <= 200)
+        assert len(store) <= 1 or (len(store) <= 3 and store._bytes.used <= 200)
+
+
+@pytest.mark.promise(44)
+@pytest.mark.parametrize("bounds", [{"max_responses": 10}, {"max_bytes": 2000}])
+def test_a_flood_of_one_key_evicts_its_own(bounds: dict[str, int]) -> None:
+    store = ResponseStore(**bounds)
+    with asked_by(Caller(api_key="b")):
+        for name in ("x", "y"):
+            store.put(stored(name))
+    with asked_by(Caller(api_key="flood")):
+        for number in range(200):
+            store.put(stored(f"f{number}", "x" * 100))
+        assert store.get("f199")
+        with pytest.raises(NotFound):
+            store.get("f0")
+        # Not even that they are there can be found out.
+        for name in ("x", "nobody"):
+            with pytest.raises(NotFound, match=f"no response '{name}' here"):
+                store.get(name)
+    with asked_by(Caller(api_key="b")):
+        assert store.get("x") and store.get("y")
+
+
+@pytest.mark.promise(44)
+def test_events_that_come_later_are_counted() -> None:
+    store = ResponseStore(max_bytes=1000)
+    for name in "ab":
+        store.put(stored(name))
+    assert store.grow("b", 900)
+    with pytest.raises(NotFound):
+        store.get("a")
+    assert store.get("b") and not store.grow("a", 1)
+    store.delete("b")
+    assert store._bytes.used == 0

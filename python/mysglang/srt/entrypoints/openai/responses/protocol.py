@@ -167,7 +167,7 @@ class TextConfig(StrictModel):
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] = TextFormat(
         type="text"
     )
-    unsupported = not_here("verbosity", unless=("medium",))
+    idle = not_here("verbosity", unless=("medium",))
 
 
 class ReasoningConfig(StrictModel):
@@ -199,7 +199,9 @@ class PromptOfResponse(StrictModel):
     text: TextConfig = TextConfig()
     reasoning: ReasoningConfig = ReasoningConfig()
     chat_template_kwargs: dict[str, Any] = {}
-    unsupported = {**not_here("truncation", unless=("disabled",)), **not_here("conversation", "personality")}
+    idle = not_here("truncation", unless=("disabled",))
+    """"auto" would drop the oldest items of a conversation that is too long, which is refused here."""
+    unsupported = not_here("conversation", "personality")
 
 
 class CountResponseTokensRequest(PromptOfResponse):
@@ -238,10 +240,13 @@ class ResponsesRequest(PromptOfResponse):
     prompt_cache_key: str | None = None
     unsupported = {
         **PromptOfResponse.unsupported,
+        **not_here("prompt", "moderation", "image", "context_management", "access_programs", "session_id"),
+    }
+    idle = {
+        **PromptOfResponse.idle,
         **not_here("service_tier", unless=("auto", "default")),
-        **not_here("max_tool_calls", "prompt", "moderation", "image"),
-        **not_here("context_management", "access_programs", "prompt_cache_retention", "prompt_cache_options"),
-        **not_here("session_id", "request_id"),
+        # A bound on calls of built-in tools, of which there are none here.
+        **not_here("max_tool_calls", "prompt_cache_retention", "prompt_cache_options", "request_id"),
     }
 
     @model_validator(mode="after")
@@ -250,6 +255,4 @@ class ResponsesRequest(PromptOfResponse):
             raise InvalidRequest("background: only with store=true, else nobody could fetch it.", param="background")
         if self.top_logprobs and LOGPROBS not in self.include:
             raise InvalidRequest(f"top_logprobs: only with include {LOGPROBS!r}.", param="top_logprobs")
-        if "stream_options" in self.model_fields_set and not self.stream:
-            raise InvalidRequest("stream_options: only for stream=true.", param="stream_options")
         return self

@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.error_responses import describe
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews, aborted
 from mysglang.srt.entrypoints.openai.field_names import own_words
+from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.openai.responses.background import BackgroundJobs
 from mysglang.srt.entrypoints.openai.responses.event_log import EventLog
 from mysglang.srt.entrypoints.openai.responses.events import Event, Numbered, OutputEvents
@@ -23,8 +25,11 @@ from mysglang.srt.entrypoints.openai.responses.response import Job, State, new_r
 from mysglang.srt.entrypoints.openai.responses.store import ResponseStore, StoredResponse
 from mysglang.srt.entrypoints.openai.responses.translate import NAMES, StoredItem, chat_request, stored_items
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.entrypoints.streaming import EventStream, while_connected
+from mysglang.srt.entrypoints.streaming import EventStream
 from mysglang.srt.errors import InvalidRequest, NotFound, RequestError, WorkerDied
+
+COUNTED_BYTES = 1 << 20
+"""Of events in the background, after which they are counted anew."""
 
 
 class OpenAIServingResponses:
@@ -36,13 +41,14 @@ class OpenAIServingResponses:
         models: OpenAIServingModels,
         *,
         report_cached_tokens: bool,
+        num_keys: int = 1,
         store: ResponseStore | None = None,
     ) -> None:
         self._answers = answers
         self._models = models
         self._report_cached = report_cached_tokens
         self._store = ResponseStore() if store is None else store
-        self._background = BackgroundJobs()
+        self._background = BackgroundJobs(num_keys)
 
     async def create(self, request: Request) -> Response:
         """The response to `request`. Raises what `error_responses` knows."""
@@ -87,7 +93,8 @@ class OpenAIServingResponses:
         if not stored.response["background"]:
             message = "Only a response with background=true can be cancelled; leave the others to stop them."
             raise InvalidRequest(message, param="response_id")
-        if not self._background.stop(response_id):
+        # A job that has kept its answer may need another moment to end, in which it says so to its readers.
+        if stored.response["status"] != "in_progress" or not self._background.stop(response_id):
             return stored.response
         response = {**stored.response, "status": "cancelled"}
         self._store.put(replace(stored, response=response))
@@ -153,10 +160,16 @@ class OpenAIServingResponses:
         job = replace(await self._job(body), log=log)
 
         async def work() -> None:
+            counted = 0
             try:
                 async with aclosing(self._told(job)) as told:
                     async for frames in told:
                         log.add(frames)
+                        if log.nbytes - counted < COUNTED_BYTES:
+                            continue
+                        if not self._store.grow(job.response_id, log.nbytes - counted):
+                            return  # forgotten: nobody can ask for it any more
+                        counted = log.nbytes
             finally:
                 log.end()
 
@@ -199,10 +212,15 @@ class OpenAIServingResponses:
 
     async def _job(self, body: ResponsesRequest) -> Job:
         before = () if body.previous_response_id is None else self._conversation(body.previous_response_id)
-        items = (*before, *stored_items(body.input))
         response_id = new_response_id()
+
+        def translate() -> tuple[tuple[StoredItem, ...], ChatCompletionRequest]:
+            items = (*before, *stored_items(body.input))
+            return items, chat_request(body, items)
+
         with own_words(NAMES):
-            ask = await self._answers.ask(chat_request(body, items), response_id)
+            items, asked = await self._answers.prepare(translate, len(before))
+            ask = await self._answers.ask(asked, response_id)
         return Job(
             body=body,
             items=items,
@@ -213,8 +231,11 @@ class OpenAIServingResponses:
         )
 
     async def _count(self, body: CountResponseTokensRequest) -> int:
-        fields = body.model_dump(exclude_unset=True, by_alias=True)
-        job = await self._job(ResponsesRequest.model_validate({**fields, "store": False}))
+        def as_request() -> ResponsesRequest:
+            fields = body.model_dump(exclude_unset=True, by_alias=True)
+            return ResponsesRequest.model_validate({**fields, "store": False})
+
+        job = await self._job(await self._answers.prepare(as_request))
         return await self._answers.count_tokens(job.ask)
 
     def _conversation(self, response_id: str) -> Sequence[StoredItem]:

@@ -1,4 +1,6 @@
-"""ResponseStore: what was answered, in memory, for as long as there is room: the oldest goes first.
+"""ResponseStore: what was answered, in memory, for as long as there is room.
+
+The room is for all API keys. When it is full, the key that has most of it gives way: its oldest response goes first.
 
 A response counts with all of the conversation that it stands in, though conversations share what they have in common,
 so the bound holds however they are spun on. Knows no request.
@@ -6,7 +8,6 @@ so the bound holds however they are spun on. Knows no request.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from mysglang.srt.entrypoints.openai.responses.event_log import EventLog
 from mysglang.srt.entrypoints.openai.responses.translate import StoredItem
 from mysglang.srt.errors import NotFound
 from mysglang.srt.managers.caller import CALLER
+from mysglang.srt.utils.shared_room import SharedRoom
 
 MAX_RESPONSES = 10_000
 MAX_BYTES = 256 << 20
@@ -40,45 +42,66 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """By id."""
+    """By key and id: no key finds the responses of another one."""
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
-        self._max_responses = max_responses
-        self._max_bytes = max_bytes
-        self._kept: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
-        """By whose they are and their id: with several API keys nobody finds another's."""
-        self._bytes = 0
+        self._number = SharedRoom(max_responses)
+        self._bytes = SharedRoom(max_bytes)
+        self._kept: dict[str, dict[str, tuple[StoredResponse, int]]] = {}
+        """By key, then by id, with the bytes that are counted for them; the oldest first."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return self._number.used
 
     def put(self, stored: StoredResponse) -> None:
         """Keep it, in the place of what has its id; forget the oldest beyond the bounds, but never this one."""
-        response_id = stored.response["id"]
-        self._drop(_owned(response_id))
+        owner, response_id = CALLER.get().api_key, stored.response["id"]
+        self._drop(owner, response_id)
         size = len(orjson.dumps([stored.response, stored.items]))
         if stored.log is not None:
             size += stored.log.nbytes
-        self._kept[_owned(response_id)] = (stored, size)
-        self._bytes += size
-        while len(self._kept) > 1 and (len(self._kept) > self._max_responses or self._bytes > self._max_bytes):
-            self._drop(next(iter(self._kept)))
+        self._kept.setdefault(owner, {})[response_id] = (stored, size)
+        self._number.take(owner, 1)
+        self._bytes.take(owner, size)
+        self._make_room(owner, response_id)
+
+    def grow(self, response_id: str, size: int) -> bool:
+        """Count `size` bytes more of events for a response in the background; False if it is not kept any more."""
+        owner = CALLER.get().api_key
+        if (found := self._kept.get(owner, {}).get(response_id)) is None:
+            return False
+        stored, counted = found
+        self._kept[owner][response_id] = (stored, counted + size)
+        self._bytes.take(owner, size)
+        self._make_room(owner, response_id)
+        return True
+
+    def _make_room(self, owner: str, response_id: str) -> None:
+        """Forget the oldest beyond the bounds, but never the one that is named."""
+        for room in (self._number, self._bytes):
+            while room.overfull and (oldest := self._oldest(room.largest())) != (owner, response_id):
+                self._drop(*oldest)
 
     def get(self, response_id: str) -> StoredResponse:
         """Raises NotFound, also for what was forgotten."""
-        if _owned(response_id) not in self._kept:
+        found = self._kept.get(CALLER.get().api_key, {}).get(response_id)
+        if found is None:
             raise NotFound(f"There is no response {response_id!r} here.", param="response_id")
-        return self._kept[_owned(response_id)][0]
+        return found[0]
 
     def delete(self, response_id: str) -> None:
         """Raises NotFound."""
         self.get(response_id)
-        self._drop(_owned(response_id))
+        self._drop(CALLER.get().api_key, response_id)
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        if key in self._kept:
-            self._bytes -= self._kept.pop(key)[1]
+    def _oldest(self, owner: str) -> tuple[str, str]:
+        return owner, next(iter(self._kept[owner]))
 
-
-def _owned(response_id: str) -> tuple[str, str]:
-    return CALLER.get().api_key, response_id
+    def _drop(self, owner: str, response_id: str) -> None:
+        if response_id not in (mine := self._kept.get(owner, {})):
+            return
+        _, size = mine.pop(response_id)
+        self._number.give(owner, 1)
+        self._bytes.give(owner, size)
+        if not mine:
+            del self._kept[owner]

@@ -22,6 +22,7 @@ from mysglang.srt.entrypoints.openai.responses.protocol import (
     SchemaFormat,
 )
 from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.managers.text_pool import checkpoint
 
 NAMES = {
     "messages": "input",
@@ -95,9 +96,10 @@ def _messages(items: Sequence[StoredItem]) -> list[dict[str, Any]]:
     _require_outputs(items)
     messages: list[dict[str, Any]] = []
     for item in items:
+        checkpoint()
         message = _message(item)
         if messages and message["role"] == messages[-1]["role"] == "assistant" and _goes_on(messages[-1], message):
-            messages[-1] |= _together(messages[-1], message)
+            _add(messages[-1], message)
         else:
             messages.append(message)
     return messages
@@ -130,9 +132,12 @@ def _goes_on(turn: dict[str, Any], message: dict[str, Any]) -> bool:
     )
 
 
-def _together(turn: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
-    calls = turn.get("tool_calls", []) + message.get("tool_calls", [])
-    return {**message, "tool_calls": calls} if calls else message
+def _add(turn: dict[str, Any], message: dict[str, Any]) -> None:
+    """Add a message to the turn that it belongs to. Calls are added in place: a turn may have thousands."""
+    calls = message.pop("tool_calls", [])
+    turn |= message
+    if calls:
+        turn.setdefault("tool_calls", []).extend(calls)
 
 
 def _text(parts: Sequence[dict[str, Any]]) -> object:

@@ -1,0 +1,421 @@
+"""Algebra: what values a schema takes, as shapes. Conjunctions, disjunctions and negations are worked out here.
+
+Every negation is pushed down to single keywords. After that, to take less than the schema would be no fault: an answer
+that satisfies less is valid. So where the contrary of a keyword cannot be said, that way out is dropped, and noted;
+where a keyword itself cannot be, the schema is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mysglang.srt.constrained.backend import GrammarError
+from mysglang.srt.constrained.json_schema.document import Document, Json, Place, refuse
+from mysglang.srt.constrained.json_schema.keywords import ALL_KEYWORDS, Keywords, names_of, object_of
+from mysglang.srt.constrained.json_schema.meeting import holds, meet
+from mysglang.srt.constrained.json_schema.numbers import Bounds, numbers
+from mysglang.srt.constrained.json_schema.regular import (
+    ANYTHING,
+    Expr,
+    alt,
+    inverse,
+    is_empty,
+    text,
+)
+from mysglang.srt.constrained.json_schema.shapes import (
+    ALL_ITEMS,
+    CONSTANTS,
+    NEVER,
+    TRUE,
+    Array,
+    Literal,
+    Named,
+    Node,
+    Number,
+    Object,
+    OneOf,
+    Others,
+    Shape,
+    Text,
+    Value,
+)
+
+MAX_SHAPES = 300
+"""Ways to satisfy one node."""
+MAX_MEETINGS = 30_000
+"""Pairs of shapes that are brought together for one schema."""
+MAX_LOOK = 4
+"""How deep it is looked whether there is any value at all."""
+
+ANY_SHAPE: tuple[Shape, ...] = (
+    OneOf(CONSTANTS),
+    Number(),
+    Text(),
+    Array(),
+    Object(),
+)
+NO_OBJECT = ANY_SHAPE[:-1]
+DYNAMIC = ("$dynamicRef", "$recursiveRef")
+
+
+class Algebra:
+    """Of one document."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._keywords = Keywords(document, self.strings)
+        self._nodes: dict[Node, tuple[Shape, ...]] = {}
+        self._literals: dict[Literal, tuple[Shape, ...] | None] = {}
+        """None: being worked out."""
+        self._meetings = 0
+        self._made: list[Json] = []
+        self._empty: dict[tuple[Node, int], bool] = {}
+        self.dropped: dict[str, None] = {}
+        """Ways out that could not be said."""
+
+    def shapes(self, node: Node) -> tuple[Shape, ...]:
+        """The ways to satisfy `node`; none: nothing does."""
+        if node not in self._nodes:
+            found = ANY_SHAPE
+            for literal in sorted(node, key=lambda literal: literal[1].pointer):
+                found = self._meet(found, self._literal(literal), literal[1])
+            self._nodes[node] = found
+        return self._nodes[node]
+
+    def accepts(self, node: Node, value: Json) -> bool:
+        """Whether a value satisfies `node`."""
+        return any(holds(shape, Value.of(value), self.accepts) for shape in self.shapes(node))
+
+    def strings(self, node: Node) -> Expr:
+        """The strings that satisfy `node`."""
+        found: list[Expr] = []
+        for shape in self.shapes(node):
+            if isinstance(shape, Text):
+                found.append(shape.of_length)
+            elif isinstance(shape, OneOf):
+                found.extend(text(value.raw) for value in shape.values if isinstance(value.raw, str))
+        return alt(*found)
+
+    def is_empty(self, node: Node, depth: int = MAX_LOOK) -> bool:
+        """Whether surely no value satisfies `node`; it is looked into values `depth` deep."""
+        if node not in self._nodes and depth <= 0:
+            return False
+        key = node, depth
+        if key not in self._empty:
+            # What is asked for while it is being worked out is taken to have values.
+            self._empty[key] = False
+            try:
+                self._empty[key] = all(self.has_no_value(shape, depth) for shape in self.shapes(node))
+            except _NotKnownYet:
+                del self._empty[key]
+                return False
+        return self._empty[key]
+
+    def has_no_value(self, shape: Shape, depth: int = MAX_LOOK) -> bool:
+        """Whether surely no value has `shape`."""
+        match shape:
+            case OneOf():
+                return not shape.values
+            case Number():
+                bounds = shape.bounds
+                if bounds.low is not None and bounds.high is not None and bounds.low > bounds.high:
+                    return True
+                return bounds not in (Bounds(), Bounds(integer=True)) and is_empty(numbers(bounds))
+            case Text():
+                if shape.most is not None and shape.most < shape.least:
+                    return True
+                return shape.language != ANYTHING and is_empty(shape.of_length)
+            case Array():
+                if shape.most is not None and shape.most < shape.least:
+                    return True
+                looked = range(min(shape.least, len(shape.prefix) + 1))
+                return any(self.is_empty(shape.item(index), depth - 1) for index in looked) or any(
+                    wanted.least and self.is_empty(wanted.node, depth - 1) for wanted in shape.contains
+                )
+        required = [named for named in shape.named if named.required]
+        if shape.most is not None and max(len(required), shape.least) > shape.most:
+            return True
+        return any(self.is_empty(named.node, depth - 1) for named in required)
+
+    def _meet(self, a: tuple[Shape, ...], b: tuple[Shape, ...], place: Place) -> tuple[Shape, ...]:
+        if a is ANY_SHAPE or b is ANY_SHAPE:
+            return b if a is ANY_SHAPE else a
+        self._meetings += len(a) * len(b)
+        if self._meetings > MAX_MEETINGS:
+            raise GrammarError(f"its combinations are more than {MAX_MEETINGS}, at {place.pointer}")
+        found = dict.fromkeys(shape for x in a for y in b if (shape := meet(x, y, self.accepts)) is not None)
+        return self._limited([shape for shape in found if not self._plainly_empty(shape)], place)
+
+    def _plainly_empty(self, shape: Shape) -> bool:
+        """Whether that is so without looking into other nodes, which may not be known yet."""
+        if isinstance(shape, Object):
+            return any(named.required and named.node >= NEVER for named in shape.named)
+        return not isinstance(shape, Array) and self.has_no_value(shape)
+
+    def _limited(self, shapes: list[Shape], place: Place) -> tuple[Shape, ...]:
+        if len(shapes) > MAX_SHAPES:
+            raise GrammarError(f"there are more than {MAX_SHAPES} ways to satisfy it, at {place.pointer}")
+        return tuple(shapes)
+
+    def _join(self, parts: Iterable[tuple[Shape, ...]], place: Place) -> tuple[Shape, ...]:
+        found: dict[Shape, None] = {}
+        for part in parts:
+            if part is ANY_SHAPE:
+                return ANY_SHAPE
+            found.update(dict.fromkeys(part))
+            self._limited([*found], place)
+        return tuple(found)
+
+    def _literal(self, literal: Literal) -> tuple[Shape, ...]:
+        positive, place = literal
+        if isinstance(place.schema, bool):
+            return ANY_SHAPE if place.schema is positive else ()
+        if literal in self._literals:
+            known = self._literals[literal]
+            if known is None:
+                raise _NotKnownYet(f"'$ref' at {place.pointer} comes back to itself without anything in between")
+            return known
+        self._literals[literal] = None
+        for keyword in DYNAMIC:
+            if keyword in place.schema:
+                refuse(keyword, place)
+        try:
+            found = self._positive(place) if positive else self._negative(place)
+        except BaseException:
+            del self._literals[literal]
+            raise
+        self._literals[literal] = found
+        return found
+
+    def _below(self, place: Place, *steps: str | int, positive: bool = True) -> tuple[Shape, ...]:
+        return self._literal((positive, self._document.below(place, *steps)))
+
+    # What a schema takes.
+
+    def _positive(self, place: Place) -> tuple[Shape, ...]:
+        schema = place.schema
+        if "$ref" in schema:
+            referred = self._literal((True, self._document.referred(place)))
+            if self._document.ref_stands_alone or len(schema) == 1:
+                return referred
+        else:
+            referred = ANY_SHAPE
+        found: tuple[Shape, ...] = tuple(self._keywords.own_shapes(place)) if _speaks(schema) else ANY_SHAPE
+        if "enum" in schema or "const" in schema:
+            found = self._meet(found, (OneOf(self._values(place)),), place)
+        found = self._meet(found, referred, place)
+        for part in self._applied(place):
+            found = self._meet(found, part, place)
+        if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
+            found = tuple(self._evaluated(shape, place) for shape in found)
+        return found
+
+    def _values(self, place: Place) -> tuple[Value, ...]:
+        schema = place.schema
+        given = schema.get("enum", [schema.get("const")])
+        if not isinstance(given, list):
+            refuse("enum", place, "must be a list")
+        values = dict.fromkeys(map(Value.of, given))
+        if "const" in schema:
+            values = {value: None for value in values if value == Value.of(schema["const"])}
+        return tuple(values)
+
+    def _applied(self, place: Place) -> Iterable[tuple[Shape, ...]]:
+        """What each keyword that applies other schemas to the same value takes."""
+        schema = place.schema
+        for index in range(self._count("allOf", place)):
+            yield self._below(place, "allOf", index)
+        if "anyOf" in schema:
+            yield self._join((self._below(place, "anyOf", i) for i in range(self._count("anyOf", place))), place)
+        if "oneOf" in schema:
+            yield self._one_of(place)
+        if "not" in schema:
+            yield self._unmarked(self._below(place, "not", positive=False))
+        if "if" in schema and ("then" in schema or "else" in schema):
+            yield self._join(
+                (self._when(place, "then", positive=True), self._when(place, "else", positive=False)), place
+            )
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            for name, given in object_of(keyword, place).items():
+                yield self._dependent(keyword, name, given, place)
+
+    def _count(self, keyword: str, place: Place) -> int:
+        given = place.schema.get(keyword, [])
+        if not isinstance(given, list):
+            refuse(keyword, place, "must be a list")
+        return len(given)
+
+    def _when(self, place: Place, branch: str, *, positive: bool) -> tuple[Shape, ...]:
+        condition = self._below(place, "if", positive=positive)
+        if not positive:
+            condition = self._unmarked(condition)
+        return self._meet(condition, self._below(place, branch), place) if branch in place.schema else condition
+
+    def _dependent(self, keyword: str, name: str, given: Json, place: Place) -> tuple[Shape, ...]:
+        without = (*NO_OBJECT, Object((Named(name, NEVER),)))
+        present: tuple[Shape, ...] = (Object((Named(name, TRUE, True),)),)
+        if isinstance(given, list):
+            wanted = names_of(keyword, place, given)
+            present = self._meet(present, (Object(tuple(Named(one, TRUE, True) for one in wanted)),), place)
+        else:
+            present = self._meet(present, self._below(place, keyword, name), place)
+        return self._join((without, present), place)
+
+    def _one_of(self, place: Place) -> tuple[Shape, ...]:
+        """Each of them where no other holds."""
+        count = self._count("oneOf", place)
+        options = [self._below(place, "oneOf", index) for index in range(count)]
+        found = []
+        for index, option in enumerate(options):
+            for shape in option:
+                alone: tuple[Shape, ...] = (shape,)
+                for other in range(count):
+                    if other != index and not self._apart(shape, options[other], place):
+                        contrary = self._unmarked(self._below(place, "oneOf", other, positive=False))
+                        alone = self._meet(alone, contrary, place)
+                found.append(alone)
+        return self._join(found, place)
+
+    def _apart(self, shape: Shape, others: tuple[Shape, ...], place: Place) -> bool:
+        """Whether nothing of `shape` is in any of `others`."""
+        self._meetings += len(others)
+        if self._meetings > MAX_MEETINGS:
+            raise GrammarError(f"its combinations are more than {MAX_MEETINGS}, at {place.pointer}")
+        met = (meet(shape, other, self.accepts) for other in others)
+        return all(one is None or self._plainly_empty(one) or self.has_no_value(one, 2) for one in met)
+
+    def _unmarked(self, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """What a negation says marks no property and no item as evaluated."""
+        return shapes if shapes is ANY_SHAPE else tuple(map(_without_marks, shapes))
+
+    def _evaluated(self, shape: Shape, place: Place) -> Shape:
+        """`shape` with what unevaluatedProperties and unevaluatedItems say of what nothing else spoke of."""
+        if isinstance(shape, Object) and "unevaluatedProperties" in place.schema:
+            node = self._keywords.node(place, "unevaluatedProperties")
+            named = (
+                one if one.evaluated else replace(one, node=one.node | node, evaluated=True) for one in shape.named
+            )
+            others = (
+                one if one.evaluated else Others(one.keys, one.node | node, evaluated=True, implicit=False)
+                for one in shape.others
+            )
+            return replace(shape, named=tuple(named), others=tuple(others))
+        if isinstance(shape, Array) and "unevaluatedItems" in place.schema and shape.evaluated < ALL_ITEMS:
+            node = self._keywords.node(place, "unevaluatedItems")
+            count = max(len(shape.prefix), shape.evaluated)
+            items = (shape.item(index) for index in range(count))
+            prefix = tuple(item if index < shape.evaluated else item | node for index, item in enumerate(items))
+            return replace(shape, prefix=prefix, rest=shape.rest | node, evaluated=ALL_ITEMS)
+        return shape
+
+    # What a schema does not take.
+
+    def _negative(self, place: Place) -> tuple[Shape, ...]:
+        schema = place.schema
+        if "$ref" in schema and self._document.ref_stands_alone:
+            return self._literal((False, self._document.referred(place)))
+        parts = list(self._contraries(place))
+        return self._unmarked(self._join(parts, place))
+
+    def _contraries(self, place: Place) -> Iterable[tuple[Shape, ...]]:
+        """What breaks each keyword."""
+        schema = place.schema
+        if "$ref" in schema:
+            yield self._literal((False, self._document.referred(place)))
+        if _speaks(schema):
+            for way in self._keywords.contraries(place):
+                if isinstance(way, str):
+                    self._drop(way, place)
+                else:
+                    yield (way,)
+        if "enum" in schema or "const" in schema:
+            yield self._other_than(self._values(place), place)
+        for index in range(self._count("allOf", place)):
+            yield self._below(place, "allOf", index, positive=False)
+        if "anyOf" in schema:
+            yield self._none_of("anyOf", place)
+        if "oneOf" in schema:
+            yield self._none_of("oneOf", place)
+            count = self._count("oneOf", place)
+            for i in range(count):
+                for j in range(i):
+                    yield self._meet(self._below(place, "oneOf", i), self._below(place, "oneOf", j), place)
+        if "not" in schema:
+            yield self._below(place, "not")
+        if "if" in schema:
+            for branch, positive in (("then", True), ("else", False)):
+                if branch in schema:
+                    condition = self._below(place, "if", positive=positive)
+                    yield self._meet(condition, self._below(place, branch, positive=False), place)
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            for name, given in object_of(keyword, place).items():
+                yield self._independent(keyword, name, given, place)
+        for keyword in ("unevaluatedProperties", "unevaluatedItems"):
+            if keyword in schema and schema[keyword] is not True:
+                self._drop(keyword, place)
+
+    def _drop(self, keyword: str, place: Place) -> None:
+        self.dropped[f"the contrary of {keyword!r} at {place.pointer}"] = None
+
+    def _none_of(self, keyword: str, place: Place) -> tuple[Shape, ...]:
+        found = ANY_SHAPE
+        for index in range(self._count(keyword, place)):
+            found = self._meet(found, self._below(place, keyword, index, positive=False), place)
+        return found
+
+    def _independent(self, keyword: str, name: str, given: Json, place: Place) -> tuple[Shape, ...]:
+        present: tuple[Shape, ...] = (Object((Named(name, TRUE, True),)),)
+        if isinstance(given, list):
+            missing: list[Shape] = [Object((Named(one, NEVER),)) for one in names_of(keyword, place, given)]
+            return self._meet(present, tuple(missing), place)
+        return self._meet(present, self._below(place, keyword, name, positive=False), place)
+
+    def _other_than(self, values: tuple[Value, ...], place: Place) -> tuple[Shape, ...]:
+        """Everything but `values`."""
+        raws = [value.raw for value in values]
+        constants = tuple(value for value in CONSTANTS if value not in values)
+        numeric = frozenset(value.key[1] for value in values if value.key[0] == "number")  # type: ignore[index]
+        strings = [text(raw) for raw in raws if isinstance(raw, str)]
+        found: tuple[Shape, ...] = (
+            *((OneOf(constants),) if constants else ()),
+            Number(Bounds(excluded=numeric)),
+            Text(language=inverse(alt(*strings))),
+            Array(),
+            Object(),
+        )
+        for raw in raws:
+            if isinstance(raw, list | dict):
+                schema = _as_schema(raw)
+                self._made.append(schema)
+                found = self._meet(found, self._literal((False, self._document.made(schema, place))), place)
+        return found
+
+
+class _NotKnownYet(GrammarError):
+    """A place is asked for while it is being worked out."""
+
+
+def _speaks(schema: dict[str, Json]) -> bool:
+    """Whether a keyword of a type is in it."""
+    return not ALL_KEYWORDS.isdisjoint(schema)
+
+
+def _without_marks(shape: Shape) -> Shape:
+    if isinstance(shape, Array):
+        return replace(shape, evaluated=0)
+    if not isinstance(shape, Object):
+        return shape
+    named = tuple(replace(one, evaluated=False) for one in shape.named)
+    return replace(shape, named=named, others=tuple(replace(one, evaluated=False) for one in shape.others))
+
+
+def _as_schema(raw: Json) -> Json:
+    """A schema that takes this value and no other."""
+    if isinstance(raw, list):
+        items = [_as_schema(item) for item in raw]
+        return {"type": "array", "prefixItems": items, "minItems": len(raw), "maxItems": len(raw)}
+    if isinstance(raw, dict):
+        properties = {name: _as_schema(value) for name, value in raw.items()}
+        return {"type": "object", "properties": properties, "required": [*raw], "additionalProperties": False}
+    return {"const": raw}

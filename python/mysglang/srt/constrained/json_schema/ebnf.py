@@ -1,0 +1,182 @@
+"""A grammar in EBNF, as xgrammar reads it."""
+
+from __future__ import annotations
+
+from mysglang.srt.constrained.backend import GrammarError, JsonStyle
+from mysglang.srt.constrained.json_schema.encoding import ANY_CHARACTER, ANY_ESCAPE, PLAIN, written
+from mysglang.srt.constrained.json_schema.grammar import Grammar
+from mysglang.srt.constrained.json_schema.patterns import whole
+from mysglang.srt.constrained.json_schema.regular import ANY, ANYTHING, END, Expr, Ranges, automaton, plain
+
+MAX_TEXT = 4 << 20
+"""Characters of a grammar."""
+_QUOTE = '"\\""'
+
+
+def ebnf(grammar: Grammar, style: JsonStyle) -> str:
+    """The rules, `root` first."""
+    return _Writer(style).text(grammar)
+
+
+class _Writer:
+    """Writes one grammar; rules for languages that need an automaton, and for what all grammars share, come with it."""
+
+    def __init__(self, style: JsonStyle) -> None:
+        self._space = _space(style)
+        self._between = {"space": self._space, "comma": f'{self._space} "," {self._space}'}
+        self._between["colon"] = f'{self._space} ":" {self._space}'
+        if style.pattern == "":
+            self._between["comma"], self._between["colon"] = '", "', '": "'
+        self._rules: dict[str, str] = {}
+        self._machines: dict[tuple[Expr, bool], str] = {}
+        self._chars = 0
+
+    def text(self, grammar: Grammar) -> str:
+        for name, expr in grammar.rules.items():
+            self._put(name, self._written(expr))
+        return "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
+
+    def plain(self, expr: Expr) -> str:
+        """An expression without rules."""
+        return self._written(expr)
+
+    def _put(self, name: str, body: str) -> None:
+        self._chars += len(body)
+        if self._chars > MAX_TEXT:
+            raise GrammarError(f"its grammar has more than {MAX_TEXT >> 20} MiB")
+        self._rules[name] = body
+
+    def _written(self, expr: Expr) -> str:
+        match expr.kind:
+            case "ref":
+                return str(expr.args[0])
+            case "word":
+                return self._word(expr.parts[0])
+            case "quoted":
+                return self._quoted(expr.parts[0])
+            case "space" | "comma" | "colon":
+                return self._between[expr.kind] or '""'
+            case "empty":
+                return '""'
+            case "class":
+                return ebnf_class(expr.ranges)
+            case "cat":
+                return self._sequence(expr.parts)
+            case "alt":
+                return "(" + " | ".join(map(self._written, expr.parts)) + ")"
+            case "rep":
+                return f"({self._written(expr.parts[0])}){_times(*expr.bounds)}"
+        raise AssertionError(expr.kind)
+
+    def _sequence(self, parts: tuple[Expr, ...]) -> str:
+        """Characters that stand side by side become one literal."""
+        found: list[str] = []
+        literal: list[int] = []
+        for part in parts:
+            if part.kind == "class" and len(part.ranges) == 1 and part.ranges[0][0] == part.ranges[0][1]:
+                literal.append(part.ranges[0][0])
+                continue
+            if literal:
+                found.append(_literal(literal))
+                literal = []
+            found.append(self._written(part))
+        if literal:
+            found.append(_literal(literal))
+        return " ".join(found)
+
+    def _word(self, expr: Expr) -> str:
+        if plain(expr):
+            return self._written(expr)
+        return self._machine(expr, in_string=False)
+
+    def _quoted(self, language: Expr) -> str:
+        if language == ANYTHING:
+            self._common("string")
+            return "string"
+        if language.kind == "rep" and language.parts[0] == ANY:
+            self._common("character")
+            return f"{_QUOTE} character{_times(*language.bounds)} {_QUOTE}"
+        if plain(language):
+            return f"{_QUOTE} {self._written(written(language))} {_QUOTE}"
+        return f"{_QUOTE} {self._machine(language, in_string=True)}"
+
+    def _common(self, name: str) -> None:
+        if name in self._rules:
+            return
+        any_plain, escape = ebnf_class(PLAIN), self._written(ANY_ESCAPE)
+        if name == "string":
+            self._put("string", f"{_QUOTE} string_rest")
+            # Where a string ends, one of these follows, or nothing: it tells the library which tokens can end it.
+            ahead = f"(= {self._space} [,}}\\]:])" if self._space else ""
+            self._put("string_rest", f"({_QUOTE} | {any_plain} string_rest | {escape} string_rest) {ahead}")
+        else:
+            self._put("character", self._written(ANY_CHARACTER))
+
+    def _machine(self, expr: Expr, *, in_string: bool) -> str:
+        """The rule of a language's first state; in a string, the quote that ends it is part of the rules."""
+        key = expr, in_string
+        if key in self._machines:
+            return self._machines[key]
+        machine = automaton(expr)
+        prefix = f"m{len(self._machines)}_"
+        self._machines[key] = f"{prefix}0"
+        for state, steps in enumerate(machine.steps):
+            ways = []
+            if machine.ends[state]:
+                ways.append(_QUOTE if in_string else '""')
+            for step, target in steps:
+                ways.append(f"{self._written(written(step) if in_string else step)} {prefix}{target}")
+            self._put(f"{prefix}{state}", " | ".join(ways))
+        return self._machines[key]
+
+
+def _space(style: JsonStyle) -> str:
+    if style.whitespace_pattern is not None:
+        return _Writer(JsonStyle()).plain(whole(style.whitespace_pattern))
+    if not style.any_whitespace:
+        return ""
+    return r"[ \n\r\t]*" if style.max_whitespace is None else rf"[ \n\r\t]{{0,{style.max_whitespace}}}"
+
+
+def _times(least: int, most: int | None) -> str:
+    match least, most:
+        case 0, None:
+            return "*"
+        case 1, None:
+            return "+"
+        case 0, 1:
+            return "?"
+    return f"{{{least},{'' if most is None else most}}}"
+
+
+def ebnf_class(ranges: Ranges) -> str:
+    """A class of characters. Escapes are of a fixed length: a shorter one would swallow a digit behind it.
+
+    A class without surrogates would be two where they lie; the library keeps a class that goes on to the end best as
+    what it leaves out. That no surrogate comes is seen to by `utf8.py`.
+    """
+    whole: list[tuple[int, int]] = []
+    for first, last in ranges:
+        if whole and first == 0xE000 and whole[-1][1] == 0xD7FF:
+            whole[-1] = whole[-1][0], last
+        else:
+            whole.append((first, last))
+    negated = whole[-1][1] == END - 1
+    if negated:
+        starts = [0, *(last + 1 for _, last in whole[:-1])]
+        whole = [(start, first - 1) for start, (first, _) in zip(starts, whole, strict=True) if start < first]
+    if negated and not whole:
+        return r"[\0-\U0010ffff]"
+    members = "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in whole)
+    return f"[{'^' if negated else ''}{members}]"
+
+
+def _literal(codes: list[int]) -> str:
+    return '"' + "".join(map(_char, codes)) + '"'
+
+
+def _char(code: int) -> str:
+    character = chr(code)
+    if character.isascii() and (character.isalnum() or character in " ,:.+{}"):
+        return character
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

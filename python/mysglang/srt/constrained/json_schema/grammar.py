@@ -1,0 +1,182 @@
+"""Grammar: the rules of JSON text that a schema stands for, in words that no library has yet.
+
+Properties come in the order in which the schema names them, and those that it does not name come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from mysglang.srt.constrained.backend import GrammarError
+from mysglang.srt.constrained.json_schema.algebra import Algebra
+from mysglang.srt.constrained.json_schema.document import Document
+from mysglang.srt.constrained.json_schema.items import contrary_of, items_of
+from mysglang.srt.constrained.json_schema.numbers import numbers
+from mysglang.srt.constrained.json_schema.properties import properties_of, with_witnesses
+from mysglang.srt.constrained.json_schema.regular import NONE, Expr, alt
+from mysglang.srt.constrained.json_schema.rules import (
+    MAX_RULES,
+    ROOT,
+    Rules,
+    around,
+    constant,
+    constants,
+    pruned,
+    quoted,
+    ref,
+    word,
+)
+from mysglang.srt.constrained.json_schema.shapes import (
+    NEVER,
+    Array,
+    Node,
+    Number,
+    Object,
+    OneOf,
+    Shape,
+    Text,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Rules by name; the first is what an answer is."""
+
+    rules: dict[str, Expr]
+
+
+def grammar_of(schema: str) -> Grammar:
+    """The grammar of a schema's text.
+
+    Raises GrammarError, which names the keyword and its place, if the schema cannot be held to, or if nothing satisfies
+    it.
+    """
+    try:
+        return _Maker(Document(schema)).grammar()
+    except RecursionError:
+        raise GrammarError("it is nested too deeply") from None
+
+
+class _Maker:
+    """Makes the rules of one document."""
+
+    def __init__(self, document: Document) -> None:
+        self._algebra = Algebra(document)
+        self._root: Node = frozenset([(True, document.root)])
+        self._shapes: dict[Node, tuple[Shape, ...]] = {}
+        self._names: dict[Node, str] = {}
+        self._rules = Rules()
+
+    def grammar(self) -> Grammar:
+        """All rules, those that can never end left out."""
+        self._reach()
+        self._keep_productive()
+        if self._root not in self._shapes:
+            dropped = ", ".join([*self._algebra.dropped][:3])
+            reason = f" that can be written, without what is not supported: {dropped}" if dropped else ""
+            raise GrammarError(f"no value satisfies the schema{reason}")
+        # Nodes that are satisfied in the same ways, as a place and a $ref to it are, have one rule.
+        alike: dict[tuple[Shape, ...], str] = {}
+        self._names = {node: alike.setdefault(shapes, f"value{len(alike)}") for node, shapes in self._shapes.items()}
+        rules = {ROOT: ref(self._names[self._root])}
+        for shapes, name in alike.items():
+            rules[name] = alt(*map(self._written, shapes))
+        return Grammar(pruned(rules | self._rules.made))
+
+    def _reach(self) -> None:
+        """Work out the shapes of all nodes that values may have inside."""
+        todo = [self._root]
+        for node in todo:
+            if node in self._shapes:
+                continue
+            if len(self._shapes) >= MAX_RULES:
+                raise GrammarError(f"its grammar has more than {MAX_RULES} rules")
+            self._shapes[node] = self._chosen(node)
+            for shape in self._shapes[node]:
+                todo.extend(_inside(shape))
+
+    def _chosen(self, node: Node) -> tuple[Shape, ...]:
+        """The ways to satisfy `node` that are written."""
+        found: dict[Shape, None] = {}
+        for shape in self._algebra.shapes(node):
+            if isinstance(shape, Object):
+                found.update(dict.fromkeys(with_witnesses(_closed(shape), self._algebra)))
+            elif not self._algebra.has_no_value(shape, 0):
+                found[shape] = None
+        return tuple(found)
+
+    def _keep_productive(self) -> None:
+        """Leave out nodes and shapes that no finite value has."""
+        productive: set[Node] = set()
+        grown = True
+        while grown:
+            grown = False
+            for node, shapes in self._shapes.items():
+                if node not in productive and any(_ends(shape, productive) for shape in shapes):
+                    productive.add(node)
+                    grown = True
+        kept = {
+            node: tuple(shape for shape in shapes if _ends(shape, productive))
+            for node, shapes in self._shapes.items()
+            if node in productive
+        }
+        self._shapes = kept
+
+    def value(self, node: Node) -> Expr:
+        """The rule of a node; NONE if nothing satisfies it."""
+        return ref(self._names[node]) if node in self._names else NONE
+
+    def constants(self, node: Node) -> list[Expr] | None:
+        """The values of a node, if there are only so many; None otherwise."""
+        shapes = self._shapes.get(node, ())
+        if not all(isinstance(shape, OneOf) for shape in shapes):
+            return None
+        values = dict.fromkeys(value for shape in shapes if isinstance(shape, OneOf) for value in shape.values)
+        return [constant(value.raw) for value in values]
+
+    def _written(self, shape: Shape) -> Expr:
+        match shape:
+            case OneOf():
+                return constants([value.raw for value in shape.values])
+            case Number():
+                return word(numbers(shape.bounds))
+            case Text():
+                return quoted(shape.of_length)
+            case Array():
+                inside = items_of(shape, self, self._rules)
+                return around("[", inside, "]")
+        return around("{", properties_of(shape, self, self._rules), "}")
+
+
+def _closed(shape: Object) -> Object:
+    """An object that declares its properties has no others, unless the schema speaks of them."""
+    if not any(named.declared for named in shape.named):
+        return shape
+    spoken = tuple(one for one in shape.others if not one.implicit)
+    count = sum(named.node != NEVER for named in shape.named)
+    return replace(shape, others=spoken) if spoken or count >= shape.least else shape
+
+
+def _inside(shape: Shape) -> Iterable[Node]:
+    if isinstance(shape, Array):
+        yield from shape.prefix
+        yield shape.rest
+        for wanted in shape.contains:
+            for index in range(len(shape.prefix) + 1):
+                yield shape.item(index) | wanted.node
+                if wanted.most is not None:
+                    yield shape.item(index) | contrary_of(wanted.node)
+    elif isinstance(shape, Object):
+        yield from (named.node for named in shape.named)
+        yield from (other.node for other in shape.others)
+
+
+def _ends(shape: Shape, productive: set[Node]) -> bool:
+    """Whether some value of `shape` is finite, as far as is known."""
+    if isinstance(shape, Array):
+        items = (shape.item(index) for index in range(min(shape.least, len(shape.prefix) + 1)))
+        return all(item in productive for item in items)
+    if isinstance(shape, Object):
+        return all(named.node in productive for named in shape.named if named.required)
+    return True

@@ -1,0 +1,356 @@
+r"""ECMA-262 regular expressions, as `pattern` has them, read as regular languages of whole strings.
+
+A pattern may be found anywhere in a string, so `b` is read as `.*b.*`, and `^` and `$` take that away. What is no
+regular language (a reference back, `\b`) raises GrammarError. Where ECMA-262 and Python disagree about a class, such as
+`\s`, the characters are taken on which both agree.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from functools import lru_cache
+
+from mysglang.srt.constrained.backend import GrammarError
+from mysglang.srt.constrained.json_schema.regular import (
+    ANYTHING,
+    CHARACTERS,
+    EMPTY,
+    NONE,
+    Expr,
+    Ranges,
+    all_but,
+    alt,
+    both,
+    cat,
+    char_class,
+    inverse,
+    nullable,
+    rep,
+    text,
+)
+
+MAX_DEPTH = 50
+"""Groups in groups."""
+MAX_COUNT = 5000
+"""Largest number in `{m,n}`."""
+
+DIGITS: Ranges = ((48, 57),)
+WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
+SPACES: Ranges = ((9, 13), (32, 32))
+ALL_SPACES: Ranges = (
+    *((9, 13), (28, 32), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)),
+    *((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
+)
+"""White space in one of the two languages."""
+LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
+
+_CLASSES = {
+    "d": DIGITS,
+    "D": all_but(DIGITS),
+    "w": WORD,
+    "W": all_but(WORD),
+    "s": SPACES,
+    "S": all_but(ALL_SPACES),
+}
+_WIDE_CLASSES = {**_CLASSES, "s": ALL_SPACES, "S": all_but(SPACES)}
+_CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
+_CATEGORIES = {"Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Number": "N", "Decimal_Number": "Nd"}
+_CATEGORIES |= {"Punctuation": "P", "Symbol": "S", "Mark": "M", "Separator": "Z", "digit": "Nd"}
+
+START = Expr("start")
+STOP = Expr("stop")
+_ANY = char_class(CHARACTERS)
+
+
+@lru_cache(1024)
+def strings_with(pattern: str, *, wide: bool = False) -> Expr:
+    """The strings in which `pattern` is found. `wide`: with every character on which one of the dialects agrees."""
+    try:
+        return _found_in(_Reader(pattern, wide=wide).whole(), ANYTHING)
+    except RecursionError:
+        raise GrammarError("the pattern is nested too deeply") from None
+
+
+@lru_cache(1024)
+def whole(pattern: str) -> Expr:
+    """The strings that `pattern` describes from end to end."""
+    return _from_here(_Reader(pattern).whole(), EMPTY)
+
+
+class _Reader:
+    """One pattern, read from left to right. Assertions become nodes of their own: start, stop, ahead."""
+
+    def __init__(self, pattern: str, *, wide: bool = False) -> None:
+        self._pattern = pattern
+        self._wide = wide
+        self._at = 0
+        self._depth = 0
+
+    def whole(self) -> Expr:
+        found = self._choices()
+        if self._at < len(self._pattern):
+            raise GrammarError("the pattern has an unmatched ')'")
+        return found
+
+    def _peek(self) -> str:
+        return self._pattern[self._at : self._at + 1]
+
+    def _take(self, wanted: str) -> bool:
+        if not self._pattern.startswith(wanted, self._at):
+            return False
+        self._at += len(wanted)
+        return True
+
+    def _next(self) -> str:
+        if self._at >= len(self._pattern):
+            raise GrammarError("the pattern ends too early")
+        self._at += 1
+        return self._pattern[self._at - 1]
+
+    def _choices(self) -> Expr:
+        found = [self._sequence()]
+        while self._take("|"):
+            found.append(self._sequence())
+        return found[0] if len(found) == 1 else _alternatives(found)
+
+    def _sequence(self) -> Expr:
+        found = []
+        while self._peek() not in ("", "|", ")"):
+            found.append(self._repeated(self._atom()))
+        return _sequence(found)
+
+    def _atom(self) -> Expr:
+        character = self._next()
+        match character:
+            case "^":
+                return START
+            case "$":
+                return STOP
+            case ".":
+                return char_class(all_but(LINE_ENDS))
+            case "[":
+                return self._set()
+            case "(":
+                return self._group()
+            case "\\":
+                return self._escape()
+            case "*" | "+" | "?":
+                raise GrammarError(f"the pattern has nothing to repeat before {character!r}")
+        return text(character)
+
+    def _group(self) -> Expr:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise GrammarError(f"the pattern has more than {MAX_DEPTH} groups in each other")
+        ahead: bool | None = None
+        if self._take("?"):
+            if self._take("=") or self._take("!"):
+                ahead = self._pattern[self._at - 1] == "="
+            elif self._take("<=") or self._take("<!"):
+                raise GrammarError("the pattern looks behind, which is not supported")
+            elif self._take("<") or self._take("P<"):
+                self._at = self._pattern.find(">", self._at) + 1 or len(self._pattern)
+            elif not self._take(":"):
+                raise GrammarError(f"the pattern has an unknown group '(?{self._peek()}'")
+        # What must not come is read the other way round.
+        self._wide ^= ahead is False
+        found = self._choices()
+        self._wide ^= ahead is False
+        if not self._take(")"):
+            raise GrammarError("the pattern has an unmatched '('")
+        self._depth -= 1
+        return found if ahead is None else Expr("ahead", found, ahead)
+
+    def _repeated(self, part: Expr) -> Expr:
+        while True:
+            bounds = self._count()
+            if bounds is None:
+                return part
+            self._take("?")
+            if _asserts(part):
+                raise GrammarError("the pattern repeats an assertion, which is not supported")
+            part = rep(part, *bounds)
+
+    def _count(self) -> tuple[int, int | None] | None:
+        if self._take("*"):
+            return 0, None
+        if self._take("+"):
+            return 1, None
+        if self._take("?"):
+            return 0, 1
+        end = self._pattern.find("}", self._at)
+        if self._peek() != "{" or end < 0:
+            return None
+        low, comma, high = self._pattern[self._at + 1 : end].partition(",")
+        if not (low.isascii() and low.isdigit()) or (high and not (high.isascii() and high.isdigit())):
+            return None
+        self._at = end + 1
+        if max(len(low), len(high)) > 6 or max(int(low), int(high or 0)) > MAX_COUNT:
+            raise GrammarError(f"the pattern repeats more than {MAX_COUNT} times")
+        most = int(high) if high else (None if comma else int(low))
+        if most is not None and most < int(low):
+            raise GrammarError("the pattern repeats at least more often than at most")
+        return int(low), most
+
+    def _set(self) -> Expr:
+        negated = self._take("^")
+        found: list[tuple[int, int]] = []
+        while not self._take("]"):
+            ranges = self._member()
+            dash = self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] not in ("]", "")
+            if dash and len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+                self._at += 1
+                last = self._member()
+                if len(last) != 1 or last[0][0] != last[0][1] or last[0][0] < ranges[0][0]:
+                    raise GrammarError("the pattern has a range of characters that is none")
+                ranges = ((ranges[0][0], last[0][0]),)
+            found.extend(ranges)
+        members = char_class(found)
+        if not negated:
+            return members
+        return char_class(all_but(members.ranges if members.kind == "class" else ()))
+
+    def _member(self) -> Ranges:
+        character = self._next()
+        if character != "\\":
+            return ((ord(character), ord(character)),)
+        if self._peek() == "b":
+            self._at += 1
+            return ((8, 8),)
+        found = self._escape(in_set=True)
+        return found.ranges if found.kind == "class" else ()
+
+    def _escape(self, *, in_set: bool = False) -> Expr:
+        character = self._next()
+        if character in _CLASSES:
+            return char_class((_WIDE_CLASSES if self._wide else _CLASSES)[character])
+        if character in _CONTROLS and not (character == "0" and self._peek().isdigit()):
+            return text(chr(_CONTROLS[character]))
+        match character:
+            case "x":
+                return text(chr(self._hexadecimal(2)))
+            case "u":
+                return self._unicode()
+            case "c":
+                return text(chr(ord(self._next()) % 32))
+            case "p" | "P":
+                return self._property(negated=character == "P")
+            case "-" if in_set:
+                return text("-")
+        if character.isalnum() and character.isascii():
+            raise GrammarError(f"the pattern uses \\{character}, which is not supported")
+        return text(character)
+
+    def _hexadecimal(self, digits: int) -> int:
+        found = self._pattern[self._at : self._at + digits]
+        self._at += digits
+        try:
+            return int(found, 16)
+        except ValueError:
+            raise GrammarError("the pattern has an escape without hexadecimal digits") from None
+
+    def _unicode(self) -> Expr:
+        if self._take("{"):
+            end = self._pattern.find("}", self._at)
+            code = self._hexadecimal(max(0, end - self._at))
+            self._at += 1
+            if code > 0x10FFFF:
+                raise GrammarError("the pattern has an escape of no character")
+            return text(chr(code))
+        code = self._hexadecimal(4)
+        if 0xD800 <= code < 0xDC00 and self._take("\\u"):
+            low = self._hexadecimal(4)
+            return text(chr(0x10000 + ((code - 0xD800) << 10) + (low & 0x3FF)))
+        return text(chr(code))
+
+    def _property(self, *, negated: bool) -> Expr:
+        if not self._take("{"):
+            raise GrammarError("the pattern has \\p without a property")
+        end = self._pattern.find("}", self._at)
+        name = self._pattern[self._at : max(self._at, end)].rpartition("=")[2]
+        self._at = end + 1 or len(self._pattern)
+        ranges = _category(_CATEGORIES.get(name, name))
+        if not ranges:
+            raise GrammarError("the pattern has a Unicode property that is not supported")
+        return char_class(all_but(ranges) if negated else ranges)
+
+
+@lru_cache(32)
+def _category(name: str) -> Ranges:
+    if not 1 <= len(name) <= 2:
+        return ()
+    found: list[tuple[int, int]] = []
+    start: int | None = None
+    for code in range(0x110000):
+        inside = unicodedata.category(chr(code)).startswith(name)
+        if inside and start is None:
+            start = code
+        elif not inside and start is not None:
+            found.append((start, code - 1))
+            start = None
+    return tuple(found)
+
+
+def _alternatives(parts: Iterable[Expr]) -> Expr:
+    """As `alt`, with assertions among them."""
+    found = list(parts)
+    return Expr("alt", *found) if any(map(_asserts, found)) else alt(*found)
+
+
+def _sequence(parts: Iterable[Expr]) -> Expr:
+    found = list(parts)
+    if not any(map(_asserts, found)):
+        return cat(*found)
+    return found[0] if len(found) == 1 else Expr("cat", *found)
+
+
+def _asserts(part: Expr) -> bool:
+    if part.kind in ("start", "stop", "ahead"):
+        return True
+    return part.kind in ("cat", "alt", "rep") and any(map(_asserts, part.parts))
+
+
+def _found_in(part: Expr, before: Expr) -> Expr:
+    """The strings in which `part` is found behind `before`, which is ANYTHING, or EMPTY at the start."""
+    if part.kind == "alt":
+        return alt(*(_found_in(one, before) for one in part.parts))
+    if not _asserts(part):
+        return cat(before, part, ANYTHING)
+    first, *rest = part.parts if part.kind == "cat" else (part,)
+    if first.kind == "start":
+        return _found_in(_sequence(rest), EMPTY)
+    if first.kind == "alt" and _asserts(first):
+        return alt(*(_found_in(_joined(one, rest), before) for one in first.parts))
+    if first.kind == "cat":
+        return _found_in(_joined(first, rest), before)
+    return cat(before, _from_here(part, ANYTHING))
+
+
+def _joined(first: Expr, rest: Iterable[Expr]) -> Expr:
+    return _sequence([*(first.parts if first.kind == "cat" else (first,)), *rest])
+
+
+def _from_here(part: Expr, after: Expr) -> Expr:
+    """What is left of a string that goes on with `part`, and then with `after`."""
+    if not _asserts(part):
+        return cat(part, after)
+    if part.kind == "alt":
+        return alt(*(_from_here(one, after) for one in part.parts))
+    first, *rest = part.parts if part.kind == "cat" else (part,)
+    following = _sequence(rest)
+    match first.kind:
+        case "stop":
+            # Nothing may follow but what may be empty.
+            return EMPTY if nullable(_from_here(following, after)) else NONE
+        case "ahead":
+            inner, positive = first.args
+            assert isinstance(inner, Expr)
+            seen = _from_here(inner, ANYTHING)
+            return both(seen if positive else inverse(seen), _from_here(following, after))
+        case "alt" | "cat" if _asserts(first):
+            options = first.parts if first.kind == "alt" else (first,)
+            return alt(*(_from_here(_joined(one, rest), after) for one in options))
+        case "start":
+            raise GrammarError("the pattern has '^' behind characters, which is not supported")
+    return cat(first, _from_here(following, after))

@@ -1,0 +1,143 @@
+"""The properties of an object, as rules: named ones in their order, then others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mysglang.srt.constrained.backend import GrammarError
+from mysglang.srt.constrained.json_schema.algebra import Algebra
+from mysglang.srt.constrained.json_schema.items import Values
+from mysglang.srt.constrained.json_schema.regular import (
+    ANYTHING,
+    EMPTY,
+    NONE,
+    Expr,
+    alt,
+    both,
+    cat,
+    contains,
+    inverse,
+    is_empty,
+    rep,
+    text,
+)
+from mysglang.srt.constrained.json_schema.rules import COLON, COMMA, Rules, key, quoted
+from mysglang.srt.constrained.json_schema.shapes import NEVER, Named, Object, Others
+
+MAX_STATES = 3000
+"""Of counting properties for `minProperties` and `maxProperties`."""
+MAX_WITNESSES = 200
+RUN = 16
+"""Required properties in one rule."""
+
+
+def with_witnesses(shape: Object, algebra: Algebra) -> Iterator[Object]:
+    """`shape` without `some`: for each of these, a named property is picked that will be as it must."""
+    found = [replace(shape, some=frozenset())]
+    for keys, node in sorted(shape.some, key=hash):
+        after = []
+        for one in found:
+            fitting = [named for named in one.named if named.node != NEVER and contains(keys, named.name)]
+            if any(named.required and node <= named.node for named in fitting):
+                after.append(one)
+                continue
+            for named in fitting:
+                picked = replace(named, node=named.node | node, required=True)
+                after.append(replace(one, named=tuple(picked if x is named else x for x in one.named)))
+            if len(after) > MAX_WITNESSES:
+                raise GrammarError(f"there are more than {MAX_WITNESSES} ways to satisfy an object in it")
+            if not fitting:
+                algebra.dropped["a property that must be there, but has no name"] = None
+        found = after
+    yield from (one for one in found if not algebra.has_no_value(one, 1))
+
+
+def properties_of(shape: Object, values: Values, rules: Rules) -> Expr:
+    """What stands between the braces; NONE if nothing can. Raises GrammarError where that cannot be said."""
+    named = [one for one in shape.named if values.value(one.node).kind != "none"]
+    other = _other(shape, values, rules)
+    required = sum(one.required for one in named)
+    if other.kind == "none" and shape.most is not None and len(named) <= shape.most:
+        shape = replace(shape, most=None)
+    if required >= shape.least and shape.most is None:
+        return _uncounted(named, other, values, rules)
+    return _counted(shape, named, other, values, rules)
+
+
+def _property(one: Named, values: Values) -> Expr:
+    return cat(key(one.name), COLON, values.value(one.node))
+
+
+def _other(shape: Object, values: Values, rules: Rules) -> Expr:
+    """A property that is not named."""
+    names = alt(*(text(one.name) for one in shape.named))
+    options = []
+    for one in shape.others:
+        value = values.value(one.node)
+        if value.kind != "none":
+            options.append(_key_and_value(one, names, value))
+    return rules.add(alt(*options))
+
+
+def _key_and_value(one: Others, names: Expr, value: Expr) -> Expr:
+    keys = both(one.keys, inverse(names))
+    if keys != ANYTHING and is_empty(keys):
+        return NONE
+    return cat(quoted(keys), COLON, value)
+
+
+def _uncounted(named: list[Named], other: Expr, values: Values, rules: Rules) -> Expr:
+    """From the last to the first: what may follow where something stands already, and where nothing does."""
+    later = rep(cat(COMMA, other)) if other.kind != "none" else EMPTY
+    first = alt(EMPTY, cat(other, later)) if other.kind != "none" else EMPTY
+    run = 0
+    for one in reversed(named):
+        item = _property(one, values)
+        run += 1
+        if not one.required or run >= RUN:
+            later, run = rules.add(later), 0
+        if one.required:
+            later, first = cat(COMMA, item, later), cat(item, later)
+        else:
+            first = alt(cat(item, later), first)
+            later = alt(cat(COMMA, item, later), later)
+            if len(named) > 1:
+                first = rules.add(first)
+    return first
+
+
+def _counted(shape: Object, named: list[Named], other: Expr, values: Values, rules: Rules) -> Expr:
+    """As `_uncounted`, for each count of properties so far."""
+    most = shape.most
+    cap = shape.least if most is None else most
+    cap = min(cap, len(named) + 1) if other.kind == "none" else cap
+    if (len(named) + 1) * (cap + 1) > MAX_STATES:
+        raise GrammarError(f"'minProperties' or 'maxProperties' needs more than {MAX_STATES} states")
+    after: list[Expr] = [_last(shape, count, other) for count in range(cap + 1)]
+    for one in reversed(named):
+        item = _property(one, values)
+        following = [rules.add(expr) for expr in after]
+        after = []
+        for count in range(cap + 1):
+            taken = NONE
+            if most is None or count < most:
+                taken = cat(*([COMMA] if count else []), item, following[min(count + 1, cap)])
+            after.append(taken if one.required else alt(taken, following[count]))
+    return after[0]
+
+
+def _last(shape: Object, count: int, other: Expr) -> Expr:
+    """What may follow all named properties, where there are `count`.
+
+    Names that are not in the schema could come twice, so that at most one of them can be asked for.
+    """
+    missing = shape.least - count
+    room = None if shape.most is None else shape.most - count
+    if missing > 1 or (missing == 1 and (other.kind == "none" or room == 0)):
+        return NONE
+    if other.kind == "none" or room == 0:
+        return EMPTY
+    more = rep(cat(COMMA, other), 0, None if room is None else room - 1)
+    some = cat(*([COMMA] if count else []), other, more)
+    return some if missing == 1 else alt(EMPTY, some)

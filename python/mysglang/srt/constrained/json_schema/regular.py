@@ -1,0 +1,482 @@
+"""Regular languages of characters, with intersection and complement, by Brzozowski's derivatives.
+
+Expressions are immutable and built by the functions below, which keep them small. Source: J. Brzozowski, "Derivatives
+of Regular Expressions", 1964; S. Owens et al., "Regular-expression derivatives re-examined", 2009.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+from mysglang.srt.constrained.backend import GrammarError
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""Code points: (first, last), sorted, apart from each other."""
+
+END = 0x110000
+CHARACTERS: Ranges = ((0, 0xD7FF), (0xE000, 0x10FFFF))
+"""All code points but surrogates."""
+MAX_STATES = 4000
+"""States of one automaton. A schema that needs more is refused."""
+
+
+class Expr:
+    """A node: `kind` is none, empty, class, cat, alt, rep, and, not, or one of the kinds that `grammar.py` adds."""
+
+    __slots__ = ("_hash", "args", "kind")
+
+    def __init__(self, kind: str, *args: object) -> None:
+        self.kind = kind
+        self.args = args
+        self._hash = hash((kind, args))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Expr) or self._hash != other._hash:
+            return False
+        return self.kind == other.kind and self.args == other.args
+
+    def __repr__(self) -> str:
+        return f"{self.kind}{self.args}"
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        """The operands of cat, alt, and; the one of not and rep."""
+        return self.args if self.kind in _MANY else self.args[:1]  # type: ignore[return-value]
+
+    @property
+    def ranges(self) -> Ranges:
+        """The code points of a class."""
+        return self.args[0]  # type: ignore[return-value]
+
+    @property
+    def bounds(self) -> tuple[int, int | None]:
+        """The smallest and largest count of a rep; None: no largest."""
+        return self.args[1], self.args[2]  # type: ignore[return-value]
+
+
+_MANY = ("cat", "alt", "and")
+NONE = Expr("none")
+EMPTY = Expr("empty")
+
+
+def char_class(ranges: Iterable[tuple[int, int]]) -> Expr:
+    """One character of `ranges`, which may overlap. Surrogates are left out."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(_without_surrogates(ranges)):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(last, merged[-1][1])
+        else:
+            merged.append((first, last))
+    return Expr("class", tuple(merged)) if merged else NONE
+
+
+def _without_surrogates(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for first, last in ranges:
+        for low, high in CHARACTERS:
+            if max(first, low) <= min(last, high):
+                yield max(first, low), min(last, high)
+
+
+def all_but(ranges: Ranges) -> Ranges:
+    """The characters that are not in `ranges`."""
+    found, at = [], 0
+    for first, last in ranges:
+        if at < first:
+            found.append((at, first - 1))
+        at = last + 1
+    if at < END:
+        found.append((at, END - 1))
+    return tuple(_without_surrogates(found))
+
+
+def text(value: str) -> Expr:
+    """Exactly this. NONE for what holds a surrogate, which no UTF-8 can say."""
+    parts = tuple(map(_one, value))
+    if NONE in parts or len(parts) < 2:
+        return cat(*parts)
+    return Expr("cat", *parts)
+
+
+@lru_cache(1 << 14)
+def _one(character: str) -> Expr:
+    return char_class([(ord(character), ord(character))])
+
+
+def cat(*parts: Expr) -> Expr:
+    """One after the other."""
+    found: list[Expr] = []
+    for part in parts:
+        if part.kind == "none":
+            return NONE
+        if part.kind == "cat":
+            found.extend(part.parts)
+        elif part.kind != "empty":
+            found.append(part)
+    if not found:
+        return EMPTY
+    return found[0] if len(found) == 1 else Expr("cat", *found)
+
+
+def alt(*parts: Expr) -> Expr:
+    """Any of them."""
+    found: dict[Expr, None] = {}
+    classes: list[tuple[int, int]] = []
+    for part in parts:
+        for one in part.parts if part.kind == "alt" else (part,):
+            if one.kind == "class":
+                classes.extend(one.ranges)
+            elif one.kind != "none":
+                found[one] = None
+    if classes:
+        found = {char_class(classes): None, **found}
+    if ANYTHING in found:
+        return ANYTHING
+    if not found:
+        return NONE
+    return next(iter(found)) if len(found) == 1 else Expr("alt", *found)
+
+
+def rep(part: Expr, least: int = 0, most: int | None = None) -> Expr:
+    """`least` to `most` times; None: any number of times."""
+    if most == 0 or part.kind == "empty":
+        return EMPTY
+    if part.kind == "none":
+        return NONE if least else EMPTY
+    if least == most == 1:
+        return part
+    if part.kind == "rep" and part.bounds == (0, None):
+        return part
+    return Expr("rep", part, least, most)
+
+
+def both(*parts: Expr) -> Expr:
+    """What is in all of them."""
+    found: dict[Expr, None] = {}
+    for part in parts:
+        for one in part.parts if part.kind == "and" else (part,):
+            if one.kind == "none":
+                return NONE
+            if one != ANYTHING:
+                found[one] = None
+    if not found:
+        return ANYTHING
+    if EMPTY in found:
+        return EMPTY if all(nullable(one) for one in found) else NONE
+    return next(iter(found)) if len(found) == 1 else Expr("and", *sorted(found, key=hash))
+
+
+def inverse(part: Expr) -> Expr:
+    """What is not in it."""
+    if part.kind == "not":
+        return part.parts[0]
+    if part.kind == "none":
+        return ANYTHING
+    return NONE if part == ANYTHING else Expr("not", part)
+
+
+def multiple(divisor: int, places: int) -> Expr:
+    """Positive decimal numbers, as JSON writes them, that `divisor` / 10**`places` divides."""
+    return Expr("multiple", divisor, places, 0, BEGIN)
+
+
+_DIGIT_CUTS = frozenset([46, *range(47, 59)])
+
+BEGIN, BEFORE_POINT, AFTER_ZERO = -3, -2, -1
+"""Where in a number: before the first digit, before the point, behind a zero that nothing but a point may follow."""
+
+
+def _multiple_ends(divisor: int, places: int, remainder: int, seen: int) -> bool:
+    if seen in (BEGIN, 0):
+        return False
+    power: int = 10 ** (places - max(seen, 0))
+    return remainder * power % divisor == 0
+
+
+def _after_digit(divisor: int, places: int, remainder: int, seen: int, code: int) -> Expr:
+    """`remainder`: of the digits so far. `seen`: how many of them stand behind the point, or one of the names above."""
+    if code == ord("."):
+        return Expr("multiple", divisor, places, remainder, 0) if seen in (BEFORE_POINT, AFTER_ZERO) else NONE
+    digit = code - ord("0")
+    if not 0 <= digit <= 9 or seen == AFTER_ZERO:
+        return NONE
+    if seen == places:
+        return NONE
+    after = AFTER_ZERO if seen == BEGIN and digit == 0 else BEFORE_POINT if seen < 0 else seen + 1
+    return Expr("multiple", divisor, places, (remainder * 10 + digit) % divisor, after)
+
+
+ANY = char_class(CHARACTERS)
+ANYTHING = Expr("rep", ANY, 0, None)
+
+
+@lru_cache(1 << 16)
+def nullable(expr: Expr) -> bool:
+    """Whether the empty text is in it."""
+    match expr.kind:
+        case "empty":
+            return True
+        case "cat" | "and":
+            return all(map(nullable, expr.parts))
+        case "alt":
+            return any(map(nullable, expr.parts))
+        case "rep":
+            return expr.bounds[0] == 0 or nullable(expr.parts[0])
+        case "not":
+            return not nullable(expr.parts[0])
+        case "multiple":
+            return _multiple_ends(*expr.args)  # type: ignore[arg-type]
+    return False
+
+
+@lru_cache(1 << 16)
+def derivative(expr: Expr, code: int) -> Expr:
+    """What may follow the character `code`."""
+    match expr.kind:
+        case "class":
+            return EMPTY if any(first <= code <= last for first, last in expr.ranges) else NONE
+        case "cat":
+            found = []
+            for place, part in enumerate(expr.parts):
+                found.append(cat(derivative(part, code), *expr.parts[place + 1 :]))
+                if not nullable(part):
+                    break
+            return alt(*found)
+        case "alt":
+            return alt(*(derivative(part, code) for part in expr.parts))
+        case "and":
+            return both(*(derivative(part, code) for part in expr.parts))
+        case "not":
+            return inverse(derivative(expr.parts[0], code))
+        case "rep":
+            (part,), (least, most) = expr.parts, expr.bounds
+            # Where `part` may be empty, the count of the others is free.
+            least = 0 if nullable(part) else max(0, least - 1)
+            return cat(derivative(part, code), rep(part, least, None if most is None else most - 1))
+        case "multiple":
+            return _after_digit(*expr.args, code)  # type: ignore[arg-type,call-arg]
+    return NONE
+
+
+@lru_cache(1 << 16)
+def _cuts(expr: Expr) -> frozenset[int]:
+    """Where, among the code points, the derivative may change."""
+    match expr.kind:
+        case "class":
+            return frozenset(cut for first, last in expr.ranges for cut in (first, last + 1))
+        case "cat":
+            found: frozenset[int] = frozenset()
+            for part in expr.parts:
+                found |= _cuts(part)
+                if not nullable(part):
+                    break
+            return found
+        case "alt" | "and" | "not" | "rep":
+            return frozenset().union(*map(_cuts, expr.parts))
+        case "multiple":
+            return _DIGIT_CUTS
+    return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Automaton:
+    """A deterministic one, without states that lead nowhere; state 0 is the first. No states: nothing is in it."""
+
+    steps: tuple[tuple[tuple[Expr, int], ...], ...]
+    """Per state: (class of characters, next state)."""
+    ends: tuple[bool, ...]
+    """Per state, whether a text may end there."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether no state can be reached from itself."""
+        order: dict[int, int] = {}
+        stack: list[tuple[int, Iterator[int]]] = []
+
+        def enter(state: int) -> None:
+            order[state] = 1
+            stack.append((state, iter([target for _, target in self.steps[state]])))
+
+        if self.steps:
+            enter(0)
+        while stack:
+            state, targets = stack[-1]
+            target = next(targets, None)
+            if target is None:
+                order[state] = 2
+                stack.pop()
+            elif order.get(target) == 1:
+                return False
+            elif target not in order:
+                enter(target)
+        return True
+
+
+@lru_cache(512)
+def automaton(expr: Expr) -> Automaton:
+    """`expr` as an automaton with as few states as can be. Raises GrammarError above MAX_STATES."""
+    numbers = {expr: 0}
+    steps: list[dict[int, list[tuple[int, int]]]] = []
+    states = [expr]
+    for state in states:
+        found: dict[int, list[tuple[int, int]]] = {}
+        cuts = sorted(_cuts(state) | {0, 0xD800, 0xE000, END})
+        for first, after in itertools.pairwise(cuts):
+            target = NONE if first == 0xD800 else derivative(state, first)
+            if target.kind == "none":
+                continue
+            if target not in numbers:
+                if len(states) >= MAX_STATES:
+                    raise GrammarError("a pattern, a length or a bound in it needs too many states")
+                numbers[target] = len(states)
+                states.append(target)
+            found.setdefault(numbers[target], []).append((first, after - 1))
+        steps.append(found)
+    return _smallest(steps, [nullable(state) for state in states])
+
+
+def _smallest(steps: list[dict[int, list[tuple[int, int]]]], ends: list[bool]) -> Automaton:
+    """Without dead states, and with one state for all that accept the same (Moore)."""
+    alive = {state for state, end in enumerate(ends) if end}
+    sources: dict[int, set[int]] = {}
+    for state, targets in enumerate(steps):
+        for target in targets:
+            sources.setdefault(target, set()).add(state)
+    todo = list(alive)
+    for state in todo:
+        fresh = sources.get(state, set()) - alive
+        alive |= fresh
+        todo.extend(fresh)
+    if 0 not in alive:
+        return Automaton((), ())
+    block = [int(end) for end in ends]
+    count = 0
+    while True:
+        signatures: dict[object, int] = {}
+        after = list(block)
+        for state in sorted(alive):
+            ranges: dict[int, list[tuple[int, int]]] = {}
+            for target, found in steps[state].items():
+                if target in alive:
+                    ranges.setdefault(block[target], []).extend(found)
+            merged = frozenset((target, char_class(found)) for target, found in ranges.items())
+            after[state] = signatures.setdefault((block[state], merged), len(signatures))
+        block = after
+        if len(signatures) == count:
+            break
+        count = len(signatures)
+    return _renumbered(steps, ends, block, alive)
+
+
+def _renumbered(
+    steps: list[dict[int, list[tuple[int, int]]]], ends: list[bool], block: list[int], alive: set[int]
+) -> Automaton:
+    """One state for each block, in the order in which they are reached."""
+    representative: dict[int, int] = {}
+    for state in sorted(alive):
+        representative.setdefault(block[state], state)
+    order = {block[0]: 0}
+    reached = [block[0]]
+    table = []
+    for name in reached:
+        ranges: dict[int, list[tuple[int, int]]] = {}
+        for target, found in steps[representative[name]].items():
+            if target not in alive:
+                continue
+            if block[target] not in order:
+                order[block[target]] = len(reached)
+                reached.append(block[target])
+            ranges.setdefault(order[block[target]], []).extend(found)
+        table.append(tuple((char_class(found), target) for target, found in ranges.items()))
+    return Automaton(tuple(table), tuple(ends[representative[name]] for name in reached))
+
+
+@lru_cache(4096)
+def is_empty(expr: Expr) -> bool:
+    """Whether nothing is in it."""
+    if expr.kind in ("class", "empty"):
+        return False
+    if plain(expr):
+        return expr.kind == "none"
+    return not automaton(expr).steps
+
+
+def contains(expr: Expr, value: str) -> bool:
+    """Whether `value` is in it."""
+    for character in value:
+        expr = derivative(expr, ord(character))
+        if expr.kind == "none":
+            return False
+    return nullable(expr)
+
+
+@lru_cache(1 << 14)
+def plain(expr: Expr) -> bool:
+    """Whether it has neither intersection nor complement."""
+    if expr.kind in ("and", "not", "multiple"):
+        return False
+    return expr.kind in ("class", "none", "empty") or all(map(plain, expr.parts))
+
+
+@lru_cache(1 << 14)
+def lengths(expr: Expr) -> tuple[int, int | None]:
+    """Fewest and most characters of what is in a plain `expr`; None: any number."""
+    match expr.kind:
+        case "class":
+            return 1, 1
+        case "cat":
+            found = [lengths(part) for part in expr.parts]
+            most = [high for _, high in found]
+            return sum(low for low, _ in found), None if None in most else sum(high or 0 for high in most)
+        case "alt":
+            found = [lengths(part) for part in expr.parts]
+            highest = [high for _, high in found]
+            return min(low for low, _ in found), None if None in highest else max(high or 0 for high in highest)
+        case "rep":
+            low, high = lengths(expr.parts[0])
+            least, times = expr.bounds
+            return low * least, None if high is None or times is None else high * times
+    return 0, 0
+
+
+def as_expression(machine: Automaton, most: int) -> Expr:
+    """The language of `machine` without intersection and complement, by eliminating states.
+
+    Raises GrammarError for one that would have more than `most` nodes.
+    """
+    if not machine.steps:
+        return NONE
+    count = len(machine.steps)
+    # One state more, in which everything ends.
+    edges: list[dict[int, Expr]] = [{target: step for step, target in steps} for steps in machine.steps]
+    for state, end in enumerate(machine.ends):
+        if end:
+            edges[state][count] = EMPTY
+    for state in range(count - 1, -1, -1):
+        own = edges[state].pop(state, NONE)
+        loop = rep(own)
+        edges[state] = {target: cat(loop, step) for target, step in edges[state].items()}
+        if state == 0:
+            break
+        for source in range(state):
+            through = edges[source].pop(state, None)
+            if through is None:
+                continue
+            for target, step in edges[state].items():
+                edges[source][target] = alt(edges[source].get(target, NONE), cat(through, step))
+            if sum(_size(step) for step in edges[source].values()) > most:
+                raise GrammarError("a pattern, a length or a bound in it needs too large a regular expression")
+    return edges[0].get(count, NONE)
+
+
+@lru_cache(1 << 14)
+def _size(expr: Expr) -> int:
+    return 1 if expr.kind in ("class", "none", "empty") else 1 + sum(map(_size, expr.parts))

@@ -1,0 +1,164 @@
+"""Rules of JSON text: expressions of `regular.py` with six more kinds of node.
+
+ref(name)                another rule
+word(expression)         a text of a regular language, as it stands
+quoted(language)         a JSON string whose value is in a language
+space, comma, colon      what stands between, as the style of the server has it
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from decimal import Decimal
+
+from mysglang.srt.constrained.backend import GrammarError
+from mysglang.srt.constrained.json_schema.document import Json
+from mysglang.srt.constrained.json_schema.regular import EMPTY, NONE, Expr, alt, cat, rep, text
+
+MAX_RULES = 20_000
+"""Rules of one grammar."""
+ROOT = "root"
+
+SPACE, COMMA, COLON = Expr("space"), Expr("comma"), Expr("colon")
+
+
+def ref(name: str) -> Expr:
+    """The rule of that name."""
+    return Expr("ref", name)
+
+
+def word(expr: Expr) -> Expr:
+    """A text that is in `expr`."""
+    return NONE if expr.kind == "none" else Expr("word", expr)
+
+
+def quoted(language: Expr) -> Expr:
+    """A JSON string."""
+    return NONE if language.kind == "none" else Expr("quoted", language)
+
+
+class Rules:
+    """Rules as they are made; each gets a name."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Expr] = {}
+
+    def add(self, expr: Expr) -> Expr:
+        """A reference to `expr`, or `expr` itself where a rule is not worth it."""
+        if expr.kind in ("ref", "none", "empty"):
+            return expr
+        name = self.reserve()
+        self.put(name, expr)
+        return name
+
+    def reserve(self) -> Expr:
+        """A reference to a rule that is put later. Raises GrammarError above MAX_RULES."""
+        if len(self.made) >= MAX_RULES:
+            raise GrammarError(f"its grammar has more than {MAX_RULES} rules")
+        name = f"part{len(self.made)}"
+        self.made[name] = NONE
+        return ref(name)
+
+    def put(self, reference: Expr, expr: Expr) -> None:
+        """What a reserved rule is."""
+        self.made[str(reference.args[0])] = expr
+
+
+def pruned(rules: dict[str, Expr]) -> dict[str, Expr]:
+    """Without what can never end, and without rules that nothing refers to. Raises GrammarError if nothing is left."""
+    users: dict[str, list[str]] = {}
+    for name, expr in rules.items():
+        for used in _references(expr):
+            users.setdefault(used, []).append(name)
+    ending: set[str] = set()
+    todo = [*rules]
+    while todo:
+        name = todo.pop()
+        if name not in ending and _ends(rules[name], ending):
+            ending.add(name)
+            todo.extend(users.get(name, ()))
+    if ROOT not in ending:
+        raise GrammarError("no value satisfies the schema")
+    kept: dict[str, Expr] = {}
+    order = [ROOT]
+    for name in order:
+        if name not in kept:
+            kept[name] = _without_dead(rules[name], ending)
+            order.extend(_references(kept[name]))
+    return kept
+
+
+def _references(expr: Expr) -> list[str]:
+    found, todo = [], [expr]
+    for one in todo:
+        if one.kind == "ref":
+            found.append(str(one.args[0]))
+        elif one.kind in ("cat", "alt", "rep"):
+            todo.extend(one.parts)
+    return found
+
+
+def _ends(expr: Expr, ending: set[str]) -> bool:
+    match expr.kind:
+        case "none":
+            return False
+        case "ref":
+            return expr.args[0] in ending
+        case "cat":
+            return all(_ends(part, ending) for part in expr.parts)
+        case "alt":
+            return any(_ends(part, ending) for part in expr.parts)
+        case "rep":
+            return expr.bounds[0] == 0 or _ends(expr.parts[0], ending)
+    return True
+
+
+def _without_dead(expr: Expr, ending: set[str]) -> Expr:
+    match expr.kind:
+        case "ref":
+            return expr if expr.args[0] in ending else NONE
+        case "cat":
+            return cat(*(_without_dead(part, ending) for part in expr.parts))
+        case "alt":
+            return alt(*(_without_dead(part, ending) for part in expr.parts))
+        case "rep":
+            return rep(_without_dead(expr.parts[0], ending), *expr.bounds)
+    return expr
+
+
+def constants(raws: Sequence[Json]) -> Expr:
+    """Any of these values; those that no UTF-8 can say are left out."""
+    single = [text(_scalar(raw)) for raw in raws if not isinstance(raw, list | dict)]
+    return alt(word(alt(*single)), *(constant(raw) for raw in raws if isinstance(raw, list | dict)))
+
+
+def constant(raw: Json) -> Expr:
+    """One value, with its properties in their order."""
+    if isinstance(raw, list):
+        return around("[", _separated([constant(item) for item in raw]), "]")
+    if isinstance(raw, dict):
+        return around("{", _separated([cat(key(name), COLON, constant(value)) for name, value in raw.items()]), "}")
+    return word(text(_scalar(raw)))
+
+
+def key(name: str) -> Expr:
+    """The name of a property."""
+    return word(text(json.dumps(name, ensure_ascii=False)))
+
+
+def around(before: str, inside: Expr, after: str) -> Expr:
+    """`inside` in brackets; NONE if nothing can be inside."""
+    if inside.kind == "none":
+        return NONE
+    return cat(word(text(before)), SPACE, inside, *([SPACE] if inside != EMPTY else []), word(text(after)))
+
+
+def _separated(parts: list[Expr]) -> Expr:
+    return cat(*(part for index, one in enumerate(parts) for part in ((COMMA, one) if index else (one,))))
+
+
+def _scalar(raw: Json) -> str:
+    if isinstance(raw, Decimal):
+        return format(raw, "f") if -20 < raw.adjusted() < 20 else str(raw)
+    return json.dumps(raw, ensure_ascii=False)

@@ -1,0 +1,105 @@
+"""BodyRoom: how many bytes all bodies that are on their way, or are being checked, may hold together.
+
+Each body has a limit of its own, but a thousand clients that never finish theirs would hold a thousand times as much.
+A caller may hold as many bytes as are still free. So one caller gets half of the room, two get a third each, and there
+is always some left for a caller that comes new. (Choudhury and Hahne call that a dynamic threshold.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from ipaddress import IPv6Address, ip_address
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Scope
+
+from mysglang.srt.entrypoints.owner import owner_of
+from mysglang.srt.errors import RequestError
+
+MAX_UNFINISHED_BYTES = 1 << 30
+"""Bytes of all unfinished bodies together, in each process that meets clients."""
+
+NETWORK_BITS = 64
+"""Bits of an IPv6 address that name a client: the rest it may choose itself."""
+
+
+class BodyRoomFull(RequestError):
+    """There is no room for more of this body now; worth a retry later."""
+
+
+class BodyRoom:
+    """The bytes of unfinished bodies, counted by caller."""
+
+    def __init__(self, limit: int = MAX_UNFINISHED_BYTES) -> None:
+        self._limit = limit
+        self._held: Counter[str] = Counter()
+
+    @property
+    def held(self) -> int:
+        """Bytes of all callers."""
+        return self._held.total()
+
+    def hold(self, caller: str) -> BodyHold:
+        """What one body of `caller` holds: nothing yet."""
+        return BodyHold(self, caller)
+
+    def take(self, caller: str, size: int) -> None:
+        """Count `size` bytes more. Raises BodyRoomFull."""
+        own = self._held[caller] + size
+        if own > self._limit - self.held - size:
+            raise BodyRoomFull(
+                f"Request bodies that are not complete hold {self.held} bytes, {own - size} of them of this client, "
+                f"and may hold {self._limit} together; try again later, with fewer or shorter bodies at once."
+            )
+        self._held[caller] = own
+
+    def give_back(self, caller: str, size: int) -> None:
+        self._held[caller] -= size
+        if not self._held[caller]:
+            del self._held[caller]
+
+
+class BodyHold:
+    """What one body holds of the room; a context in which it does."""
+
+    __slots__ = ("_caller", "_room", "_size")
+
+    def __init__(self, room: BodyRoom, caller: str) -> None:
+        self._room = room
+        self._caller = caller
+        self._size = 0
+
+    def take(self, size: int) -> None:
+        """Hold `size` bytes more. Raises BodyRoomFull."""
+        self._room.take(self._caller, size)
+        self._size += size
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        size, self._size = self._size, 0
+        self._room.give_back(self._caller, size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def caller_of(scope: Scope) -> str:
+    """The name by which bodies are counted: that of the key, or the client's address where there is none."""
+    client = scope.get("client")
+    return owner_of(scope) or ("" if client is None else _network(client[0]))
+
+
+def _network(host: str) -> str:
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
+        return f"{int(address) >> (128 - NETWORK_BITS):x}"
+    return str(address)

@@ -1,0 +1,32 @@
+"""HttpActivity: the middleware that counts open HTTP requests. There with --enable-metrics only."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mysglang.srt.entrypoints.callers import ROUTING_KEY
+from mysglang.srt.entrypoints.headers import header
+from mysglang.srt.managers.request_metrics import RequestMetrics
+from mysglang.srt.observability.instruments import MODEL_ROUTES
+
+
+class HttpActivity:
+    """Middleware: `metrics` hears of the begin and the end of each POST to a route that speaks for the model.
+
+    A path that is no route is not counted, so that clients cannot make up labels.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in MODEL_ROUTES:
+            await self._app(scope, receive, send)
+            return
+        path, routing_key = scope["path"], header(scope, ROUTING_KEY)
+        self._metrics.asked(path, routing_key)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._metrics.answered(path, routing_key)

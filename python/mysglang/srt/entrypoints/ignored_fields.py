@@ -1,0 +1,123 @@
+"""Fields that change nothing here are told: one log line for each name and process, and a header of the response.
+
+Names come from clients, so all that is kept and written of them is bounded: their length, their characters, how many
+one response lists, and how many one process remembers.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mysglang.srt.args.serving import UnknownFields
+from mysglang.srt.messages.field_report import REFUSED, FieldReport
+from mysglang.srt.utils.said_once import SaidOnce
+
+logger = logging.getLogger(__name__)
+
+HEADER = "x-ignored-fields"
+MAX_NAME_LENGTH = 64
+"""Characters of a name that are written; a longer name ends in dots."""
+MAX_LISTED = 16
+"""Names that one response lists; it counts the others."""
+
+_ODD = re.compile(r"[^A-Za-z0-9_.$-]")
+_LOG = "mysglang.ignored_fields.log"
+_REPORT = "mysglang.ignored_fields.report"
+
+
+class FieldLog:
+    """Tells one process's log of fields that change nothing, and knows whether unknown ones are refused."""
+
+    def __init__(self, unknown_fields: UnknownFields = "report") -> None:
+        self.refuses = unknown_fields == "error"
+        self._said = SaidOnce(logger, "fields of requests without effect")
+
+    def report(self, where: str) -> IgnoredFields:
+        """For one request. `where`: what the request went to, for the log line."""
+        return IgnoredFields(self, where)
+
+    def tell(self, name: str, where: str, *, known: bool) -> None:
+        """Write the line for `name`, if it was not written before. `name` is safe to write."""
+        hint = "" if known else " (--unknown-fields error refuses such requests)"
+        what = "has no effect here" if known else "is not known and is ignored"
+        self._said.warn(name, f"{where}: the field {name} {what}; said once{hint}.")
+
+
+@dataclass(slots=True)
+class IgnoredFields:
+    """Those of one request."""
+
+    log: FieldLog
+    where: str
+    names: list[str] = field(default_factory=list)
+    """Safe to write; at most MAX_LISTED, each once."""
+    more: int = 0
+    """Mentions of other names."""
+
+    def unknown(self, name: str) -> bool:
+        if not self.log.refuses:
+            self._note(name, known=False)
+        return not self.log.refuses
+
+    def idle(self, name: str) -> None:
+        self._note(name, known=True)
+
+    def header(self) -> str:
+        """The names as a header's value; empty if there are none."""
+        return ", ".join([*self.names, *([f"and {self.more} more"] if self.more else [])])
+
+    def _note(self, name: str, *, known: bool) -> None:
+        shown = safe(name)
+        if shown in self.names:
+            return
+        if len(self.names) == MAX_LISTED:
+            self.more += 1
+        else:
+            self.names.append(shown)
+        self.log.tell(shown, self.where, known=known)
+
+
+def safe(name: str) -> str:
+    """`name` as it may stand in a header and in a log line: short, and of letters, digits and a few signs."""
+    short = name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 3] + "..."
+    return _ODD.sub("?", short) or "?"
+
+
+def fields_of(scope: Scope) -> FieldReport:
+    """The report of the request that `scope` belongs to; without the middleware, unknown names are refused."""
+    known: FieldReport | None = scope.get(_REPORT)
+    if known is not None:
+        return known
+    log: FieldLog | None = scope.get(_LOG)
+    if log is None:
+        return REFUSED
+    path: str = getattr(scope.get("route"), "path", "a request")
+    report = scope[_REPORT] = log.report(path)
+    return report
+
+
+class IgnoredFieldsHeader:
+    """Middleware: lists the fields that were ignored in the response to their request."""
+
+    def __init__(self, app: ASGIApp, log: FieldLog) -> None:
+        self._app = app
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope[_LOG] = self._log
+
+        async def send_with_names(message: Message) -> None:
+            report: IgnoredFields | None = scope.get(_REPORT)
+            if report is not None and report.names and message["type"] == "http.response.start":
+                headers = [(name, held) for name, held in message.get("headers", ()) if name != HEADER.encode()]
+                message = {**message, "headers": [*headers, (HEADER.encode(), report.header().encode())]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_names)

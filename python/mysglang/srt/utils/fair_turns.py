@@ -1,0 +1,86 @@
+"""FairTurns: a few places, and keys that take turns for them, however many of one key's are waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class FairQueue(Generic[Item]):
+    """Waiting items by key. The next one belongs to the key that has the fewest at work; of equals, to the key whose
+    last turn was longest ago. Items of one key come out in the order in which they went in.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Item]] = {}
+        self._at_work = Counter[str]()
+        self._last_turn: dict[str, int] = {}
+        """By the number of the turn; keys are few, so they are never forgotten."""
+        self._turns = 0
+
+    def __bool__(self) -> bool:
+        """True if an item waits."""
+        return bool(self._waiting)
+
+    @property
+    def at_work(self) -> int:
+        """Items that were taken out and are not done."""
+        return self._at_work.total()
+
+    def push(self, key: str, item: Item) -> None:
+        self._waiting.setdefault(key, deque()).append(item)
+
+    def pop(self) -> tuple[str, Item]:
+        """The next item and its key, which counts as at work until `done`. Raises LookupError if none waits."""
+        if not self._waiting:
+            raise LookupError("nothing waits")
+        key = min(self._waiting, key=lambda one: (self._at_work[one], self._last_turn.get(one, 0)))
+        item = self._waiting[key].popleft()
+        if not self._waiting[key]:
+            del self._waiting[key]
+        self._turns += 1
+        self._last_turn[key] = self._turns
+        self._at_work[key] += 1
+        return key, item
+
+    def done(self, key: str) -> None:
+        """One item of `key` is no longer at work."""
+        self._at_work[key] -= 1
+        if not self._at_work[key]:
+            del self._at_work[key]
+
+
+class FairTurns:
+    """At most `places` are inside at once. Lives in one event loop."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+
+    async def enter(self, key: str) -> None:
+        """Returns once there is a place; `leave` must follow. Cancelled, it takes none."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.push(key, turn)
+        self._admit()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            # The place may have been given in the same moment.
+            if not turn.cancelled():
+                self.leave(key)
+            raise
+
+    def leave(self, key: str) -> None:
+        self._queue.done(key)
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._queue and self._queue.at_work < self._places:
+            key, turn = self._queue.pop()
+            if turn.cancelled():
+                self._queue.done(key)
+            else:
+                turn.set_result(None)

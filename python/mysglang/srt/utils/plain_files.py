@@ -1,0 +1,102 @@
+"""Reading the files of a model's directory, which may hold anything: only regular files, and never more than expected.
+
+A model is data from elsewhere. Its config.json may be a fifo that nobody writes to, a link to a device without an end,
+a circle of links, or a file of gigabytes. Each of these is refused with one line, before anything is read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from mysglang.srt.errors import ConfigError
+
+MIB = 1 << 20
+
+JSON_LIMIT = 4 * MIB
+"""Bytes of a config.json and its like. The largest known ones are below 1 MiB."""
+
+TEMPLATE_LIMIT = MIB
+"""Bytes of a chat template's file. The largest known ones are below 64 KiB."""
+
+LIMITS = {
+    "tokenizer.json": 64 * MIB,  # the largest known one: 33 MiB
+    "tokenizer_config.json": 32 * MIB,  # it may list every added token
+    "model.safetensors.index.json": 32 * MIB,  # the largest known one: 9 MiB, for 92,000 tensors
+}
+"""Bytes by a file's name, where a file may be larger than `JSON_LIMIT`."""
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def size_limit(path: Path) -> int:
+    """Bytes that the JSON file at `path` may have."""
+    return LIMITS.get(path.name, JSON_LIMIT)
+
+
+def read_plain(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file. Raises ConfigError for any other kind of file, and above `limit` bytes."""
+    check_plain(path, limit)
+    try:
+        # Another file may stand there by now. Without O_NONBLOCK, opening a fifo waits for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            _check(path, os.fstat(descriptor), limit)
+            # A file may grow after its size was asked for.
+            content = file.read(limit + 1) or b""
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {_reason(error)}") from error
+    if len(content) > limit:
+        raise ConfigError(_too_large(path, len(content), limit))
+    return content
+
+
+def check_plain(path: Path, limit: int | None = None) -> int:
+    """The size of a regular file that a library will open, in bytes. Raises ConfigError as `read_plain` does."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise ConfigError(f"{path} cannot be read: {_reason(error)}") from error
+    _check(path, found, limit)
+    return found.st_size
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    """Look at what a tokenizer is read from, where it is there. Raises ConfigError as `read_plain` does."""
+    for name in TOKENIZER_FILES:
+        path = folder / name
+        if is_there(path):
+            check_plain(path, TEMPLATE_LIMIT if path.suffix == ".jinja" else size_limit(path))
+
+
+def is_there(path: Path) -> bool:
+    """Whether the directory has such an entry. A link that leads nowhere counts: it is a fault, not an absence."""
+    return os.path.lexists(path)
+
+
+def _check(path: Path, found: os.stat_result, limit: int | None) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a special file")
+        raise ConfigError(f"{path} is {kind}, not a regular file; download it again")
+    if limit is not None and found.st_size > limit:
+        raise ConfigError(_too_large(path, found.st_size, limit))
+
+
+def _too_large(path: Path, size: int, limit: int) -> str:
+    return f"{path} has {size} bytes or more, and at most {limit} are read; download it again"
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

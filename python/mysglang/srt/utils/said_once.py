@@ -1,0 +1,28 @@
+"""SaidOnce: which things one process has logged already. What is remembered is bounded, since clients choose it."""
+
+from __future__ import annotations
+
+import logging
+
+MAX_REMEMBERED = 256
+"""Things that are logged. After these one line says that no more are."""
+
+
+class SaidOnce:
+    """Writes one log line for each thing."""
+
+    def __init__(self, logger: logging.Logger, what: str) -> None:
+        """`what`: what the things are, in the plural, for the last line."""
+        self._logger = logger
+        self._what = what
+        self._told: set[str] = set()
+
+    def warn(self, thing: str, words: str) -> None:
+        """Write `words`, which are safe to write, if nothing was written of `thing` before."""
+        if thing in self._told or len(self._told) > MAX_REMEMBERED:
+            return
+        self._told.add(thing)
+        if len(self._told) > MAX_REMEMBERED:
+            self._logger.warning("There were more than %d %s; no more are logged.", MAX_REMEMBERED, self._what)
+        else:
+            self._logger.warning("%s", words)

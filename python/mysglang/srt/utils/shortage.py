@@ -1,0 +1,34 @@
+"""Shortage: errors that say that the machine has no more open files, processes, threads or memory for the moment."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+_NUMBERS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS})
+_WORDS = (
+    "can't start new thread",
+    "Too many open files",
+    "Cannot allocate memory",
+    "Resource temporarily unavailable",
+)
+"""Of errors without a number: `threading` raises RuntimeError, and the loader of libraries ImportError."""
+
+
+def shortage_in(error: BaseException | None) -> str | None:
+    """What is short, in the system's words, if that is why `error` or what caused it was raised; None if not."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, MemoryError):
+            return "Cannot allocate memory"
+        # Not only OSError has a number: ZMQ's errors have one too.
+        number = getattr(error, "errno", None)
+        if number in _NUMBERS:
+            return os.strerror(number)
+        if isinstance(error, (RuntimeError, ImportError)) and (
+            words := next((words for words in _WORDS if words in str(error)), None)
+        ):
+            return words
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,90 @@
+"""A server whose log is a full pipe that nobody reads: it starts, answers, writes its stacks and ends as any other."""
+
+import os
+import re
+import select
+import signal
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from fixtures.server_process import ServerProcess, all_gone
+from fixtures.toy_server import PROGRAM, Faults, reference
+from mysglang.srt.utils.exit_codes import ExitCode
+
+SCHEDULER, DETOKENIZER = "mysglang::scheduler_TP0", "mysglang::detokenizer"
+PROMPT = list(range(100, 140))
+
+
+class UnreadPipe:
+    """A pipe that is full from the start."""
+
+    def __init__(self) -> None:
+        self.reading, self.writing = os.pipe()
+        self.taken = 0
+        self.fill()
+
+    def fill(self) -> None:
+        os.set_blocking(self.writing, False)
+        try:
+            while True:
+                self.taken += os.write(self.writing, b"." * 4096)
+        except BlockingIOError:
+            os.set_blocking(self.writing, True)
+
+    def read(self) -> str:
+        """What was written behind the filling, as long as more of it comes at once; the pipe is read from here on."""
+        data = b""
+        while select.select([self.reading], [], [], 1)[0]:
+            data += os.read(self.reading, 1 << 16)
+        said, self.taken = data[self.taken :], 0
+        return said.decode()
+
+
+@pytest.fixture
+def unread() -> Iterator[UnreadPipe]:
+    pipe = UnreadPipe()
+    yield pipe
+    os.close(pipe.reading)
+    os.close(pipe.writing)
+
+
+def ask(url: str) -> None:
+    body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
+    answer = httpx.post(f"{url}/generate", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["output_ids"] == reference(PROMPT, 8)
+
+
+@pytest.mark.promise(45)
+def test_a_log_that_nobody_reads(unread: UnreadPipe) -> None:
+    options = ("--log-level", "debug", "--log-level-http", "debug", "--log-requests", "--enable-metrics")
+    with ServerProcess(*options, program=PROGRAM, stderr=unread.writing, **Faults().env) as server:
+        url = server.url
+        # Each line of the access log is a part of what fills the megabyte that may wait.
+        with httpx.Client(base_url=url, timeout=60) as client:
+            for _ in range(100):
+                assert client.get("/health", params={"why": "x" * 16_000}).status_code == 200
+        # The stacks go straight to the descriptor, which must not block either.
+        for title in (SCHEDULER, DETOKENIZER):
+            for _ in range(20):
+                server.child(title).send_signal(signal.SIGUSR1)
+        for _ in range(5):
+            ask(url)
+        found = re.search(r"sglang:log_lines_dropped\{.*\} ([\d.e+]+)", httpx.get(f"{url}/metrics").text)
+        assert found is not None and float(found[1]) > 0
+        log = unread.read()
+        assert re.search(r"^\[[\d: -]+ TP0\] .*scheduler set up in", log, re.MULTILINE)
+        assert "GET /health?why=xxx" in log
+        ask(url)
+        log += unread.read()
+        said = re.findall(r"\] WARNING: (\d+) lines of this log were dropped, since nobody took them\.\n", log)
+        assert sum(map(int, said)) >= float(found[1])
+        # The last words have no reader, and the end does not wait for one.
+        unread.fill()
+        children = [psutil.Process(child.pid) for child in server.children().values()]
+        server.child(SCHEDULER).kill()
+        assert server.wait(30) == ExitCode.WORKER_DIED
+        assert all_gone(children)

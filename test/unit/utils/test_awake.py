@@ -1,0 +1,122 @@
+"""Pauses of the process are no time: for clocks, timers and timeouts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mysglang.srt.utils import awake
+from mysglang.srt.utils.awake import AWAKE, LATE_S, TICK_S, AwakeClock, AwakeTimer, PauseNote, awake_timeout
+
+
+class Machine:
+    """Its time goes on as told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.clock = AwakeClock(lambda: self.now)
+
+    def run(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self.now += TICK_S
+            self.clock.tick()
+
+
+def test_time_counts_while_it_ticks_and_while_nobody_does() -> None:
+    machine = Machine()
+    machine.now = 200.0
+    assert machine.clock.now() == 200.0
+    machine.clock.tick()
+    machine.run(40)
+    assert machine.clock.now() == pytest.approx(200 + 40 * TICK_S)
+    machine.clock.rest()
+    machine.now += 50
+    assert machine.clock.now() == pytest.approx(250 + 40 * TICK_S)
+    assert machine.clock.paused_s == 0
+
+
+@pytest.mark.promise(47)
+def test_promise_47_a_pause_is_no_time() -> None:
+    machine = Machine()
+    machine.clock.tick()
+    machine.run(4)
+    before = machine.clock.now()
+    machine.now += 3600
+    first = machine.clock.now()
+    assert first - before <= TICK_S + LATE_S, "also for who looks before it ticks again"
+    machine.clock.tick()
+    assert machine.clock.now() == pytest.approx(first)
+    assert machine.clock.paused_s == pytest.approx(3600 - TICK_S - LATE_S)
+    machine.run(4)
+    assert machine.clock.now() == pytest.approx(first + 4 * TICK_S)
+
+
+def test_it_never_goes_back() -> None:
+    machine, seen = Machine(), [0.0]
+    machine.clock.tick()
+    for gap in (0.1, 0.3, 0.5, 5.0, 0.2, 0.51, 1000.0, 0.0):
+        machine.now += gap
+        seen.append(machine.clock.now())
+        machine.clock.tick()
+        seen.append(machine.clock.now())
+    assert seen == sorted(seen)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Whose clock is everybody's."""
+    machine = Machine()
+    monkeypatch.setattr(awake, "AWAKE", machine.clock)
+    return machine
+
+
+@pytest.mark.promise(47)
+async def test_promise_47_a_timer_waits_on_after_a_pause(machine: Machine) -> None:
+    """The loop's own timer fires, since for it the time is over."""
+    called = asyncio.Event()
+    AwakeTimer(asyncio.get_running_loop(), 0.02, called.set)
+    await asyncio.sleep(0.05)
+    assert not called.is_set()
+    machine.now += 0.02
+    await asyncio.wait_for(called.wait(), 5)
+
+
+@pytest.mark.promise(47)
+def test_promise_47_a_pause_is_noted_once(machine: Machine) -> None:
+    """Also before the clock ticks again."""
+    machine.clock.tick()
+    note = PauseNote()
+    machine.run(3)
+    assert not note.take()
+    machine.now += 60
+    assert note.take() and not note.take()
+    machine.clock.tick()
+    machine.run(3)
+    assert not note.take()
+
+
+async def test_a_timer_can_be_cancelled(machine: Machine) -> None:
+    called = asyncio.Event()
+    timer = AwakeTimer(asyncio.get_running_loop(), 0.02, called.set)
+    await asyncio.sleep(0.03)
+    timer.cancel()
+    machine.now += 1
+    await asyncio.sleep(0.03)
+    assert not called.is_set()
+
+
+async def test_a_timeout() -> None:
+    async with awake_timeout(None), awake_timeout(60):
+        await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        async with awake_timeout(0.02):
+            await asyncio.sleep(60)
+
+
+async def test_a_task_ticks_until_it_is_cancelled() -> None:
+    ticking = asyncio.create_task(AWAKE.keep_ticking())
+    await asyncio.sleep(0)
+    ticking.cancel()
+    await asyncio.gather(ticking, return_exceptions=True)
+    assert AWAKE.paused_s == 0.0

@@ -1,0 +1,89 @@
+"""What the headers of safetensors files say, and what becomes of headers and indexes that claim too much."""
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils import checkpoint_files
+from mysglang.srt.utils.checkpoint_files import INDEX, MAX_HEADERS, MAX_SHARDS, stored_tensors, weight_paths
+
+WHOLE = "model.safetensors"
+
+
+def write(path: Path, header: bytes, data: bytes = b"", *, length: int | None = None) -> None:
+    path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + data)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        stored_tensors(folder)
+    assert len(caught.value.problems) == 1
+    return str(caught.value)
+
+
+def test_names_and_shapes_of_all_shards(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(3, 5), "b": torch.zeros(())}, tmp_path / "1.safetensors", {"dtype": "a trap"})
+    save_file({"c": torch.zeros(7, dtype=torch.int8)}, tmp_path / "2.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "1.safetensors", "c": "2.safetensors"}}))
+    found = {tensor.name: (tensor.shape, tensor.num_values, tensor.file) for tensor in stored_tensors(tmp_path)}
+    assert found == {
+        "a": ((3, 5), 15, "1.safetensors"),
+        "b": ((), 1, "1.safetensors"),
+        "c": ((7,), 7, "2.safetensors"),
+    }
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize("length", [MAX_HEADERS + 1, (1 << 64) - 1])
+def test_a_header_of_hostile_length_is_not_read(tmp_path: Path, length: int) -> None:
+    write(tmp_path / WHOLE, b"{}", length=length)
+    os.truncate(tmp_path / WHOLE, 1 << 40)
+    assert f"{WHOLE}: its header would have {length} bytes" in refusal(tmp_path)
+
+
+def test_headers_have_one_limit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (1, 2):
+        save_file({f"t{number}": torch.zeros(2)}, tmp_path / f"{number}.safetensors")
+    monkeypatch.setattr(checkpoint_files, "MAX_HEADERS", 100)
+    assert "2.safetensors: its header would have" in refusal(tmp_path)
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{" * 100_000,
+        b"[]",
+        b'{"a": 1}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}',
+        b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1.5], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 400]}}',
+        b'{"a": {"dtype": "F32", "shape": [' + b"9" * 5000 + b'], "data_offsets": [0, 4]}}',
+        b'{"\xff": {}}',
+        b"",
+    ],
+)
+def test_a_damaged_header(tmp_path: Path, header: bytes) -> None:
+    write(tmp_path / WHOLE, header, b"1234")
+    assert f"{WHOLE} is damaged or incomplete" in refusal(tmp_path)
+
+
+@pytest.mark.promise(49)
+def test_an_index_of_a_million_files(tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {f"t{i}": f"{i}.safetensors" for i in range(10**6)}}))
+    assert f"{INDEX} names {10**6} files, and at most {MAX_SHARDS} are read" in refusal(tmp_path)
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize("name", [WHOLE, INDEX, "1.safetensors"])
+def test_a_pipe_in_place_of_the_weights(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name} is a pipe"):
+        weight_paths(tmp_path)
