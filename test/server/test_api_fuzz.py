@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 60 * 60)]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The embedded model with all of its routes open."""
+    """The embedded model with all of its routes open, to names that it does not know as well."""
     files = tmp_path_factory.mktemp("files")
     options = ("--dtype", "float32", "--log-level", "error", "--file-storage-path", str(files))
     with ServerProcess(*options, "--admin-api-key", ADMIN_KEY) as server:
@@ -59,9 +59,11 @@ def test_every_route_for_clients(server: ServerProcess) -> None:
 
 
 def test_every_route_for_operators() -> None:
-    """On an engine that only says that it did what it was told: else it would be asked to write files anywhere."""
+    """On an engine that only says that it did what it was told: else it would be asked to write files anywhere. It
+    refuses names that it does not know.
+    """
     statuses: Counter[str] = Counter()
-    options = AppOptions(served_model_name="tiny", model_path="/models/tiny", admin_key=ADMIN_KEY)
+    options = AppOptions(served_model_name="tiny", model_path="/models/tiny", admin_key=ADMIN_KEY, unknown_fields="error")
     with scripted_server(options) as url:
         fuzzer = ApiFuzzer(url, ADMIN_KEY, model="tiny", known_ids={})
         assert not (found := faults(fuzzer, locked=True, statuses=statuses)), "\n\n".join(found)

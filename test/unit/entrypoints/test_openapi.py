@@ -93,8 +93,16 @@ async def test_what_only_we_may_say_is_not_offered() -> None:
     assert "add_special_tokens" not in schemas["GenerateReqInput"]["properties"]
     assert "add_special_tokens" in schemas["TokenizeRequest"]["properties"]
     assert "pool" not in schemas["GenerateReqInput"]["properties"]
-    assert schemas["GenerateReqInput"]["additionalProperties"] is False
     assert {"type": "null"} in schemas["GenerateReqInput"]["properties"]["stream"]["anyOf"]
+
+
+@pytest.mark.parametrize(("unknown_fields", "open_to_more"), [("report", True), ("error", False)])
+async def test_other_names_are_offered_where_they_are_only_reported(
+    unknown_fields: UnknownFields, open_to_more: bool
+) -> None:
+    schemas = (await document(AppOptions(unknown_fields=unknown_fields)))["components"]["schemas"]
+    for body in ("GenerateReqInput", "SamplingParams", "ChatCompletionRequest", "CloseSessionReqInput"):
+        assert schemas[body]["additionalProperties"] is open_to_more
 
 
 async def test_a_list_of_one_may_be_its_entry() -> None:

@@ -120,6 +120,7 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
         access=access,
         shapes=lambda path: shape_of(path, dialects.SHAPES),
         has_keys=bool(options.api_keys),
+        unknown_fields=options.unknown_fields,
     )
     return app
 

@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from mysglang.srt.args.serving import UnknownFields
 from mysglang.srt.entrypoints.auth import Access
 from mysglang.srt.entrypoints.error_responses import STATUSES, ErrorShape
 from mysglang.srt.entrypoints.field_docs import add_descriptions, all_subclasses
@@ -79,14 +80,16 @@ def describe(
     access: Access,
     shapes: Callable[[str], ErrorShape],
     has_keys: bool,
+    unknown_fields: UnknownFields,
 ) -> None:
     """Have `app` describe itself: `models` are what its routes name by `takes`, `shapes` says how errors of a path are
-    told, `has_keys` whether clients need one.
+    told, `has_keys` whether clients need one, `unknown_fields` what becomes of a name that no model has.
     """
+    refuses = unknown_fields == "error"
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _document(app, models, access, shapes, has_keys=has_keys)
+            app.openapi_schema = _document(app, models, access, shapes, has_keys=has_keys, refuses=refuses)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend it
@@ -99,12 +102,13 @@ def _document(
     shapes: Callable[[str], ErrorShape],
     *,
     has_keys: bool,
+    refuses: bool,
 ) -> dict[str, Any]:
     routes = [route for route in app.routes if isinstance(route, APIRoute)]
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=routes)
     parts = document.setdefault("components", {})
     parts["securitySchemes"] = KEYS
-    parts["schemas"] = dict(_schemas(models))
+    parts["schemas"] = dict(_schemas(models, refuses=refuses))
     parts["responses"] = {}
     for path, operations in document["paths"].items():
         shape = shapes(path)
@@ -164,19 +168,20 @@ def _event(schema: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
     return {"type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": data}}
 
 
-def _schemas(models: Sequence[Described]) -> Mapping[str, Any]:
+def _schemas(models: Sequence[Described], *, refuses: bool) -> Mapping[str, Any]:
+    """Those of bodies; `refuses`: unknown names."""
     pydantic_models = [model for model in models if issubclass(model, BaseModel)]
     _, found = models_json_schema([(model, "validation") for model in pydantic_models], ref_template=REF)
     structs = [model for model in models if issubclass(model, msgspec.Struct)]
     _, more = msgspec.json.schema_components(structs, ref_template=NAMED)
     ours = {GenerateReqInput.__name__: INTERNAL}
     return {
-        name: _as_sent(schema, ours.get(name, frozenset()))
+        name: _as_sent(schema, ours.get(name, frozenset()), refuses=refuses)
         for name, schema in {**found.get("$defs", {}), **more}.items()
     }
 
 
-def _as_sent(schema: Mapping[str, Any], ours: Collection[str]) -> Mapping[str, Any]:
+def _as_sent(schema: Mapping[str, Any], ours: Collection[str], *, refuses: bool) -> Mapping[str, Any]:
     """An object as clients may send it: null is the default of every field that has one. `ours`: fields that only the
     server sets, which are no known names to clients.
     """
@@ -188,7 +193,7 @@ def _as_sent(schema: Mapping[str, Any], ours: Collection[str]) -> Mapping[str, A
         for name, field in schema["properties"].items()
         if name not in ours
     }
-    return {**schema, "properties": fields, "additionalProperties": False}
+    return {**schema, "properties": fields, "additionalProperties": not refuses}
 
 
 def or_one(field: Mapping[str, Any]) -> Mapping[str, Any]:
