@@ -7,6 +7,7 @@ import pytest
 
 from fixtures.dialect_chat import CALL, OPTIONS, PARAMETERS, TEMPLATE, says
 from fixtures.scripted_engine import serve
+from mysglang.srt.args.serving import UnknownFields
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.openai.responses.answers import (
     ContentPartDone,
