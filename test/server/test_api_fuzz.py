@@ -63,7 +63,9 @@ def test_every_route_for_operators() -> None:
     refuses names that it does not know.
     """
     statuses: Counter[str] = Counter()
-    options = AppOptions(served_model_name="tiny", model_path="/models/tiny", admin_key=ADMIN_KEY, unknown_fields="error")
+    options = AppOptions(
+        served_model_name="tiny", model_path="/models/tiny", admin_key=ADMIN_KEY, unknown_fields="error"
+    )
     with scripted_server(options) as url:
         fuzzer = ApiFuzzer(url, ADMIN_KEY, model="tiny", known_ids={})
         assert not (found := faults(fuzzer, locked=True, statuses=statuses)), "\n\n".join(found)
