@@ -112,7 +112,8 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
     )
     files = file_routes.files_router(desk)
     for router in (docs_router(app.title), *steering.routers(), *speaking.routers(front, options, native, files)):
-        app.include_router(router)
+        # Not `include_router`: that makes every route anew, only to add the nothing that is to be added here.
+        app.router.routes.extend(router.routes)
     error_responses.install(app)
     describe(
         app,

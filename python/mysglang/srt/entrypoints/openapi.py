@@ -8,6 +8,7 @@ answers against it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -59,12 +60,18 @@ def gives(
     `stream`: what an event or line of a stream may be, of a route that can answer with one; with `done`, the event
     behind all others is `[DONE]`. For a route that also `takes`, join the two with `|`.
     """
-    (schema, *items), components = msgspec.json.schema_components([answer, *stream], ref_template=NAMED)
+    (schema, *items), components = _schemas_of((answer, *stream))
     content: dict[str, Any] = {JSON: {"schema": schema}}
     if items:
         item = {"anyOf": items}
         content[stream_type] = {"itemSchema": _event(item, done=done) if stream_type == EVENTS else item}
     return {"responses": {"200": {"content": content}}, _COMPONENTS: components}
+
+
+@cache
+def _schemas_of(types: tuple[object, ...]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+    """A schema for each type, and the components that these name. Nobody changes them: all documents share them."""
+    return msgspec.json.schema_components(types, ref_template=NAMED)
 
 
 def gives_bytes() -> dict[str, Any]:

@@ -27,12 +27,9 @@ def dialects_router(
     """`num_keys`: API keys that share what is kept."""
     router = APIRouter()
     cached = options.report_cached_tokens
-    router.include_router(
-        responses.responses_router(
-            OpenAIServingResponses(answers, models, report_cached_tokens=cached, num_keys=num_keys)
-        )
-    )
+    serving = OpenAIServingResponses(answers, models, report_cached_tokens=cached, num_keys=num_keys)
+    router.routes.extend(responses.responses_router(serving).routes)
     messages = AnthropicServing(answers, models, report_cached_tokens=cached)
-    router.include_router(anthropic.anthropic_router(messages))
-    router.include_router(ollama.ollama_router(OllamaServing(answers, card), card))
+    router.routes.extend(anthropic.anthropic_router(messages).routes)
+    router.routes.extend(ollama.ollama_router(OllamaServing(answers, card), card).routes)
     return router

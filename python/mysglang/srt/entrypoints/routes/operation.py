@@ -112,10 +112,10 @@ BODIES = (
 
 def operation_router(front: Front) -> APIRouter:
     router = APIRouter(tags=["control"])
-    router.include_router(debug_router(front))
-    router.include_router(weights_router(front))
-    router.include_router(memory_router(front))
-    router.include_router(settings_router(front))
+    router.routes.extend(debug_router(front).routes)
+    router.routes.extend(weights_router(front).routes)
+    router.routes.extend(memory_router(front).routes)
+    router.routes.extend(settings_router(front).routes)
 
     async def carry_out(request: Request, make: Callable[[int], Command]) -> Response:
         reply = await while_connected(request, front.tokenizer_manager.command(make))

@@ -105,7 +105,7 @@ def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingCo
         """How likely each of some tokens follows a prompt; or a classifier's scores of it."""
         return await ranking.score(request)
 
-    router.include_router(ollama.ollama_embedding_router(OllamaServingEmbedding(front, models, pooling)))
+    router.routes.extend(ollama.ollama_embedding_router(OllamaServingEmbedding(front, models, pooling)).routes)
     return router
 
 
