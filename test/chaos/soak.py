@@ -1,4 +1,5 @@
-"""The soak: a storm for SOAK_MINUTES (30), in rounds over one server, and now and then a server killed in another.
+"""The soak: a storm for SOAK_MINUTES (30), in rounds over one server: calm ones, ones with attacks of every kind beside
+it, and the fullest; and now and then a server killed in another.
 
 After each round the server must be quiet in all processes and answer a fresh request rightly. In the end it prints what
 became of all requests and how the memory of each process grew, and exits with 1 if anything was wrong.
@@ -13,11 +14,13 @@ import sys
 import time
 from collections import Counter
 
-from chaos.storm import DEATHS, Storm, die_in_a_storm, storm_server
+from chaos.attack import outcomes
+from chaos.besieged import Besieged, besieged_server
+from chaos.storm import DEATHS, die_in_a_storm
 
-ROUND_S = 20.0
-DEATH_EVERY = 5
-"""Rounds between two servers that are killed."""
+ROUND_S, CALM_S, SIEGE_S = 20.0, 10.0, 30.0
+DEATH_EVERY, PAUSE_EVERY, READ_EVERY = 5, 6, 12
+"""Rounds between two servers that are killed, two pauses of the whole server, and two looks at its log."""
 SLOPE_BOUND = 1e6
 """Bytes for each 10 000 requests by which the memory of a process may grow."""
 
@@ -27,37 +30,62 @@ def main() -> int:
     way, seed = os.environ.get("SOAK_WAY", "overlap"), int(os.environ.get("SOAK_SEED", "1"))
     end = time.monotonic() + minutes * 60
     deaths: Counter[str] = Counter()
-    with storm_server(way) as server:
-        storm = Storm(server.url, seed * 10_000)
+    with besieged_server(way, seed * 10_000) as besieged:
+        storm = besieged.storm
         number = 0
         while time.monotonic() < end:
             number += 1
-            tally = storm.round(ROUND_S)
-            storm.judge()
+            said = ""
+            match number % 3:
+                case 1:
+                    besieged.calm_round(CALM_S)
+                case 2:
+                    tally = besieged.siege_round(SIEGE_S, pause=number % PAUSE_EVERY == 2)
+                    said = f"{tally.requests} answers to attacks, "
+                case _:
+                    storm.round(ROUND_S)
+            besieged.judge()
+            if number % READ_EVERY == 0:
+                besieged.read_log()
+            swarm = storm.tallies[-1]
             print(
-                f"round {number}: {tally.requests} requests, {tally.outcomes['completed']} completed, quiet", flush=True
+                f"round {number}: {said}{swarm.requests} requests, {swarm.outcomes['completed']} completed, quiet",
+                flush=True,
             )
             if number % DEATH_EVERY == 0:
                 victim = list(DEATHS)[number // DEATH_EVERY % len(DEATHS)]
                 died, code, _ = asyncio.run(die_in_a_storm(victim, signal.SIGKILL, seconds=3, seed=seed + number))
                 assert code != 0 and not died.wrong, died.wrong[:5]
                 deaths[victim] += 1
-        report(storm, deaths, minutes)
+        besieged.read_log()
+        besieged.judge()
+        report(besieged, deaths, minutes)
     bad = {title: slope for title, slope in storm.growth.bytes_per_10k().items() if slope > SLOPE_BOUND}
     flat = storm.growth.flat()
-    print(f"oracle: clean after {number} rounds; memory: {bad or 'within bounds'}; files and threads flat: {flat}")
-    return 1 if bad or not flat else 0
+    print(
+        f"oracle: clean after {number} rounds; memory: {bad or 'within bounds'}; "
+        f"files, threads, shared memory and temporary files flat: {flat}"
+    )
+    print(f"too late for the stranger: {besieged.late() or 'nothing'}")
+    return 1 if bad or not flat or besieged.late() else 0
 
 
-def report(storm: Storm, deaths: Counter[str], minutes: float) -> None:
+def report(besieged: Besieged, deaths: Counter[str], minutes: float) -> None:
     """What happened, as tables."""
-    outcomes = sum((tally.outcomes for tally in storm.tallies), Counter[str]())
+    storm = besieged.storm
+    happened = sum((tally.outcomes for tally in storm.tallies), Counter[str]())
     slowest = max(tally.slowest_probe_s for tally in storm.tallies)
-    print(f"\n{minutes:g} minutes, {storm.requests} requests, {sum(t.tokens for t in storm.tallies)} tokens compared")
-    for outcome, count in sorted(outcomes.items()):
+    tokens = sum(tally.tokens for tally in storm.tallies)
+    print(f"\n{minutes:g} minutes, {storm.requests} requests, {tokens} tokens compared")
+    for outcome, count in sorted(happened.items()):
         print(f"  {outcome:<36}{count:>9}")
-    print(f"faults: {storm.retractions} retractions, {outcomes['error 500']} results that are not finite, ", end="")
-    print(f"{sum(deaths.values())} servers killed; slowest /health: {slowest * 1e3:.0f} ms")
+    print(f"faults: {storm.retractions} retractions, {happened['error 500']} results that are not finite, ", end="")
+    print(f"{sum(deaths.values())} servers killed, {besieged.pauses} pauses; slowest /health: {slowest * 1e3:.0f} ms")
+    print(f"{besieged.dropped} lines of a log that nobody read were dropped")
+    print(f"{besieged.attacks.total()} answers to attacks:")
+    print(outcomes(besieged.attacks))
+    print(f"the stranger: {besieged.stranger.answers} answers, all right")
+    print(besieged.table())
     print(storm.growth.table())
 
 

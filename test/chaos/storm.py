@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import psutil
@@ -40,6 +40,14 @@ DEATHS = {SCHEDULER: "overlap", DETOKENIZER: "overlap", FRONT: "fronts"}
 FAULTS = Faults(step_ms=1, break_every=60, shakes=Shakes(retract_every=5, fail_alloc_every=7, fail_host_every=9))
 
 
+Beside = Callable[[float], Awaitable[None]]
+"""What else happens for so many seconds."""
+
+
+async def nobody(seconds: float) -> None:
+    """Nothing else happens."""
+
+
 @contextmanager
 def storm_server(way: str, faults: Faults = FAULTS) -> Iterator[ServerProcess]:
     # What requests are ended by is logged as an error, which is what is meant here.
@@ -57,25 +65,32 @@ def storm_server(way: str, faults: Faults = FAULTS) -> Iterator[ServerProcess]:
 class Storm:
     """Rounds of swarming over one server; after each the server must be quiet, and well."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, *, key: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        """`key` and `clock` as a Swarm's."""
         self.url = url
+        self.key = key
+        self.clock = clock
         self.growth = Growth()
         self.tallies: list[Tally] = []
+        self.others = 0
+        """Requests of clients that are not of the swarm."""
         self.retractions = 0
         """Of the server since it started."""
         self._seed = seed
 
     @property
     def requests(self) -> int:
-        return sum(tally.requests for tally in self.tallies)
+        """All that the server was sent."""
+        return sum(tally.requests for tally in self.tallies) + self.others
 
-    def round(self, seconds: float) -> Tally:
+    def round(self, seconds: float, at_once: int = 48, beside: Beside = nobody) -> Tally:
         """So much time of storm, and what became of its requests. Fails if anything is left of them."""
         self._seed += 1
-        tally = asyncio.run(Swarm(self.url, self._seed).run(seconds))
+        swarm = Swarm(self.url, self._seed, at_once, key=self.key, clock=self.clock)
+        tally = asyncio.run(_together(swarm, seconds, beside))
         self.tallies.append(tally)
         assert_quiet(self.url, patience=30, admin_key=ADMIN)
-        asyncio.run(solo_probe(self.url, self._seed))
+        asyncio.run(solo_probe(self.url, self._seed, self.key))
         self.growth.look(self.url, ADMIN, self.requests)
         self.retractions = int(debug_state(self.url, ADMIN)["num_retractions"])
         return tally
@@ -84,6 +99,12 @@ class Storm:
         """Fail if any answer was wrong."""
         wrong = [each for tally in self.tallies for each in tally.wrong]
         assert not wrong, f"{len(wrong)} wrong, seed {self._seed}:\n{top(wrong)}"
+
+
+async def _together(swarm: Swarm, seconds: float, beside: Beside) -> Tally:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(beside(seconds))
+        return await swarm.run(seconds)
 
 
 async def die_in_a_storm(

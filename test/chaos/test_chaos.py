@@ -12,6 +12,7 @@ from collections import Counter
 import psutil
 import pytest
 
+from chaos.besieged import besieged_server
 from chaos.storm import DEATHS, WAYS, Storm, die_in_a_storm, storm_server
 
 SECONDS = 15.0
@@ -36,6 +37,21 @@ def test_every_answer_is_the_solo_one_and_nothing_is_left(way: str) -> None:
         assert tally.outcomes[outcome] > 0, tally.outcomes
     assert storm.retractions > 50
     assert storm.growth.flat()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.promise(41)
+@pytest.mark.promise(42)
+@pytest.mark.promise(44)
+def test_attacks_of_every_kind_hurt_no_stranger() -> None:
+    with besieged_server("overlap", seed=1) as besieged:
+        besieged.calm_round(3)
+        besieged.siege_round(8)
+        besieged.judge()
+    assert besieged.attacks.total() > 30
+    assert besieged.stranger.answers > 20
+    assert not besieged.late()
 
 
 @pytest.mark.slow

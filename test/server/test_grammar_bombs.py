@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from fixtures.grammar_bombs import BOMBS, COUNTS, LARGE, STARS
 from fixtures.oracle import assert_quiet
 from fixtures.server_process import ServerProcess
 from fixtures.side_by_side import assert_hardly_longer, percentile
@@ -29,35 +30,6 @@ ADMIN = "admin"
 
 SOON = "[0-9]{40}"
 """More tokens than a grammar is tried out with."""
-
-
-def two_ways(depth: int, either: str) -> str:
-    """A schema with two choices at each level: 2 to the power of `depth` ways through it."""
-    levels = {
-        f"d{level}": {
-            either: [{"$ref": f"#/$defs/d{level + 1}"}, {"type": "array", "items": {"$ref": f"#/$defs/d{level + 1}"}}]
-        }
-        for level in range(depth)
-    }
-    return json.dumps({"$ref": "#/$defs/d0", "$defs": {**levels, f"d{depth}": {"type": "string"}}})
-
-
-STARS = "(((((.*)*)*)*)*)*x"
-COUNTS = "".join(["(", "|".join(f"(a{{1,{count}}}b)*" for count in range(1, 300)), "){1,50}"])
-BOMBS: dict[str, dict[str, Any]] = {
-    "itself": {"json_schema": json.dumps({"$ref": "#"})},
-    "oneOf in oneOf": {"json_schema": two_ways(20, "oneOf")},
-    "counts in counts": {"regex": "((((a{1,1000}){1,1000}){1,1000}){1,1000})"},
-    "much memory": {"regex": COUNTS},
-    "slow to follow": {"regex": STARS},
-    "slow to follow, later than it is tried out": {"regex": f"[0-9]{{40}}{STARS}"},
-    "parentheses": {"regex": "(" * 30_000 + "a" + ")" * 30_000},
-}
-LARGE: dict[str, dict[str, Any]] = {
-    "anyOf in anyOf": {"json_schema": two_ways(6, "anyOf")},
-    "5000 choices": {"json_schema": json.dumps({"enum": [f"choice {number}" for number in range(5000)]})},
-}
-"""No bombs, but work."""
 
 
 @pytest.fixture(scope="module")

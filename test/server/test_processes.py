@@ -16,7 +16,7 @@ import pytest
 
 from fixtures.oracle import held
 from fixtures.private_folder import is_private
-from fixtures.server_process import ServerProcess, all_gone, suspended
+from fixtures.server_process import ServerProcess, all_gone, suspended, suspended_whole
 from fixtures.toy_server import PROGRAM, Faults
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.entrypoints.http_server import SAME_SIGNAL_S
@@ -220,16 +220,6 @@ class TestStop:
             assert server.sockets() == []
 
 
-async def paused(server: ServerProcess, seconds: float) -> None:
-    """Stop all processes of the server for so long, as a frozen machine does."""
-    processes = [psutil.Process(server.popen.pid), *server.children().values()]
-    for process in processes:
-        process.suspend()
-    await asyncio.sleep(seconds)
-    for process in reversed(processes):
-        process.resume()
-
-
 class TestDeath:
     @pytest.mark.promise(1)
     @pytest.mark.promise(2)
@@ -310,7 +300,8 @@ class TestDeath:
             url = server.url
             body = {**LONG, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
             streams = await open_streams(url, 2, body)
-            await paused(server, 3 * limit)
+            with suspended_whole(server):
+                await asyncio.sleep(3 * limit)
             main = psutil.Process(server.popen.pid)
             with suspended(main):
                 await asyncio.sleep(2 * limit)

@@ -1,8 +1,6 @@
 """A server whose log is a full pipe that nobody reads: it starts, answers, writes its stacks and ends as any other."""
 
-import os
 import re
-import select
 import signal
 from collections.abc import Iterator
 
@@ -12,43 +10,18 @@ import pytest
 
 from fixtures.server_process import ServerProcess, all_gone
 from fixtures.toy_server import PROGRAM, Faults, reference
+from fixtures.unread_pipe import UnreadPipe
 from mysglang.srt.utils.exit_codes import ExitCode
 
 SCHEDULER, DETOKENIZER = "mysglang::scheduler_TP0", "mysglang::detokenizer"
 PROMPT = list(range(100, 140))
 
 
-class UnreadPipe:
-    """A pipe that is full from the start."""
-
-    def __init__(self) -> None:
-        self.reading, self.writing = os.pipe()
-        self.taken = 0
-        self.fill()
-
-    def fill(self) -> None:
-        os.set_blocking(self.writing, False)
-        try:
-            while True:
-                self.taken += os.write(self.writing, b"." * 4096)
-        except BlockingIOError:
-            os.set_blocking(self.writing, True)
-
-    def read(self) -> str:
-        """What was written behind the filling, as long as more of it comes at once; the pipe is read from here on."""
-        data = b""
-        while select.select([self.reading], [], [], 1)[0]:
-            data += os.read(self.reading, 1 << 16)
-        said, self.taken = data[self.taken :], 0
-        return said.decode()
-
-
 @pytest.fixture
 def unread() -> Iterator[UnreadPipe]:
     pipe = UnreadPipe()
     yield pipe
-    os.close(pipe.reading)
-    os.close(pipe.writing)
+    pipe.close()
 
 
 def ask(url: str) -> None:
