@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fixtures.batch_desk import CHAT, jsonl, line
+from mysglang.srt.entrypoints.ignored_fields import FieldLog
 from mysglang.srt.entrypoints.openai import batches_input
 from mysglang.srt.entrypoints.openai.batches_input import InputRefused, name_of, read_input, read_request
 
@@ -78,6 +79,17 @@ def test_faults(tmp_path: Path, wrong: Any, code: str, param: str | None) -> Non
     (fault,) = refused.value.faults
     assert (fault.code, fault.param, fault.line) == (code, param, 2)
     assert fault.message.endswith(".")
+
+
+@pytest.mark.promise(31)
+def test_promise_31_unknown_fields_beside_a_body_are_reported(tmp_path: Path) -> None:
+    log = FieldLog()
+    report = log.report("a batch")
+    path = written(tmp_path, {**line("a"), "more": 1, "note": "mine"}, line("b"))
+    assert len(read_input(path, CHAT, report)) == 2
+    assert report.names == ["more", "note"]
+    with pytest.raises(InputRefused, match="1 faults"):
+        read_input(path, CHAT, FieldLog("error").report("a batch"))
 
 
 def test_nothing_is_no_input(tmp_path: Path) -> None:

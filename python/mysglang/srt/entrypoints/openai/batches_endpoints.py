@@ -27,11 +27,11 @@ def batch_endpoints(
     """`pooling`: None for a model that generates. `fields`: hears of the lines' fields that change nothing."""
     if pooling is not None:
         embedding = OpenAIServingEmbedding(front, models, pooling)
-        return BatchEndpoints(models.name, {"/v1/embeddings": partial(embedding.answer, fields=fields)})
+        return BatchEndpoints(models.name, {"/v1/embeddings": partial(embedding.answer, fields=fields)}, fields)
     chat = OpenAIServingChat(front, models, options, answers)
     completion = OpenAIServingCompletion(front, models, options)
     answers_by_path = {
         "/v1/chat/completions": partial(chat.answer, fields=fields),
         "/v1/completions": partial(completion.answer, fields=fields),
     }
-    return BatchEndpoints(models.name, answers_by_path)
+    return BatchEndpoints(models.name, answers_by_path, fields)

@@ -18,6 +18,7 @@ import orjson
 
 from mysglang.srt.entrypoints.body import MAX_BODY_BYTES, MAX_DEPTH, too_deep
 from mysglang.srt.entrypoints.openai.batches_record import BatchFault
+from mysglang.srt.messages.field_report import REFUSED, FieldReport
 from mysglang.srt.utils.json_types import json_type
 
 MAX_LINES = 50_000
@@ -82,8 +83,9 @@ class InputRefused(Exception):
         self.faults = faults
 
 
-def read_input(path: Path, endpoint: str) -> InputLines:
-    """All requests in the file, each for `endpoint`. Lines of nothing but white space are passed over.
+def read_input(path: Path, endpoint: str, fields: FieldReport = REFUSED) -> InputLines:
+    """All requests in the file, each for `endpoint`. Lines of nothing but white space are passed over. `fields` hears of
+    unknown fields beside `body`.
 
     Raises InputRefused with the first MAX_FAULTS faults.
     """
@@ -95,7 +97,7 @@ def read_input(path: Path, endpoint: str) -> InputLines:
             faults.append(BatchFault(code="too_many_requests", message=f"A batch may have {MAX_LINES} requests."))
             break
         try:
-            custom_id = _checked(raw, endpoint, number)
+            custom_id = _checked(raw, endpoint, number, fields)
             name = name_of(custom_id)
             if name in seen:
                 message = f"The custom_id {custom_id!r} is that of line {seen[name]} already."
@@ -149,7 +151,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
             offset += length
 
 
-def _checked(raw: bytes, endpoint: str, number: int) -> str:
+def _checked(raw: bytes, endpoint: str, number: int, fields: FieldReport) -> str:
     """The custom_id of a line that is right."""
     if len(raw) > MAX_BODY_BYTES:
         raise _fault("line_too_long", f"A line may have {MAX_BODY_BYTES} bytes.", number)
@@ -166,7 +168,7 @@ def _checked(raw: bytes, endpoint: str, number: int) -> str:
         if data.get(field) is None:
             raise _fault("missing_required_parameter", f"The field {field!r} is required.", number, field)
     for field in data:
-        if field not in _FIELDS:
+        if field not in _FIELDS and not fields.unknown(field):
             raise _fault("unknown_parameter", f"{field}: this server does not know the field.", number, field)
     return _checked_values(data, endpoint, number)
 

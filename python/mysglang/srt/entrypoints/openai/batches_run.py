@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from mysglang.srt.entrypoints.openai.batches_store import BatchStore
 from mysglang.srt.entrypoints.openai.files_record import BATCH_OUTPUT, now
 from mysglang.srt.entrypoints.openai.files_store import FileStore, new_file_id
 from mysglang.srt.errors import NotFound, Overloaded, ServerEnded
+from mysglang.srt.messages.field_report import REFUSED, FieldReport
 from mysglang.srt.utils.shortage import shortage_in
 
 logger = logging.getLogger(__name__)
@@ -45,12 +47,22 @@ _WHY_NOT: dict[Ending, str] = {
 class BatchRun:
     """`live`, and again if that raises: it goes on from wherever it was left."""
 
-    def __init__(self, batch_id: str, batches: BatchStore, files: FileStore, room: Room, answer: Answer) -> None:
+    def __init__(
+        self,
+        batch_id: str,
+        batches: BatchStore,
+        files: FileStore,
+        room: Room,
+        answer: Answer,
+        fields: FieldReport = REFUSED,
+    ) -> None:
+        """`fields` hears of unknown fields in the lines, beside their bodies."""
         self._id = batch_id
         self._batches = batches
         self._files = files
         self._room = room
         self._answer = answer
+        self._fields = fields
         self._journal: Journal | None = None
         self._cancelled = asyncio.Event()
 
@@ -63,26 +75,29 @@ class BatchRun:
         """Ask nothing more. Lines in the midst of being answered are given up."""
         self._cancelled.set()
 
+    def holding_input(self) -> AbstractContextManager[None]:
+        """While inside, nobody can delete the input: also between two tries to `live`."""
+        return self._files.held(self._batches.get(self._id).input_file_id)
+
     async def live(self) -> None:
-        """To the end. Raises OSError, or an ExceptionGroup around it, if the disk takes nothing; an ExceptionGroup
+        """To the end, while its input is held. Raises OSError, or an ExceptionGroup around it, if the disk takes nothing; an ExceptionGroup
         around ServerEnded if the engine ends first.
         """
         record = self._batches.get(self._id)
         if record.status == "cancelling":
             self._cancelled.set()
-        with self._files.held(record.input_file_id):
-            if record.ending is not None and not await asyncio.to_thread(self._is_whole, record):
-                record = await self._batches.change(self._id, steps.reopened)
-            if record.ending is None:
-                record = await self._work(record)
-            if record.ending is not None:
-                await self._hand_out(record)
+        if record.ending is not None and not await asyncio.to_thread(self._is_whole, record):
+            record = await self._batches.change(self._id, steps.reopened)
+        if record.ending is None:
+            record = await self._work(record)
+        if record.ending is not None:
+            await self._hand_out(record)
 
     async def _work(self, record: BatchRecord) -> BatchRecord:
         """Ask what was not answered yet. A batch without a valid input fails."""
         try:
             path = self._files.path(self._files.get(record.input_file_id, record.owner))
-            lines = await asyncio.to_thread(read_input, path, record.endpoint)
+            lines = await asyncio.to_thread(read_input, path, record.endpoint, self._fields)
         except InputRefused as refused:
             return await self._fail(refused.faults)
         except NotFound as gone:

@@ -18,6 +18,7 @@ from mysglang.srt.entrypoints.openai.files_record import BATCH_INPUT, now, page
 from mysglang.srt.entrypoints.openai.files_store import FileStore
 from mysglang.srt.errors import InvalidRequest, Overloaded, ServerEnded
 from mysglang.srt.managers.caller import CALLER, Caller
+from mysglang.srt.messages.field_report import REFUSED, FieldReport
 from mysglang.srt.utils.disk import room_for
 from mysglang.srt.utils.shared_room import SharedRoom
 from mysglang.srt.utils.shortage import shortage_in
@@ -38,6 +39,8 @@ class BatchEndpoints:
     model: str
     answers: Mapping[str, Answer]
     """By path."""
+    fields: FieldReport = REFUSED
+    """Hears of unknown fields in the lines, beside their bodies."""
 
 
 class Batches:
@@ -144,7 +147,7 @@ class Batches:
     def _begin(self, record: BatchRecord) -> None:
         self._open.take(record.owner, 1)
         answer = self._endpoints.answers.get(record.endpoint, _no_answer)
-        run = BatchRun(record.id, self._store, self._files, self._room, answer)
+        run = BatchRun(record.id, self._store, self._files, self._room, answer, self._endpoints.fields)
         self._runs[record.id] = run
         # The lines are their owner's, also those that are asked after another start.
         context = contextvars.copy_context()
@@ -172,17 +175,18 @@ async def _no_answer(_: dict[str, object]) -> dict[str, object]:
 
 async def _see_through(run: BatchRun, batch_id: str) -> None:
     """To its end, however often the disk refuses what was answered meanwhile: what it has taken is not asked again."""
-    while True:
-        try:
-            await run.live()
-            return
-        except (OSError, RuntimeError, ExceptionGroup) as error:
-            if (fault := _disk_fault(error)) is None:
-                raise
-            logger.warning(
-                "%s goes on in %g s; the system refused a file or a thread: %s", batch_id, DISK_RETRY_S, fault
-            )
-        await asyncio.sleep(DISK_RETRY_S)
+    with run.holding_input():
+        while True:
+            try:
+                await run.live()
+                return
+            except (OSError, RuntimeError, ExceptionGroup) as error:
+                if (fault := _disk_fault(error)) is None:
+                    raise
+                logger.warning(
+                    "%s goes on in %g s; the system refused a file or a thread: %s", batch_id, DISK_RETRY_S, fault
+                )
+            await asyncio.sleep(DISK_RETRY_S)
 
 
 def _disk_fault(error: Exception) -> Exception | None:
