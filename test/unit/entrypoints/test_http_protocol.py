@@ -53,6 +53,17 @@ class App:
         await send({"type": "http.response.body", "body": told})
 
 
+class Endless(App):
+    """Answers until it is let go, whether or not the client reads."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.seen.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not self.let_go.is_set():
+            await send({"type": "http.response.body", "body": b"x" * (1 << 20), "more_body": True})
+            await asyncio.sleep(0)
+
+
 class Counting(OneAtATime):
     """Knows how much it was sent."""
 
@@ -418,3 +429,20 @@ async def _come_and_go(sent: bytes, *, reset: bool) -> None:
                 writer.close()
         door.app.let_go.set()
         await door.until(lambda: not door.kept)
+
+
+@pytest.mark.promise(11)
+async def test_promise_11_a_client_that_does_not_read_holds_up_no_end() -> None:
+    """Else each would be waited for, and then be an error in the log."""
+
+    async with Door(Endless()) as door:
+        _, writer = await door.open()
+        writer.write(GET + b"\r\n")
+        await door.until(lambda: bool(door.connections))
+        connection = door.connections[0]()
+        assert connection is not None
+        await door.until(lambda: bool(door.app.seen) and connection.flow.write_paused)
+        connection.shutdown()
+        await door.until(lambda: connection.cycle.disconnected)
+        door.app.let_go.set()
+        writer.transport.abort()

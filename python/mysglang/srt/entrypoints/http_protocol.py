@@ -283,9 +283,12 @@ class OneAtATime(HttpToolsProtocol):
         self._hear_of_departure()
 
     def shutdown(self) -> None:
-        """The server ends: close at once what is not being answered."""
+        """The server ends: close at once what is not being answered, and what a client does not read."""
         self.transport.client_sends = False
-        super().shutdown()
+        if self._answering and self.flow.write_paused:
+            self._abort()
+        else:
+            super().shutdown()
 
     def _look_after_the_rest(self) -> None:
         """Nobody writes any more, so nobody would be paused, and closing would wait for the client."""
@@ -315,10 +318,14 @@ class OneAtATime(HttpToolsProtocol):
                 "The client at %s took next to nothing for %g s (--write-timeout) and is cut off; %d bytes were left.",
                 *(self.client, self._common.write_timeout_s, waiting),
             )
-            # Else the system would go on holding its share until the client reads it.
-            connection = self.transport.get_extra_info("socket")
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.transport.abort()
+            self._abort()
+
+    def _abort(self) -> None:
+        """Close the connection, and drop what the client has not read."""
+        # Else the system would go on holding its share until the client reads it.
+        connection = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     # One request at a time
 

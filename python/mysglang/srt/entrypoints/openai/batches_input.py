@@ -84,8 +84,8 @@ class InputRefused(Exception):
 
 
 def read_input(path: Path, endpoint: str, fields: FieldReport = REFUSED) -> InputLines:
-    """All requests in the file, each for `endpoint`. Lines of nothing but white space are passed over. `fields` hears of
-    unknown fields beside `body`.
+    """All requests in the file, each for `endpoint`. Lines of nothing but white space are passed over. `fields` hears
+    of unknown fields beside `body`.
 
     Raises InputRefused with the first MAX_FAULTS faults.
     """

@@ -80,8 +80,8 @@ class BatchRun:
         return self._files.held(self._batches.get(self._id).input_file_id)
 
     async def live(self) -> None:
-        """To the end, while its input is held. Raises OSError, or an ExceptionGroup around it, if the disk takes nothing; an ExceptionGroup
-        around ServerEnded if the engine ends first.
+        """To the end, while its input is held. Raises OSError, or an ExceptionGroup around it, if the disk takes
+        nothing; an ExceptionGroup around ServerEnded if the engine ends first.
         """
         record = self._batches.get(self._id)
         if record.status == "cancelling":
