@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from fixtures.grammar_walk import EOS, TOKENIZER, VOCABULARY, WORDS, backend_named, compiled
 from mysglang.srt.constrained.answer_grammar import AnswerGrammar, AnswerMasks
-from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend
+from mysglang.srt.constrained.backend import MANY, CompiledGrammar, GrammarBackend, Matcher
+from mysglang.srt.forward.worker_batch import Ints
 
 xgrammar = pytest.importorskip("xgrammar")
 
@@ -65,6 +68,34 @@ def test_tokens_are_taken_back_across_the_end_of_thinking(backend: GrammarBacken
     for token in (8, A, A, EOS):
         assert answer.accept(token)
     assert answer.finished
+
+
+@pytest.mark.promise(35)
+@pytest.mark.parametrize("count", [2, MANY + 1])
+def test_promise_35_a_library_that_fails_ends_one_answer(
+    backend: GrammarBackend, grammar: CompiledGrammar, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panic(BaseException):
+        """As a library in Rust raises."""
+
+    answers = [AnswerGrammar(grammar.matcher()) for _ in range(count)]
+    fill = backend.fill
+
+    def failing(matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
+        if answers[1].matcher in matchers:
+            raise Panic
+        fill(matchers, bits, rows)
+
+    monkeypatch.setattr(backend, "fill", failing)
+    assert masks(backend, *answers) == [[] if place == 1 else FIRST for place in range(count)]
+
+    class Broken:
+        finished = False
+
+        def accept(self, token: int) -> bool:
+            raise Panic
+
+    assert not AnswerGrammar(Broken()).accept(A)  # type: ignore[arg-type]
 
 
 def test_thinking_may_be_left_out(backend: GrammarBackend, grammar: CompiledGrammar) -> None:

@@ -209,6 +209,37 @@ def test_promise_34_a_request_waits_for_its_turn_no_longer_than_the_bound() -> N
     assert not queue.expecting
 
 
+@pytest.mark.promise(44)
+def test_promise_44_a_flood_of_grammars_evicts_those_of_its_own_tenant() -> None:
+    cache = GrammarCache(max_grammars=8, max_bytes=1000)
+    mine = GrammarSpec("regex", "mine")
+    cache.put(mine, Ready(100), "quiet")
+    for number in range(50):
+        cache.put(GrammarSpec("regex", str(number)), Ready(10), "loud")
+    for number in range(50):
+        cache.put(GrammarSpec("ebnf", str(number)), Ready(400), "loud")
+    assert cache.get(mine, "quiet") is not None
+    shared = GrammarSpec("ebnf", "49")
+    assert cache.get(shared, "quiet") is not None, "whoever used it last keeps it"
+    cache.put(GrammarSpec("regex", "large"), Ready(5000), "loud")
+    assert cache.get(GrammarSpec("regex", "large"), "loud") is not None, "what is in use stays, however large"
+
+
+@pytest.mark.promise(35)
+def test_promise_35_a_grammar_without_a_matcher_ends_its_request() -> None:
+    class Spoilt(Ready):
+        def matcher(self) -> EmptyMatcher:
+            raise MemoryError
+
+    compiler = SlowCompiler()
+    queue = GrammarQueue(compiler)
+    req = request("r", "a")
+    queue.admit(req)
+    compiler.finish(Spoilt())
+    assert list(queue.ready()) == [req]
+    assert isinstance(req.finish, Abort) and req.finish.status == 500
+
+
 def test_the_cache_is_bounded_and_forgets_what_was_used_least() -> None:
     cache = GrammarCache(max_grammars=3, max_bytes=100)
     specs = [GrammarSpec("regex", str(i)) for i in range(6)]

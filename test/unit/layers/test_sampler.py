@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.layers.logprobs import LogprobQuery
-from mysglang.srt.layers.sampler import OutputQuery, Sampler, SamplingStep
+from mysglang.srt.layers.sampler import Sampler
+from mysglang.srt.layers.sampling_step import OutputQuery, SamplingStep
+from mysglang.srt.sampling.logit_processors import ProcessorRun
 from mysglang.srt.sampling.penalties import Penalties, PenaltyTable
 from mysglang.srt.sampling.sampling_tensors import Bitmask, Drawing, Edits, SamplingTensors
 
@@ -85,6 +87,50 @@ def test_a_broken_row(sampler: Sampler, logits: Tensor) -> None:
     logits[2, 8] = math.nan
     broken = sampler.sample(logits, step).tokens
     assert broken.tolist() == [*whole[:2].tolist(), -1, *whole[3:].tolist()]
+
+
+@pytest.mark.promise(35)
+def test_promise_35_a_row_that_cannot_be_sampled_ends_alone(
+    sampler: Sampler, logits: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ones = torch.ones(2)
+    step = SamplingStep(
+        tensors=SamplingTensors(
+            drawing(top_k=torch.full((ROWS,), 9, dtype=torch.int32), min_p=torch.full((ROWS,), 0.01)),
+            Penalties(longs(0, 3), longs(5, 2), 0.1 * ones, 0.2 * ones, 1.5 * ones),
+            Edits(longs(2, 4), longs(11, 12), torch.tensor([3.0, 4.0])),
+        ),
+        uniforms=torch.linspace(0.1, 0.9, ROWS, dtype=torch.float64),
+        forbidden=Edits(longs(0), longs(7), torch.tensor([-math.inf])),
+        runs=(ProcessorRun(lambda found, params: found - params[0]["less"], longs(4), [{"less": 2.0}]),),
+        mask=Bitmask(longs(3), torch.tensor([[0xFFFFFF, 0]], dtype=torch.int32)),
+        output_query=OutputQuery(
+            longs(0, 2, 4), LogprobQuery(3, np.asarray([0, 2, 3, 3]), longs(0, 0, 1), longs(4, 5, 6))
+        ),
+    )
+    whole = sampler.sample(logits, step)
+    draw = sampler._draw
+
+    def failing(found: Tensor, uniforms: Tensor, *rest: Tensor | None) -> Tensor:
+        if step.uniforms is not None and bool((uniforms == step.uniforms[2]).any()):
+            raise RuntimeError("not enough memory")
+        return draw(found, uniforms, *rest)
+
+    table = sampler._penalties
+    counted = PenaltyTable(VOCAB, torch.device("cpu"))
+    counted.reserve(8)
+    counted.count(longs(5, 2), whole.tokens[[0, 3]])
+    table._counts.zero_()
+    monkeypatch.setattr(sampler, "_draw", failing)
+    apart = sampler.sample(logits, step)
+    assert apart.tokens.tolist() == [*whole.tokens[:2].tolist(), -1, *whole.tokens[3:].tolist()]
+    assert torch.equal(table._counts, counted._counts), "each token is counted once"
+    assert whole.logprobs is not None and apart.logprobs is not None
+    for name in ("chosen", "top_vals", "top_ids"):
+        kept, found = getattr(whole.logprobs, name), getattr(apart.logprobs, name)
+        assert torch.equal(found[[0, 2]], kept[[0, 2]])
+    assert torch.equal(apart.logprobs.pair_vals[:2], whole.logprobs.pair_vals[:2])
+    assert apart.logprobs.pair_vals.shape == whole.logprobs.pair_vals.shape
 
 
 def test_logprobs_are_after_temperature_and_before_filters(sampler: Sampler, logits: Tensor) -> None:

@@ -124,6 +124,15 @@ def test_one_that_fails_spoils_its_own_rows() -> None:
     assert logits.isnan().any(dim=1).tolist() == [True, False, True]
 
 
+@pytest.mark.promise(35)
+def test_promise_35_one_that_fails_on_a_row_spoils_that_alone() -> None:
+    """The parameters of a request must not end another request that names the same processor."""
+    logits = torch.zeros(3, VOCAB)
+    params = [told({"after": after}, [1], []) for after in (5, 0, 5)]
+    ProcessorRun(own_processors.Failing(), torch.tensor([0, 1, 2]), params).apply(logits)
+    assert logits.isnan().any(dim=1).tolist() == [False, True, False]
+
+
 def test_one_that_leaves_nothing_spoils_its_rows() -> None:
     logits = torch.zeros(2, VOCAB)
     ProcessorRun(lambda found, _params: found - torch.inf, torch.tensor([1]), [{}]).apply(logits)

@@ -6,6 +6,8 @@ t t t t </think> a a a a EOS            t: anything but the end of the answer; a
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -16,6 +18,11 @@ from mysglang.srt.constrained.backend import MANY, GrammarBackend, Matcher
 from mysglang.srt.constrained.patience import SLOW_S, Patience
 from mysglang.srt.forward.worker_batch import Ints, mask_words
 from mysglang.srt.scheduling.grammar import Grammar
+
+logger = logging.getLogger(__name__)
+
+LIBRARY_FAULTS = (BaseException,)
+"""What may come out of a library in one request's step. Those in Rust raise BaseException when they panic."""
 
 Cut: TypeAlias = Callable[[str], tuple[int, ...]]
 """A text that is forced -> the tokens that it is said with, as far as what follows cannot change them."""
@@ -76,7 +83,11 @@ class AnswerGrammar:
         self._ruled += 1
         self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
         began = time.thread_time()
-        accepted = self.matcher.accept(token)
+        try:
+            accepted = self.matcher.accept(token)
+        except LIBRARY_FAULTS:
+            logger.exception("a grammar failed, and its answer ends by that")
+            accepted = False
         self.patience.took(time.thread_time() - began)
         return accepted
 
@@ -139,13 +150,18 @@ class AnswerMasks:
         backend = self._backend()
         if len(grammars) >= MANY and not self._suspicious:
             began = time.perf_counter()
-            backend.fill([grammar.matcher for grammar in grammars], bits, rows)
-            self._suspicious = time.perf_counter() - began > SLOW_S
-            return
+            with contextlib.suppress(*LIBRARY_FAULTS):
+                backend.fill([grammar.matcher for grammar in grammars], bits, rows)
+                self._suspicious = time.perf_counter() - began > SLOW_S
+                return
         self._suspicious = False
         for grammar, row in zip(grammars, rows, strict=True):
             began = time.thread_time()
-            backend.fill([grammar.matcher], bits, [row])
+            try:
+                backend.fill([grammar.matcher], bits, [row])
+            except LIBRARY_FAULTS:
+                logger.exception("a grammar failed, and its answer ends by that")
+                bits[row] = 0
             grammar.patience.took(time.thread_time() - began)
 
 

@@ -1,6 +1,6 @@
 """GrammarQueue: requests wait here until their grammar is compiled; others pass through. A Role (`scheduling/role.py`).
 
-Keeps what was compiled, least recently used first to go, and remembers which grammars are wrong; one that only took
+Keeps what was compiled, within a room that tenants share, and remembers which grammars are wrong; one that only took
 too long is tried again when it is asked for again. A grammar is compiled once, however many requests wait for it, and
 not at all once none does.
 
@@ -9,6 +9,7 @@ When a grammar is ready is a matter of time, and ranks must plan alike: with sev
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -22,6 +23,9 @@ from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.utils.awake import AWAKE
+from mysglang.srt.utils.shared_room import SharedRoom
+
+logger = logging.getLogger(__name__)
 
 CACHED_BYTES = 512 << 20
 CACHED_GRAMMARS = 1024
@@ -33,34 +37,40 @@ TOO_SLOW = Failure(
 
 
 class GrammarCache:
-    """Grammars by their text, within a number and a size."""
+    """Grammars by their text, within a number and a size that tenants share: the one that has most gives way."""
 
     def __init__(self, max_grammars: int = CACHED_GRAMMARS, max_bytes: int = CACHED_BYTES) -> None:
-        self._max_grammars = max_grammars
-        self._max_bytes = max_bytes
-        self._compiled: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
+        self._number = SharedRoom(max_grammars)
+        self._bytes = SharedRoom(max_bytes)
+        self._compiled: dict[GrammarSpec, CompiledGrammar] = {}
+        self._owner: dict[GrammarSpec, str] = {}
+        """The tenant that used it last."""
+        self._of_owner: dict[str, OrderedDict[GrammarSpec, None]] = {}
+        """The one that was not used for longest comes first. None is empty."""
         self._wrong: OrderedDict[GrammarSpec, Failure] = OrderedDict()
         self._patience: dict[GrammarSpec, Patience] = {}
         """With those that were compiled."""
-        self._nbytes = 0
 
-    def get(self, spec: GrammarSpec) -> Outcome | None:
-        """What became of the grammar; None if it must be compiled."""
-        if spec in self._compiled:
-            if self._patience[spec].over:
-                self._drop(spec)
-                self.put(spec, TOO_SLOW)
-                return TOO_SLOW
-            self._compiled.move_to_end(spec)
-            return self._compiled[spec]
-        return self._wrong.get(spec)
+    def get(self, spec: GrammarSpec, tenant: str = "") -> Outcome | None:
+        """What became of the grammar, which `tenant` wants to use; None if it must be compiled."""
+        compiled = self._compiled.get(spec)
+        if compiled is None:
+            return self._wrong.get(spec)
+        over = self._patience[spec].over
+        self._disown(spec, compiled)
+        if over:
+            del self._compiled[spec], self._patience[spec]
+            self.put(spec, TOO_SLOW)
+            return TOO_SLOW
+        self._own(spec, compiled, tenant)
+        return compiled
 
     def patience(self, spec: GrammarSpec) -> Patience:
         """With a grammar that is here: all answers that follow it must have this one."""
         return self._patience[spec]
 
-    def put(self, spec: GrammarSpec, outcome: Outcome) -> None:
-        """Remember a grammar that is not here."""
+    def put(self, spec: GrammarSpec, outcome: Outcome, tenant: str = "") -> None:
+        """Remember a grammar that is not here, and that `tenant` wanted."""
         if isinstance(outcome, Failure):
             if outcome.lasting:
                 self._wrong[spec] = outcome
@@ -69,13 +79,32 @@ class GrammarCache:
             return
         self._compiled[spec] = outcome
         self._patience[spec] = Patience()
-        self._nbytes += outcome.nbytes
-        while len(self._compiled) > self._max_grammars or (self._nbytes > self._max_bytes and len(self._compiled) > 1):
-            self._drop(next(iter(self._compiled)))
+        self._own(spec, outcome, tenant)
+        while (full := self._full_room()) is not None and (old := self._victim(full, spec)) is not None:
+            self._disown(old, self._compiled.pop(old))
+            del self._patience[old]
 
-    def _drop(self, spec: GrammarSpec) -> None:
-        self._nbytes -= self._compiled.pop(spec).nbytes
-        del self._patience[spec]
+    def _full_room(self) -> SharedRoom | None:
+        return next((room for room in (self._number, self._bytes) if room.overfull), None)
+
+    def _victim(self, room: SharedRoom, new: GrammarSpec) -> GrammarSpec | None:
+        """The grammar that gives way to `new`: of the tenant that has most, the one that was used least lately."""
+        by_size = sorted(room.held, key=room.held.__getitem__, reverse=True)
+        return next((spec for tenant in by_size for spec in self._of_owner[tenant] if spec != new), None)
+
+    def _own(self, spec: GrammarSpec, compiled: CompiledGrammar, tenant: str) -> None:
+        self._owner[spec] = tenant
+        self._of_owner.setdefault(tenant, OrderedDict())[spec] = None
+        self._number.take(tenant, 1)
+        self._bytes.take(tenant, compiled.nbytes)
+
+    def _disown(self, spec: GrammarSpec, compiled: CompiledGrammar) -> None:
+        tenant = self._owner.pop(spec)
+        del self._of_owner[tenant][spec]
+        if not self._of_owner[tenant]:
+            del self._of_owner[tenant]
+        self._number.give(tenant, 1)
+        self._bytes.give(tenant, compiled.nbytes)
 
 
 @dataclass(slots=True)
@@ -120,7 +149,7 @@ class GrammarQueue:
         spec = req.sampling.grammar
         if spec is None:
             self._ready[req.rid] = req
-        elif (outcome := self._cache.get(spec)) is not None:
+        elif (outcome := self._cache.get(spec, req.tenant)) is not None:
             self._settle(req, spec, outcome)
         else:
             self._waiting[req.rid] = Waiting(req, spec, self._clock() + self._patience_s)
@@ -132,12 +161,14 @@ class GrammarQueue:
     def ready(self) -> Iterable[Req]:
         if self._waiting:
             for spec, outcome in self._compiler.finished():
-                if self._cache.get(spec) is None:
-                    self._cache.put(spec, outcome)
-                for tenant, reqs in self._wanted.pop(spec, {}).items():
+                wanted = self._wanted.pop(spec, {})
+                owner = next(iter(wanted), "")
+                if self._cache.get(spec, owner) is None:
+                    self._cache.put(spec, outcome, owner)
+                for tenant, reqs in wanted.items():
                     for req in reqs.values():
                         del self._waiting[req.rid]
-                        self._settle(req, spec, self._cache.get(spec) or outcome)
+                        self._settle(req, spec, self._cache.get(spec, owner) or outcome)
                     # It may have been asked for once more while this outcome was on its way.
                     self._compiler.withdraw(spec, tenant)
             self._end_impatient()
@@ -176,5 +207,11 @@ class GrammarQueue:
         else:
             patience = self._cache.patience(spec)
             thought_end = req.grammar_after.tolist()
-            req.grammar = AnswerGrammar(outcome.matcher(), thought_end, req.thought_start, patience, self._cut)
+            try:
+                matcher = outcome.matcher()
+            except Exception:  # libraries raise what they like
+                logger.exception("no matcher could be made for a grammar")
+                req.finish = Abort(f"{spec.kind}: the compiled grammar cannot be used; try again.", status=500)
+            else:
+                req.grammar = AnswerGrammar(matcher, thought_end, req.thought_start, patience, self._cut)
         self._ready[req.rid] = req

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,8 +60,11 @@ def find_logprobs(
         for begin in range(0, query.num_positions, step)
         for end in [min(begin + step, query.num_positions)]
     ]
-    if len(parts) == 1:
-        return parts[0]
+    return parts[0] if len(parts) == 1 else join_logprobs(parts)
+
+
+def join_logprobs(parts: Sequence[Logprobs]) -> Logprobs:
+    """The answers for all positions, those of the first part first."""
     return Logprobs(
         torch.cat([part.chosen for part in parts]),
         torch.cat([part.top_vals for part in parts]),

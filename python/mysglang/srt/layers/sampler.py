@@ -1,58 +1,25 @@
 """Sampler: logits -> next tokens. Penalties, biases and prohibitions first, then the choice, then what it looked like.
 
-Knows rows and lines, no request. A row whose logits are not finite gets token -1 and disturbs no other.
+Knows rows and lines, no request. A row whose logits are not finite, or that cannot be sampled, gets token -1 and
+disturbs no other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
 
 import torch
 from torch import Tensor
 
 from mysglang.srt.kernels import sampling
 from mysglang.srt.kernels.bitmask import apply_token_bitmask
-from mysglang.srt.layers.logprobs import LogprobQuery, Logprobs, find_logprobs
-from mysglang.srt.sampling.logit_processors import ProcessorRun
+from mysglang.srt.layers.apart import sample_apart
+from mysglang.srt.layers.logprobs import Logprobs, find_logprobs
+from mysglang.srt.layers.sampling_step import Sampled, SamplingStep
 from mysglang.srt.sampling.penalties import PenaltyTable
-from mysglang.srt.sampling.sampling_tensors import Bitmask, Edits, SamplingTensors
+from mysglang.srt.sampling.sampling_tensors import SamplingTensors
 
-
-@dataclass(frozen=True, slots=True)
-class OutputQuery:
-    """Rows of the logits whose sampled token's log-probability is wanted: [N] int64."""
-
-    rows: Tensor
-    query: LogprobQuery
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingStep:
-    """One step's sampling."""
-
-    tensors: SamplingTensors
-    uniforms: Tensor | None = None
-    """[S] float64 in [0, 1); None if every row is greedy."""
-    forbidden: Edits | None = None
-    runs: tuple[ProcessorRun, ...] = ()
-    """What logit processors do."""
-    mask: Bitmask | None = None
-    output_query: OutputQuery | None = None
-
-    @property
-    def plain_greedy(self) -> bool:
-        """Whether the tokens are those of `greedy_tokens` on the bare logits, and nothing else is wanted."""
-        tensors = self.tensors
-        parts = (tensors.drawing, tensors.penalties, tensors.bias, self.forbidden, self.mask, self.output_query)
-        return all(part is None for part in parts) and not self.runs
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """tokens: [S] int64, -1 for a broken row."""
-
-    tokens: Tensor
-    logprobs: Logprobs | None = None
+logger = logging.getLogger(__name__)
 
 
 class Sampler:
@@ -66,7 +33,14 @@ class Sampler:
         self._mask = apply_token_bitmask.reference if reference else apply_token_bitmask
 
     def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
-        """logits: [S, vocab] as the model gives them, left as they are."""
+        """logits: [S, vocab] as the model gives them, left as they are. A row that cannot be sampled gets -1."""
+        try:
+            return self._sample(logits, step)
+        except Exception:
+            logger.exception("%d rows could not be sampled together; each is sampled by itself", len(logits))
+            return sample_apart(self._sample, logits, step)
+
+    def _sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
         greedy = self._greedy(logits)
         if step.plain_greedy:
             return Sampled(greedy)
@@ -82,8 +56,10 @@ class Sampler:
             drawn = self._draw(edited.float(), step.uniforms, drawing.temperature, *filters)
             tokens = torch.where(drawing.greedy, tokens, drawn)
         tokens = torch.where(broken, -1, tokens)
+        logprobs = self._logprobs(edited, tokens, step)
+        # Last: what fails before this has changed nothing.
         self._count(tokens, step.tensors)
-        return Sampled(tokens, self._logprobs(edited, tokens, step))
+        return Sampled(tokens, logprobs)
 
     def _edit(self, logits: Tensor, step: SamplingStep) -> Tensor:
         """A changed float32 copy, or the logits themselves if nothing changes them."""

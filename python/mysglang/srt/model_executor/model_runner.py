@@ -26,7 +26,8 @@ from mysglang.srt.kernels.op import use_ops
 from mysglang.srt.layers.attention.factory import AskedBackends, choose_backends, create_attention_backend
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend, PromptGraphBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
-from mysglang.srt.layers.sampler import Sampled, Sampler
+from mysglang.srt.layers.sampler import Sampler
+from mysglang.srt.layers.sampling_step import Sampled
 from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner, StepGraphs
 from mysglang.srt.model_executor.device_occupation import DeviceOccupation
 from mysglang.srt.model_executor.eager_runner import EagerRunner, ForwardOutput

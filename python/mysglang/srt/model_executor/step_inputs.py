@@ -14,7 +14,7 @@ from torch import Tensor
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, SamplingColumns, TokenMask
 from mysglang.srt.layers.logits_processor import PromptQuery
 from mysglang.srt.layers.logprobs import LogprobQuery
-from mysglang.srt.layers.sampler import OutputQuery, SamplingStep
+from mysglang.srt.layers.sampling_step import OutputQuery, SamplingStep
 from mysglang.srt.model_executor.step_columns import (
     Columns,
     Indices,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -107,15 +107,29 @@ class ProcessorRun:
     params: list[dict[str, Any]]
 
     def apply(self, logits: Tensor) -> None:
-        """Change float32 logits in place. Rows that a processor fails on, or leaves nothing of, become NaN."""
-        found = logits.index_select(0, self.rows)
-        try:
-            changed = self.processor(found, self.params).to(logits).reshape(found.shape)
-        except Exception:  # code that is not ours must not end the server
-            logger.exception("the logit processor %s failed", type(self.processor).__name__)
-            changed = found.fill_(torch.nan)
+        """Change float32 logits in place. Rows that a processor fails on, or leaves nothing of, become NaN.
+
+        Where it fails on several rows, it is called again for each: one request's parameters must not end another's.
+        """
+        changed = self._changed(logits)
+        if changed is None and len(self.params) > 1:
+            for place, params in enumerate(self.params):
+                replace(self, rows=self.rows[place : place + 1], params=[params]).apply(logits)
+            return
+        if changed is None:
+            logits[self.rows] = torch.nan
+            return
         likeliest = changed.amax(dim=-1, keepdim=True)
         logits[self.rows] = torch.where(likeliest.isfinite(), changed, torch.nan)
+
+    def _changed(self, logits: Tensor) -> Tensor | None:
+        """What the processor makes of its rows; None if it fails."""
+        found = logits.index_select(0, self.rows)
+        try:
+            return self.processor(found, self.params).to(logits).reshape(found.shape)
+        except Exception:  # code that is not ours must not end the server
+            logger.exception("the logit processor %s failed", type(self.processor).__name__)
+            return None
 
 
 def load_processors(specs: Sequence[str]) -> dict[str, LogitProcessor]:
