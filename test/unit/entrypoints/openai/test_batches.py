@@ -366,25 +366,6 @@ async def test_a_full_disk_is_waited_for(
         assert asked >= 2
 
 
-async def test_while_a_disk_is_waited_for_the_input_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A client that deleted it meanwhile would make its own batch fail."""
-
-    def full(_path: Path, _data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(batches_service, "DISK_RETRY_S", 3600.0)
-    monkeypatch.setattr(batches_journal, "append_whole", full)
-    async with desk_in(tmp_path) as desk:
-        batch = await desk.begin(line("a"))
-        async with asyncio.timeout(5):
-            while "No space left" not in caplog.text:
-                await asyncio.sleep(0.01)
-        with pytest.raises(openai.BadRequestError, match="not complete"):
-            await desk.api.files.delete(batch.input_file_id)
-
-
 @pytest.mark.promise(46)
 async def test_promise_46_a_shortage_of_files_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No line is answered with it, and neither is the batch broken off."""

@@ -1,0 +1,32 @@
+"""A batch that waits for something is open all the same: its client cannot take away what it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import openai
+import pytest
+
+from fixtures.batch_desk import desk_in, line
+from mysglang.srt.entrypoints.openai import batches_journal, batches_service
+
+
+async def test_while_a_disk_is_waited_for_the_input_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that deleted it meanwhile would make its own batch fail."""
+
+    def full(_path: Path, _data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(batches_service, "DISK_RETRY_S", 3600.0)
+    monkeypatch.setattr(batches_journal, "append_whole", full)
+    async with desk_in(tmp_path) as desk:
+        batch = await desk.begin(line("a"))
+        async with asyncio.timeout(5):
+            while "No space left" not in caplog.text:
+                await asyncio.sleep(0.01)
+        with pytest.raises(openai.BadRequestError, match="not complete"):
+            await desk.api.files.delete(batch.input_file_id)
