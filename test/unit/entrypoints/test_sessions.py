@@ -55,6 +55,19 @@ async def test_text_goes_on_without_a_second_beginning() -> None:
         assert last_prompt(served) == [*first, *ANSWER, *own]
 
 
+async def test_the_engine_is_told_how_much_of_a_prompt_the_session_has_computed() -> None:
+    async with serve() as served:
+        await served.post("/open_session", {"session_id": "s"})
+        await ask(served, {"id": "s"}, [3, 4], "a")
+        await ask(served, {"id": "s", "rid": "a"}, [5], "b")
+        await ask(served, {"id": "s", "rid": "b", "offset": -1}, [5], "c")
+        await ask(served, {"id": "s", "rid": "a", "drop_previous_output": True}, [5], "d")
+        await served.post("/generate", {"input_ids": [3]})
+    # Of an answer's last token nothing is computed.
+    assert [request.tail_end for request in served.engine.requests] == [0, 5, 10, 5, None]
+    assert unpack_ids(served.engine.requests[2].input_ids).tolist() == [3, 4, *ANSWER, 5, *ANSWER[:-1], 5]
+
+
 async def test_replacing_forgets_what_grew_there() -> None:
     async with serve() as served:
         session = (await served.post("/open_session", {"session_id": "mine"})).json()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis.stateful import invariant, precondition, rule
 
-from fixtures.kv_traffic import MAX_CONTEXT, NUM_SLOTS, STALE, WHICH, ManagerMachine, Row, array, marks
+from fixtures.kv_traffic import MAX_CONTEXT, NUM_SLOTS, STALE, WHICH, ManagerMachine, Prefix, Row, array, marks
 from fixtures.traffic import drive
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker import WindowShape
@@ -78,6 +78,9 @@ class HybridMachine(ManagerMachine):
                 return n
         return 0
 
+    def has_tail(self, prefix: Prefix) -> bool:
+        return super().has_tail(prefix) and all(window.page_of[self.model[prefix]] for window in self.hybrid.windows)
+
     def fits(self, wanted: dict[int, int], done: bool) -> bool:
         total = sum(wanted.values())
         self.pass_by(list(wanted), done)
@@ -131,12 +134,12 @@ class HybridMachine(ManagerMachine):
         """What the row leaves behind may be given to others in the place of what is gone."""
         self.kv.confirm(list(self.rows)[which % len(self.rows)])
 
-    def close(self, slot: int, keep: int) -> None:
+    def close(self, slot: int, keep: int, tail_end: int = 0) -> None:
         row = self.rows[slot]
         room = len(self.held(row)) * self.page_size
         late = self.kv.locations(array((slot,)), array((keep,)), array((room - keep,)))
         lost = [columns.out_cache_loc for columns in self.hybrid.columns(a_step(late))]
-        super().close(slot, keep)
+        super().close(slot, keep, tail_end)
         for device, where in zip(self.device_windows, lost, strict=True):
             device[where[where > 0]] = STALE
 

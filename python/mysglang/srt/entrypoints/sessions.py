@@ -3,7 +3,8 @@
 A session remembers the token ids of its finished requests by their names, as a tree: each grew out of another one, or
 begins anew. A streaming session is a line instead: each request goes on from the one before, one at a time, and only
 the last is remembered. Nothing is held in the engine: what a session says again is found in the prefix cache while it
-is there, and computed again if not. Knows no route.
+is there, and computed again if not. A session's requests say where it goes on (`tail_end`), so that the cache keeps
+the page that a turn has begun for the next one. Knows no route.
 
 All sessions share one room, and so do API keys. When it is full, the key that has most of it loses the session that it
 used longest ago.
@@ -22,7 +23,7 @@ from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.errors import InvalidRequest, Overloaded
 from mysglang.srt.managers.caller import CALLER
 from mysglang.srt.managers.request_state import GenerationChunk
-from mysglang.srt.messages.codec import pack_ids, unpack_ids
+from mysglang.srt.messages.codec import ID_BYTES, pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput, SessionParams
 from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.utils.awake import AWAKE
@@ -47,8 +48,22 @@ class _Turn:
     parent: str | None
 
     @property
+    def num_computed(self) -> int:
+        """Tokens whose keys and values the engine had: all but the last."""
+        return (len(self.prompt) + len(self.output)) // ID_BYTES - 1
+
+    @property
     def nbytes(self) -> int:
         return len(self.prompt) + len(self.output) + TURN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What a new prompt stands behind."""
+
+    ids: list[int]
+    num_computed: int
+    """Tokens of the request gone on from that the engine has computed; `ids` may be fewer."""
 
 
 @dataclass(slots=True)
@@ -136,7 +151,7 @@ class Sessions:
         turn = session.turn = object()
         try:
             last = next(iter(session.turns), None)
-            before = [] if last is None else _before(session, SessionParams(id="", rid=last))
+            before = _before(session, SessionParams(id="", rid=last))
             async with contextlib.aclosing(self._behind(obj, session, before, None)) as chunks:
                 async for chunk in chunks:
                     if chunk.finish_reason is not None:
@@ -148,15 +163,22 @@ class Sessions:
                 session.turn = None
 
     async def _behind(
-        self, obj: GenerateReqInput, session: _Session, before: list[int], parent: str | None
+        self, obj: GenerateReqInput, session: _Session, before: _Start, parent: str | None
     ) -> AsyncGenerator[GenerationChunk, None]:
         """The answer to what stands behind `before`, remembered as grown out of `parent`."""
         own = obj.input_ids or []
         if obj.text is not None:
             assert isinstance(obj.text, str)
-            own = [*await self._manager.input_tokenizer.encode(obj.text, add_special_tokens=not before)]
+            own = [*await self._manager.input_tokenizer.encode(obj.text, add_special_tokens=not before.ids)]
         rid = obj.rid if isinstance(obj.rid, str) else uuid.uuid4().hex
-        whole = msgspec.structs.replace(obj, text=None, input_ids=[*before, *own], rid=rid, session_params=None)
+        whole = msgspec.structs.replace(
+            obj,
+            text=None,
+            input_ids=[*before.ids, *own],
+            rid=rid,
+            session_params=None,
+            tail_end=before.num_computed,
+        )
         output = b""
         async with contextlib.aclosing(self._manager.generate_request(whole)) as chunks:
             async for chunk in chunks:
@@ -241,12 +263,12 @@ def _check_only_appends(session: _Session, params: SessionParams) -> None:
         raise InvalidRequest(message, param="session_params")
 
 
-def _before(session: _Session, params: SessionParams) -> list[int]:
-    """The ids that the new prompt stands behind."""
+def _before(session: _Session, params: SessionParams) -> _Start:
+    """What the new prompt stands behind."""
     if params.rid is None:
         if params.replace:
             session.turns.clear()
-        return []
+        return _Start([], 0)
     turn = session.turns.get(params.rid)
     if turn is None:
         message = f"session_params: the session has no finished request {params.rid!r}."
@@ -257,8 +279,7 @@ def _before(session: _Session, params: SessionParams) -> list[int]:
     if params.offset and not -len(ids) <= params.offset <= len(ids):
         message = f"session_params: offset must be between -{len(ids)} and {len(ids)}, got {params.offset}."
         raise InvalidRequest(message, param="session_params")
-    before: list[int] = ids[: params.offset or None].tolist()
-    return before
+    return _Start(ids[: params.offset or None].tolist(), turn.num_computed)
 
 
 def _remember(session: _Session, rid: str, turn: _Turn) -> None:

@@ -189,6 +189,7 @@ class InputTokenizer:
                         grammar_after=settled.grammar_after,
                         thought_start=settled.thought_start,
                         second_text=None if obj.second_texts is None else obj.second_texts[number],
+                        tail_end=obj.tail_end,
                         to_come=len(job.rids) - (number * n + copy) - 1,
                     )
                 )

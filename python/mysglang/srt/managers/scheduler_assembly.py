@@ -20,7 +20,6 @@ from mysglang.srt.managers.scheduler_settings import SchedulerSettings
 from mysglang.srt.managers.scheduler_weights import SchedulerWeights
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts, NoPrefixGroups, PrefixGroups
-from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.messages.channels import Receiver, Sender
 from mysglang.srt.messages.codec import ToDetokenizer, ToScheduler, ToTokenizer, unpack_ids, unpack_vectors
 from mysglang.srt.messages.outputs import Abort
@@ -165,6 +164,7 @@ class ReqMaker:
             grammar_after=unpack_ids(message.grammar_after),
             thought_start=message.thought_start,
             second_text=message.second_text,
+            tail_end=message.tail_end,
         )
         if not len(ids) or max_new > room:
             text = f"A prompt of {len(ids)} tokens and max_new_tokens {max_new} exceed the {self._max_req_len} tokens"
@@ -194,13 +194,9 @@ def _policy(
     options: SchedulerOptions, table: RequestTable, kv: KvManager, clock: PromptClock
 ) -> tuple[SchedulePolicy, Accounts]:
     """The order of the queue, from the inside out: a policy, urgency before it, tenants before that."""
-
-    def match(req: Req) -> PrefixMatch:
-        return kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit)
-
     surroundings = Surroundings(
-        prefix_length=lambda req: match(req).reach,
-        prefix_path=lambda req: kv.cache.path(match(req)),
+        prefix_length=lambda req: req.cached_prefix(kv).reach,
+        prefix_path=lambda req: kv.cache.path(req.cached_prefix(kv)),
         running=lambda: (req for req in table.reqs if req is not None),
         clock=clock,
     )
@@ -269,7 +265,7 @@ def assemble(
             gathering=Gathering(
                 waiting,
                 options.limits.budget(0),
-                cached=lambda req: kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit).reach,
+                cached=lambda req: req.cached_prefix(kv).reach,
             ),
             pace=Pace(options.limits.budget(0)),
             planner=StepPlanner(order, decode, preemption, SoloCoordinator()),

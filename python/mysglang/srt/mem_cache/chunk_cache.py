@@ -69,6 +69,15 @@ class ChunkCache(PrefixCache):
     def insert(self, node: TreeNode, ids: Ints, pages: Ints, urgency: int = 0) -> None:
         self.allocator.free(pages)
 
+    def with_tail(self, match: PrefixMatch, ids: Ints) -> PrefixMatch:
+        return match
+
+    def take_tail(self, match: PrefixMatch) -> Ints:
+        return NO_PAGES
+
+    def insert_tail(self, node: TreeNode, ids: Ints, page: Ints, urgency: int = 0) -> None:
+        self.allocator.free(page)
+
     def evict(self, num_pages: int) -> None:
         pass
 

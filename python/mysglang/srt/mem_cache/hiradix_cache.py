@@ -73,7 +73,7 @@ class HostBelow:
 
     def write_back(self, node: TreeNode) -> None:
         """A node is about to be evicted, in part at least: what is not on the host yet of the path to it goes there."""
-        if not node.condemned:
+        if not node.condemned and not node.is_tail:
             ids, pages = self._tree.path_ids(node), self._tree.path_pages(node)
             self._host.write(ids, pages, namespace_of(node), self._evicted, urgent=True)
 

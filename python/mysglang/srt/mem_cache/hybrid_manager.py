@@ -24,6 +24,7 @@ from mysglang.srt.forward.worker_batch import Floats, Ints, ModelWorkerBatch, Sl
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
+from mysglang.srt.mem_cache.tree_node import TreeNode
 from mysglang.srt.mem_cache.window_pages import MOVE_EVERY, WindowPages, WindowState, row_tokens
 from mysglang.srt.mem_cache.window_room import WindowRoom
 
@@ -73,21 +74,23 @@ class HybridKvManager(KvManager):
 
     # A row's life
 
-    def match(self, ids: Ints, *, extra_key: str, limit: int) -> PrefixMatch:
-        match = super().match(ids, extra_key=extra_key, limit=limit)
-        pages = self.cache.match_pages(match)
-        end = self._living(pages)
-        return match if end == len(pages) else replace(match, num_tokens=end * self.page_size, num_pages=end)
+    def match(self, ids: Ints, *, extra_key: str, limit: int, tail_end: int = 0) -> PrefixMatch:
+        match = super().match(ids, extra_key=extra_key, limit=limit, tail_end=tail_end)
+        end = self._living(self.cache.match_pages(match))
+        if end == match.num_pages and self._has(match.tail):
+            return match
+        return replace(match, num_tokens=end * self.page_size, num_pages=end, tail=None)
 
     def holds(self, match: PrefixMatch) -> bool:
-        return super().holds(match) and self._living(self.cache.match_pages(match)) == match.num_pages
+        whole = super().holds(match) and self._living(self.cache.match_pages(match)) == match.num_pages
+        return whole and self._has(match.tail)
 
     def open(self, match: PrefixMatch) -> int:
         pages = self.cache.match_pages(match)
         assert self._living(pages) == len(pages), "a stale match: match again after anything that may evict"
         slot = super().open(match)
         for window in self.windows:
-            window.open(slot, pages)
+            window.open(slot, self.rows.pages(slot), match.num_tokens)
         self._lens[slot] = match.num_tokens
         self._shared[slot] = len(pages)
         return slot
@@ -114,11 +117,11 @@ class HybridKvManager(KvManager):
         super().commit(slot, ids)
         self._shared[slot] = self._nodes[slot].end
 
-    def release(self, slot: int, ids: Ints, urgency: int = 0) -> None:
+    def release(self, slot: int, ids: Ints, urgency: int = 0, tail_end: int = 0) -> None:
         self._leave(slot)
         if slot in self._sound:
             self._revive(slot, ids)
-        super().release(slot, ids, urgency)
+        super().release(slot, ids, urgency, tail_end)
         self._sound.discard(slot)
 
     def discard(self, slot: int) -> None:
@@ -192,6 +195,10 @@ class HybridKvManager(KvManager):
         while (end := min(window.living(pages) for window in self.windows)) < len(pages):
             pages = pages[:end]
         return end
+
+    def _has(self, tail: TreeNode | None) -> bool:
+        """Whether the page that a match has behind its whole ones, if any, is there in all layers."""
+        return tail is None or all(window.page_of[tail.value].all() for window in self.windows)
 
     def _move_on(self, slots: Slots) -> None:
         lens = self._lens[slots]

@@ -71,19 +71,23 @@ class KvManager:
         self.cache = prefix_cache(self.allocator)
         self._nodes: dict[int, TreeNode] = {}
         """Slot -> the node that the row stands on: it owns no page before `node.end`, and every page from there on."""
+        self._on_tails: set[int] = set()
+        """Slots of rows that began on a page which an earlier row filled in part, until they have a finite result."""
         self.placement = 0
         """Counts rows that came, went or moved to another node: while it stays, rows share what they shared."""
 
     # A row's life
 
-    def match(self, ids: Ints, *, extra_key: str, limit: int) -> PrefixMatch:
-        """The longest cached prefix of ids[:limit] among requests of the same `extra_key`; `num_tokens` of it.
+    def match(self, ids: Ints, *, extra_key: str, limit: int, tail_end: int = 0) -> PrefixMatch:
+        """The longest cached prefix of ids[:limit] among requests of the same `extra_key`; `num_tokens` of it. It ends
+        with a whole page, or at `tail_end` if a row was released with these tokens and this `tail_end`.
 
         ids: [N] int32. Nothing is locked, so a match is good until the next call that may evict (`extend`,
         `extend_rows`) or `flush`. Match again after these: `open` refuses a match that has lost pages.
         """
         assert ids.dtype == np.int32
-        return self.cache.match_prefix(ids[:limit], extra_key)
+        match = self.cache.match_prefix(ids[:limit], extra_key)
+        return self.cache.with_tail(match, ids[:tail_end]) if match.num_tokens < tail_end <= limit else match
 
     def holds(self, match: PrefixMatch) -> bool:
         """Whether a match has lost nothing since it was made, so that it may be opened."""
@@ -101,6 +105,9 @@ class KvManager:
         self._nodes[slot] = node
         self.placement += 1
         self.rows.append(slot, self.cache.path_pages(node))
+        if match.tail is not None:
+            self.rows.append(slot, self.cache.take_tail(match))
+            self._on_tails.add(slot)
         return slot
 
     def extend(self, slot: int, new_len: int) -> bool:
@@ -160,11 +167,13 @@ class KvManager:
         self.placement += 1
         self._nodes[slot] = self.cache.append(node, self._ids_of(ids, node.end, end), pages[node.end : end])
 
-    def release(self, slot: int, ids: Ints, urgency: int = 0) -> None:
+    def release(self, slot: int, ids: Ints, urgency: int = 0, tail_end: int = 0) -> None:
         """Close the row: finished, aborted or retracted. The whole pages of `ids` stay in the cache, evictable.
 
         ids: all tokens from position 0 on whose keys and values were or will be written by launched steps; at least
         what was committed. What the row holds beyond them is freed. `urgency`: of its request, for the eviction policy.
+        `tail_end`: if that many tokens of `ids` end inside the page behind the whole ones, it stays too, for one row
+        that goes on from exactly there; 0: it does not.
         """
         assert ids.dtype == np.int32
         node = self._nodes.pop(slot)
@@ -174,10 +183,16 @@ class KvManager:
         assert start <= end <= len(pages), f"released with {end} pages; {start} are shared, {len(pages)} held"
         if start < end:
             self.cache.insert(node, self._ids_of(ids, start, end), pages[start:end], urgency)
+        whole = end * self.page_size
+        assert tail_end <= len(ids), "the tail ends behind the row"
+        if whole < tail_end:
+            self.cache.insert_tail(node, ids[:tail_end], pages[end : end + 1], urgency)
+            end += 1
         self.cache.dec_lock_ref(node, urgency)
         self.allocator.free(pages[end:])
+        self._on_tails.discard(slot)
         self.rows.free(slot)
-        self.cache.lower.left(node, ids[: end * self.page_size])
+        self.cache.lower.left(node, ids[:whole])
 
     def discard(self, slot: int) -> None:
         """Close the row and cache nothing more of it than it shared already."""
@@ -185,6 +200,7 @@ class KvManager:
         self.placement += 1
         private = self.rows.pages(slot)[node.end :]
         self.allocator.free(private)
+        self._on_tails.discard(slot)
         self.cache.dec_lock_ref(node)
         self.rows.free(slot)
 
@@ -193,15 +209,16 @@ class KvManager:
     def confirm(self, slot: int) -> None:
         """A step that read all that this row shares had a finite result."""
         self.cache.confirm(self._nodes[slot])
+        self._on_tails.discard(slot)
 
     def condemn(self, slot: int) -> bool:
         """A step of this row had a result that is not finite: what it read and nobody confirmed is matched no more.
 
-        Returns whether there was any such thing in the cache.
+        Returns whether the row had found any such thing in the cache.
         """
         node = self._nodes[slot]
         self.cache.condemn(node)
-        return node.condemned
+        return node.condemned or slot in self._on_tails
 
     # What planning asks
 

@@ -117,6 +117,22 @@ class PrefixCache(ABC):
         """Take over the pages of a row that is about to leave `node`, for good: what is not kept is freed."""
 
     @abstractmethod
+    def with_tail(self, match: PrefixMatch, ids: Ints) -> PrefixMatch:
+        """A match, still held, that reaches to the end of `ids` if a page that `insert_tail` took ends there; else the
+        same match.
+        """
+
+    @abstractmethod
+    def take_tail(self, match: PrefixMatch) -> Ints:
+        """The page that the match has behind its whole ones goes from the cache to a row. [1]; [0] if it has none."""
+
+    @abstractmethod
+    def insert_tail(self, node: TreeNode, ids: Ints, page: Ints, urgency: int = 0) -> None:
+        """Take over, after `insert`, a page that is filled in part: with the end of `ids`, which are all tokens of the
+        row. What is not kept is freed. page: [1].
+        """
+
+    @abstractmethod
     def evict(self, num_pages: int) -> None:
         """Free that many pages, or all evictable ones if these are fewer."""
 

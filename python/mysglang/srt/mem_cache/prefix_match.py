@@ -23,13 +23,16 @@ class PrefixMatch:
     """A cached prefix that was found. Nothing is locked: whatever evicts may shorten it; `PrefixCache.holds` tells."""
 
     num_tokens: int
-    """A multiple of the page size."""
+    """A multiple of the page size, and what is in `tail`."""
     num_pages: int
+    """Whole ones."""
     extra_key: str
     node: TreeNode | None
     """Where the prefix ended when it was found; the cache's business."""
     host: HostMatch | None = None
     """How it goes on in the memory of the host; None: it does not."""
+    tail: TreeNode | None = None
+    """A page behind these that is filled in part, for one row to take over; None: there is none."""
 
     @property
     def reach(self) -> int:

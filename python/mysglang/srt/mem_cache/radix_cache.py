@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.evict_policy import EvictPolicy, lru
@@ -9,7 +11,7 @@ from mysglang.srt.mem_cache.page_listener import NoListener, PageListener
 from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.radix_tree import RadixTree
-from mysglang.srt.mem_cache.tree_node import NO_PAGES, TreeNode
+from mysglang.srt.mem_cache.tree_node import NO_PAGES, REMOVED, TreeNode, namespace_of
 
 
 class RadixCache(PrefixCache):
@@ -39,12 +41,16 @@ class RadixCache(PrefixCache):
         return PrefixMatch(num_pages * self.allocator.page_size, num_pages, extra_key, node)
 
     def holds(self, match: PrefixMatch) -> bool:
+        tail = match.tail
+        if tail is not None and (tail.end == REMOVED or tail.condemned):
+            return False
         return match.num_pages == 0 or self.tree.node_at(match.node, match.num_pages) is not None
 
     def unlocked_pages(self, match: PrefixMatch) -> int:
+        tail = int(match.tail is not None)
         if match.num_pages == 0:
-            return 0
-        return self.tree.unlocked_pages(self._node_of(match), match.num_pages)
+            return tail
+        return self.tree.unlocked_pages(self._node_of(match), match.num_pages) + tail
 
     def inc_lock_ref(self, match: PrefixMatch) -> TreeNode:
         if match.num_pages == 0:
@@ -92,6 +98,23 @@ class RadixCache(PrefixCache):
         if known < len(pages):
             self._listener.stored(node, ids, pages, known)
         self.allocator.free(pages[:known])
+
+    def with_tail(self, match: PrefixMatch, ids: Ints) -> PrefixMatch:
+        rest = len(ids) - match.num_tokens
+        ends_a_node = match.node is not None and match.node.end == match.num_pages
+        if not ends_a_node or match.host is not None or not 0 < rest < self.allocator.page_size:
+            return match
+        assert match.node is not None
+        tail = self.tree.tail_below(match.node, ids[match.num_tokens :])
+        return match if tail is None else replace(match, num_tokens=len(ids), tail=tail)
+
+    def take_tail(self, match: PrefixMatch) -> Ints:
+        return NO_PAGES if match.tail is None else self.tree.take(match.tail)
+
+    def insert_tail(self, node: TreeNode, ids: Ints, page: Ints, urgency: int = 0) -> None:
+        # Nobody is told of it: events and tiers below know whole pages only.
+        if node.condemned or not self.tree.insert_tail(ids, namespace_of(node), page, urgency):
+            self.allocator.free(page)
 
     def evict(self, num_pages: int) -> None:
         pages = self.tree.evict(num_pages)

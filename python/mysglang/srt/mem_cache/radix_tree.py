@@ -17,7 +17,7 @@ import numpy as np
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.evict_policy import EvictPolicy
-from mysglang.srt.mem_cache.tree_node import NO_PAGES, REMOVED, NamespaceRoot, TreeNode
+from mysglang.srt.mem_cache.tree_node import NO_PAGES, REMOVED, NamespaceRoot, TreeNode, shortened, tail_key
 
 
 class RadixTree:
@@ -39,9 +39,11 @@ class RadixTree:
         self._roots: dict[str, NamespaceRoot] = {}
         self._clock = 0
         self._serial = 0
-        # (key, serial, node), at most one entry for each node, so never more than num_nodes. An entry may be outdated:
-        # its node locked, or no leaf any more, or used since; that is found out when it comes up.
+        # (key, serial, node), at most one entry for each node. An entry may be outdated: its node locked, or no leaf
+        # any more, or used since, or taken; that is found out when it comes up.
         self._queue: list[tuple[int, int, TreeNode]] = []
+        self._num_taken = 0
+        """Entries of the queue whose nodes were taken; never more than half of all."""
 
     # Looking up
 
@@ -112,6 +114,13 @@ class RadixTree:
             node = child
         return np.concatenate(found) if found else NO_PAGES
 
+    def tail_below(self, node: TreeNode, ids: Ints) -> TreeNode | None:
+        """The page below the end of `node` that is filled with these tokens, fewer than a page has, and no others."""
+        tail = node.children.get(self._page_key(tail_key(ids, self.page_size), 0))
+        if tail is not None:
+            tail.last_access = node.last_access
+        return tail
+
     def path_ids(self, node: TreeNode) -> Ints:
         """The tokens of these pages."""
         ids = np.empty(node.end * self.page_size, np.int32)
@@ -177,10 +186,7 @@ class RadixTree:
             child = node.children.get(self._page_key(ids, position))
             if child is None:
                 known = position // self.page_size
-                leaf = self._add_leaf(node, ids[position:size], pages[known:])
-                leaf.used(urgency)
-                self.evictable_pages += len(leaf.value)
-                self._settle(leaf)
+                self._add_evictable(node, ids[position:size], pages[known:], urgency)
                 return known
             child.last_access = now
             common = self._common(child.key, ids[position:size])
@@ -190,6 +196,34 @@ class RadixTree:
             child.used(urgency)
             node = child
         return len(pages)
+
+    def insert_tail(self, ids: Ints, extra_key: str, page: Ints, urgency: int = 0) -> bool:
+        """Put a page below the whole pages of `ids`, all cached, that holds the rest of `ids`, less than a page, and
+        room behind it. Unlocked. False if the whole pages are not there, or such a page is.
+
+        page: [1]
+        """
+        node, num_pages = self.match_prefix(ids, extra_key)
+        whole = num_pages * self.page_size
+        if node is None or whole + self.page_size <= len(ids):
+            return False
+        node, key = self.split_at(node, num_pages), tail_key(ids[whole:], self.page_size)
+        if self._page_key(key, 0) in node.children:
+            return False
+        self._add_evictable(node, key, page, urgency)
+        return True
+
+    def take(self, leaf: TreeNode) -> Ints:
+        """Take out a leaf that nobody locks. Returns its pages, which are the caller's now."""
+        assert not leaf.lock_ref and not leaf.children and leaf.end != REMOVED, "only a leaf that nobody locks is taken"
+        self.evictable_pages -= len(leaf.value)
+        self._num_taken += leaf.queued
+        self._remove(leaf)
+        if 2 * self._num_taken > len(self._queue):
+            self._queue = [entry for entry in self._queue if entry[2].end != REMOVED]
+            heapq.heapify(self._queue)
+            self._num_taken = 0
+        return leaf.value
 
     # Locking
 
@@ -288,7 +322,10 @@ class RadixTree:
         taken: list[Ints] = []
         while wanted > 0:
             key, serial, node = self._queue[0]
-            if node.lock_ref or node.children:
+            if node.end == REMOVED:
+                self._num_taken -= 1
+                heapq.heappop(self._queue)
+            elif node.lock_ref or node.children:
                 node.queued = False
                 heapq.heappop(self._queue)
             elif (current := self._policy(node)) != key:
@@ -342,6 +379,12 @@ class RadixTree:
         parent.children[self._page_key(ids, 0)] = leaf
         self.num_nodes += 1
         return leaf
+
+    def _add_evictable(self, parent: TreeNode, ids: Ints, pages: Ints, urgency: int) -> None:
+        leaf = self._add_leaf(parent, ids, pages)
+        leaf.used(urgency)
+        self.evictable_pages += len(leaf.value)
+        self._settle(leaf)
 
     def _split(self, node: TreeNode, num_pages: int) -> TreeNode:
         """Make the first pages of `node` a node of their own above it; returns that one."""
@@ -429,8 +472,10 @@ class RadixTree:
         assert sum(sizes) - sum(locked) == self.evictable_pages, "evictable size is off"
         assert len(locked) == self.locked_nodes, "count of locked nodes is off"
         assert sum(node.lock_ref > 1 for node in inner) == self.shared_nodes, "count of shared nodes is off"
-        queued = {entry[2].serial for entry in self._queue}
-        assert len(queued) == len(self._queue), "a node is queued twice"
+        entries = [entry[2].serial for entry in self._queue if entry[2].end != REMOVED]
+        queued = set(entries)
+        assert len(queued) == len(entries), "a node is queued twice"
+        assert len(entries) + self._num_taken == len(self._queue), "the count of taken nodes in the queue is off"
         assert queued == {node.serial for node in inner if node.queued}, "queue and nodes disagree"
         return np.concatenate([node.value for node in inner]) if inner else NO_PAGES
 
@@ -451,10 +496,3 @@ class RadixTree:
         assert node.end == parent.end + len(node.value), "end of a node is off"
         assert parent.children.get(self._page_key(node.key, 0)) is node, "a node is not where its first page says"
         assert node.lock_ref or node.last_access <= parent.last_access, "a child was used after its parent"
-
-
-def shortened(array: Ints, size: int) -> Ints:
-    """The first entries of an array: a view, or a copy once less than half of the memory behind it is in use."""
-    view = array[:size]
-    behind = array.base if isinstance(array.base, np.ndarray) else array
-    return view.copy() if 2 * size < behind.size else view

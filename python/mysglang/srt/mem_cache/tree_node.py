@@ -9,6 +9,8 @@ from mysglang.srt.forward.worker_batch import Ints
 REMOVED = -1
 NEVER_URGENT = -(1 << 62)
 NO_PAGES: Ints = np.zeros(0, np.int32)
+NO_TOKEN = -1
+"""Stands in the key of a page that is filled in part, behind its tokens; no prompt has it."""
 
 
 class TreeNode:
@@ -59,6 +61,11 @@ class TreeNode:
         self.condemned = False
         """Whether nobody finds it any more, since it may hold numbers that are not finite. Holds for all below too."""
 
+    @property
+    def is_tail(self) -> bool:
+        """Whether this is a page that is filled in part: only the tokens before the first NO_TOKEN are in it."""
+        return self.parent is not None and int(self.key[-1]) == NO_TOKEN
+
     def used(self, urgency: int) -> None:
         """A row that urgent had it to its end."""
         self.uses += 1
@@ -76,9 +83,23 @@ class NamespaceRoot(TreeNode):
         self.name = name
 
 
+def tail_key(ids: Ints, page_size: int) -> Ints:
+    """The key of a page in which only these tokens are, fewer than a page has."""
+    key: Ints = np.full(page_size, NO_TOKEN, np.int32)
+    key[: len(ids)] = ids
+    return key
+
+
 def namespace_of(node: TreeNode) -> str:
     """The name of the namespace in which a node stands, or stood."""
     while node.parent is not None:
         node = node.parent
     assert isinstance(node, NamespaceRoot)
     return node.name
+
+
+def shortened(array: Ints, size: int) -> Ints:
+    """The first entries of an array: a view, or a copy once less than half of the memory behind it is in use."""
+    view = array[:size]
+    behind = array.base if isinstance(array.base, np.ndarray) else array
+    return view.copy() if 2 * size < behind.size else view

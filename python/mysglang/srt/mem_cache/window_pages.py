@@ -123,9 +123,9 @@ class WindowPages:
         self._readers[at] = 1
         self.num_read += len(pages)
 
-    def open(self, slot: int, pages: Ints) -> None:
-        """A row begins with these pages of a prefix that can be gone on from."""
-        first = self.first[slot] = self.first_column(len(pages) * self.page_size)
+    def open(self, slot: int, pages: Ints, num_tokens: int) -> None:
+        """A row begins with these pages, which hold so many tokens, of a prefix that can be gone on from."""
+        first = self.first[slot] = self.first_column(num_tokens)
         seen = pages[first:]
         readers = self._readers[seen]
         self.num_read += len(seen) - int(np.count_nonzero(readers))

@@ -138,10 +138,15 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a vector of the prompt is wanted, and no text."""
     second_texts: list[int | None] | None = None
     """For each prompt, given as ids: the token with which the second text of a pair begins."""
+    tail_end: int | None = None
+    """For a request of a session: how many of its first tokens the session has computed already. None: of none."""
 
 
 # Not the client's to say.
-INTERNAL = {"add_special_tokens", "clip_max_new_tokens", "think_end", "think_start", "pool", "second_texts"}
+INTERNAL = {
+    *("add_special_tokens", "clip_max_new_tokens", "think_end", "think_start"),
+    *("pool", "second_texts", "tail_end"),
+}
 _OF_LOGPROBS = {"logprob_start_len", "top_logprobs_num", "token_ids_logprob"}
 """Say nothing without return_logprob."""
 _DEFAULTS = dict(zip(GenerateReqInput.__struct_fields__, GenerateReqInput.__struct_defaults__, strict=True))

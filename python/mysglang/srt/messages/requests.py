@@ -54,6 +54,9 @@ class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     """Token with which the answer may begin to think. None: it begins in a thought, if there is thinking at all."""
     second_text: int | None = None
     """Token with which the second text of a pair begins, for a model that reads pairs. None: it is one text."""
+    tail_end: int | None = None
+    """For a request of a session: tokens of the prompt that an earlier one of it has computed, 0 if none. The page in
+    which they end may be kept still, and the one in which this request ends will be. None: it is of no session."""
     to_come: int = 0
     """Requests of the same call that are sent behind it, as soon as they are tokenized."""
 

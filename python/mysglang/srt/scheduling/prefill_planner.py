@@ -119,7 +119,7 @@ class PrefillPlanner:
         """Tokens that would have to come free for `req` to be admitted now, were a slot free; 0 or less: none."""
         if not lane.size:
             return 0
-        match = self._kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit)
+        match = req.cached_prefix(self._kv)
         reserved = self.reserved(lane.slots)
         step = PrefillStep(self._limits.budget(0), float(reserved.sum()), self._kv.window_room(lane.slots, reserved))
         return self._lacking(req, match, max(self._fit(step, match.reach, len(req.ids) - match.reach), 1), step)
@@ -151,7 +151,7 @@ class PrefillPlanner:
     def _admit(self, req: Req, step: PrefillStep, lane: Lane) -> bool:
         """Give `req` a slot, its cached prefix and the pages of its first tokens; False if it does not fit now."""
         kv = self._kv
-        match = kv.match(req.ids, extra_key=req.extra_key, limit=req.match_limit)
+        match = req.cached_prefix(kv)
         cached = match.reach
         extend = len(req.ids) - cached
         # Alone it always fits, since requests larger than the memory are refused on arrival; a share of what it

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mysglang.srt.forward.worker_batch import Floats, Ints
+from mysglang.srt.mem_cache.kv_manager import KvManager
+from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.messages.outputs import NO_STOP_TRIM, SKIP_SPECIAL_TOKENS, FinishReason
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.finish import StopWatch
@@ -65,6 +67,10 @@ class Req:
 
     second_text: int | None = None
     """Token with which the second text of a pair begins; None: it is one text."""
+    tail_end: int | None = None
+    """For a request of a session: tokens from the first on that the session has computed already, 0 if none, so that
+    a page which they fill in part may be there still. None: a request of its own, of which whole pages are kept only.
+    """
     vector: Floats | None = None
     """What a model that does not generate made of the prompt."""
 
@@ -115,6 +121,10 @@ class Req:
         if self.hidden is not None:
             limit = min(limit, self.hidden.have)
         return limit
+
+    def cached_prefix(self, kv: KvManager) -> PrefixMatch:
+        """The longest prefix of it that is in the cache."""
+        return kv.match(self.ids, extra_key=self.extra_key, limit=self.match_limit, tail_end=self.tail_end or 0)
 
     @property
     def output_ids(self) -> Ints:

@@ -42,17 +42,23 @@ class Residency:
             req.logprobs.open_prompt(int(req.ids[0]))
 
     def leave(self, slot: int, lane: Lane) -> Req:
-        """The request in `slot` runs no more; its whole pages stay in the prefix cache while there is room.
+        """The request in `slot` runs no more; its whole pages stay in the prefix cache while there is room, and also
+        the last page if it is of a session.
 
         Results of steps in flight will find another life in the slot and be dropped.
         """
         lane.leave(np.asarray([slot], dtype=np.int64))
         ids_with_kv = self._table.ids_with_kv(slot)
-        if self._table.known[slot] > self._table.opened_len[slot]:
+        had_result = bool(self._table.known[slot] > self._table.opened_len[slot])
+        if had_result:
             self._kv.confirm(slot)
         self._accounts.close(slot)
         req = self._table.close(slot)
-        self._kv.release(slot, ids_with_kv, req.urgency)
+        tail_end = 0
+        if req.tail_end is not None and had_result:
+            # Without the last token: whether a step has computed that one too depends on the loop.
+            tail_end = req.tail_end = len(req.ids) - 1
+        self._kv.release(slot, ids_with_kv, req.urgency, tail_end)
         self._sampling.close(slot)
         return req
 
