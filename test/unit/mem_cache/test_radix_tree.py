@@ -351,3 +351,15 @@ def test_shortened_lets_go_of_memory_that_is_mostly_unused() -> None:
     assert shortened(view, 50).base is array
     copy = shortened(view, 49)
     assert copy.base is None and copy.tolist() == list(range(49))
+
+
+def test_a_match_is_found_though_all_below_its_pages_is_gone() -> None:
+    garden = Garden()
+    garden.grow(1, 2, 3, 4)
+    node, _ = garden.tree.match_prefix(ints([1]), "")
+    garden.tree.dec_lock_ref(garden.lock(1, 2, 3))
+    garden.lock(1)
+    assert garden.tree.evict(3).tolist() == [4, 2, 3]
+    found = garden.tree.node_at(node, 1)
+    assert found is not None and found.value.tolist() == [1]
+    assert garden.tree.node_at(node, 2) is None

@@ -79,7 +79,8 @@ class RadixTree:
         """
         if node is None:
             return None
-        while node.parent is not None and end <= node.parent.end:
+        # Leaves go first, so what is above one that is gone may be gone too, or be there still.
+        while node.parent is not None and (node.end == REMOVED or end <= node.parent.end):
             node = node.parent
         return node if end <= node.end and not node.condemned else None
 
