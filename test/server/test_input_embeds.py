@@ -84,7 +84,7 @@ def test_penalties_know_no_token_of_it(server: ServerProcess, table: np.ndarray)
         ({"input_embeds": []}, "input_embeds", "must not be empty"),
         ({"input_embeds": [[]]}, "input_embeds", "size of the model"),
         ({"input_embeds": [[1.0], [1.0, 2.0]]}, "input_embeds", "size of the model"),
-        ({"input_embeds": [["a"]]}, "input_embeds", "Expected"),
+        ({"input_embeds": [["a"]]}, "input_embeds", "lists of 256 numbers"),
         ({"input_embeds": [[1.0]], "text": "a"}, "text", "Exactly one"),
         ({"input_embeds": [[1.0]], "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len", "no tokens"),
         ({"input_embeds": [[1.0]], "return_prompt_token_ids": True}, "return_prompt_token_ids", "no token ids"),

@@ -16,7 +16,9 @@ from mysglang.srt.forward.worker_batch import Ints, mask_words
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
-from mysglang.srt.scheduling.token_rules import TokenRules, token_rules
+from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
+from mysglang.srt.scheduling.token_rules import Phrases, TokenRules, token_rules
 
 SETUPS = [
     Setup(overlap=overlap, page_size=page, chunk=chunk, num_tokens=tokens, max_context=192, conservativeness=0.1)
@@ -85,6 +87,21 @@ def test_the_last_token_of_a_word_is_forbidden_after_the_others() -> None:
     assert left(made, [1, 2, 2]) == [1, 2, 3]
 
 
+def test_a_step_does_not_look_at_every_word() -> None:
+    """A thousand bad words of one request would take milliseconds of each step of the batch."""
+    looked: list[int] = []
+
+    class Watched(dict[bytes, Ints]):
+        def get(self, head: bytes, default: Ints | None = None) -> Ints | None:  # type: ignore[override]
+            looked.append(1)
+            return super().get(head, default)
+
+    phrases = Phrases(ints(*head, last) for head in itertools.product(range(40), range(25)) for last in (50, 60))
+    phrases._lasts = Watched(phrases._lasts)
+    assert [lasts.tolist() for lasts in phrases.after(ints(9, 39, 24))] == [[50, 60]]
+    assert len(looked) == 1
+
+
 def test_a_word_begins_in_the_answer_and_not_in_the_prompt() -> None:
     """Its tokens count from the first that was generated."""
     scheduler = LateScheduler(Setup())
@@ -144,3 +161,21 @@ def test_the_shortest_answer_is_kept_open() -> None:
     send(scheduler, "r", [1, 2], 8, min_new_tokens=6, allowed_token_ids=[EOS, 7])
     scheduler.run()
     assert scheduler.answers["r"].ids[:5] == [7] * 5
+
+
+def test_biases_are_made_arrays_once() -> None:
+    """Thousands of biases in each of many rows must not be gone through again in each step."""
+    table = RequestTable(num_slots=4, max_context=16)
+    builder = SamplingBuilder(table, (EOS,))
+    bias = {7: 1.5, 9: -1e30}
+    builder.open(2, SamplingParams(logit_bias=bias))
+    bias.clear()
+    edits = builder._bias(np.asarray([0, 2], dtype=np.int32))
+    assert edits is not None
+    assert [edits.rows.tolist(), edits.ids.tolist(), edits.values.tolist()] == [
+        [1, 1],
+        [7, 9],
+        pytest.approx([1.5, -1e20]),
+    ]
+    builder.close(2)
+    assert builder._biases == {}

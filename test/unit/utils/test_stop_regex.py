@@ -2,6 +2,7 @@
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -50,6 +51,29 @@ def test_what_may_become_a_match_is_known() -> None:
     assert held == [0, 1, 2, 1, 2, 3, 4]
     assert watch.advance("x") == -1
     assert watch.matched == 0
+
+
+def test_an_empty_pattern_takes_little_work_to_compile() -> None:
+    """A state that leads nowhere costs no character a move, but finding that out takes as long."""
+    for pattern in ("(|||||){70}a", "((|)(|)(|)){30}a"):
+        with pytest.raises(InvalidRequest, match="too large"):
+            compile_regex(pattern)
+
+
+def test_a_character_is_tested_once_for_all_repeats() -> None:
+    tested: list[str] = []
+    watch = RegexWatch("[a-c]{1,200}d")
+    original = watch._automaton.tests
+    test = next(one for one in original if one is not original[0])
+
+    def counted(character: str) -> bool:
+        tested.append(character)
+        return "a" <= character <= "c"
+
+    automaton = replace(watch._automaton, tests=[counted if one is test else one for one in original])
+    watch._automaton = automaton
+    watch.advance("abcabcabc")
+    assert len(tested) <= 9
 
 
 def test_a_match_has_a_longest_length() -> None:

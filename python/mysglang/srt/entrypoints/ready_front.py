@@ -118,6 +118,7 @@ def make_front(
         fronts=links.fronts,
         num_detokenizers=args.serving.detokenizer_worker_num,
         shares=OneForAll() if share_by is None else EqualShares(share_by, limits.max_running_requests),
+        num_keys=len(args.serving.keys()),
     )
     settings = RequestLogSettings(log_requests=args.observability.log_requests)
     served = LoggedManager(manager, settings)

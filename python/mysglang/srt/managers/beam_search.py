@@ -18,7 +18,7 @@ import numpy as np
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.input_tokenizer import FrontLimits, InputTokenizer
 from mysglang.srt.managers.request_state import GenerationChunk, LogprobChunk
-from mysglang.srt.managers.unfold import MAX_TOP_LOGPROBS, unfold
+from mysglang.srt.managers.unfold import MAX_TOP_LOGPROBS
 from mysglang.srt.messages.codec import pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
@@ -128,7 +128,7 @@ async def beam_search(
     `generate` runs one round. Raises what it raises, and InvalidRequest.
     """
     alone, count = _alone(obj), _first(obj.sampling_params).n
-    unfolded = unfold(alone, limits.vocab_size, max_answers)
+    unfolded = await coder.unfold(alone, max_answers)
     for prompt in unfolded.prompts:
         _check(prompt.params, count)
     requests = await coder.tokenize(alone, unfolded, unfolded.rids)

@@ -42,7 +42,7 @@ class Call:
 class CallDesk(Protocol):
     """Who answers calls: the TokenizerManager."""
 
-    def open_call(self, obj: GenerateReqInput) -> Call:
+    async def open_call(self, obj: GenerateReqInput) -> Call:
         """Name the answers: from here on they can be aborted."""
         ...
 
@@ -146,7 +146,7 @@ class Generation(AsyncGenerator[GenerationChunk, None]):
 
     async def _begin(self) -> Call:
         self._loop = asyncio.get_running_loop()
-        self._call = self._desk.open_call(self._obj)
+        self._call = await self._desk.open_call(self._obj)
         await self._desk.send_call(self._obj, self._call)
         return self._call
 

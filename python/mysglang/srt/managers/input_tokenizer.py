@@ -19,7 +19,15 @@ from mysglang.srt.managers.caller import Caller
 from mysglang.srt.managers.text_pool import TextPool
 from mysglang.srt.managers.token_ids import packed_ids, packed_prompts, within
 from mysglang.srt.managers.tokenize_job import PIECE_IDS, Job, Piece, Settled
-from mysglang.srt.managers.unfold import MAX_KEY_LENGTH, Embeds, LogprobWish, Prompt, Unfolded
+from mysglang.srt.managers.unfold import (
+    MAX_KEY_LENGTH,
+    Embeds,
+    LogprobWish,
+    Prompt,
+    Unfolded,
+    unfold,
+    unfolding,
+)
 from mysglang.srt.messages.codec import ID_BYTES, pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput, HiddenStatesWish
 from mysglang.srt.messages.launch import SchedulerFacts
@@ -27,7 +35,7 @@ from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqI
 from mysglang.srt.sampling.processor_params import THINKING_BUDGET, settle
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 from mysglang.srt.utils.ids import new_id
-from mysglang.srt.utils.tokenizer import Tokenizer
+from mysglang.srt.utils.tokenizer import IDS_PIECE, Tokenizer
 
 MAX_PRIORITY = (1 << 31) - 1
 
@@ -98,6 +106,10 @@ class InputTokenizer:
         self._keeps_keys_apart = keeps_keys_apart
         self._strict_max_tokens = strict_max_tokens
 
+    async def unfold(self, obj: GenerateReqInput, max_answers: int) -> Unfolded:
+        """`obj` laid out as prompts; what is long work is done in a thread. Raises InvalidRequest."""
+        return await self._pool.run_if_long(unfolding(obj), lambda: unfold(obj, self._limits.vocab_size, max_answers))
+
     async def tokenize(
         self, obj: GenerateReqInput, unfolded: Unfolded, rids: Sequence[str]
     ) -> list[TokenizedGenerateReqInput]:
@@ -137,7 +149,9 @@ class InputTokenizer:
 
         def work() -> str:
             self._checked([ids], "input_ids")
-            return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+            decoder = tokenizer.incremental_decoder(skip_special_tokens=skip_special_tokens, at_start=True)
+            starts = range(0, len(ids), IDS_PIECE)
+            return "".join([decoder.feed(ids[start : start + IDS_PIECE]) for start in starts]) + decoder.finish()
 
         return await self._pool.run(len(ids), work)
 
@@ -257,6 +271,10 @@ class InputTokenizer:
         """int32 bytes of each prompt, all ids inside the vocabulary."""
         texts = [prompt.content for prompt in prompts if isinstance(prompt.content, str)]
         rows = [prompt.content for prompt in prompts if isinstance(prompt.content, list)]
+        for row in rows:
+            if len(row) > self._limits.context_len:
+                # What cannot fit is not worth packing.
+                raise self._too_long(str(len(row)), _field(prompts[0]))
         if not texts and not rows:
             return [bytes(ID_BYTES * len(prompt.content)) for prompt in prompts]
         if texts:
@@ -273,16 +291,15 @@ class InputTokenizer:
         if not isinstance(content, Embeds):
             return b""
         size = self._limits.hidden_size
-        try:
-            vectors = np.asarray(content.rows, dtype=np.float32)
-        except ValueError:
-            vectors = np.zeros(0, dtype=np.float32)
-        if vectors.ndim != 2 or vectors.shape[1] != size:
+        # Row by row: other threads can run in between.
+        if not all(_is_vector(row, size) for row in content.rows):
             message = f"input_embeds must be lists of {size} numbers, the size of the model's hidden states."
             raise InvalidRequest(message, param="input_embeds")
-        if not np.isfinite(vectors).all():
+        with np.errstate(over="ignore"):
+            rows = [np.asarray(row, dtype=np.float64).astype(np.float32) for row in content.rows]
+        if not all(np.isfinite(row).all() for row in rows):
             raise InvalidRequest("input_embeds must be finite in float32.", param="input_embeds")
-        return vectors.tobytes()
+        return b"".join(row.tobytes() for row in rows)
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         tokenizer = self._need_tokenizer("text")
@@ -421,6 +438,10 @@ class InputTokenizer:
         return ContextTooLong(
             f"The input ({tokens} tokens) is longer than the model's context length ({limit} tokens).", param=field
         )
+
+
+def _is_vector(row: object, size: int) -> bool:
+    return isinstance(row, list) and len(row) == size and set(map(type, row)) <= {int, float}
 
 
 def _field(prompt: Prompt) -> str:

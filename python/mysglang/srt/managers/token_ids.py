@@ -47,5 +47,9 @@ def within(ids: Ints, last: int) -> bool:
 
 
 def _has_bools(ids: Sequence[int], packed: bytes) -> bool:
-    small = np.flatnonzero(np.frombuffer(packed, dtype=np.int32) <= 1).tolist()
-    return any(isinstance(ids[at], bool) for at in small)
+    """In pieces, between which other threads can run."""
+    small = np.flatnonzero(np.frombuffer(packed, dtype=np.int32) <= 1)
+    for start in range(0, len(small), IDS_PIECE):
+        if any(isinstance(ids[at], bool) for at in small[start : start + IDS_PIECE].tolist()):
+            return True
+    return False

@@ -26,7 +26,7 @@ from mysglang.srt.managers.logprob_room import MAX_LOGPROBS, LogprobRoom
 from mysglang.srt.managers.queue_shares import OneForAll, QueueShares
 from mysglang.srt.managers.request_state import GenerationChunk, Inbox, Post, ReqState, RowCounters
 from mysglang.srt.managers.tokenize_job import Job, Piece
-from mysglang.srt.managers.unfold import unfold
+from mysglang.srt.managers.unfold import Unfolded
 from mysglang.srt.managers.unread import UNREAD, Unread, bytes_of
 from mysglang.srt.messages.channels import AsyncReceiver, Sender
 from mysglang.srt.messages.codec import ID_BYTES, ToScheduler, ToTokenizer, unpack_ids
@@ -53,10 +53,14 @@ from mysglang.srt.messages.outputs import TIMED_OUT, Abort, BatchStrOutput, Coun
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.utils.awake import AWAKE
 from mysglang.srt.utils.breather import Breather
+from mysglang.srt.utils.shared_room import SharedRoom
 
 NO_TEXT = (
     "The served model makes vectors or scores of prompts and generates no text; ask /v1/embeddings or /v1/classify."
 )
+MAX_PARAMS_BYTES = 1 << 29
+"""What the scheduler may need for the parameters of the open answers of one front: a schema, biases and the like are
+copied for each answer, of which one short request may ask for thousands."""
 NO_VECTORS = "The served model generates text; to make vectors with it, serve it with --is-embedding."
 
 
@@ -109,9 +113,11 @@ class TokenizerManager:
         fronts: Fronts | None = None,
         num_detokenizers: int = 1,
         shares: QueueShares | None = None,
+        num_keys: int = 1,
     ) -> None:
         """`max_queued_requests`: how many may be open beyond those that run at once, at all `fronts` together; None for
-        no bound. `fronts`: None for a server's only one. `shares`: None if tenants are not told apart.
+        no bound. `fronts`: None for a server's only one. `shares`: None if tenants are not told apart. `num_keys`: API
+        keys that share the room for parameters.
         """
         self.input_tokenizer = input_tokenizer
         self.limits = limits
@@ -135,6 +141,7 @@ class TokenizerManager:
         self._max_open = sys.maxsize
         if max_queued_requests is not None:
             self._max_open = limits.max_running_requests + max_queued_requests
+        self._params_room = SharedRoom(MAX_PARAMS_BYTES, num_keys)
         self._serial = 0
         self._post = Post()
         self._death: ServerEnded | None = None
@@ -260,17 +267,19 @@ class TokenizerManager:
             case reply:
                 self._control.answer(reply)
 
-    def open_call(self, obj: GenerateReqInput) -> Call:
+    async def open_call(self, obj: GenerateReqInput) -> Call:
         """Name the answers. From here on they can be aborted. Raises InvalidRequest, Overloaded, ServerEnded."""
         self._check_alive()
         if obj.pool != self.limits.is_embedding:
             raise InvalidRequest(NO_VECTORS if obj.pool else NO_TEXT)
-        unfolded = unfold(obj, self.limits.vocab_size, self._max_open)
+        unfolded = await self.input_tokenizer.unfold(obj, self._max_open)
+        self._check_alive()
         owner = CALLER.get().api_key
         names = {unfolded.name, *unfolded.rids}
         if taken := [name for name in names if (owner, name) in self._named]:
             raise _in_use(min(taken))
         count = len(unfolded.rids)
+        self._check_params_room(owner, unfolded)
         tenant = self._shares.tenant(obj, unfolded)
         self._take_room(count, tenant)
         if (elsewhere := self._fronts.names.note(_owned(owner, names))) is not None:
@@ -299,7 +308,20 @@ class TokenizerManager:
             self._named[owner, state.rid] = [state]
         self._named[owner, unfolded.name] = states
         self._fronts.board.write(Column.NAMES, len(self._named))
+        self._params_room.take(owner, unfolded.held_bytes)
         return Call(unfolded, inbox, states, count, owner)
+
+    def _check_params_room(self, owner: str, unfolded: Unfolded) -> None:
+        """Raises InvalidRequest or Overloaded if the parameters of so many answers take too much memory."""
+        size, most = unfolded.held_bytes, MAX_PARAMS_BYTES // 2
+        if not CALLER.get().remote:
+            return  # who asks in this process has its memory to itself
+        if size > most:
+            message = f"sampling_params take {size} bytes, copied for {len(unfolded.rids)} answers; at most {most}."
+            raise InvalidRequest(message, param="sampling_params")
+        if not self._params_room.has_room(owner, size):
+            self.counters.refused += len(unfolded.rids)
+            raise Overloaded("The parameters of open requests take too much memory.")
 
     async def send_call(self, obj: GenerateReqInput, call: Call) -> None:
         """Tokenize the call's prompts, and hand a request for each answer to the scheduler: of a large batch the first
@@ -346,6 +368,7 @@ class TokenizerManager:
             self.counters.aborted += 1
             if self._death is None:
                 self._to_scheduler.send(AbortReq(rid=state.wire_rid))
+        self._params_room.give(call.owner, call.unfolded.held_bytes)
         self._named.pop((call.owner, call.unfolded.name), None)
         self._fronts.names.forget(_owned(call.owner, {call.unfolded.name, *call.unfolded.rids}))
         self._publish()

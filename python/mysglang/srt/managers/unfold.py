@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.messages.generate import GenerateReqInput, HiddenStatesWish
+from mysglang.srt.managers.text_pool import LONG_TEXT, checkpoint
+from mysglang.srt.messages.generate import MANY_IDS, GenerateReqInput, HiddenStatesWish
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils.ids import new_id
 
@@ -24,6 +25,10 @@ _HIDDEN: Mapping[bool | str, HiddenStatesWish | None] = {False: None, True: "all
 
 NO_LOGPROBS = (False, -1, 0, None)
 """How almost everybody leaves the four fields about them."""
+
+_CHECKING = 64
+_MANY = 256
+"""Parameters that need not be looked at to say that to check them is long work."""
 
 Value = TypeVar("Value")
 
@@ -45,6 +50,15 @@ class Embeds:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+def unfolding(obj: GenerateReqInput) -> int:
+    """About how much work it is to lay `obj` out: as much as to tokenize so many characters."""
+    params = obj.sampling_params
+    if isinstance(params, list):
+        checking = len(params) * _CHECKING + sum(one.checking for one in params[:_MANY])
+        return max(checking, LONG_TEXT) if len(params) > _MANY else checking
+    return params.checking + len(obj.token_ids_logprob or ())
 
 
 class Prompt(NamedTuple):
@@ -70,6 +84,8 @@ class Unfolded:
     n: int
     """Answers for each prompt."""
     extra_key: str
+    held_bytes: int = 0
+    """What the scheduler will need for the parameters of all answers: each has a copy."""
 
 
 def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded:
@@ -86,6 +102,7 @@ def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded
             param="n",
         )
     for one in {id(one): one for one in params}.values():
+        checkpoint()
         one.verify(vocab_size)
     clips = _per_prompt("clip_max_new_tokens", obj.clip_max_new_tokens, len(contents), batch)
     wishes = _logprob_wishes(obj, len(contents), batch, vocab_size, n)
@@ -93,7 +110,12 @@ def unfold(obj: GenerateReqInput, vocab_size: int, max_answers: int) -> Unfolded
     processors = _per_prompt("custom_logit_processor", obj.custom_logit_processor, len(contents), batch)
     name, rids = _rids(obj.rid, len(contents), n, batch)
     prompts = [Prompt(*row) for row in zip(contents, params, clips, wishes, hidden, processors, strict=True)]
-    return Unfolded(name, rids, prompts, n, _cache_namespace(obj))
+    return Unfolded(name, rids, prompts, n, _cache_namespace(obj), _held_bytes(params, n))
+
+
+def _held_bytes(params: Sequence[SamplingParams], n: int) -> int:
+    by_params = {key: one.held_bytes for key, one in {id(one): one for one in params}.items()}
+    return n * sum(by_params[id(one)] for one in params)
 
 
 def _contents(obj: GenerateReqInput) -> tuple[Sequence[str | list[int] | Embeds], bool]:
@@ -110,7 +132,8 @@ def _contents(obj: GenerateReqInput) -> tuple[Sequence[str | list[int] | Embeds]
         raise InvalidRequest(f"{name} must not be empty.", param=name)
     if obj.text is not None:
         return obj.text, True
-    kinds = set(map(type, contents))
+    many_ids = len(contents) >= MANY_IDS and not isinstance(contents[0], list)
+    kinds = set() if many_ids else set(map(type, contents))
     if list not in kinds:
         return [contents], False  # type: ignore[list-item]  # ids all of them, which the tokenizing thread checks
     if kinds != {list}:
@@ -128,9 +151,16 @@ def _embeds(obj: GenerateReqInput, rows: list[list[float | list[float]]]) -> tup
         raise InvalidRequest(message, param="logprob_start_len")
     if not rows:
         raise InvalidRequest("input_embeds must not be empty.", param="input_embeds")
-    if any(isinstance(entry, list) for entry in rows[0]):
-        return [Embeds(prompt) for prompt in rows], True
+    first: Any = rows[0]
+    if isinstance(first, list) and first and isinstance(first[0], list):
+        return [Embeds(_vectors(prompt)) for prompt in rows], True
     return [Embeds(rows)], False
+
+
+def _vectors(prompt: object) -> list[object]:
+    if not isinstance(prompt, list):
+        raise InvalidRequest("input_embeds must be lists of vectors, or of lists of them.", param="input_embeds")
+    return prompt
 
 
 def _per_prompt(name: str, value: Value | list[Value], count: int, batch: bool) -> list[Value]:

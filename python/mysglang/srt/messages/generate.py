@@ -8,9 +8,9 @@ not have may still be sent with a value that asks for nothing. Knows neither tok
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -58,8 +58,16 @@ HiddenStatesWish: TypeAlias = Literal["all", "last"]
 """Whether the prompt's are among the hidden states wanted, or only those from its last token on."""
 
 MANY_IDS = 1 << 14
-"""From so many on the ids of a batch are looked at only where they are packed: to go through them takes milliseconds,
-and what is copied must be forgotten again."""
+"""From so many on the ids or numbers of prompts are looked at only where they are packed: to go through them takes
+milliseconds in which no other thread can run, and what is copied must be forgotten again."""
+
+MAX_ENTRIES = 1 << 16
+"""Of a list with an entry for each prompt."""
+
+MAX_ASKED_IDS = 1 << 20
+"""Of `token_ids_logprob`, all prompts together."""
+
+_FOR_EACH = msgspec.Meta(max_length=MAX_ENTRIES)
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -85,19 +93,20 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     Made by `parse_generate` from what a client sent, or by our own code with checked values.
     """
 
-    text: str | list[str] | None = None
+    text: str | Annotated[list[str], _FOR_EACH] | None = None
     input_ids: list[int | list[int]] | None = None
-    """The prompt as token ids, or a list of such prompts. In a large batch they may still be anything."""
+    """The prompt as token ids, or a list of such prompts. Where they are many, they may still be anything."""
     input_embeds: list[list[float | list[float]]] | None = None
-    """The prompt as the vectors that its tokens would be embedded as, or a list of such prompts."""
+    """The prompt as the vectors that its tokens would be embedded as, or a list of such prompts. What is in them may
+    still be anything."""
     sampling_params: SamplingParams | list[SamplingParams] = SamplingParams()
     stream: bool = False
-    rid: str | list[str] | None = None
-    return_logprob: bool | list[bool] = False
-    logprob_start_len: int | list[int] = -1
+    rid: str | Annotated[list[str], _FOR_EACH] | None = None
+    return_logprob: bool | Annotated[list[bool], _FOR_EACH] = False
+    logprob_start_len: int | Annotated[list[int], _FOR_EACH] = -1
     """First prompt position with a logprob; -1 for none of the prompt, 0 for all of it."""
-    top_logprobs_num: int | list[int] = 0
-    token_ids_logprob: list[int | list[int] | None] | None = None
+    top_logprobs_num: int | Annotated[list[int], _FOR_EACH] = 0
+    token_ids_logprob: Annotated[list[int | list[int] | None], _FOR_EACH] | None = None
     """Ids whose logprob is wanted at every position; the same for all prompts, or a list for each."""
     return_text_in_logprobs: bool = False
     return_flat_raw_top_logprobs: bool = False
@@ -106,13 +115,13 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the likeliest tokens of the output are told as flat arrays, not as tuples."""
     return_flat_raw_top_logprobs_b64: bool = False
     """Whether the flat arrays are told in base64: little-endian float32 and int32."""
-    custom_logit_processor: str | list[str | None] | None = None
+    custom_logit_processor: str | Annotated[list[str | None], _FOR_EACH] | None = None
     """Name of the processor that changes the logits: one of the server's, to which `custom_params` are told."""
     require_reasoning: bool = False
     """Whether the answer begins in a thought, which a grammar must let pass; for a server with a reasoning parser."""
     max_thinking_tokens: int | None = None
     """Tokens of a thought after which it is made to end."""
-    return_hidden_states: bool | Literal["last"] | list[bool | Literal["last"]] = False
+    return_hidden_states: bool | Literal["last"] | Annotated[list[bool | Literal["last"]], _FOR_EACH] = False
     """Whether the model's last hidden states are told; "last": of the prompt only its last token's."""
     return_prompt_token_ids: bool = False
     """Whether responses tell the ids of the prompt."""
@@ -178,22 +187,28 @@ def parse_generate(data: Mapping[str, object], report: FieldReport = REFUSED) ->
 
 def _request(fields: dict[str, object]) -> GenerateReqInput:
     """The fields as a request, types checked, but for those of many ids."""
-    ids: Any = fields.get("input_ids")
-    if not _is_large_batch(ids):
-        return convert_fields(fields, GenerateReqInput, "")
-    del fields["input_ids"]
-    return msgspec.structs.replace(convert_fields(fields, GenerateReqInput, ""), input_ids=ids)
+    large = {name: fields.pop(name) for name, is_large in _LATER.items() if is_large(fields.get(name))}
+    logprob_ids = fields.get("token_ids_logprob")
+    if isinstance(logprob_ids, list) and sum(len(ids) for ids in logprob_ids if isinstance(ids, list)) > MAX_ASKED_IDS:
+        raise InvalidRequest(f"token_ids_logprob must have at most {MAX_ASKED_IDS} ids.", param="token_ids_logprob")
+    return msgspec.structs.replace(convert_fields(fields, GenerateReqInput, ""), **large)
 
 
-def _is_large_batch(ids: object) -> bool:
-    """Whether these are lists of MANY_IDS or more, all together."""
-    return (
-        type(ids) is list
-        and bool(ids)
-        and type(ids[0]) is list
-        and all(type(row) is list for row in ids)
-        and sum(map(len, ids)) >= MANY_IDS
-    )
+def _are_many_ids(value: object) -> bool:
+    """Whether this is a list of MANY_IDS or more, or of lists that have as many together."""
+    if type(value) is not list or not value:
+        return False
+    if type(value[0]) is list:
+        return all(type(row) is list for row in value) and sum(map(len, value)) >= MANY_IDS
+    return len(value) >= MANY_IDS
+
+
+def _are_vectors(value: object) -> bool:
+    return type(value) is list
+
+
+_LATER: Mapping[str, Callable[[object], bool]] = {"input_ids": _are_many_ids, "input_embeds": _are_vectors}
+"""Fields whose entries are looked at later, if this holds of them."""
 
 
 def parse_sampling_params(data: object, path: str = "sampling_params") -> SamplingParams:

@@ -36,14 +36,29 @@ MAX_BAD_WORD_LENGTH = 256
 """Longest bad word, in characters."""
 MAX_BAD_WORDS_LENGTH = 32 << 10
 """Of all together, in characters: each answer has a copy of their tokens, and a request may have many answers."""
+MAX_ALLOWED_TOKEN_IDS = 1 << 19
+"""More than any vocabulary has; `verify` holds the list to the size of the model's."""
+MAX_ENTRIES = 1 << 16
+"""Of any other list or map, before its entries are looked at."""
+MAX_REGEX_WORK = 2048
+"""Moves that one character of the answer may cost all patterns of a request together, at most."""
 MAX_N = 128
 MAX_LENGTH_PENALTY = 10
+MAX_CUSTOM_PARAMS = 1024
 
 OR_ONE = msgspec.Meta(extra_json_schema={"x-or-one": True})
 """Marks a list that clients may leave out around its only entry; `parse_sampling_params` puts it there."""
 
+_SHORT = msgspec.Meta(max_length=MAX_ENTRIES)
+
 _INT32_MAX = (1 << 31) - 1
 _INT64_MAX = (1 << 63) - 1
+
+_COMPILING = 1 << 12
+"""Characters that could be tokenized while a pattern is compiled."""
+_BYTES_BY_ID = 40
+_BYTES_BY_BIAS = 150
+"""Of objects in a list or a map."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -55,10 +70,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     max_new_tokens: int | None = 128
     min_new_tokens: int = 0
-    stop: Annotated[list[str], OR_ONE] = []
-    stop_regex: Annotated[list[str], OR_ONE] = []
+    stop: Annotated[list[str], OR_ONE, _SHORT] = []
+    stop_regex: Annotated[list[str], OR_ONE, _SHORT] = []
     """Patterns that end the answer like stop strings: the part of Python's syntax that takes linear time."""
-    stop_token_ids: list[int] = []
+    stop_token_ids: Annotated[list[int], _SHORT] = []
     """Token ids that end the answer. Ids outside the vocabulary have no effect."""
     temperature: float = 1.0
     top_p: float = 1.0
@@ -78,13 +93,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Without effect, as in every tokenizer of the tokenizers library: it puts no spaces there."""
     no_stop_trim: bool = False
     stream_interval: int | None = None
-    logit_bias: dict[int, float] = {}
-    bad_words: list[str] = []
+    logit_bias: Annotated[dict[int, float], _SHORT] = {}
+    bad_words: Annotated[list[str], _SHORT] = []
     """Words that the answer does not hold, neither at its beginning nor behind a space: their last token is not chosen
     where it would complete one, as the tokenizer writes it."""
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     """The only token ids that may be chosen; null for all."""
-    custom_params: dict[str, Any] | None = None
+    custom_params: Annotated[dict[str, Any], msgspec.Meta(max_length=MAX_CUSTOM_PARAMS)] | None = None
     """What the request's logit processor is told."""
     sampling_seed: int | None = None
     json_schema: str | None = None
@@ -98,6 +113,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Which strings the answer may be, if that is restricted."""
         given = self._grammars()
         return grammar_spec(given) if given else None
+
+    @property
+    def checking(self) -> int:
+        """About how much work it is to verify them: as much as to tokenize so many characters."""
+        grammars = sum(len(text) for kind in KINDS if (text := getattr(self, kind)) is not None)
+        ids = len(self.logit_bias) + len(self.allowed_token_ids or ())
+        return grammars + ids + len(self.bad_words) + _COMPILING * len(self.stop_regex)
+
+    @property
+    def held_bytes(self) -> int:
+        """About how much memory a scheduler needs for each answer that has these, beside its prompt."""
+        grammars = sum(len(text) for kind in KINDS if (text := getattr(self, kind)) is not None)
+        texts = sum(map(len, self.stop)) + 8 * sum(map(len, self.bad_words))
+        ids = _BYTES_BY_BIAS * len(self.logit_bias) + _BYTES_BY_ID * (
+            len(self.allowed_token_ids or ()) + len(self.stop_token_ids)
+        )
+        return grammars + texts + ids + _told_bytes(self.custom_params)
 
     @property
     def greedy(self) -> bool:
@@ -121,16 +153,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "allowed_token_ids": self.allowed_token_ids,
         }
         for name, ids in id_lists.items():
+            if ids and len(ids) > vocab_size:
+                message = f"{name} must have at most {vocab_size} token ids, as many as there are, got {len(ids)}."
+                raise InvalidRequest(message, param=name)
             if ids and (wrong := [i for i in ids if not 0 <= i < vocab_size]):
                 message = f"{name}: token id {wrong[0]} is out-of-vocabulary (0 to {vocab_size - 1})."
                 raise InvalidRequest(message, param=name)
-        for pattern in self.stop_regex:
-            compile_regex(pattern)
+        if sum(compile_regex(pattern).work for pattern in self.stop_regex) > MAX_REGEX_WORK:
+            raise InvalidRequest("stop_regex: the patterns are too large together; repeat less.", param="stop_regex")
         check_grammars(self._grammars())
 
     def _grammars(self) -> dict[GrammarKind, str | None]:
         """Those that are given."""
         return {kind: text for kind in KINDS if (text := getattr(self, kind)) is not None}
+
+
+def _told_bytes(custom_params: dict[str, Any] | None) -> int:
+    """Objects take several times the room of what is written of them."""
+    return 8 * len(msgspec.msgpack.encode(custom_params)) if custom_params else 0
 
 
 class _Rule(NamedTuple):

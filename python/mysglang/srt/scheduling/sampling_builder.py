@@ -6,6 +6,8 @@ a worker keeps its device copy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from mysglang.srt.forward.worker_batch import (
@@ -44,6 +46,8 @@ class SamplingBuilder:
         self._seeds: Longs = np.zeros(num_slots, dtype=np.int64)
         self._penalties: Floats = np.zeros((num_slots, 3), dtype=np.float32)
         self._biased = Trait(num_slots)
+        self._biases: dict[int, tuple[Ints, Floats]] = {}
+        """By slot, for those that have some: token ids and what is added to their logits."""
         self._has_min = Trait(num_slots)
         self._lines = PenaltyLines(num_slots)
         self._last: tuple[Slots, Longs, SamplingColumns] | None = None
@@ -58,6 +62,8 @@ class SamplingBuilder:
         self._seeds[slot] = params.sampling_seed or 0
         self._penalties[slot] = (params.frequency_penalty, params.presence_penalty, params.repetition_penalty)
         self._biased[slot] = bool(params.logit_bias)
+        if params.logit_bias:
+            self._biases[slot] = _bias_arrays(params.logit_bias)
         self._has_min[slot] = params.min_new_tokens > 0
         if params.penalized:
             self._lines.take(slot)
@@ -65,6 +71,7 @@ class SamplingBuilder:
     def close(self, slot: int) -> None:
         """Give the slot's penalty line back, if it has one."""
         self._biased[slot] = self._has_min[slot] = False
+        self._biases.pop(slot, None)
         self._lines.give_back(slot)
 
     def columns(self, batch: ScheduleBatch) -> SamplingColumns:
@@ -105,14 +112,9 @@ class SamplingBuilder:
         rows = self._biased.rows(slots)
         if not len(rows):
             return None
-        biases = [self._table.req(int(slots[row])).sampling.logit_bias for row in rows]
-        counts = [len(bias) for bias in biases]
-        values = np.asarray([value for bias in biases for value in bias.values()], dtype=np.float64)
-        return LogitEdits(
-            np.repeat(rows, counts).astype(np.int32),
-            np.asarray([token for bias in biases for token in bias], dtype=np.int32),
-            values.clip(-DECISIVE_BIAS, DECISIVE_BIAS).astype(np.float32),
-        )
+        tokens, values = zip(*(self._biases[int(slots[row])] for row in rows), strict=True)
+        counts = [len(some) for some in tokens]
+        return LogitEdits(np.repeat(rows, counts).astype(np.int32), np.concatenate(tokens), np.concatenate(values))
 
     def penalty_reset(self, batch: ScheduleBatch) -> PenaltyReset | None:
         """What the count lines of rows that finish their prompt in this step start from."""
@@ -181,3 +183,9 @@ class PenaltyLines:
         if self._line[slot] != NO_LINE:
             self._free.append(int(self._line[slot]))
             self._line[slot] = NO_LINE
+
+
+def _bias_arrays(bias: Mapping[int, float]) -> tuple[Ints, Floats]:
+    """Made once: a step of many rows with thousands of biases each must not go through all of them."""
+    values = np.fromiter(bias.values(), dtype=np.float64, count=len(bias)).clip(-DECISIVE_BIAS, DECISIVE_BIAS)
+    return np.fromiter(bias, dtype=np.int32, count=len(bias)), values.astype(np.float32)

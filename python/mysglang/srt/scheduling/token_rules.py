@@ -6,25 +6,43 @@ computed again has the same rules. Knows ids only; what they are in words, the f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from mysglang.srt.forward.worker_batch import Ints, mask_words
 
+ID_BYTES = 4
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Phrase:
-    """Tokens that may not stand one after another: the last one is forbidden after the others."""
 
-    head: Ints
-    """At least one."""
-    last: int
+class Phrases:
+    """Sequences of two tokens or more that may not stand in an answer: the last one is forbidden after the others.
 
-    def follows(self, output: Ints) -> bool:
-        """Whether `output` ends with all but the last."""
-        return len(output) >= len(self.head) and bool((output[-len(self.head) :] == self.head).all())
+    They are found by all tokens but the last, so that a step takes time for each length of them and not for each
+    phrase: a request may forbid thousands, and every step of the batch waits for it.
+    """
+
+    __slots__ = ("_lasts", "_lengths")
+
+    def __init__(self, words: Iterable[Ints]) -> None:
+        lasts = defaultdict[bytes, list[int]](list)
+        for word in words:
+            lasts[word[:-1].tobytes()].append(int(word[-1]))
+        self._lasts = {head: np.asarray(found, dtype=np.int32) for head, found in lasts.items()}
+        self._lengths = sorted({len(head) for head in lasts})
+        """Of all that come before a last token, in bytes."""
+
+    def after(self, output: Ints) -> Iterator[Ints]:
+        """The tokens that are forbidden after `output`, in a few pieces."""
+        if not self._lengths:
+            return
+        tail = np.ascontiguousarray(output[-(self._lengths[-1] // ID_BYTES) :], dtype=np.int32).tobytes()
+        for length in self._lengths:
+            if length > len(tail):
+                return
+            if (found := self._lasts.get(tail[-length:])) is not None:
+                yield found
 
 
 class TokenRules:
@@ -32,7 +50,7 @@ class TokenRules:
 
     __slots__ = ("_phrases", "_static")
 
-    def __init__(self, static: Ints, phrases: Sequence[Phrase]) -> None:
+    def __init__(self, static: Ints, phrases: Phrases) -> None:
         """static: [words] the mask that holds everywhere."""
         self._static = static
         self._phrases = phrases
@@ -40,15 +58,14 @@ class TokenRules:
     def apply(self, bits: Ints, output: Ints) -> None:
         """Take from a mask, in place, what is forbidden after the generated tokens `output`."""
         bits &= self._static
-        for phrase in self._phrases:
-            if phrase.follows(output):
-                clear_bits(bits, np.asarray([phrase.last], dtype=np.int32))
+        for lasts in self._phrases.after(output):
+            clear_bits(bits, lasts)
 
     def allow(self, token: int, output: Ints) -> bool:
         """Whether `token` may come after `output`. What was chosen under an empty mask may not."""
         if not int(self._static[token >> 5]) >> (token & 31) & 1:
             return False
-        return not any(phrase.last == token and phrase.follows(output) for phrase in self._phrases)
+        return not any(token in lasts for lasts in self._phrases.after(output))
 
 
 def token_rules(allowed: Sequence[int] | None, bad_words: Iterable[Ints], vocab_size: int) -> TokenRules | None:
@@ -66,7 +83,7 @@ def token_rules(allowed: Sequence[int] | None, bad_words: Iterable[Ints], vocab_
         np.bitwise_or.at(static.view(np.uint32), ids >> 5, _bit_of(ids))
     singles = [int(word[0]) for word in words if len(word) == 1]
     clear_bits(static, np.asarray(singles, dtype=np.int32))
-    return TokenRules(static, [Phrase(word[:-1], int(word[-1])) for word in words if len(word) > 1])
+    return TokenRules(static, Phrases(word for word in words if len(word) > 1))
 
 
 def clear_bits(bits: Ints, ids: Ints) -> None:

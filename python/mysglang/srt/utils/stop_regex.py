@@ -22,6 +22,8 @@ MAX_STATES = 1024
 """Of its automaton; what repeats {m,n} counts n times."""
 MAX_WORK = 2048
 """Moves that one character may cost at most."""
+MAX_VISITS = 8192
+"""States that are looked at to find the moves of all states: a pattern that is mostly empty has many of them."""
 MAX_DEPTH = 32
 """Of groups within groups."""
 MAX_MATCH = 1024
@@ -47,6 +49,8 @@ class Automaton:
     """By state: the states with a test that are reached from it without a character, and `final` if that is."""
     targets: list[int]
     final: int
+    work: int
+    """Moves that one character may cost."""
 
 
 @lru_cache(maxsize=256)
@@ -79,12 +83,16 @@ class RegexWatch:
         """Read on; return the end of the first match as an index into `text`, or -1."""
         automaton, threads = self._automaton, self._threads
         for index, character in enumerate(text):
+            fits: dict[Test, bool] = {}  # what is repeated {m,n} has one test in n states
             for state in automaton.closures[0]:
                 threads.setdefault(state, self._place)
             self._place += 1
             stepped: dict[int, int] = {}
             for state, begun in threads.items():
-                if automaton.tests[state](character):
+                test = automaton.tests[state]
+                if (fit := fits.get(test)) is None:
+                    fit = fits[test] = test(character)
+                if fit:
                     for following in automaton.closures[automaton.targets[state]]:
                         stepped[following] = min(begun, stepped.get(following, begun))
             if (begun_at := stepped.get(automaton.final)) is not None:
@@ -281,14 +289,16 @@ class _Builder:
         start = self._state()
         begin, final = self._build(whole)
         self._free[start].append(begin)
-        closures, work = [], 0
+        closures, work, visits = [], 0, 0
         for state in range(len(self._tests)):
-            closure = tuple(s for s in sorted(self._reach(state)) if s == final or self._tests[s] is not None)
+            reached = self._reach(state)
+            closure = tuple(s for s in sorted(reached) if s == final or self._tests[s] is not None)
             work += len(closure)
-            if work > MAX_WORK:
+            visits += len(reached)
+            if work > MAX_WORK or visits > MAX_VISITS:
                 raise self._too_large()
             closures.append(closure)
-        return Automaton([test or _nothing for test in self._tests], closures, self._targets, final)
+        return Automaton([test or _nothing for test in self._tests], closures, self._targets, final, work)
 
     def _build(self, part: _Part) -> tuple[int, int]:
         """A new beginning and end with the part between them."""

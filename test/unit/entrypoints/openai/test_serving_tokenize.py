@@ -1,10 +1,15 @@
 """/tokenize and /detokenize, and their aliases: one prompt, several, a conversation, and back."""
 
+import asyncio
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import pytest
 
 from fixtures.scripted_engine import CONTEXT_LEN, serve, small
+from mysglang.srt.utils import breather
+from mysglang.srt.utils.text import IncrementalDecoder
+from mysglang.srt.utils.tokenizer import IDS_PIECE
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -32,6 +37,43 @@ async def test_several_at_once() -> None:
     assert there["count"] == [len(ids) for ids in lists]
     assert back == {"text": texts}
     assert nothing == {"text": ""}
+
+
+async def turns_during(work: Awaitable[object]) -> int:
+    """Turns of the event loop until `work` is done."""
+    task, turns = asyncio.ensure_future(work), 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await task
+    return turns
+
+
+async def test_many_at_once_let_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is too short for a thread: sixty thousand would keep the event loop for half a second."""
+    monkeypatch.setattr(breather, "HELD_S", 0.0)
+    async with serve() as served:
+        assert await turns_during(served.post("/tokenize", {"prompt": ["The"] * 3000})) > 3000
+        assert await turns_during(served.post("/detokenize", {"tokens": [[1, 2]] * 3000})) > 3000
+
+
+async def test_ids_are_bounded_and_their_text_is_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = small("byte_level")
+    ids = tokenizer.encode("The quick fox ")
+    fed: list[int] = []
+    feed = IncrementalDecoder.feed
+
+    def watched(self: IncrementalDecoder, some: Sequence[int]) -> str:
+        fed.append(len(some))
+        return feed(self, some)
+
+    async with serve() as served:
+        monkeypatch.setattr(IncrementalDecoder, "feed", watched)
+        text = (await served.post("/detokenize", {"tokens": ids * 10_000})).json()["text"]
+        refused = await served.post("/detokenize", {"tokens": [ids, [1] * (1 << 20)]})
+    assert text == "The quick fox " * 10_000
+    assert len(fed) > 1 and max(fed) <= IDS_PIECE
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "tokens"
 
 
 async def test_special_tokens_by_wish() -> None:

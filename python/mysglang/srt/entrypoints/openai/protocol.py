@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
-from mysglang.srt.entrypoints.field_bounds import check_joined
+from mysglang.srt.entrypoints.field_bounds import MAX_NUMBERS, check_joined
 from mysglang.srt.entrypoints.openai.response_format import ResponseFormat, StructuredOutputs, as_schema, choice_regex
 from mysglang.srt.entrypoints.openai.tool_protocol import NamedToolChoice, Tool
 from mysglang.srt.entrypoints.strict_model import StrictModel, empty, not_here
@@ -50,6 +50,8 @@ def _prompts(value: object) -> object:
 
 
 def _ids_or_lists(value: object) -> object:
+    if isinstance(value, list) and sum(len(ids) if isinstance(ids, list) else 1 for ids in value) > MAX_NUMBERS:
+        raise ValueError(f"must have at most {MAX_NUMBERS} token ids")
     if isinstance(value, list) and (_all_ints(value) or all(isinstance(i, list) and _all_ints(i) for i in value)):
         return value
     raise ValueError("must be a list of token ids, or a list of lists of token ids")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mysglang.srt.entrypoints.body import read_model
+from mysglang.srt.entrypoints.body import BODY_BYTES, read_model
 from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
-from mysglang.srt.entrypoints.json_response import json_response
+from mysglang.srt.entrypoints.json_pieces import in_pieces
+from mysglang.srt.entrypoints.json_response import written_response
 from mysglang.srt.entrypoints.openai.chat_prompt import render_chat
 from mysglang.srt.entrypoints.openai.field_names import TOKENIZE_NAMES, own_words
 from mysglang.srt.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
+from mysglang.srt.utils.breather import Breather
 
 
 class OpenAIServingTokenize:
@@ -26,21 +30,28 @@ class OpenAIServingTokenize:
     async def tokenize(self, request: Request) -> Response:
         body = await read_model(request, TokenizeRequest)
         self._models.check(body.model)
-        answer = await while_connected(request, self._tokenized(body))
-        return json_response(answer)
+        return await while_connected(request, self._written(self._tokenized(body)))
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_model(request, DetokenizeRequest)
         self._models.check(body.model)
-        answer = await while_connected(request, self._detokenized(body))
-        return json_response(answer)
+        return await while_connected(request, self._written(self._detokenized(body)))
+
+    async def _written(self, making: Awaitable[dict[str, object]]) -> Response:
+        """A long answer is written in a thread."""
+        answer = await making
+        return written_response([await self._front.text_pool.run_if_long(BODY_BYTES.get(), lambda: in_pieces(answer))])
 
     async def _tokenized(self, body: TokenizeRequest) -> dict[str, object]:
         tokens: list[int] | list[list[int]]
         count: int | list[int]
         if isinstance(body.prompt, list):
-            tokens = [await self._ids(text, body.add_special_tokens) for text in body.prompt]
-            count = [len(ids) for ids in tokens]
+            lists: list[list[int]] = []
+            breather = Breather()
+            for text in body.prompt:
+                lists.append(await self._ids(text, body.add_special_tokens))
+                await breather.rest()
+            tokens, count = lists, [len(ids) for ids in lists]
         elif body.prompt is not None:
             tokens = await self._ids(body.prompt, body.add_special_tokens)
             count = len(tokens)
@@ -63,10 +74,14 @@ class OpenAIServingTokenize:
             return await self._coder.encode(text, add_special_tokens=add_special_tokens)
 
     async def _detokenized(self, body: DetokenizeRequest) -> dict[str, object]:
-        lists = [ids for ids in body.tokens if isinstance(ids, list)]
-        if lists:
-            return {"text": [await self._text(ids, body) for ids in lists]}
-        return {"text": await self._text([token for token in body.tokens if isinstance(token, int)], body)}
+        # Ids all of them, or lists of ids all of them.
+        if not isinstance(body.tokens[0] if body.tokens else 0, list):
+            return {"text": await self._text(body.tokens, body)}  # type: ignore[arg-type]
+        breather, texts = Breather(), []
+        for ids in body.tokens:
+            texts.append(await self._text(ids, body))  # type: ignore[arg-type]
+            await breather.rest()
+        return {"text": texts}
 
     async def _text(self, ids: list[int], body: DetokenizeRequest) -> str:
         with own_words(TOKENIZE_NAMES):
