@@ -8,7 +8,9 @@ from fixtures.scripted_engine import Served, serve
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.ignored_fields import FieldLog
-from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from mysglang.srt.entrypoints.strict_model import StrictModel
+from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
@@ -46,6 +48,34 @@ FIELDS = {
 }
 
 
+HONOURED: dict[str, Any] = {
+    "add_generation_prompt": False,
+    "allowed_token_ids": [5],
+    "bad_words": ["x"],
+    "echo": True,
+    "grammar": "root ::= [a]",
+    "guided_choice": ["x"],
+    "guided_grammar": "root ::= [a]",
+    "guided_json": {"type": "object"},
+    "guided_regex": "a",
+    "include_stop_str_in_output": True,
+    "length_penalty": 0.5,
+    "n_predict": 5,
+    "repeat_penalty": 1.5,
+    "request_id": "x",
+    "spaces_between_special_tokens": False,
+    "structured_outputs": {"regex": "a"},
+    "thinking_token_budget": 5,
+    "use_beam_search": True,
+}
+"""Values that ask for something, of the fields of vLLM and llama.cpp that have a meaning here on some route."""
+
+ROUTES: dict[str, tuple[type[StrictModel], dict[str, Any]]] = {
+    "chat": (ChatCompletionRequest, {"messages": [{"role": "user", "content": "Hi"}]}),
+    "text": (CompletionRequest, {"prompt": "Hi"}),
+}
+
+
 def asked(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "Hi"}], **fields}
 
@@ -76,6 +106,26 @@ def test_every_field_of_other_servers_is_known_and_may_ask_for_nothing(server: s
     nothing = dict.fromkeys(set(names) - {"messages"})
     validate(model, asked(**nothing), found)
     assert found.names == []
+
+
+@pytest.mark.promise(31)
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("field", [name for server in ("vLLM", "llama.cpp") for name in FIELDS[server].split()])
+def test_what_a_field_of_vllm_or_llamacpp_asks_for_is_done_refused_or_reported(route: str, field: str) -> None:
+    model, base = ROUTES[route]
+    found = FieldLog().report(PATH)
+    try:
+        changed = validate(model, base | {field: HONOURED.get(field, "something")}, found)
+    except InvalidRequest as error:
+        assert error.param == field
+        assert field not in HONOURED or field in model.unsupported
+        return
+    if found.names:
+        assert found.names == [field]
+        assert changed == validate(model, base)
+    else:
+        assert field in HONOURED
+        assert changed != validate(model, base)
 
 
 @pytest.mark.promise(31)
