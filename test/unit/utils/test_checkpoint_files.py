@@ -76,6 +76,32 @@ def test_a_damaged_header(tmp_path: Path, header: bytes) -> None:
 
 
 @pytest.mark.promise(49)
+@pytest.mark.parametrize(
+    ("dtype", "shape", "place"),
+    [
+        ("F32", [1], [4, 0]),
+        ("F32", [2], [0, 4]),
+        ("F32", [1 << 62, 4], [0, 4]),
+        ("I64", [1], [0, 4]),
+        ("X", [1], [4, 0]),
+    ],
+)
+def test_a_tensor_that_does_not_fill_its_place(tmp_path: Path, dtype: str, shape: list[int], place: list[int]) -> None:
+    tensors = {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    tensors["b"] = {"dtype": dtype, "shape": shape, "data_offsets": place}
+    write(tmp_path / WHOLE, json.dumps(tensors).encode(), b"1234")
+    assert f"{WHOLE} is damaged or incomplete (tensor b, {dtype}" in refusal(tmp_path)
+
+
+@pytest.mark.promise(49)
+def test_more_tensors_than_any_checkpoint_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_files, "MAX_TENSORS", 10)
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    write(tmp_path / WHOLE, json.dumps({f"t{number}": empty for number in range(11)}).encode())
+    assert "holds more than 10 tensors" in refusal(tmp_path)
+
+
+@pytest.mark.promise(49)
 def test_an_index_of_a_million_files(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {f"t{i}": f"{i}.safetensors" for i in range(10**6)}}))
     assert f"{INDEX} names {10**6} files, and at most {MAX_SHARDS} are read" in refusal(tmp_path)

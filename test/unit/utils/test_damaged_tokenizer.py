@@ -133,6 +133,46 @@ def test_a_device_in_place_of_a_file(name: str, tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.promise(49)
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+@pytest.mark.parametrize("pattern", [{"String": ""}, {"String": "a"}, {"Regex": "(?=a)"}])
+def test_steps_that_make_a_text_ever_longer(part: str, pattern: dict[str, str], tmp_path: Path) -> None:
+    """Thirty of them made gigabytes of the warm-up's prompt."""
+    if part == "decoder" and "Regex" in pattern:
+        pattern = {"String": "é"}
+    step = {"type": "Replace", "pattern": pattern, "content": "aa"}
+    inner = {"normalizer": "normalizers", "decoder": "decoders"}[part]
+    write_part(tmp_path, part, part={"type": "Sequence", inner: [{"type": "Sequence", inner: [step] * 5}] * 6})
+    with pytest.raises(ConfigError, match=f"tokenizer.json: {part} can make a text more than 64 times longer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_steps_of_tokenizers_in_use_are_let_be(tmp_path: Path) -> None:
+    steps = [
+        {"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"},
+        {"type": "Replace", "pattern": {"Regex": "\\s+"}, "content": " "},
+        {"type": "Replace", "pattern": {"String": "``"}, "content": '"'},
+        {"type": "NFKC"},
+        {"type": "Lowercase"},
+    ]
+    write_part(tmp_path, "normalizer", part={"type": "Sequence", "normalizers": steps})
+    use(tmp_path)
+
+
+@pytest.mark.promise(35)
+def test_promise_35_a_text_on_which_the_library_gives_up_is_refused(tmp_path: Path) -> None:
+    """Its panic is no Exception: a batch broke off, and a response in the background was never over."""
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    write_part(tmp_path, "pre_tokenizer", part=split)
+    tokenizer = Tokenizer.load(tmp_path)
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_pairs([(text, "b")])):
+        with pytest.raises(InvalidRequest, match="cannot be tokenized"):
+            encode("x" * 32)
+    assert tokenizer.encode("x")
+
+
 def test_too_many_chat_templates(tmp_path: Path) -> None:
     write(tmp_path, next(iter(KINDS)))
     (tmp_path / "chat_template.jinja").write_text("x")

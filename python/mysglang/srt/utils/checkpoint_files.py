@@ -24,10 +24,21 @@ UNSAFE_FORMATS = ("*.bin", "*.pt", "*.pth")
 MAX_SHARDS = 4096
 """Files of one checkpoint. The largest known one has 163."""
 
+MAX_TENSORS = 1 << 17
+"""Of one checkpoint. The largest known one has about 92,000."""
+
 MAX_HEADERS = 128 * MIB
 """Bytes of all headers of a checkpoint. The largest known one has about 12 MiB, for 92,000 tensors."""
 
 _LENGTH_BYTES = 8
+
+_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2"), 1),
+}
+"""Of one value, by the names of the format."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -70,6 +81,8 @@ def stored_tensors(folder: Path) -> list[StoredTensor]:
         header = _read_header(path, room)
         room -= len(header)
         tensors += _parse_header(path, header)
+        if len(tensors) > MAX_TENSORS:
+            raise ConfigError(f"{path.parent} holds more than {MAX_TENSORS} tensors, and at most that many are read")
     return tensors
 
 
@@ -134,7 +147,17 @@ def _parse_header(path: Path, header: bytes) -> list[StoredTensor]:
     size, wanted = check_plain(path), _LENGTH_BYTES + len(header) + end
     if size != wanted:
         raise _damaged(path, f"it has {size} bytes instead of {wanted}")
+    for name, entry in found.items():
+        _check_place(path, name, entry)
     return [StoredTensor(name, tuple(entry.shape), path.name) for name, entry in found.items()]
+
+
+def _check_place(path: Path, name: str, entry: _Entry) -> None:
+    """Raises ConfigError for a tensor that does not fill its place; of unknown types, only for an end before the begin."""
+    begin, end = entry.data_offsets
+    wanted = math.prod(entry.shape) * _BYTES[entry.dtype] if entry.dtype in _BYTES else end - begin
+    if begin > end or end - begin != wanted:
+        raise _damaged(path, f"tensor {name}, {entry.dtype} {entry.shape[:8]}, has the bytes {begin} to {end}")
 
 
 def _damaged(path: Path, why: str) -> ConfigError:

@@ -16,10 +16,12 @@ import msgspec
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from mysglang.srt.errors import ConfigError
+from mysglang.srt.errors import ConfigError, InvalidRequest
 from mysglang.srt.utils.hf import read_json, read_json_if_there
+from mysglang.srt.utils.panics import is_panic
 from mysglang.srt.utils.plain_files import TEMPLATE_LIMIT, is_there, read_plain, size_limit
 from mysglang.srt.utils.text import IncrementalDecoder, StoppableText
+from mysglang.srt.utils.text_growth import MAX_GROWTH, growth
 from mysglang.srt.utils.token_bytes import DecoderSpec, TokenBytes
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -59,11 +61,19 @@ class _TokenizerFile(msgspec.Struct, frozen=True):
 
     model: _ModelPart | None = None
     added_tokens: msgspec.Raw = msgspec.Raw(b"[]")
+    normalizer: Any = None
     decoder: DecoderSpec | None = None
     post_processor: _PostProcessor | None = None
 
     def check_size(self) -> None:
-        """Raises ConfigError for a part of more entries than the library loads in a few seconds."""
+        """Raises ConfigError for a part of more entries than the library loads in a few seconds, and for steps that
+        make a text much longer.
+        """
+        for name, step in (("normalizer", self.normalizer), ("decoder", msgspec.to_builtins(self.decoder))):
+            if growth(step) > MAX_GROWTH:
+                raise ConfigError(
+                    f"tokenizer.json: {name} can make a text more than {MAX_GROWTH:g} times longer; download it again"
+                )
         model = self.model or _ModelPart()
         for name, part, limit, commas in (
             ("model.vocab", model.vocab, MAX_VOCAB, 2),
@@ -155,15 +165,27 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """The same for several texts. Special tokens written out in a text become those tokens."""
         # Unlike `encode`, the batch call releases the GIL, and _fast skips offsets that nobody reads.
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [_ids(encoding) for encoding in encodings]
+        return [_ids(encoding) for encoding in self._encode(list(texts), add_special_tokens=add_special_tokens)]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
         """The ids of two texts each, framed as the model expects it, and at which of them the second text begins; None
         for a tokenizer that does not tell the two apart.
         """
-        encodings = self._backend.encode_batch_fast(list(pairs), add_special_tokens=True)
+        encodings = self._encode(list(pairs), add_special_tokens=True)
         return [(one.ids, one.type_ids.index(1) if 1 in one.type_ids else None) for one in encodings]
+
+    def _encode(
+        self, texts: list[str] | list[tuple[str, str]], *, add_special_tokens: bool
+    ) -> list[tokenizers.Encoding]:
+        """Raises InvalidRequest for a text on which the library gives up, such as one whose words cannot be told apart
+        in a bounded number of steps.
+        """
+        try:
+            return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise InvalidRequest(f"The text cannot be tokenized: {error}") from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids` from its start. Ids outside the vocabulary have no text.
