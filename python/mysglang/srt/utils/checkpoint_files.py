@@ -153,7 +153,7 @@ def _parse_header(path: Path, header: bytes) -> list[StoredTensor]:
 
 
 def _check_place(path: Path, name: str, entry: _Entry) -> None:
-    """Raises ConfigError for a tensor that does not fill its place; of unknown types, only for an end before the begin."""
+    """Raises ConfigError for a tensor that does not fill its place. Of an unknown type any size is taken."""
     begin, end = entry.data_offsets
     wanted = math.prod(entry.shape) * _BYTES[entry.dtype] if entry.dtype in _BYTES else end - begin
     if begin > end or end - begin != wanted:
