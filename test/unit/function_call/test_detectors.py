@@ -1,6 +1,7 @@
 """Every format of calls: what a model wrote is found, however the text was cut into pieces, and nothing is lost."""
 
 import json
+import re
 from typing import Any, get_args
 
 import pytest
@@ -14,6 +15,8 @@ from mysglang.srt.function_call.base_detector import collect
 from mysglang.srt.function_call.core_types import CallArguments, CallStart, ToolCallItem, ToolEvent
 from mysglang.srt.function_call.function_call_parser import DETECTORS, detector_class, format_of
 from mysglang.srt.function_call.json_array_detector import JsonArrayDetector
+from mysglang.srt.function_call.minimax_m3_detector import MARK, MinimaxM3Detector
+from mysglang.srt.function_call.tool_schema import OfferedTools
 
 FORMATS = pytest.mark.parametrize("case", WRITERS)
 EXAMPLES = settings(max_examples=50, deadline=None)
@@ -335,12 +338,61 @@ def test_values_without_quotes(value: str, parameter: str, meant: object) -> Non
         ("gemma4", "<|tool_call>call:get_weather{where:[", "", ['{"where": [']),
         ("apertus2509", '<|tools_prefix|>[{"stop": null}]<|tools_suffix|>.', ".", ["{}"]),
         ("gigachat3", 'Yes.<|message_sep|>function call<|role_sep|>\n{"name": "stop"}</s>', "Yes.", ["{}"]),
+        # M is the mark; white space may follow it, and a value may hold text with the mark that is no end
+        ("minimax-m3", 'M <tool_call>\nM\n<invoke name="stop">M </invoke>M</tool_call>.', ".", ["{}"]),
+        ("minimax-m3", 'M<invoke name="stop">M</invoke>', "", ["{}"]),
+        (
+            "minimax-m3",
+            'M<invoke name="log-it">M<text> a M <b> M</text>M</invoke>',
+            "",
+            ['{"text": " a ]<]minimax[>[ <b> "}'],
+        ),
+        ("minimax-m3", 'M<invoke name="get_weather">M<city>5M</city>M</invoke>', "", ['{"city": "5"}']),
+        (
+            "minimax-m3",
+            'M<invoke name="get_weather">M<more>\n M<a>1M</a>\n M<b>M<item>xM</item>M</b>M</more>M</invoke>',
+            "",
+            ['{"more": {"a": 1, "b": ["x"]}}'],
+        ),
+        (
+            "minimax-m3",
+            'M<invoke name="get_weather">M<where>M<x>aM</x>M<x>bM</x>M</where>',
+            "",
+            ['{"where": ["a", "b"]'],
+        ),
+        ("minimax-m3", 'M<invoke name="get_weather">M<where>M</where>M</invoke>', "", ['{"where": []}']),
+        # who ends what is around a value ends the value; an end of nothing is nothing
+        (
+            "minimax-m3",
+            'M<invoke name="get_weather">M<more>M<a>M<b>1M</b>M</tool_call>',
+            "",
+            ['{"more": {"a": {"b": 1}}}'],
+        ),
+        ("minimax-m3", 'M<invoke name="get_weather">M</x>M<days>1M</days>M</invoke>', "", ['{"days": 1}']),
+        ("minimax-m3", 'M<tool_call>M<invoke name="x">', 'M<tool_call>M<invoke name="x">', []),
         ("gigachat3", "Yes.<|message_sep|>No.", "Yes.<|message_sep|>No.", []),
     ],
 )
 def test_what_is_special_about_a_format(parser: str, text: str, said: str, found: list[str]) -> None:
+    if parser == "minimax-m3":
+        text, said = (re.sub(r"M(?=\s*<)", MARK, part) for part in (text, said))
     content, items = whole(parser, text)
     assert (content, [item.parameters for item in items]) == (said, found)
+
+
+def test_values_inside_values_are_what_they_are_declared_to_be() -> None:
+    address = {"type": "object", "properties": {"zip": {"type": "string"}, "floor": {"type": "integer"}}}
+    codes = {"type": "array", "items": {"type": "string"}}
+    extra = {"type": "object", "additionalProperties": {"type": "string"}}
+    function = {"name": "f", "parameters": {"properties": {"at": address, "codes": codes, "extra": extra}}}
+    text = (
+        'M<tool_call>M<invoke name="f">M<at>M<zip>01234M</zip>M<floor>2M</floor>M</at>'
+        "M<codes>M<item>7M</item>M<item>M</item>M</codes>M<extra>M<a>trueM</a>M</extra>M</invoke>M</tool_call>"
+    )
+    detector = MinimaxM3Detector(OfferedTools([{"type": "function", "function": function}]))
+    _, (item,) = detector.detect_and_parse(text.replace("M<", f"{MARK}<"))
+    found = {"at": {"zip": "01234", "floor": 2}, "codes": ["7", ""], "extra": {"a": "true"}}
+    assert json.loads(item.parameters) == found
 
 
 def test_kimi_names_its_calls() -> None:
@@ -379,6 +431,7 @@ def test_an_unknown_format_names_the_known() -> None:
         ("{{ tools }}<|START_ACTION|>", "cohere_command4"),
         ("{{ tools }}<|tools_prefix|>", "apertus2509"),
         ("{{ tools }}function call<|role_sep|>", "gigachat3"),
+        ("{{ tools }}]<]minimax[>[<tool_call>", "minimax-m3"),
         ("{{ tools }}```json", None),
         ("{{ messages }}", None),
     ],

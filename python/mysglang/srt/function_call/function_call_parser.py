@@ -21,6 +21,7 @@ from mysglang.srt.function_call.kimik2_detector import KimiK2Detector
 from mysglang.srt.function_call.lfm2_detector import Lfm2Detector
 from mysglang.srt.function_call.llama32_detector import Llama32Detector
 from mysglang.srt.function_call.minimax_m2_detector import MinimaxM2Detector
+from mysglang.srt.function_call.minimax_m3_detector import MinimaxM3Detector
 from mysglang.srt.function_call.mistral_detector import MistralDetector
 from mysglang.srt.function_call.phi4_mini_detector import Phi4MiniDetector
 from mysglang.srt.function_call.pythonic_detector import PythonicDetector
@@ -49,6 +50,7 @@ DETECTORS: dict[str, type[FunctionCallDetector]] = {
     "llama3": Llama32Detector,
     "mimo": Qwen3CoderDetector,
     "minimax-m2": MinimaxM2Detector,
+    "minimax-m3": MinimaxM3Detector,
     "mistral": MistralDetector,
     "phi4-mini": Phi4MiniDetector,
     "pythonic": PythonicDetector,
@@ -74,6 +76,7 @@ _SIGNS = (
     ("<｜tool▁sep｜>", "deepseekv31"),
     ("<|tool_call_argument_begin|>", "kimi_k2"),
     ("<steptml:invoke", "step3"),
+    ("]<]minimax[>[", "minimax-m3"),
     ("<minimax:tool_call>", "minimax-m2"),
     ("<arg_key>", "glm45"),
     ("<function=", "qwen3_coder"),

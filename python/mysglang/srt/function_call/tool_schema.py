@@ -13,12 +13,32 @@ MAX_ALTERNATIVES = 32
 """Of a parameter's anyOf, oneOf and allOf: who has more is not read further."""
 
 
+class Declared:
+    """What a schema says of one value."""
+
+    def __init__(self, schema: object) -> None:
+        self._schema = schema
+
+    @property
+    def types(self) -> frozenset[str]:
+        """JSON types that the value may have; empty if nothing is declared."""
+        return frozenset(_types(self._schema))
+
+    def inside(self, key: str) -> Declared:
+        """Of what the value has under this key, or of an element if it is a list."""
+        if "array" in self.types:
+            return Declared(_member(self._schema, "items"))
+        properties = _properties(self._schema)
+        return Declared(properties[key] if key in properties else _member(self._schema, "additionalProperties"))
+
+
 class OfferedTools:
     """Made of tools as OpenAI has them, already checked: {"type": "function", "function": {"name", "parameters"}}."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         functions = [tool["function"] for tool in tools]
-        self._parameters = {str(function["name"]): _properties(function.get("parameters")) for function in functions}
+        self._schemas = {str(function["name"]): function.get("parameters") for function in functions}
+        self._parameters = {name: _properties(schema) for name, schema in self._schemas.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._parameters
@@ -26,6 +46,10 @@ class OfferedTools:
     def parameter_names(self, function: str) -> list[str]:
         """In the order in which they were declared."""
         return list(self._parameters[function])
+
+    def declared(self, function: str) -> Declared:
+        """All arguments of a function together."""
+        return Declared(self._schemas[function])
 
     def types(self, function: str, parameter: str) -> frozenset[str]:
         """JSON types that the parameter may have; empty if nothing is declared."""
@@ -37,6 +61,10 @@ def _properties(schema: object) -> Mapping[str, object]:
         case {"properties": dict() as properties}:
             return properties
     return {}
+
+
+def _member(schema: object, name: str) -> object:
+    return schema.get(name) if isinstance(schema, dict) else None
 
 
 def _types(schema: object) -> Iterable[str]:

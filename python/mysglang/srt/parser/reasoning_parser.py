@@ -339,6 +339,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "mimo": _MARKED,
     "minimax": TagFormat(THINK, THINK_END, thinks_first=True, interrupts=("<minimax:tool_call>",)),
     "minimax-append-think": AppendThinkFormat(),
+    "minimax-m3": TagFormat("<mm:think>", "</mm:think>", interrupts=("]<]minimax[>[<tool_call>",)),
     "mistral": TagFormat("[THINK]", "[/THINK]"),
     "nemotron_3": TagFormat(THINK, THINK_END, thinks_first=True, interrupts=("<tool_call>",)),
     "qwen3": _MARKED,
@@ -354,6 +355,7 @@ _SIGNS = (
     ("<|START_THINKING|>", "cohere_command4"),
     ("<|inner_prefix|>", "apertus2509"),
     ("◁think▷", "kimi"),
+    ("<mm:think>", "minimax-m3"),
     ("[THINK]", "mistral"),
     (THINK, "qwen3"),
 )
