@@ -20,7 +20,7 @@ import numpy as np
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
-from mysglang.srt.forward.worker_batch import ON_DEVICE, Ints, Longs, ModelWorkerBatch, SamplingColumns
+from mysglang.srt.forward.worker_batch import ON_DEVICE, Ints, Longs, ModelWorkerBatch
 from mysglang.srt.mem_cache.factory import prefix_cache
 from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
 from mysglang.srt.mem_cache.kv_manager import KvManager
@@ -152,7 +152,6 @@ class Rows:
         self._kv = make_kv(capacity)
         self._slots: Longs = np.array([self._open() for _ in ids], dtype=np.int64)
         self._lens: Ints = np.zeros(len(ids), dtype=np.int32)
-        self._sampling = SamplingColumns.greedy(len(ids))
 
     def prefill(self, chunk: int) -> Iterator[ModelWorkerBatch]:
         """Steps that compute all prompts, row after row."""
@@ -169,9 +168,7 @@ class Rows:
                 for at, (start, count) in enumerate(zip(starts, lens, strict=True))
             ]
             yields = starts + lens == whole
-            yield self._step(
-                rows, np.concatenate(ids), lens, yields, ForwardMode.EXTEND, SamplingColumns.greedy(len(lens))
-            )
+            yield self._step(rows, np.concatenate(ids), lens, yields, ForwardMode.EXTEND)
             for slot, held in zip(self._slots[rows].tolist(), self._lens[rows].tolist(), strict=True):
                 self._kv.extend(slot, held)  # what windows have passed is free now that the step was launched
             first += int(yields.sum())
@@ -181,7 +178,7 @@ class Rows:
         count = len(self._slots)
         ids: Ints = np.full(count, ON_DEVICE, dtype=np.int32)
         ones: Ints = np.ones(count, dtype=np.int32)
-        return self._step(slice(count), ids, ones, np.ones(count, dtype=np.bool_), ForwardMode.DECODE, self._sampling)
+        return self._step(slice(count), ids, ones, np.ones(count, dtype=np.bool_), ForwardMode.DECODE)
 
     def _step(
         self,
@@ -190,7 +187,6 @@ class Rows:
         lens: Ints,
         yields: np.ndarray[Any, np.dtype[np.bool_]],
         mode: ForwardMode,
-        sampling: SamplingColumns,
     ) -> ModelWorkerBatch:
         slots, starts = self._slots[rows], self._lens[rows].copy()
         self._lens[rows] += lens
@@ -205,7 +201,6 @@ class Rows:
             extend_lens=lens,
             out_cache_loc=self._kv.locations(slots, starts, lens),
             yields=yields,
-            sampling=sampling,
             table_writes=self._kv.take_writes(),
         )
         return replace(step, windows=self._kv.columns(step)) if isinstance(self._kv, HybridKvManager) else step

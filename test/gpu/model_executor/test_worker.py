@@ -17,11 +17,9 @@ from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import (
     ON_DEVICE,
     HiddenColumns,
-    LogitEdits,
     LogprobColumns,
     ModelWorkerBatch,
-    PenaltyReset,
-    PenaltyRows,
+    SamplingColumns,
     TableWrites,
 )
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
@@ -30,6 +28,10 @@ from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.tp_worker import TpModelWorker
+from mysglang.srt.sampling.logit_bias import LOGIT_BIAS
+from mysglang.srt.sampling.logit_edits import edits
+from mysglang.srt.sampling.min_new_tokens import MIN_NEW_TOKENS
+from mysglang.srt.sampling.penalties import penalty_columns, reset_columns
 
 pytestmark = pytest.mark.timeout(400)  # FlashInfer builds what was never built before
 
@@ -206,8 +208,10 @@ def test_nothing_on_the_way_synchronises(folder: str, backend: str) -> None:
     worker = make_worker(folder, "bfloat16", **chosen(backend))
     rows = np.arange(5, dtype=np.int32)
     floats = np.full(5, 0.5, dtype=np.float32)
-    edits = LogitEdits(rows, rows + 7, np.full(5, -np.inf, dtype=np.float32))
-    sampling = replace(columns(CHOICES), bias=edits, penalties=PenaltyRows(rows, rows, floats, floats, floats + 1))
+    changed = np.arange(5), list(np.arange(7, 12)[:, None]), [np.full(1, -np.inf)] * 5
+    bias, forbidden = (edits(feature.name, *changed) for feature in (LOGIT_BIAS, MIN_NEW_TOKENS))
+    penalties = penalty_columns(np.arange(5), rows, floats, floats, floats + 1)
+    sampling = SamplingColumns((*columns(CHOICES).parts, bias, penalties))
     wanted = LogprobColumns(
         rows=np.ones(5, dtype=np.bool_),
         top_num=rows,
@@ -217,7 +221,7 @@ def test_nothing_on_the_way_synchronises(folder: str, backend: str) -> None:
         prompt_counts=np.array([5, 0, 0, 0, 0], dtype=np.int32),
     )
     decode_wanted = replace(wanted, prompt_positions=rows[:0], prompt_targets=rows[:0], prompt_counts=rows * 0)
-    reset = PenaltyReset(rows, [rows] * 5, [rows] * 5)
+    reset = reset_columns(rows, [rows] * 5, [rows] * 5)
     results = []
     for i in range(4):
         if i in (0, 2):
@@ -225,12 +229,12 @@ def test_nothing_on_the_way_synchronises(folder: str, backend: str) -> None:
             driver.lengths = [len(prompt) for prompt in PROMPTS]
             prompts = [Row(slot, prompt) for slot, prompt in enumerate(PROMPTS)]
             batch = worker_batch(prompts, driver.pages, sampling=sampling)
-            batch = replace(batch, logprobs=wanted, forbidden=edits, penalty_reset=reset)
+            batch = replace(batch, logprobs=wanted, sampling_now=(forbidden, reset))
         else:
             decoding = [Row(slot, [-1], length) for slot, length in enumerate(driver.lengths)]
             driver.lengths = [length + 1 for length in driver.lengths]
             batch = worker_batch(decoding, driver.pages, mode=ForwardMode.DECODE, sampling=sampling)
-            batch = replace(batch, logprobs=decode_wanted, forbidden=edits)
+            batch = replace(batch, logprobs=decode_wanted, sampling_now=(forbidden,))
         # Whatever is allocated or planned only once happens in the first steps of its kind.
         torch.cuda.set_sync_debug_mode("error" if i > 1 else "default")
         try:

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.layers.logprobs import LogprobQuery
-from mysglang.srt.layers.sampler import Sampler
+from mysglang.srt.layers.sampler import Sampler, SamplingOps
 from mysglang.srt.layers.sampling_step import OutputQuery, SamplingStep
+from mysglang.srt.sampling.drawing import Draw
+from mysglang.srt.sampling.feature import Act
+from mysglang.srt.sampling.logit_edits import Edits, Prohibitions
 from mysglang.srt.sampling.logit_processors import ProcessorRun
-from mysglang.srt.sampling.penalties import Penalties, PenaltyTable
-from mysglang.srt.sampling.sampling_tensors import Bitmask, Drawing, Edits, SamplingTensors
+from mysglang.srt.sampling.penalties import Penalize, Penalties, PenaltyTable
+from mysglang.srt.sampling.token_mask import Masked
 
 ROWS, VOCAB = 5, 60
-GREEDY = SamplingTensors(drawing=None, penalties=None, bias=None)
 
 
 def longs(*values: int) -> Tensor:
@@ -29,47 +31,56 @@ def logits() -> Tensor:
 
 
 @pytest.fixture(params=[False, True], ids=["ops", "reference"])
-def sampler(request: pytest.FixtureRequest) -> Sampler:
-    table = PenaltyTable(VOCAB, torch.device("cpu"))
-    table.reserve(8)
-    return Sampler(table, reference=request.param)
+def ops(request: pytest.FixtureRequest) -> SamplingOps:
+    return SamplingOps.choose(reference=request.param)
 
 
-def drawing(temperature: float = 0.7, **filters: Tensor) -> Drawing:
+@pytest.fixture
+def sampler(ops: SamplingOps) -> Sampler:
+    return Sampler(ops)
+
+
+def drawing(ops: SamplingOps, temperature: float = 0.7, uniforms: Tensor | None = None, **filters: Tensor) -> Draw:
     """All rows draw but row 1, which is greedy."""
     heat = torch.full((ROWS,), temperature)
     greedy = torch.arange(ROWS) == 1
-    columns: dict[str, Tensor | None] = {"top_k": None, "top_p": None, "min_p": None, **filters}
-    return Drawing(temperature=torch.where(greedy, 1.0, heat), greedy=greedy, **columns)
+    numbers = torch.rand(ROWS, dtype=torch.float64) if uniforms is None else uniforms
+    heat = torch.where(greedy, 1.0, heat)
+    return Draw(draw=ops.draw, uniforms=numbers, temperature=heat, greedy=greedy, **filters)
+
+
+def step_of(*acts: Act, output_query: OutputQuery | None = None) -> SamplingStep:
+    return SamplingStep(output_query=output_query).then(acts)
 
 
 def test_greedy(sampler: Sampler, logits: Tensor) -> None:
-    assert torch.equal(sampler.sample(logits, SamplingStep(tensors=GREEDY)).tokens, logits.argmax(-1))
+    assert torch.equal(sampler.sample(logits, SamplingStep()).tokens, logits.argmax(-1))
 
 
-def test_logits_are_left_as_they_are(sampler: Sampler, logits: Tensor) -> None:
+def test_logits_are_left_as_they_are(sampler: Sampler, ops: SamplingOps, logits: Tensor) -> None:
     before = logits.clone()
     edits = Edits(longs(0), longs(3), torch.tensor([-math.inf]))
-    tensors = SamplingTensors(drawing(), None, edits)
-    sampler.sample(logits, SamplingStep(tensors=tensors, uniforms=torch.rand(ROWS).double(), forbidden=edits))
+    sampler.sample(logits, step_of(drawing(ops), edits))
     assert torch.equal(logits, before)
 
 
-def test_a_greedy_row_among_drawing_ones(sampler: Sampler, logits: Tensor) -> None:
+def test_a_greedy_row_among_drawing_ones(sampler: Sampler, ops: SamplingOps, logits: Tensor) -> None:
     logits[1, 7] = logits[1, 40] = 50.0
     uniforms = torch.full((ROWS,), 0.999, dtype=torch.float64)
-    tokens = sampler.sample(logits, SamplingStep(tensors=replace(GREEDY, drawing=drawing(20.0)), uniforms=uniforms))
+    tokens = sampler.sample(logits, step_of(drawing(ops, 20.0, uniforms)))
     assert int(tokens.tokens[1]) == 7
     assert not torch.equal(tokens.tokens, logits.argmax(-1))
 
 
 def test_forbidden_bias_and_penalties_come_first(sampler: Sampler, logits: Tensor) -> None:
     best = logits.argmax(-1)
-    forbidden = Edits(longs(0), best[:1], torch.tensor([-math.inf]))
-    bias = Edits(longs(2), longs(11), torch.tensor([900.0]))
+    forbidden = Prohibitions(longs(0), best[:1], torch.tensor([-math.inf]))
+    bias = Edits(longs(0, 2), torch.cat([best[:1], longs(11)]), torch.full((2,), 900.0))
     ones = torch.ones(1)
     penalties = Penalties(longs(3), longs(5), 0 * ones, 800 * ones, ones)
-    step = SamplingStep(tensors=SamplingTensors(None, penalties, bias), forbidden=forbidden)
+    table = PenaltyTable(VOCAB, torch.device("cpu"))
+    table.reserve(8)
+    step = step_of(forbidden, bias, Penalize(table, penalties))
     first = sampler.sample(logits, step).tokens
     second = sampler.sample(logits, step).tokens
     assert int(first[0]) == int(logits[0].argsort(descending=True)[1])
@@ -80,9 +91,9 @@ def test_forbidden_bias_and_penalties_come_first(sampler: Sampler, logits: Tenso
 
 
 @pytest.mark.promise(35)
-def test_a_broken_row(sampler: Sampler, logits: Tensor) -> None:
+def test_a_broken_row(sampler: Sampler, ops: SamplingOps, logits: Tensor) -> None:
     uniforms = torch.rand(ROWS).double()
-    step = SamplingStep(tensors=replace(GREEDY, drawing=drawing(top_k=torch.full((ROWS,), 9))), uniforms=uniforms)
+    step = step_of(drawing(ops, uniforms=uniforms, top_k=torch.full((ROWS,), 9)))
     whole = sampler.sample(logits, step).tokens
     logits[2, 8] = math.nan
     broken = sampler.sample(logits, step).tokens
@@ -90,39 +101,34 @@ def test_a_broken_row(sampler: Sampler, logits: Tensor) -> None:
 
 
 @pytest.mark.promise(35)
-def test_promise_35_a_row_that_cannot_be_sampled_ends_alone(
-    sampler: Sampler, logits: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_promise_35_a_row_that_cannot_be_sampled_ends_alone(sampler: Sampler, ops: SamplingOps, logits: Tensor) -> None:
     ones = torch.ones(2)
-    step = SamplingStep(
-        tensors=SamplingTensors(
-            drawing(top_k=torch.full((ROWS,), 9, dtype=torch.int32), min_p=torch.full((ROWS,), 0.01)),
-            Penalties(longs(0, 3), longs(5, 2), 0.1 * ones, 0.2 * ones, 1.5 * ones),
-            Edits(longs(2, 4), longs(11, 12), torch.tensor([3.0, 4.0])),
-        ),
-        uniforms=torch.linspace(0.1, 0.9, ROWS, dtype=torch.float64),
-        forbidden=Edits(longs(0), longs(7), torch.tensor([-math.inf])),
-        runs=(ProcessorRun(lambda found, params: found - params[0]["less"], longs(4), [{"less": 2.0}]),),
-        mask=Bitmask(longs(3), torch.tensor([[0xFFFFFF, 0]], dtype=torch.int32)),
-        output_query=OutputQuery(
-            longs(0, 2, 4), LogprobQuery(3, np.asarray([0, 2, 3, 3]), longs(0, 0, 1), longs(4, 5, 6))
-        ),
+    uniforms = torch.linspace(0.1, 0.9, ROWS, dtype=torch.float64)
+    filters = {"top_k": torch.full((ROWS,), 9, dtype=torch.int32), "min_p": torch.full((ROWS,), 0.01)}
+    table = PenaltyTable(VOCAB, torch.device("cpu"))
+    table.reserve(8)
+    drawn = drawing(ops, uniforms=uniforms, **filters)
+    acts = (
+        Penalize(table, Penalties(longs(0, 3), longs(5, 2), 0.1 * ones, 0.2 * ones, 1.5 * ones)),
+        Edits(longs(2, 4), longs(11, 12), torch.tensor([3.0, 4.0])),
+        Prohibitions(longs(0), longs(7), torch.tensor([-math.inf])),
+        ProcessorRun(lambda found, params: found - params[0]["less"], longs(4), [{"less": 2.0}]),
+        Masked(longs(3), torch.tensor([[0xFFFFFF, 0]], dtype=torch.int32), ops.mask),
     )
-    whole = sampler.sample(logits, step)
-    draw = sampler._draw
+    pairs = LogprobQuery(3, np.asarray([0, 2, 3, 3]), longs(0, 0, 1), longs(4, 5, 6))
+    query = OutputQuery(longs(0, 2, 4), pairs)
+    whole = sampler.sample(logits, step_of(*acts, drawn, output_query=query))
 
     def failing(found: Tensor, uniforms: Tensor, *rest: Tensor | None) -> Tensor:
-        if step.uniforms is not None and bool((uniforms == step.uniforms[2]).any()):
+        if bool((uniforms == drawn.uniforms[2]).any()):
             raise RuntimeError("not enough memory")
-        return draw(found, uniforms, *rest)
+        return ops.draw(found, uniforms, *rest)
 
-    table = sampler._penalties
     counted = PenaltyTable(VOCAB, torch.device("cpu"))
     counted.reserve(8)
     counted.count(longs(5, 2), whole.tokens[[0, 3]])
     table._counts.zero_()
-    monkeypatch.setattr(sampler, "_draw", failing)
-    apart = sampler.sample(logits, step)
+    apart = sampler.sample(logits, step_of(*acts, replace(drawn, draw=failing), output_query=query))
     assert apart.tokens.tolist() == [*whole.tokens[:2].tolist(), -1, *whole.tokens[3:].tolist()]
     assert torch.equal(table._counts, counted._counts), "each token is counted once"
     assert whole.logprobs is not None and apart.logprobs is not None
@@ -133,13 +139,11 @@ def test_promise_35_a_row_that_cannot_be_sampled_ends_alone(
     assert apart.logprobs.pair_vals.shape == whole.logprobs.pair_vals.shape
 
 
-def test_logprobs_are_after_temperature_and_before_filters(sampler: Sampler, logits: Tensor) -> None:
+def test_logprobs_are_after_temperature_and_before_filters(sampler: Sampler, ops: SamplingOps, logits: Tensor) -> None:
     rows = longs(1, 4)
     query = OutputQuery(rows, LogprobQuery(2, np.zeros(3, dtype=np.int64), longs(), longs()))
-    chosen_from = drawing(0.5, top_k=torch.full((ROWS,), 2, dtype=torch.int32))
-    step = SamplingStep(
-        tensors=replace(GREEDY, drawing=chosen_from), uniforms=torch.rand(ROWS).double(), output_query=query
-    )
+    chosen_from = drawing(ops, 0.5, top_k=torch.full((ROWS,), 2, dtype=torch.int32))
+    step = step_of(chosen_from, output_query=query)
     sampled = sampler.sample(logits, step)
     assert sampled.logprobs is not None
     expected = torch.stack([logits[1].log_softmax(-1), (logits[4] / 0.5).log_softmax(-1)])
@@ -147,7 +151,7 @@ def test_logprobs_are_after_temperature_and_before_filters(sampler: Sampler, log
     assert torch.allclose(sampled.logprobs.top_vals, expected.sort(descending=True).values[:, :2])
 
 
-def test_a_mask_leaves_only_what_it_allows(sampler: Sampler, logits: Tensor) -> None:
+def test_a_mask_leaves_only_what_it_allows(sampler: Sampler, ops: SamplingOps, logits: Tensor) -> None:
     """Whatever is added to the others, and only in the rows that it is for."""
     allowed = [{5, 33}, {0}, {59}]
     rows = longs(0, 1, 4)
@@ -156,21 +160,19 @@ def test_a_mask_leaves_only_what_it_allows(sampler: Sampler, logits: Tensor) -> 
         for token in ids:
             bits[line, token // 32] |= 1 << (token % 32)
     bias = Edits(longs(0, 1, 4), longs(7, 7, 7), torch.full((3,), 1e4))
-    for tensors in (SamplingTensors(None, None, bias), SamplingTensors(drawing(30.0), None, bias)):
-        free = SamplingStep(tensors=tensors, uniforms=torch.rand(ROWS, dtype=torch.float64))
-        tokens = sampler.sample(logits, replace(free, mask=Bitmask(rows, bits))).tokens
+    for free in (step_of(bias), step_of(bias, drawing(ops, 30.0))):
+        tokens = sampler.sample(logits, free.then((Masked(rows, bits, ops.mask),))).tokens
         unmasked = sampler.sample(logits, free).tokens
         assert all(int(tokens[row]) in ids for row, ids in zip(rows.tolist(), allowed, strict=True))
         assert torch.equal(tokens[2:4], unmasked[2:4])
 
 
-def test_a_mask_that_allows_nothing_disturbs_no_other_row(sampler: Sampler, logits: Tensor) -> None:
+def test_a_mask_that_allows_nothing_disturbs_no_other_row(sampler: Sampler, ops: SamplingOps, logits: Tensor) -> None:
     """What such a row gets is of no account: whoever gave the mask refuses every token."""
-    nothing = Bitmask(longs(2), torch.zeros(1, 2, dtype=torch.int32))
+    nothing = Masked(longs(2), torch.zeros(1, 2, dtype=torch.int32), ops.mask)
     filters = {"top_k": torch.full((ROWS,), 9, dtype=torch.int32), "top_p": torch.full((ROWS,), 0.9)}
-    for tensors in (GREEDY, replace(GREEDY, drawing=drawing()), replace(GREEDY, drawing=drawing(1.0, **filters))):
-        free = SamplingStep(tensors=tensors, uniforms=torch.rand(ROWS, dtype=torch.float64))
-        masked = sampler.sample(logits, replace(free, mask=nothing)).tokens
+    for free in (step_of(), step_of(drawing(ops)), step_of(drawing(ops, 1.0, **filters))):
+        masked = sampler.sample(logits, free.then((nothing,))).tokens
         others = torch.arange(ROWS) != 2
         assert torch.equal(masked[others], sampler.sample(logits, free).tokens[others])
         assert 0 <= int(masked[2]) < VOCAB

@@ -13,7 +13,7 @@ from fixtures.kv_traffic import MAX_CONTEXT, NUM_SLOTS, STALE, WHICH, ManagerMac
 from fixtures.traffic import drive
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker import WindowShape
-from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, SamplingColumns
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
 from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
 from mysglang.srt.mem_cache.kv_manager import KvManager
@@ -33,7 +33,6 @@ def a_step(where: Ints) -> ModelWorkerBatch:
         extend_lens=one,
         out_cache_loc=where,
         yields=np.ones(1, np.bool_),
-        sampling=SamplingColumns.greedy(1),
     )
 
 

@@ -9,7 +9,7 @@ from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.forward.worker_batch import SamplingColumns
+from mysglang.srt.forward.worker_batch import PLAIN_SAMPLING
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
@@ -32,5 +32,5 @@ def test_who_reads_a_freed_page_has_no_number(tmp_path_factory: pytest.TempPathF
     driver.prefill(PROMPTS)
     assert all(token >= 0 for row in driver.decode(2) for token in row)
     worker.poison(driver.pages.table[0, :1].astype(np.int32))
-    tokens = driver.launch(SamplingColumns.greedy(2)).complete().tokens.tolist()
+    tokens = driver.launch(PLAIN_SAMPLING).complete().tokens.tolist()
     assert tokens[0] == -1 and tokens[1] >= 0

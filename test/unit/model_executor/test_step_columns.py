@@ -3,19 +3,23 @@
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from fixtures.forward_batches import PageRows, Row, worker_batch
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import (
-    LogitEdits,
     LogprobColumns,
-    PenaltyReset,
-    PenaltyRows,
-    SamplingColumns,
     TableWrites,
     WindowColumns,
 )
 from mysglang.srt.model_executor import step_columns as columns
+from mysglang.srt.sampling.drawing import DrawingOnDevice, drawing_columns
+from mysglang.srt.sampling.draws import uniforms
+from mysglang.srt.sampling.feature import DeviceFacts
+from mysglang.srt.sampling.logit_edits import edits
+from mysglang.srt.sampling.logits_rows import LogitsRows
+from mysglang.srt.sampling.penalties import penalty_columns, reset_columns
+from mysglang.srt.sampling.sampling_params import TOP_K_ALL
 
 
 def ints(*values: int) -> np.ndarray:
@@ -91,55 +95,68 @@ def test_table_columns() -> None:
 
 
 def test_only_rows_with_logits_are_sampled() -> None:
-    batch = three_rows()
-    logits_row = columns.logits_rows_of(batch.yields)
-    assert logits_row.tolist() == [0, -1, 1]
-    sampling = replace(
-        SamplingColumns.greedy(3),
-        all_greedy=False,
-        any_top_p=True,
-        top_k=ints(1, 5, 9),
-        top_p=np.array([1, 0.5, 0.25], dtype=np.float32),
-        penalties=PenaltyRows(ints(1, 2), ints(30, 31), *(np.ones(2, dtype=np.float32) for _ in range(3))),
+    """Of the three rows the second one, whose prompt goes on, has none."""
+    logits = LogitsRows.of(three_rows().yields)
+    ones = np.ones(3, dtype=np.float32)
+    top_p = np.array([1, 0.5, 0.25], dtype=np.float32)
+    drawn = drawing_columns(
+        np.arange(3), temperature=ones, top_k=ints(1, 5, 9), top_p=top_p, min_p=0 * ones, seeds=np.arange(3)
     )
-    assert as_lists(columns.drawing_columns(sampling, batch.yields)) == {
-        "temperature": [1, 1],
-        "greedy": [True, False],
-        "top_p": [1, 0.25],
+    assert as_lists(columns.feature_columns(drawn, logits)) == {
+        "drawing.rows": [0, 1],
+        "drawing.temperature": [1, 1],
+        "drawing.greedy": [True, False],
+        "drawing.top_k": [1, 9],
+        "drawing.top_p": [1, 0.25],
     }
-    penalised = columns.penalty_columns(sampling, logits_row)
-    assert penalised["penalty_rows"].tolist() == [1] and penalised["penalty_lines"].tolist() == [31]
-    edits = LogitEdits(ints(0, 1, 2), ints(5, 6, 7), np.array([1, 2, 3], dtype=np.float32))
-    assert as_lists(columns.edit_columns("bias", edits, logits_row)) == {
-        "bias_rows": [0, 1],
-        "bias_ids": [5, 7],
-        "bias_values": [1, 3],
+    penalised = penalty_columns(np.array([1, 2]), ints(30, 31), *(np.ones(2, dtype=np.float32) for _ in range(3)))
+    found = as_lists(columns.feature_columns(penalised, logits))
+    assert found["penalties.rows"] == [1] and found["penalties.lines"] == [31]
+    tokens, values = np.array([[5], [6], [7]]), np.array([[1.0], [2.0], [3.0]])
+    bias = edits("logit_bias", np.arange(3), list(tokens), list(values))
+    assert as_lists(columns.feature_columns(bias, logits)) == {
+        "logit_bias.rows": [0, 1],
+        "logit_bias.ids": [5, 7],
+        "logit_bias.values": [1, 3],
     }
-    assert columns.edit_columns("bias", LogitEdits(ints(1), ints(6), np.ones(1, np.float32)), logits_row) == {}
+    assert columns.feature_columns(edits("logit_bias", np.array([1]), [tokens[1]], [values[1]]), logits) == {}
 
 
-def test_greedy_steps_need_nothing() -> None:
-    batch = three_rows()
-    assert columns.drawing_columns(batch.sampling, batch.yields) == {}
-    assert columns.uniform_column(batch) == {}
+def test_filters_of_greedy_rows_alone_are_left_out() -> None:
+    """But beside a row that has any, a greedy row keeps few tokens too."""
+    ones = np.ones(2, dtype=np.float32)
+
+    def found(drawn_min_p: float) -> set[str]:
+        top_p, min_p = np.array([0.5, 1], dtype=np.float32), np.array([0.1, drawn_min_p], dtype=np.float32)
+        top_k, seeds = ints(1, TOP_K_ALL), np.arange(2)
+        columns = drawing_columns(
+            np.arange(2), temperature=ones, top_k=top_k, top_p=top_p, min_p=min_p, seeds=seeds
+        ).columns
+        return set(columns) - {"temperature", "greedy"}
+
+    assert found(0) == set()
+    assert found(0.2) == {"min_p", "top_k"}
 
 
 def test_uniforms_depend_on_seed_and_length_alone() -> None:
     batch = three_rows()
-    sampling = replace(batch.sampling, all_greedy=False, seeds=np.array([5, 6, 7]))
-    (found,) = columns.uniform_column(replace(batch, sampling=sampling)).values()
-    alone = columns.uniforms(np.array([7]), ints(7))
-    assert found[1] == alone[0]
+    side = DrawingOnDevice(DeviceFacts(8, torch.device("cpu"), torch.argmax))
+    ones = np.ones(3, dtype=np.float32)
+    part = drawing_columns(
+        np.arange(3), temperature=ones, top_k=ints(5, 5, 5), top_p=ones, min_p=0 * ones, seeds=np.array([5, 6, 7])
+    )
+    found = side.expect(part, LogitsRows.of(batch.yields), batch.seq_lens)["uniforms"]
+    assert found.tolist() == uniforms(np.array([5, 7]), ints(8, 7)).tolist()
 
 
 def test_reset_columns() -> None:
-    reset = PenaltyReset(ints(8, 3), [ints(1, 1), ints()], [ints(), ints(2)])
-    assert as_lists(columns.reset_columns(reset)) == {
-        "reset_lines": [8, 3],
-        "reset_prompt_lines": [8, 8],
-        "reset_prompt_ids": [1, 1],
-        "reset_output_lines": [3],
-        "reset_output_ids": [2],
+    reset = reset_columns(ints(8, 3), [ints(1, 1), ints()], [ints(), ints(2)])
+    assert as_lists(columns.feature_columns(reset, LogitsRows.of(np.array([True])))) == {
+        "penalties.reset": [8, 3],
+        "penalties.prompt_lines": [8, 8],
+        "penalties.prompt_ids": [1, 1],
+        "penalties.output_lines": [3],
+        "penalties.output_ids": [2],
     }
 
 
@@ -153,7 +170,7 @@ def test_logprob_columns_are_ragged() -> None:
         prompt_counts=ints(2, 1, 0),
     )
     batch = three_rows()
-    output = columns.output_logprob_columns(wanted, batch.yields, columns.logits_rows_of(batch.yields))
+    output = columns.output_logprob_columns(wanted, batch.yields, LogitsRows.of(batch.yields))
     prompt = columns.prompt_logprob_columns(wanted)
     assert output is not None and prompt is not None
     assert (output[0].top, output[0].top_num.tolist(), output[0].pair_ends.tolist()) == (2, [2, 0], [0, 1, 3])
@@ -170,5 +187,5 @@ def test_logprob_columns_are_ragged() -> None:
         "prompt_targets": [11, 12, 21],
     }
     nothing = replace(wanted, rows=np.array([False, True, False]), prompt_positions=ints())
-    assert columns.output_logprob_columns(nothing, batch.yields, columns.logits_rows_of(batch.yields)) is None
+    assert columns.output_logprob_columns(nothing, batch.yields, LogitsRows.of(batch.yields)) is None
     assert columns.prompt_logprob_columns(nothing) is None

@@ -13,16 +13,18 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.worker_batch import (
-    LogitEdits,
     LogprobColumns,
     ModelWorkerBatch,
-    PenaltyReset,
-    PenaltyRows,
+    SamplingColumns,
     TokenMask,
     mask_words,
 )
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.tp_worker import TpModelWorker
+from mysglang.srt.sampling.logit_bias import LOGIT_BIAS
+from mysglang.srt.sampling.logit_edits import edits
+from mysglang.srt.sampling.min_new_tokens import MIN_NEW_TOKENS
+from mysglang.srt.sampling.penalties import penalty_columns, reset_columns
 
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 17, 1))]
 SAMPLED = [Choice(0.9, top_p=0.95, top_k=50, seed=i) for i in range(3)] + [GREEDY]
@@ -108,14 +110,10 @@ def test_forbidden_and_bias(worker: TpModelWorker, alone) -> None:
     """Edits count batch rows, also where some rows have no logits."""
     best = [tokens[0] for tokens in alone["greedy"]]
     yields = np.array([True, False, True, True])
-    rows = np.array([2, 2, 1], dtype=np.int32)
-    ids = np.array([best[2], 77, best[1]], dtype=np.int32)
-    forbidden = LogitEdits(rows, ids, np.array([-np.inf, 1000.0, 0.0], dtype=np.float32))
-    biased = replace(
-        columns([GREEDY] * 4),
-        bias=LogitEdits(np.array([3, 1], np.int32), np.array([5, 6], np.int32), np.array([500.0, 500.0], np.float32)),
-    )
-    batch = prompt_step(worker, yields=yields, forbidden=forbidden, sampling=biased)
+    changed = [np.array([best[1]]), np.array([best[2], 77])]
+    forbidden = edits(MIN_NEW_TOKENS.name, np.array([1, 2]), changed, [np.zeros(1), np.array([-np.inf, 1000.0])])
+    bias = edits(LOGIT_BIAS.name, np.array([1, 3]), [np.array([6]), np.array([5])], [np.array([500.0])] * 2)
+    batch = prompt_step(worker, yields=yields, sampling_now=(forbidden,), sampling=SamplingColumns((bias,)))
     assert worker.forward_batch_generation(batch).complete().tokens.tolist() == [best[0], 77, 5]
 
 
@@ -145,19 +143,11 @@ def test_a_step_that_waited_in_vain_chooses_freely(worker: TpModelWorker, alone)
 def test_penalties_count_what_the_worker_samples(worker: TpModelWorker, alone) -> None:
     """With a presence penalty that forbids every token seen, no token comes twice."""
     none = np.zeros(0, dtype=np.int32)
-    sampling = replace(
-        columns([GREEDY] * 4),
-        penalties=PenaltyRows(
-            rows=np.array([1], dtype=np.int32),
-            lines=np.array([9], dtype=np.int32),
-            frequency=np.zeros(1, dtype=np.float32),
-            presence=np.full(1, 1000, dtype=np.float32),
-            repetition=np.ones(1, dtype=np.float32),
-        ),
-    )
+    line, zero, one = np.array([9], dtype=np.int32), np.zeros(1, dtype=np.float32), np.ones(1, dtype=np.float32)
+    sampling = SamplingColumns((penalty_columns(np.array([1]), line, zero, 1000 * one, one),))
     driver = Driver.start(worker, [GREEDY] * 4)
     batch = worker_batch([Row(slot, prompt) for slot, prompt in enumerate(PROMPTS)], driver.pages, sampling=sampling)
-    batch = replace(batch, penalty_reset=PenaltyReset(np.array([9], dtype=np.int32), [none], [none]))
+    batch = replace(batch, sampling_now=(reset_columns(line, [none], [none]),))
     outputs = [worker.forward_batch_generation(batch)]
     driver.lengths = [len(prompt) for prompt in PROMPTS]
     outputs += [driver.launch(sampling) for _ in range(40)]

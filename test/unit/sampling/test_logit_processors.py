@@ -27,7 +27,7 @@ def after(name: str, params: Any, prompt: list[int], output: list[int]) -> torch
     """What becomes of a row that likes all tokens alike; another row beside it is left alone."""
     logits = torch.zeros(2, VOCAB)
     run = ProcessorRun(load_processors([])[name], torch.tensor([1]), [told(params, prompt, output)])
-    run.apply(logits)
+    run.edit(logits, torch.zeros(2, dtype=torch.bool))
     assert torch.equal(logits[0], torch.zeros(VOCAB))
     return logits[1]
 
@@ -119,21 +119,21 @@ def test_what_cannot_be_loaded_is_told(spec: str) -> None:
 
 
 def test_one_that_fails_spoils_its_own_rows() -> None:
-    logits = torch.zeros(3, VOCAB)
-    ProcessorRun(own_processors.Failing(), torch.tensor([0, 2]), [told({"after": 0}, [1], [])] * 2).apply(logits)
-    assert logits.isnan().any(dim=1).tolist() == [True, False, True]
+    logits, broken = torch.zeros(3, VOCAB), torch.zeros(3, dtype=torch.bool)
+    ProcessorRun(own_processors.Failing(), torch.tensor([0, 2]), [told({"after": 0}, [1], [])] * 2).edit(logits, broken)
+    assert logits.isnan().any(dim=1).tolist() == broken.tolist() == [True, False, True]
 
 
 @pytest.mark.promise(35)
 def test_promise_35_one_that_fails_on_a_row_spoils_that_alone() -> None:
     """The parameters of a request must not end another request that names the same processor."""
-    logits = torch.zeros(3, VOCAB)
+    logits, broken = torch.zeros(3, VOCAB), torch.zeros(3, dtype=torch.bool)
     params = [told({"after": after}, [1], []) for after in (5, 0, 5)]
-    ProcessorRun(own_processors.Failing(), torch.tensor([0, 1, 2]), params).apply(logits)
-    assert logits.isnan().any(dim=1).tolist() == [False, True, False]
+    ProcessorRun(own_processors.Failing(), torch.tensor([0, 1, 2]), params).edit(logits, broken)
+    assert logits.isnan().any(dim=1).tolist() == broken.tolist() == [False, True, False]
 
 
 def test_one_that_leaves_nothing_spoils_its_rows() -> None:
-    logits = torch.zeros(2, VOCAB)
-    ProcessorRun(lambda found, _params: found - torch.inf, torch.tensor([1]), [{}]).apply(logits)
-    assert logits.isnan().all(dim=1).tolist() == [False, True]
+    logits, broken = torch.zeros(2, VOCAB), torch.zeros(2, dtype=torch.bool)
+    ProcessorRun(lambda found, _params: found - torch.inf, torch.tensor([1]), [{}]).edit(logits, broken)
+    assert logits.isnan().all(dim=1).tolist() == broken.tolist() == [False, True]

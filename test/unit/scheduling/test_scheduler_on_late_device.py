@@ -334,8 +334,8 @@ def test_penalty_lines_are_given_back() -> None:
     lines = {
         int(line)
         for step in scheduler.worker.steps
-        if step.sampling.penalties is not None
-        for line in step.sampling.penalties.lines
+        for part in step.sampling.parts
+        for line in part.columns.get("lines", ())
     }
     assert lines == {0, 1, 2, 3}
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.shared_prefix import SharedPrefixes
+from mysglang.srt.sampling.feature import FeatureColumns
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -39,39 +40,6 @@ class TableWrites:
     slots: Slots
     columns: Longs
     pages: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class PenaltyRows:
-    """Rows whose logits depend on the tokens so far. The counts live on the device, in lines of a growing table.
-
-    The worker counts each token that it samples for such a row, so a step in flight is never missed.
-    """
-
-    rows: Ints
-    lines: Ints
-    """Line of the count table, for each row."""
-    frequency: Floats
-    presence: Floats
-    repetition: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class PenaltyReset:
-    """Lines of the count table that start anew in this step, before sampling: the tokens known of their requests."""
-
-    lines: Ints
-    prompt_ids: list[Ints]
-    output_ids: list[Ints]
-
-
-@dataclass(frozen=True, slots=True)
-class LogitEdits:
-    """Sparse additions to the logits: logits[rows[i], ids[i]] += values[i] (-inf forbids a token)."""
-
-    rows: Ints
-    ids: Ints
-    values: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,40 +77,16 @@ def mask_words(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingColumns:
-    """How the token of each row is chosen; one entry for each row of the batch, also for rows that yield none.
+    """How the tokens of the rows are chosen: the features in use, in no order; none where all take the likeliest token.
 
     The same object comes again with every step whose rows did not change, so a worker may keep its device copy by
-    identity. `seeds` with the row's length give the random number of a draw: equal for equal (seed, length), whatever
-    the neighbours. Temperature is 1 and top_k 1 for greedy rows.
+    identity.
     """
 
-    temperature: Floats
-    top_p: Floats
-    top_k: Ints
-    min_p: Floats
-    seeds: Longs
-    all_greedy: bool
-    any_top_p: bool
-    any_top_k: bool
-    any_min_p: bool
-    penalties: PenaltyRows | None = None
-    bias: LogitEdits | None = None
+    parts: tuple[FeatureColumns, ...] = ()
 
-    @staticmethod
-    def greedy(num_rows: int) -> SamplingColumns:
-        """Of rows that all take the most likely token."""
-        ones = np.ones(num_rows, dtype=np.float32)
-        return SamplingColumns(
-            temperature=ones,
-            top_p=ones,
-            top_k=np.ones(num_rows, dtype=np.int32),
-            min_p=np.zeros(num_rows, dtype=np.float32),
-            seeds=np.zeros(num_rows, dtype=np.int64),
-            all_greedy=True,
-            any_top_p=False,
-            any_top_k=False,
-            any_min_p=False,
-        )
+
+PLAIN_SAMPLING = SamplingColumns()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +159,10 @@ class ModelWorkerBatch:
     """[T] KV slot (page * page_size + offset) that each new token writes."""
     yields: Bools
     """[R] whether the row's last token predicts its next token (false for all chunks but the last)."""
-    sampling: SamplingColumns
+    sampling: SamplingColumns = PLAIN_SAMPLING
     table_writes: TableWrites | None = None
-    penalty_reset: PenaltyReset | None = None
-    forbidden: LogitEdits | None = None
-    """Tokens forbidden in this step only (EOS and stop tokens below min_new_tokens)."""
+    sampling_now: tuple[FeatureColumns, ...] = ()
+    """What sampling features say of this step only."""
     logprobs: LogprobColumns | None = None
     hidden: HiddenColumns | None = None
     embeds: EmbedColumns | None = None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,8 +14,7 @@ from torch import Tensor
 
 from mysglang.srt.layers.logprobs import LogprobQuery, Logprobs, join_logprobs
 from mysglang.srt.layers.sampling_step import OutputQuery, Sampled, SamplingStep
-from mysglang.srt.sampling.penalties import Penalties
-from mysglang.srt.sampling.sampling_tensors import Bitmask, Drawing, Edits, SamplingTensors
+from mysglang.srt.sampling.feature import places
 
 logger = logging.getLogger(__name__)
 
@@ -48,66 +46,12 @@ def _sample_one(sample: Sample, logits: Tensor, step: SamplingStep) -> Sampled:
 def _rows(step: SamplingStep, count: int) -> Iterator[SamplingStep]:
     """The step of each row alone."""
     for row in range(count):
-        yield SamplingStep(
-            tensors=SamplingTensors(
-                _drawing(step.tensors.drawing, row),
-                _penalties(step.tensors.penalties, row),
-                _edits(step.tensors.bias, row),
-            ),
-            uniforms=None if step.uniforms is None else step.uniforms[row : row + 1],
-            forbidden=_edits(step.forbidden, row),
-            runs=tuple(
-                replace(run, rows=torch.zeros_like(run.rows[:1]), params=[run.params[place]])
-                for run in step.runs
-                for place in _places(run.rows, row).tolist()
-            ),
-            mask=_mask(step.mask, row),
-            output_query=_query(step.output_query, row),
-        )
-
-
-def _places(rows: Tensor, row: int) -> Tensor:
-    """Where `row` stands in `rows`."""
-    return (rows == row).nonzero().squeeze(1)
-
-
-def _drawing(drawing: Drawing | None, row: int) -> Drawing | None:
-    if drawing is None:
-        return None
-
-    def one(column: Tensor | None) -> Tensor | None:
-        return None if column is None else column[row : row + 1]
-
-    return Drawing(
-        temperature=drawing.temperature[row : row + 1],
-        greedy=drawing.greedy[row : row + 1],
-        top_k=one(drawing.top_k),
-        top_p=one(drawing.top_p),
-        min_p=one(drawing.min_p),
-    )
-
-
-def _penalties(penalties: Penalties | None, row: int) -> Penalties | None:
-    if penalties is None or not len(at := _places(penalties.rows, row)):
-        return None
-    strengths = (penalties.frequency[at], penalties.presence[at], penalties.repetition[at])
-    return Penalties(torch.zeros_like(at), penalties.lines[at], *strengths)
-
-
-def _edits(edits: Edits | None, row: int) -> Edits | None:
-    if edits is None or not len(at := _places(edits.rows, row)):
-        return None
-    return Edits(torch.zeros_like(at), edits.ids[at], edits.values[at])
-
-
-def _mask(mask: Bitmask | None, row: int) -> Bitmask | None:
-    if mask is None or not len(at := _places(mask.rows, row)):
-        return None
-    return Bitmask(torch.zeros_like(at), mask.bits[at])
+        acts = tuple(act for whole in step.acts if (act := whole.alone(row)))
+        yield SamplingStep(acts=acts, output_query=_query(step.output_query, row))
 
 
 def _query(wanted: OutputQuery | None, row: int) -> OutputQuery | None:
-    if wanted is None or not len(at := _places(wanted.rows, row)):
+    if wanted is None or not len(at := places(wanted.rows, row)):
         return None
     place, query = int(at[0]), wanted.query
     begin, end = int(query.pair_ends[place]), int(query.pair_ends[place + 1])

@@ -1,12 +1,14 @@
-"""Sampler: logits -> next tokens. Penalties, biases and prohibitions first, then the choice, then what it looked like.
+"""Sampler: logits -> next tokens. What features change of the logits first, then the choice, then what it looked like.
 
-Knows rows and lines, no request. A row whose logits are not finite, or that cannot be sampled, gets token -1 and
+Knows rows, no request and no feature. A row whose logits are not finite, or that cannot be sampled, gets token -1 and
 disturbs no other.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,21 +18,33 @@ from mysglang.srt.kernels.bitmask import apply_token_bitmask
 from mysglang.srt.layers.apart import sample_apart
 from mysglang.srt.layers.logprobs import Logprobs, find_logprobs
 from mysglang.srt.layers.sampling_step import Sampled, SamplingStep
-from mysglang.srt.sampling.penalties import PenaltyTable
-from mysglang.srt.sampling.sampling_tensors import SamplingTensors
+from mysglang.srt.sampling.feature import Stage
 
 logger = logging.getLogger(__name__)
 
 
-class Sampler:
-    """Chooses, and counts what it chose for penalised rows."""
+@dataclass(frozen=True, slots=True)
+class SamplingOps:
+    """The kernels that tokens are chosen with."""
 
-    def __init__(self, penalties: PenaltyTable, *, reference: bool = False) -> None:
-        """`reference`: choose in plain torch, sorting, instead of with the device's kernels."""
-        self._penalties = penalties
-        self._greedy = sampling.greedy_tokens.reference if reference else sampling.greedy_tokens
-        self._draw = sampling.draw_tokens.reference if reference else sampling.draw_tokens
-        self._mask = apply_token_bitmask.reference if reference else apply_token_bitmask
+    greedy: Callable[[Tensor], Tensor]
+    draw: Callable[..., Tensor]
+    mask: Callable[[Tensor, Tensor, Tensor], None]
+
+    @classmethod
+    def choose(cls, *, reference: bool = False) -> SamplingOps:
+        """The device's, or plain torch, which sorts."""
+        if reference:
+            greedy, draw = sampling.greedy_tokens.reference, sampling.draw_tokens.reference
+            return cls(greedy, draw, apply_token_bitmask.reference)
+        return cls(sampling.greedy_tokens, sampling.draw_tokens, apply_token_bitmask)
+
+
+class Sampler:
+    """Goes through what the features in use do."""
+
+    def __init__(self, ops: SamplingOps) -> None:
+        self._greedy = ops.greedy
 
     def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
         """logits: [S, vocab] as the model gives them, left as they are. A row that cannot be sampled gets -1."""
@@ -41,62 +55,36 @@ class Sampler:
             return sample_apart(self._sample, logits, step)
 
     def _sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
-        greedy = self._greedy(logits)
+        tokens = self._greedy(logits)
         if step.plain_greedy:
-            return Sampled(greedy)
-        broken = greedy < 0
-        edited = self._edit(logits, step)
-        for run in step.runs:
-            broken[run.rows] |= edited.index_select(0, run.rows).amax(dim=-1).isnan()
-        tokens = greedy if edited is logits else edited.argmax(dim=-1)
-        drawing = step.tensors.drawing
-        if drawing is not None:
-            assert step.uniforms is not None
-            filters = (drawing.top_k, drawing.top_p, drawing.min_p)
-            drawn = self._draw(edited.float(), step.uniforms, drawing.temperature, *filters)
-            tokens = torch.where(drawing.greedy, tokens, drawn)
+            return Sampled(tokens)
+        broken = tokens < 0
+        if any(act.stage < Stage.CHOOSE for act in step.acts):
+            logits = logits.to(torch.float32, copy=True)
+            for act in step.acts:
+                act.edit(logits, broken)
+            tokens = logits.argmax(dim=-1)
+        for act in step.acts:
+            tokens = act.choose(logits, tokens)
         tokens = torch.where(broken, -1, tokens)
-        logprobs = self._logprobs(edited, tokens, step)
+        logprobs = self._logprobs(logits, tokens, step)
         # Last: what fails before this has changed nothing.
-        self._count(tokens, step.tensors)
+        for act in step.acts:
+            act.chosen(tokens)
         return Sampled(tokens, logprobs)
-
-    def _edit(self, logits: Tensor, step: SamplingStep) -> Tensor:
-        """A changed float32 copy, or the logits themselves if nothing changes them."""
-        tensors = step.tensors
-        parts = (tensors.penalties, tensors.bias, step.forbidden, step.mask)
-        if all(part is None for part in parts) and not step.runs:
-            return logits
-        logits = logits.to(torch.float32, copy=True)
-        if tensors.penalties is not None:
-            self._penalties.apply(logits, tensors.penalties)
-        if tensors.bias is not None:
-            tensors.bias.apply(logits)
-        for run in step.runs:
-            run.apply(logits)
-        if step.forbidden is not None:
-            step.forbidden.apply(logits)
-        if step.mask is not None:
-            # Last: nothing that is added to a logit brings back what the mask forbids.
-            self._mask(logits, step.mask.rows, step.mask.bits)
-        return logits
-
-    def _count(self, tokens: Tensor, tensors: SamplingTensors) -> None:
-        penalties = tensors.penalties
-        if penalties is not None:
-            self._penalties.count(penalties.lines, tokens.index_select(0, penalties.rows))
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, step: SamplingStep) -> Logprobs | None:
         """Of the distribution after temperature, before the filters."""
         wanted = step.output_query
         if wanted is None:
             return None
-        drawing = step.tensors.drawing
 
         def scaled(begin: int, end: int) -> Tensor:
             rows = wanted.rows[begin:end]
             found = logits.index_select(0, rows).float()
-            return found if drawing is None else found / drawing.temperature.index_select(0, rows)[:, None]
+            for act in step.acts:
+                found = act.scale(found, rows)
+            return found
 
         chosen = tokens.index_select(0, wanted.rows).clamp(min=0)
         return find_logprobs(scaled, chosen, wanted.query, logits.shape[1])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from mysglang.srt.layers.logprobs import LogprobQuery, Logprobs
-from mysglang.srt.sampling.logit_processors import ProcessorRun
-from mysglang.srt.sampling.sampling_tensors import Bitmask, Edits, SamplingTensors
+from mysglang.srt.sampling.feature import Act
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +22,18 @@ class OutputQuery:
 class SamplingStep:
     """One step's sampling."""
 
-    tensors: SamplingTensors
-    uniforms: Tensor | None = None
-    """[S] float64 in [0, 1); None if every row is greedy."""
-    forbidden: Edits | None = None
-    runs: tuple[ProcessorRun, ...] = ()
-    """What logit processors do."""
-    mask: Bitmask | None = None
+    acts: tuple[Act, ...] = ()
+    """What the features in use do, in the order of their stages."""
     output_query: OutputQuery | None = None
 
     @property
     def plain_greedy(self) -> bool:
         """Whether the tokens are those of `greedy_tokens` on the bare logits, and nothing else is wanted."""
-        tensors = self.tensors
-        parts = (tensors.drawing, tensors.penalties, tensors.bias, self.forbidden, self.mask, self.output_query)
-        return all(part is None for part in parts) and not self.runs
+        return not self.acts and self.output_query is None
+
+    def then(self, late: tuple[Act, ...]) -> SamplingStep:
+        """The same with what could be said only now."""
+        return replace(self, acts=tuple(sorted((*self.acts, *late), key=lambda act: act.stage)))
 
 
 @dataclass(frozen=True, slots=True)

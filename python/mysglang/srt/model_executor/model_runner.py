@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,11 +25,12 @@ from mysglang.srt.kernels.op import use_ops
 from mysglang.srt.layers.attention.factory import AskedBackends, choose_backends, create_attention_backend
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend, PromptGraphBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
-from mysglang.srt.layers.sampler import Sampler
+from mysglang.srt.layers.sampler import Sampler, SamplingOps
 from mysglang.srt.layers.sampling_step import Sampled
 from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner, StepGraphs
 from mysglang.srt.model_executor.device_occupation import DeviceOccupation
 from mysglang.srt.model_executor.eager_runner import EagerRunner, ForwardOutput
+from mysglang.srt.model_executor.feature_stager import FeatureStager
 from mysglang.srt.model_executor.graph_sizes import graph_sizes, prompt_sizes
 from mysglang.srt.model_executor.kv_setup import make_host_pages, make_pool, plan_kv
 from mysglang.srt.model_executor.live_weights import LiveWeights
@@ -45,8 +45,8 @@ from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import CannotCapture, Platform
 from mysglang.srt.platforms.upload import Uploader
+from mysglang.srt.sampling.feature import DeviceFacts
 from mysglang.srt.sampling.logit_processors import load_processors
-from mysglang.srt.sampling.penalties import PenaltyTable
 from mysglang.srt.sampling.sampling_params import TOP_K_ALL
 from mysglang.srt.utils.hardware import GIB
 from mysglang.srt.utils.logging import measured
@@ -71,7 +71,7 @@ class ModelRunner:
         sizes = graph_sizes(config, platform)
         # What cannot run here is refused before weights are read; what cannot run with this model, after that.
         processors = load_processors(config.logit_processors)
-        reference = wants_reference(config.sampling_backend, platform)
+        ops = SamplingOps.choose(reference=wants_reference(config.sampling_backend, platform))
         asked = AskedBackends(
             config.attention_backend, config.prefill_attention_backend, config.decode_attention_backend
         )
@@ -82,9 +82,9 @@ class ModelRunner:
         with measured(self.startup_times, "load_weight"):
             model = load_model(model_config, load_config, device, dtype)
         self.weights = LiveWeights(model, model_config, load_config, platform, self._weights_changed)
-        penalties = PenaltyTable(model_config.vocab_size, device)
-        self._stager = StepStager(Uploader(platform), penalties, processors)
-        self._sampler = Sampler(penalties, reference=reference)
+        features = FeatureStager(DeviceFacts(model_config.vocab_size, device, ops.draw))
+        self._stager = StepStager(Uploader(platform), features, ops, processors)
+        self._sampler = Sampler(ops)
         self._warm_sampler(model_config.vocab_size, dtype)
         specs = model.attention_specs()
         chosen = choose_backends(asked, attentions, specs, dtype)
@@ -216,8 +216,7 @@ class ModelRunner:
             if output.logits is not None:
                 step = inputs.sampling
                 if mask is not None:
-                    runs = self._stager.stage_runs(batch, mask)
-                    step = replace(step, mask=self._stager.stage_mask(batch, mask), runs=runs)
+                    step = step.then(self._stager.stage_late(batch, mask))
                 sampled = self._sampler.sample(output.logits, step)
                 self._tables.record(slots, sampled.tokens)
             return self._returns.queue(batch, inputs, sampled, output.prompt_logprobs, output.hidden)

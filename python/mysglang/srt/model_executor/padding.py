@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch, SamplingColumns
-from mysglang.srt.sampling.sampling_params import TOP_K_ALL
+from mysglang.srt.forward.worker_batch import PLAIN_SAMPLING, ModelWorkerBatch, SamplingColumns
+from mysglang.srt.sampling.drawing import drawing_columns
 
 
 def padding_decode(size: int, slot: int) -> ModelWorkerBatch:
@@ -23,7 +23,6 @@ def padding_decode(size: int, slot: int) -> ModelWorkerBatch:
         extend_lens=ones,
         out_cache_loc=zeros,
         yields=np.ones(size, dtype=np.bool_),
-        sampling=_columns(size, top_k=1),
     )
 
 
@@ -38,20 +37,12 @@ def padding_prompt(length: int, slot: int, *, top_k: int = 1) -> ModelWorkerBatc
         extend_lens=np.array([length], dtype=np.int32),
         out_cache_loc=zeros,
         yields=np.ones(1, dtype=np.bool_),
-        sampling=_columns(1, top_k=top_k),
+        sampling=PLAIN_SAMPLING if top_k == 1 else _drawn(top_k),
     )
 
 
-def _columns(size: int, *, top_k: int) -> SamplingColumns:
-    ones = np.ones(size, dtype=np.float32)
-    return SamplingColumns(
-        temperature=ones,
-        top_p=ones,
-        top_k=np.full(size, top_k, dtype=np.int32),
-        min_p=np.zeros(size, dtype=np.float32),
-        seeds=np.zeros(size, dtype=np.int64),
-        all_greedy=top_k == 1,
-        any_top_p=False,
-        any_top_k=top_k < TOP_K_ALL,
-        any_min_p=False,
-    )
+def _drawn(top_k: int) -> SamplingColumns:
+    """Of one row that draws."""
+    one, row = np.ones(1, dtype=np.float32), np.zeros(1, dtype=np.int64)
+    ranks = np.full(1, top_k, dtype=np.int32)
+    return SamplingColumns((drawing_columns(row, temperature=one, top_k=ranks, top_p=one, min_p=0 * one, seeds=row),))

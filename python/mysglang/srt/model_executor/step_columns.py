@@ -15,17 +15,15 @@ import numpy.typing as npt
 from mysglang.srt.forward.worker_batch import (
     HiddenColumns,
     Ints,
-    LogitEdits,
     LogprobColumns,
     ModelWorkerBatch,
-    PenaltyReset,
-    SamplingColumns,
     TableWrites,
     TokenMask,
     WindowColumns,
 )
 from mysglang.srt.platforms.upload import Column
-from mysglang.srt.sampling.draws import uniforms
+from mysglang.srt.sampling.feature import Arrays, FeatureColumns
+from mysglang.srt.sampling.logits_rows import LogitsRows
 
 Columns = dict[str, Column]
 Indices = npt.NDArray[np.int64]
@@ -110,81 +108,24 @@ def window_pages(window: int) -> str:
     return f"window_{window}_pages"
 
 
-def drawing_columns(sampling: SamplingColumns, yields: npt.NDArray[np.bool_]) -> Columns:
-    """How the rows with logits choose; nothing if all are greedy."""
-    if sampling.all_greedy:
+def feature_columns(part: FeatureColumns, logits: LogitsRows) -> Columns:
+    """One feature's part in a step under names of the feature's own; nothing if none of its rows has logits."""
+    if part.rows is None:
+        return named(part.feature, part.columns)
+    index, at = logits.entries(part.rows)
+    if not len(at):
         return {}
-    top_k = sampling.top_k[yields]
-    columns: Columns = {"temperature": sampling.temperature[yields], "greedy": top_k == 1}
-    if sampling.any_top_k:
-        columns["top_k"] = top_k
-    if sampling.any_top_p:
-        columns["top_p"] = sampling.top_p[yields]
-    if sampling.any_min_p:
-        columns["min_p"] = sampling.min_p[yields]
-    return columns
+    return named(part.feature, {"rows": at, **{name: column[index] for name, column in part.columns.items()}})
 
 
-def uniform_column(batch: ModelWorkerBatch) -> Columns:
-    """The number of each row's draw."""
-    if batch.sampling.all_greedy:
-        return {}
-    return {"uniforms": uniforms(batch.sampling.seeds[batch.yields], batch.seq_lens[batch.yields])}
+def named(feature: str, columns: Arrays) -> Columns:
+    """The columns under names that no other feature has."""
+    return {f"{feature}.{name}": column for name, column in columns.items()}
 
 
-def penalty_columns(sampling: SamplingColumns, logits_row: Indices) -> Columns:
-    """Penalised rows that have logits."""
-    penalties = sampling.penalties
-    if penalties is None:
-        return {}
-    rows = logits_row[penalties.rows]
-    kept = rows >= 0
-    if not kept.any():
-        return {}
-    return {
-        "penalty_rows": rows[kept],
-        "penalty_lines": penalties.lines[kept].astype(np.int64),
-        "frequency": penalties.frequency[kept],
-        "presence": penalties.presence[kept],
-        "repetition": penalties.repetition[kept],
-    }
-
-
-def reset_columns(reset: PenaltyReset | None) -> Columns:
-    """Lines to start anew, and the tokens they start from."""
-    if reset is None:
-        return {}
-    lines = reset.lines.astype(np.int64)
-    columns: Columns = {"reset_lines": lines}
-    for name, ids in (("prompt", reset.prompt_ids), ("output", reset.output_ids)):
-        columns[f"reset_{name}_lines"] = np.repeat(lines, [len(row) for row in ids])
-        columns[f"reset_{name}_ids"] = np.concatenate(ids).astype(np.int64)
-    return columns
-
-
-def edit_columns(name: str, edits: LogitEdits | None, logits_row: Indices) -> Columns:
-    """Edits of rows that have logits, under `name`_rows, `name`_ids, `name`_values."""
-    if edits is None:
-        return {}
-    rows = logits_row[edits.rows]
-    kept = rows >= 0
-    if not kept.any():
-        return {}
-    return {
-        f"{name}_rows": rows[kept],
-        f"{name}_ids": edits.ids[kept].astype(np.int64),
-        f"{name}_values": edits.values[kept].astype(np.float32, copy=False),
-    }
-
-
-def mask_columns(mask: TokenMask, logits_row: Indices) -> Columns:
+def mask_columns(mask: TokenMask, logits: LogitsRows) -> Columns:
     """A mask whose rows are all among those that have logits."""
-    return {"mask_rows": logits_row[mask.rows], "mask_bits": mask.bits}
-
-
-def logits_rows_of(yields: npt.NDArray[np.bool_]) -> Indices:
-    """[R] row of the logits of each batch row, -1 for none."""
-    return np.where(yields, np.cumsum(yields) - 1, -1)
+    return {"mask_rows": logits.only(mask.rows), "mask_bits": mask.bits}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +143,14 @@ class LogprobLayout:
 
 
 def output_logprob_columns(
-    logprobs: LogprobColumns, yields: npt.NDArray[np.bool_], logits_row: Indices
+    logprobs: LogprobColumns, yields: npt.NDArray[np.bool_], logits: LogitsRows
 ) -> tuple[LogprobLayout, Columns] | None:
     """Positions are the rows that ask and yield."""
     rows = np.flatnonzero(logprobs.rows & yields)
     if not len(rows):
         return None
     found, columns = _ragged(logprobs, rows)
-    return found, {f"output_{name}": column for name, column in {"rows": logits_row[rows], **columns}.items()}
+    return found, {f"output_{name}": column for name, column in {"rows": logits.only(rows), **columns}.items()}
 
 
 def prompt_logprob_columns(logprobs: LogprobColumns) -> tuple[LogprobLayout, Columns] | None:

@@ -10,7 +10,7 @@ import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.sampling.feature import Act, Stage, places
 from mysglang.srt.sampling.processor_params import BUILT_IN, DISALLOWED_TOKENS, THINKING_BUDGET, own_name
 
 logger = logging.getLogger(__name__)
@@ -99,28 +100,36 @@ def _last(ids: Ints, token: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessorRun:
+class ProcessorRun(Act):
     """One processor's part in a step: the rows [K] int64 of the logits, and a dict for each."""
 
+    stage: ClassVar[Stage] = Stage.PROCESS
     processor: LogitProcessor
     rows: Tensor
     params: list[dict[str, Any]]
 
-    def apply(self, logits: Tensor) -> None:
-        """Change float32 logits in place. Rows that a processor fails on, or leaves nothing of, become NaN.
+    def edit(self, logits: Tensor, broken: Tensor) -> None:
+        """Rows that a processor fails on, or leaves nothing of, are broken.
 
         Where it fails on several rows, it is called again for each: one request's parameters must not end another's.
         """
         changed = self._changed(logits)
         if changed is None and len(self.params) > 1:
             for place, params in enumerate(self.params):
-                replace(self, rows=self.rows[place : place + 1], params=[params]).apply(logits)
+                replace(self, rows=self.rows[place : place + 1], params=[params]).edit(logits, broken)
             return
         if changed is None:
+            broken[self.rows] = True
             logits[self.rows] = torch.nan
             return
-        likeliest = changed.amax(dim=-1, keepdim=True)
-        logits[self.rows] = torch.where(likeliest.isfinite(), changed, torch.nan)
+        sound = changed.amax(dim=-1).isfinite()
+        logits[self.rows] = torch.where(sound[:, None], changed, torch.nan)
+        broken[self.rows] |= ~sound
+
+    def alone(self, row: int) -> Act | None:
+        for place in places(self.rows, row).tolist():
+            return replace(self, rows=self.rows.new_zeros(1), params=[self.params[place]])
+        return None
 
     def _changed(self, logits: Tensor) -> Tensor | None:
         """What the processor makes of its rows; None if it fails."""

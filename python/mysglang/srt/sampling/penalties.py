@@ -1,22 +1,126 @@
-"""PenaltyTable: which tokens each penalised request has seen, counted on the device. Knows lines, no request.
+"""Frequency, presence and repetition penalties: logits that depend on the tokens so far, which the device counts.
 
-One int32 for each (line, token): twice the times it was generated, plus one if the prompt holds it.
+A penalised request has a line of a table of counts; the host gives lines out, and says which of them start anew with
+which tokens. The worker counts each token that it samples, so a step in flight is never missed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from mysglang.srt.sampling.feature import (
+    NOTHING,
+    Act,
+    Array,
+    Arrays,
+    DeviceSide,
+    FeatureColumns,
+    HostFacts,
+    HostSide,
+    Ints,
+    SamplingFeature,
+    Slots,
+    Stage,
+    StepRows,
+    Tensors,
+    places,
+)
+from mysglang.srt.sampling.logits_rows import LogitsRows
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+NAME = "penalties"
+
+NO_LINE = -1
 FIRST_LINES = 8
 
 CHUNK_BYTES = 128 << 20
 """Of the counts that are worked with at once. What is made of them on the way takes five times as much, which for all
 rows of a large step would be gigabytes.
 """
+
+
+class PenaltiesBySlot(HostSide):
+    """Each slot's strengths, and the line of a request that has any."""
+
+    def __init__(self, facts: HostFacts) -> None:
+        self._table = facts.table
+        self._lines = PenaltyLines(facts.table.num_slots)
+        self._strengths = np.zeros((facts.table.num_slots, 3), dtype=np.float32)
+
+    def open(self, slot: int, params: SamplingParams, prompt_len: int) -> bool:
+        if params.penalized:
+            self._strengths[slot] = (params.frequency_penalty, params.presence_penalty, params.repetition_penalty)
+            self._lines.take(slot)
+        return params.penalized
+
+    def close(self, slot: int) -> None:
+        self._lines.give_back(slot)
+
+    def kept(self, slots: Slots, users: Slots) -> FeatureColumns:
+        mine = slots[users]
+        frequency, presence, repetition = self._strengths[mine].T
+        return penalty_columns(users, self._lines.of(mine), frequency, presence, repetition)
+
+    def fresh(self, step: StepRows, users: Slots) -> FeatureColumns | None:
+        """Rows that finish their prompt in this step begin to count: from the tokens that are known."""
+        rows = users[users < step.num_prompts]
+        rows = rows[step.yields[rows]]
+        if not len(rows):
+            return None
+        table, slots = self._table, step.slots[rows]
+        prompts = [table.tokens[slot, : table.prompt_len[slot] if table.has_ids(slot) else 0] for slot in slots]
+        outputs = [table.tokens[slot, table.prompt_len[slot] : table.known[slot]] for slot in slots]
+        return reset_columns(self._lines.of(slots), prompts, outputs)
+
+
+def penalty_columns(rows: Slots, lines: Ints, frequency: Array, presence: Array, repetition: Array) -> FeatureColumns:
+    """Of the penalised rows of a batch: their lines, int32, and strengths, float32."""
+    strengths = {"frequency": frequency, "presence": presence, "repetition": repetition}
+    return FeatureColumns(NAME, rows, {"lines": lines.astype(np.int64), **strengths})
+
+
+def reset_columns(lines: Ints, prompts: list[Ints], outputs: list[Ints]) -> FeatureColumns:
+    """Lines that start anew before the step samples, and the tokens that they start from."""
+    wide = lines.astype(np.int64)
+    columns: dict[str, Array] = {"reset": wide}
+    for name, ids in (("prompt", prompts), ("output", outputs)):
+        columns[f"{name}_lines"] = np.repeat(wide, [len(row) for row in ids])
+        columns[f"{name}_ids"] = np.concatenate(ids).astype(np.int64)
+    return FeatureColumns(NAME, None, columns)
+
+
+class PenaltyLines:
+    """Which line of the worker's count table belongs to which slot; few lines, reused from the lowest."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._line: Ints = np.full(num_slots, NO_LINE, dtype=np.int32)
+        self._free: list[int] = []
+        self._next = 0
+
+    def of(self, slots: Slots) -> Ints:
+        """Line of each slot, or NO_LINE."""
+        lines: Ints = self._line[slots]
+        return lines
+
+    def take(self, slot: int) -> None:
+        if self._free:
+            self._line[slot] = self._free.pop()
+            return
+        self._line[slot] = self._next
+        self._next += 1
+
+    def give_back(self, slot: int) -> None:
+        if self._line[slot] != NO_LINE:
+            self._free.append(int(self._line[slot]))
+            self._line[slot] = NO_LINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +135,38 @@ class Penalties:
 
     def parts(self, size: int) -> Iterator[Penalties]:
         """Up to `size` of the rows at a time."""
-        columns = (self.rows, self.lines, self.frequency, self.presence, self.repetition)
         for begin in range(0, len(self.rows), size):
-            yield Penalties(*(column[begin : begin + size] for column in columns))
+            yield self.at(slice(begin, begin + size))
+
+    def at(self, which: slice | Tensor) -> Penalties:
+        """Those of them."""
+        columns = (self.rows, self.lines, self.frequency, self.presence, self.repetition)
+        return Penalties(*(column[which] for column in columns))
 
 
-class PenaltyTable:
-    """Grows with the highest line used. A line's content means nothing until `reset`."""
+class PenaltyTable(DeviceSide):
+    """The counts: one int32 for each (line, token), twice the times that it was generated, plus one if the prompt holds
+    it. Grows with the highest line used. A line's content means nothing until `reset`.
+    """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
+        import torch
+
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+
+    def expect(self, part: FeatureColumns, logits: LogitsRows, seq_lens: Ints) -> Arrays:
+        lines = part.columns["lines" if part.rows is not None else "reset"]
+        self.reserve(int(lines.max()) + 1)
+        return NOTHING
+
+    def act(self, tensors: Tensors) -> Act | None:
+        if "reset" in tensors:
+            prompt = (tensors["prompt_lines"], tensors["prompt_ids"])
+            self.reset(tensors["reset"], prompt, (tensors["output_lines"], tensors["output_ids"]))
+        if "rows" not in tensors:
+            return None
+        names = ("rows", "lines", "frequency", "presence", "repetition")
+        return Penalize(self, Penalties(*(tensors[name] for name in names)))
 
     def reserve(self, num_lines: int) -> None:
         """Make lines 0 … num_lines - 1 exist."""
@@ -53,9 +179,10 @@ class PenaltyTable:
     def reset(self, lines: Tensor, prompt: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
         """Start the lines anew. `prompt` and `output` are (line, token) pairs, int64, repeats included."""
         # Assigning a plain number to indices would wait for the device.
-        self._counts.index_fill_(0, lines, 0)
-        self._counts.index_put_(prompt, torch.ones_like(prompt[0], dtype=torch.int32))
-        self._counts.index_put_(output, torch.full_like(output[0], 2, dtype=torch.int32), accumulate=True)
+        counts = self._counts
+        counts.index_fill_(0, lines, 0)
+        counts.index_put_(prompt, counts.new_ones(prompt[0].shape))
+        counts.index_put_(output, counts.new_full(output[0].shape, 2), accumulate=True)
 
     def apply(self, logits: Tensor, penalties: Penalties) -> None:
         """Penalise the rows of float32 logits [S, vocab] in place: the additive penalties, then repetition.
@@ -74,10 +201,32 @@ class PenaltyTable:
         rows -= penalties.frequency[:, None] * generated
         rows -= penalties.presence[:, None] * (generated > 0)
         strength = penalties.repetition[:, None]
-        rows = torch.where(known > 0, torch.where(rows > 0, rows / strength, rows * strength), rows)
+        rows = (rows / strength).where(rows > 0, rows * strength).where(known > 0, rows)
         logits[penalties.rows] = rows
 
     def count(self, lines: Tensor, tokens: Tensor) -> None:
         """Each line generated one token more; a token of -1 counts nothing. Lines are distinct."""
         at = (lines, tokens.clamp(min=0))
-        self._counts[at] = self._counts[at] + 2 * (tokens >= 0).to(torch.int32)
+        self._counts[at] = self._counts[at] + 2 * (tokens >= 0).int()
+
+
+@dataclass(frozen=True, slots=True)
+class Penalize(Act):
+    """What a step does with the table."""
+
+    stage: ClassVar[Stage] = Stage.EDIT
+    table: PenaltyTable
+    penalties: Penalties
+
+    def edit(self, logits: Tensor, broken: Tensor) -> None:
+        self.table.apply(logits, self.penalties)
+
+    def chosen(self, tokens: Tensor) -> None:
+        self.table.count(self.penalties.lines, tokens.index_select(0, self.penalties.rows))
+
+    def alone(self, row: int) -> Act | None:
+        at = places(self.penalties.rows, row)
+        return replace(self, penalties=replace(self.penalties.at(at), rows=at * 0)) if len(at) else None
+
+
+PENALTIES = SamplingFeature(NAME, PenaltiesBySlot, lambda facts: PenaltyTable(facts.vocab_size, facts.device))

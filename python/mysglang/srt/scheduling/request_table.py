@@ -123,6 +123,14 @@ class RequestTable:
         assert req is not None, f"slot {slot} is closed"
         return req
 
+    def has_ids(self, slot: int) -> bool:
+        """Whether its prompt is of token ids, not of vectors."""
+        return not self.embedded[slot]
+
+    def is_constrained(self, slots: Slots) -> Bools:
+        """[R] whether masks say which tokens a row may have."""
+        return self.constrained.of(slots)
+
     def output_ids(self, slot: int) -> Ints:
         """The known tokens that were generated. A view: copy to keep."""
         return self.tokens[slot, self.prompt_len[slot] : self.known[slot]]

@@ -1,0 +1,151 @@
+"""Drawing: temperature, top_k, top_p, min_p and seed: tokens that are drawn instead of the likeliest ones.
+
+One feature, since one kernel does it. A row's random number is a function of its seed and of the length of its text, so
+it is the same whatever the neighbours and however often the row is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mysglang.srt.sampling.draws import uniforms
+from mysglang.srt.sampling.feature import (
+    Act,
+    Array,
+    Arrays,
+    DeviceFacts,
+    DeviceSide,
+    FeatureColumns,
+    HostFacts,
+    HostSide,
+    Ints,
+    SamplingFeature,
+    Slots,
+    Stage,
+    Tensors,
+)
+from mysglang.srt.sampling.logits_rows import LogitsRows
+from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAME = "drawing"
+NEUTRAL: dict[str, float] = {"top_k": TOP_K_ALL, "top_p": 1.0, "min_p": 0.0}
+"""The filters, and the value of each with which it leaves every token."""
+
+
+def drawing_columns(
+    rows: Slots,
+    *,
+    temperature: npt.NDArray[np.float32],
+    top_k: Ints,
+    top_p: npt.NDArray[np.float32],
+    min_p: npt.NDArray[np.float32],
+    seeds: npt.NDArray[np.int64],
+) -> FeatureColumns:
+    """Of all rows of a batch [R]; greedy ones have top_k 1 and temperature 1. A filter that no drawing row has is left
+    out.
+    """
+    greedy = top_k == 1
+    filters: dict[str, Array] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    used = {name: column for name, column in filters.items() if (column[~greedy] != NEUTRAL[name]).any()}
+    if used:
+        # Filters are quicker the less they leave: a greedy row must not be one that keeps every token.
+        used["top_k"] = top_k
+    return FeatureColumns(NAME, rows, {"temperature": temperature, "greedy": greedy, **used}, {"seeds": seeds})
+
+
+class DrawingBySlot(HostSide):
+    """A greedy request does not use it, but may stand beside one that does."""
+
+    def __init__(self, facts: HostFacts) -> None:
+        num_slots = facts.table.num_slots
+        self._temperature = np.ones(num_slots, dtype=np.float32)
+        self._top_k: Ints = np.ones(num_slots, dtype=np.int32)
+        self._top_p = np.ones(num_slots, dtype=np.float32)
+        self._min_p = np.zeros(num_slots, dtype=np.float32)
+        self._seeds = np.zeros(num_slots, dtype=np.int64)
+
+    def open(self, slot: int, params: SamplingParams, prompt_len: int) -> bool:
+        greedy = params.greedy
+        self._temperature[slot] = 1.0 if greedy else params.temperature
+        self._top_k[slot] = 1 if greedy else (TOP_K_ALL if params.top_k == -1 else params.top_k)
+        self._top_p[slot] = params.top_p
+        self._min_p[slot] = params.min_p
+        self._seeds[slot] = params.sampling_seed or 0
+        return not greedy
+
+    def kept(self, slots: Slots, users: Slots) -> FeatureColumns:
+        return drawing_columns(
+            np.arange(len(slots)),
+            temperature=self._temperature[slots],
+            top_k=self._top_k[slots],
+            top_p=self._top_p[slots],
+            min_p=self._min_p[slots],
+            seeds=self._seeds[slots],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw(Act):
+    """The random choice of rows. All [S]."""
+
+    stage: ClassVar[Stage] = Stage.CHOOSE
+    draw: Callable[..., Tensor]
+    uniforms: Tensor
+    """float64 in [0, 1)"""
+    temperature: Tensor
+    """float32; 1 for greedy rows."""
+    greedy: Tensor
+    """bool: rows that take the most likely token all the same."""
+    top_k: Tensor | None = None
+    """int32; None if no row has a top_k."""
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+
+    def scale(self, logits: Tensor, rows: Tensor) -> Tensor:
+        return logits / self.temperature.index_select(0, rows)[:, None]
+
+    def choose(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        filters = (self.top_k, self.top_p, self.min_p)
+        drawn = self.draw(logits.float(), self.uniforms, self.temperature, *filters)
+        return tokens.where(self.greedy, drawn)
+
+    def alone(self, row: int) -> Act:
+        def one(column: Tensor | None) -> Tensor | None:
+            return None if column is None else column[row : row + 1]
+
+        return replace(
+            self,
+            uniforms=self.uniforms[row : row + 1],
+            temperature=self.temperature[row : row + 1],
+            greedy=self.greedy[row : row + 1],
+            top_k=one(self.top_k),
+            top_p=one(self.top_p),
+            min_p=one(self.min_p),
+        )
+
+
+class DrawingOnDevice(DeviceSide):
+    """Stateless."""
+
+    def __init__(self, facts: DeviceFacts) -> None:
+        self._draw = facts.draw
+
+    def expect(self, part: FeatureColumns, logits: LogitsRows, seq_lens: Ints) -> Arrays:
+        return {"uniforms": uniforms(part.host["seeds"][logits.rows], logits.lengths(seq_lens))}
+
+    def act(self, tensors: Tensors) -> Act | None:
+        if "temperature" not in tensors:
+            return None
+        columns = {name: tensor for name, tensor in tensors.items() if name != "rows"}
+        return Draw(draw=self._draw, **columns)
+
+
+DRAWING = SamplingFeature(NAME, DrawingBySlot, DrawingOnDevice)

@@ -1,0 +1,217 @@
+"""SamplingFeature: one way to change how tokens are chosen, whole, from what a request asks to what the device does.
+
+    SamplingParams --open--> HostSide, by slot --kept, fresh--> FeatureColumns in the step
+                                                                      | uploaded
+                                      Act on the step's logits <--act-- DeviceSide, in the worker
+
+A step lists the features in use alone: where nobody asks for anything but the likeliest token, the list is empty. A
+feature is one file here, with both of its sides, and a row of the table in `features.py`. These files are loaded where
+torch is not, so they reach tensors by their methods only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mysglang.srt.sampling.logits_rows import LogitsRows
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Array: TypeAlias = npt.NDArray[Any]
+Ints: TypeAlias = npt.NDArray[np.int32]
+Slots: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Arrays: TypeAlias = Mapping[str, Array]
+Tensors: TypeAlias = "Mapping[str, Tensor]"
+
+NOTHING: Arrays = {}
+
+
+class Stage(IntEnum):
+    """In which order the features of a step act."""
+
+    EDIT = 0
+    """Adds to logits."""
+    PROCESS = 1
+    """Does to logits what it likes."""
+    MASK = 2
+    """Forbids tokens: behind all that adds, which could bring them back."""
+    CHOOSE = 3
+    """Takes a token; the logits stay as they are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureColumns:
+    """What a step carries of one feature."""
+
+    feature: str
+    rows: Slots | None
+    """[E] ascending rows of the batch that the entries speak of, also of rows without logits; a row may have several
+    entries. None: the columns speak of no rows."""
+    columns: Arrays
+    """Each [E, …], or as the feature likes where there are no rows. They go to the device."""
+    host: Arrays = field(default_factory=dict)
+    """Each [E, …]: what the worker reads before the upload."""
+
+
+class SlotTable(Protocol):
+    """The requests by slot, as far as features ask."""
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def tokens(self) -> Ints:
+        """[slots, context]"""
+        ...
+
+    @property
+    def prompt_len(self) -> Ints: ...
+
+    @property
+    def known(self) -> Ints:
+        """Tokens whose value the host knows."""
+        ...
+
+    def has_ids(self, slot: int) -> bool:
+        """Whether its prompt is of token ids, not of vectors."""
+        ...
+
+    def is_constrained(self, slots: Slots) -> Bools:
+        """[R] whether masks say which tokens a row may have."""
+        ...
+
+
+class StepRows(Protocol):
+    """The rows of a step, in the scheduler's terms."""
+
+    @property
+    def slots(self) -> Slots: ...
+
+    @property
+    def starts(self) -> Ints:
+        """Tokens in the KV cache before this step."""
+        ...
+
+    @property
+    def lens(self) -> Ints:
+        """New tokens."""
+        ...
+
+    @property
+    def yields(self) -> Bools:
+        """Whether the row's next token will be sampled."""
+        ...
+
+    @property
+    def num_prompts(self) -> int:
+        """The first rows, of which prompt tokens are computed."""
+        ...
+
+
+class HostSide:
+    """What a scheduler keeps of a feature, by slot. A feature overrides what it needs."""
+
+    def open(self, slot: int, params: SamplingParams, prompt_len: int) -> bool:
+        """A request starts to run; returns whether it uses the feature. Every slot is opened, so this also settles
+        what neighbours in a step read of a slot that does not.
+        """
+        raise NotImplementedError
+
+    def close(self, slot: int) -> None:
+        """A request that uses the feature runs no more."""
+
+    def kept(self, slots: Slots, users: Slots) -> FeatureColumns | None:
+        """Columns that stay good while a step's rows are the same. `users`: the rows that use the feature, not none."""
+        return None
+
+    def fresh(self, step: StepRows, users: Slots) -> FeatureColumns | None:
+        """Columns of this step alone."""
+        return None
+
+
+class Act:
+    """What a feature does in one step to the logits [S, vocab] and to the tokens. An act overrides what it needs."""
+
+    __slots__ = ()
+
+    stage: ClassVar[Stage]
+
+    def edit(self, logits: Tensor, broken: Tensor) -> None:
+        """Change float32 logits in place. `broken` [S] bool: rows to be marked for which that cannot be done."""
+
+    def scale(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Those rows of the logits, float32 [K, vocab], as the distribution that log-probabilities are told of."""
+        return logits
+
+    def choose(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """[S] int64 in place of `tokens`, which are the likeliest ones."""
+        return tokens
+
+    def chosen(self, tokens: Tensor) -> None:
+        """These tokens were chosen; -1 in broken rows."""
+
+    def alone(self, row: int) -> Act | None:
+        """The same for one row of the logits, which then is row 0 of one; None if that row has no part in it.
+
+        For a step in which all rows together failed, so it may wait for the device.
+        """
+        raise NotImplementedError
+
+
+def places(rows: Tensor, row: int) -> Tensor:
+    """Where `row` stands in `rows`: int64."""
+    return (rows == row).nonzero().squeeze(1)
+
+
+class DeviceSide:
+    """What a worker keeps of a feature. A feature overrides what it needs."""
+
+    def expect(self, part: FeatureColumns, logits: LogitsRows, seq_lens: Ints) -> Arrays:
+        """Called on the host for each part of each step, before the upload: what the device side adds to it.
+
+        seq_lens: [R] tokens of each row of the batch with this step.
+        """
+        return NOTHING
+
+    def act(self, tensors: Tensors) -> Act | None:
+        """What is to be done in a step: `tensors` are the parts' columns and what `expect` added. Where a part has
+        rows, "rows" are [E] int64 rows of the logits; a part none of whose rows have logits is left out.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What host sides are made from."""
+
+    table: SlotTable
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What device sides are made from."""
+
+    vocab_size: int
+    device: torch.device
+    draw: Callable[..., Tensor]
+    """The op `draw_tokens`, or its reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFeature:
+    """A row of the table."""
+
+    name: str
+    host: Callable[[HostFacts], HostSide]
+    device: Callable[[DeviceFacts], DeviceSide]

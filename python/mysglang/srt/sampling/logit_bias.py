@@ -1,0 +1,43 @@
+"""logit_bias: a number that a request adds to the logits of tokens that it names."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mysglang.srt.sampling.feature import Array, FeatureColumns, HostFacts, HostSide, SamplingFeature, Slots
+from mysglang.srt.sampling.logit_edits import EditsOnDevice, edits
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+NAME = "logit_bias"
+
+DECISIVE = 1e20
+"""A logit that is raised or lowered by so much decides by itself; by more, it would not be finite in float32 once it is
+divided by a small temperature."""
+
+
+class BiasBySlot(HostSide):
+    """What each request adds."""
+
+    def __init__(self, facts: HostFacts) -> None:
+        self._edits: dict[int, tuple[Array, Array]] = {}
+        """Token ids and what is added to their logits, made once: a step of many rows with thousands of entries each
+        must not go through all of them."""
+
+    def open(self, slot: int, params: SamplingParams, prompt_len: int) -> bool:
+        bias = params.logit_bias
+        if bias:
+            # Clipped in float64: what is beyond float32 would be infinite.
+            values = np.fromiter(bias.values(), dtype=np.float64, count=len(bias)).clip(-DECISIVE, DECISIVE)
+            ids = np.fromiter(bias, dtype=np.int64, count=len(bias))
+            self._edits[slot] = ids, values.astype(np.float32)
+        return bool(bias)
+
+    def close(self, slot: int) -> None:
+        del self._edits[slot]
+
+    def kept(self, slots: Slots, users: Slots) -> FeatureColumns:
+        ids, values = zip(*(self._edits[slot] for slot in slots[users].tolist()), strict=True)
+        return edits(NAME, users, ids, values)
+
+
+LOGIT_BIAS = SamplingFeature(NAME, BiasBySlot, lambda _: EditsOnDevice())

@@ -1,0 +1,63 @@
+"""Edits: sparse additions to logits, as several features make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mysglang.srt.sampling.feature import Act, Arrays, DeviceSide, FeatureColumns, Slots, Stage, Tensors, places
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Edits(Act):
+    """logits[rows[i], ids[i]] += values[i]. int64, int64, float32; the pairs are distinct."""
+
+    stage: ClassVar[Stage] = Stage.EDIT
+    rows: Tensor
+    ids: Tensor
+    values: Tensor
+
+    def edit(self, logits: Tensor, broken: Tensor) -> None:
+        at = (self.rows, self.ids)
+        logits[at] = logits[at] + self.values
+
+    def alone(self, row: int) -> Act | None:
+        at = places(self.rows, row)
+        return replace(self, rows=at * 0, ids=self.ids[at], values=self.values[at]) if len(at) else None
+
+
+class Prohibitions(Edits):
+    """Edits that are not to be undone by others: each value is -inf."""
+
+    __slots__ = ()
+    stage: ClassVar[Stage] = Stage.MASK
+
+
+class EditsOnDevice(DeviceSide):
+    """Of a feature whose columns are those of `edits`. Stateless."""
+
+    def __init__(self, kind: type[Edits] = Edits) -> None:
+        self._kind = kind
+
+    def act(self, tensors: Tensors) -> Act | None:
+        if "rows" not in tensors:
+            return None
+        return self._kind(tensors["rows"], tensors["ids"], tensors["values"])
+
+
+def edits(
+    feature: str, rows: Slots, ids: Sequence[npt.NDArray[np.integer]], values: Sequence[npt.NDArray[np.floating]]
+) -> FeatureColumns:
+    """Of each of the ascending `rows` of the batch, what is added to which tokens (-inf forbids one)."""
+    columns: Arrays = {
+        "ids": np.concatenate(ids).astype(np.int64, copy=False),
+        "values": np.concatenate(values).astype(np.float32, copy=False),
+    }
+    return FeatureColumns(feature, np.repeat(rows, [len(row) for row in ids]), columns)

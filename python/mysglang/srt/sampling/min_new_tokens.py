@@ -1,0 +1,55 @@
+"""min_new_tokens: EOS and stop tokens are forbidden to an answer that is too short to end.
+
+Of a request that a mask holds the mask says so: it alone knows whether anything but the end is allowed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mysglang.srt.sampling.feature import (
+    FeatureColumns,
+    HostFacts,
+    HostSide,
+    Ints,
+    SamplingFeature,
+    Slots,
+    StepRows,
+)
+from mysglang.srt.sampling.logit_edits import EditsOnDevice, Prohibitions, edits
+from mysglang.srt.sampling.sampling_params import SamplingParams
+
+NAME = "min_new_tokens"
+
+
+class MinNewTokensBySlot(HostSide):
+    """For each slot the length below which it may not end, and the tokens that would end it."""
+
+    def __init__(self, facts: HostFacts) -> None:
+        self._table = facts.table
+        self._eos: Ints = np.asarray(facts.eos_token_ids, dtype=np.int32)
+        self._min_len: Ints = np.zeros(facts.table.num_slots, dtype=np.int32)
+        self._ends: dict[int, Ints] = {}
+
+    def open(self, slot: int, params: SamplingParams, prompt_len: int) -> bool:
+        if params.min_new_tokens == 0:
+            return False
+        self._min_len[slot] = prompt_len + params.min_new_tokens
+        self._ends[slot] = np.union1d(self._eos, np.asarray(params.stop_token_ids, dtype=np.int32))
+        return True
+
+    def close(self, slot: int) -> None:
+        del self._ends[slot]
+
+    def fresh(self, step: StepRows, users: Slots) -> FeatureColumns | None:
+        slots = step.slots[users]
+        # The token to be sampled stands at starts + lens.
+        length = step.starts[users] + step.lens[users] + 1
+        early = (length <= self._min_len[slots]) & step.yields[users] & ~self._table.is_constrained(slots)
+        if not early.any():
+            return None
+        ids = [self._ends[slot] for slot in slots[early].tolist()]
+        return edits(NAME, users[early], ids, [np.full(len(row), -np.inf) for row in ids])
+
+
+MIN_NEW_TOKENS = SamplingFeature(NAME, MinNewTokensBySlot, lambda _: EditsOnDevice(Prohibitions))

@@ -1,0 +1,30 @@
+"""Masked: tokens that a grammar or a rule forbids to rows, as a bit for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from mysglang.srt.sampling.feature import Act, Stage, places
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Masked(Act):
+    """Which tokens the rows [C] int64 of the logits may get: [C, words] int32, one bit for each token."""
+
+    stage: ClassVar[Stage] = Stage.MASK
+    rows: Tensor
+    bits: Tensor
+    apply: Callable[[Tensor, Tensor, Tensor], None]
+    """The op `apply_token_bitmask`, or its reference."""
+
+    def edit(self, logits: Tensor, broken: Tensor) -> None:
+        self.apply(logits, self.rows, self.bits)
+
+    def alone(self, row: int) -> Act | None:
+        at = places(self.rows, row)
+        return replace(self, rows=at * 0, bits=self.bits[at]) if len(at) else None
