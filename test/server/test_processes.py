@@ -29,9 +29,15 @@ FAULTY = ("-m", "fixtures.faulty_scheduler")
 LONG = {"text": "Count:", "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}, "stream": True}
 
 
+def toy(*options: str, tokens: int = 16384) -> ServerProcess:
+    """A server whose processes are real and whose scheduler computes nothing: its steps take 5 ms."""
+    memory = ("--max-total-tokens", f"{tokens}")
+    return ServerProcess(*QUIET, *memory, *options, program=PROGRAM, **Faults(step_ms=5).env)
+
+
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess(*QUIET) as process:
+    with toy() as process:
         yield process
 
 
@@ -98,6 +104,12 @@ def assert_nothing_left(server: ServerProcess, children: list[psutil.Process]) -
 
 
 class TestServing:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def server(cls) -> Iterator[ServerProcess]:
+        with ServerProcess(*QUIET) as process:
+            yield process
+
     @pytest.mark.promise(37)
     def test_processes_are_named_light_and_private(self, server: ServerProcess) -> None:
         assert httpx.get(f"{server.url}/health").status_code == 200
@@ -162,7 +174,7 @@ class TestStop:
 
     @pytest.mark.promise(11)
     async def test_promise_11_what_takes_too_long_is_cut_off_and_told(self) -> None:
-        with ServerProcess(*QUIET, "--drain-timeout", "0.2") as server:
+        with toy("--drain-timeout", "0.2") as server:
             url = server.url
             streams = await open_streams(url, 2)
             children = list(server.children().values())
@@ -226,7 +238,7 @@ class TestDeath:
     @pytest.mark.parametrize("title", [SCHEDULER, DETOKENIZER])
     async def test_a_killed_child_ends_the_server_and_every_stream_hears_of_it(self, title: str) -> None:
         # Room for all of them at once.
-        with ServerProcess(*QUIET, "--max-total-tokens", str(64 * 2048)) as server:
+        with toy("--max-running-requests", "64", tokens=64 * 2048) as server:
             streams = await open_streams(server.url, 64)
             children = list(server.children().values())
             server.child(title).kill()
@@ -278,7 +290,7 @@ class TestDeath:
     @pytest.mark.promise(7)
     @pytest.mark.parametrize(("victim", "name"), [(SCHEDULER, "scheduler"), (DETOKENIZER, "detokenizer")])
     async def test_a_frozen_process_is_given_up(self, victim: str, name: str) -> None:
-        with ServerProcess(*QUIET, "--watchdog-timeout", "2") as server:
+        with toy("--watchdog-timeout", "2") as server:
             streams = await open_streams(server.url, 2)
             children = list(server.children().values())
             server.child(victim).suspend()

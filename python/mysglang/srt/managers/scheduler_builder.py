@@ -32,7 +32,6 @@ from mysglang.srt.managers.scheduler_assembly import (
     assemble,
     max_request_len,
 )
-from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES, EvictPolicy
 from mysglang.srt.mem_cache.factory import PrefixCacheName, hierarchical_cache, prefix_cache
 from mysglang.srt.mem_cache.host_tier import HostTier
@@ -81,11 +80,18 @@ class NamedWorker(Worker, Protocol):
     def host_pages(self) -> HostPages: ...
 
 
+def _make_worker(args: ServerArgs, model: ModelConfig) -> NamedWorker:
+    """The worker of a real model. Only it needs torch, which takes two seconds to load."""
+    from mysglang.srt.managers.worker_factory import make_worker
+
+    return make_worker(args, model)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Makers:
     """What a scheduler stands on. Tests put something in its place that is smaller, or that fails."""
 
-    worker: Callable[[ServerArgs, ModelConfig], NamedWorker] = make_worker
+    worker: Callable[[ServerArgs, ModelConfig], NamedWorker] = _make_worker
     kv: Callable[[int, int, int, int, MakePrefixCache], KvManager] = KvManager
     hybrid_kv: Callable[..., KvManager] = HybridKvManager
     """The same, and `windows`: of models whose layers with a window have pages of their own."""
