@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.server_process import REPOSITORY
+from fixtures.server_process import python_path
 
 SHARED = ["--dataset-name", "generated-shared-prefix", "--gsp-num-groups", "2", "--gsp-prompts-per-group", "3"]
 LENGTHS = ["--gsp-system-prompt-len", "32", "--gsp-question-len", "8", "--gsp-output-len", "5"]
@@ -20,7 +20,7 @@ def bench(*options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "mysglang.bench_offline_throughput", *SHARED, *LENGTHS, *options],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY / "python")},
+        env=os.environ | {"PYTHONPATH": python_path("python")},
         timeout=60,
     )
 

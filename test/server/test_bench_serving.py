@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fixtures.oracle import assert_quiet
-from fixtures.server_process import REPOSITORY, ServerProcess
+from fixtures.server_process import ServerProcess, python_path
 
 LENGTHS = ["--random-input-len", "24", "--random-output-len", "8", "--random-range-ratio", "1"]
 SMALL = ["--dataset-name", "random-ids", "--num-prompts", "6", *LENGTHS, "--disable-tqdm"]
@@ -27,7 +27,7 @@ def bench(
         [sys.executable, "-m", "mysglang.bench_serving", *arguments],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY / "python")},
+        env=os.environ | {"PYTHONPATH": python_path("python")},
         timeout=60,
     )
     return done, json.loads(path.read_text()) if path.exists() else {}
@@ -87,7 +87,7 @@ def test_no_server(tmp_path: Path) -> None:
         [sys.executable, "-m", "mysglang.bench_serving", *arguments],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY / "python")},
+        env=os.environ | {"PYTHONPATH": python_path("python")},
         timeout=60,
     )
     assert done.returncode == 2

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
+import pytest
 
-from fixtures.server_process import REPOSITORY, all_gone
+from fixtures.server_process import REPOSITORY, ServerProcess, all_gone, python_path
 
 CUT_OFF = """
 import time
@@ -18,10 +20,18 @@ time.sleep(600)
 
 def test_tests_that_are_cut_off_leave_no_server() -> None:
     """By a limit of time, by hand or by the system: no code of theirs runs any more."""
-    paths = os.pathsep.join([str(REPOSITORY / "python"), str(REPOSITORY / "test")])
-    environment = os.environ | {"PYTHONPATH": paths}
+    environment = os.environ | {"PYTHONPATH": python_path("python", "test")}
     with subprocess.Popen([sys.executable, "-c", CUT_OFF], stdout=subprocess.PIPE, text=True, env=environment) as tests:
         assert tests.stdout is not None
         server = psutil.Process(int(tests.stdout.readline()))
         tests.kill()
     assert all_gone([server])
+
+
+def test_packages_that_the_tests_find_are_found_by_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "found_outside.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    program = ("-c", "import found_outside, mysglang; print(mysglang.__file__)")
+    with ServerProcess(program=program) as server:
+        assert server.wait(30) == 0, server.stderr
+        assert server.stdout.startswith(str(REPOSITORY))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fixtures.server_process import REPOSITORY
+from fixtures.server_process import REPOSITORY, python_path
 
 COUNT = 40
 
@@ -16,7 +16,7 @@ COUNT = 40
 @pytest.mark.parametrize("more", [[], ["--jump-forward", "--at-once", "3"]], ids=["usual", "jump-forward"])
 def test_every_document_is_valid(more: list[str]) -> None:
     script = REPOSITORY / "benchmark" / "constrained" / "valid_json.py"
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "python")}
+    environment = os.environ | {"PYTHONPATH": python_path("python")}
     run = subprocess.run(
         [sys.executable, str(script), "--count", str(COUNT), *more], capture_output=True, text=True, env=environment
     )
