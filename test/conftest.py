@@ -6,6 +6,7 @@ Timeouts, markers and asyncio mode stand in pyproject.toml; shared fakes and bui
 import logging
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,15 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+TESTS = Path(__file__).parent
+LONG = (TESTS / "server", TESTS / "chaos", TESTS.parent / "sgl-kernel")
+"""Folders of files that take minutes, not seconds."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: a worker that takes one last would leave the other workers with nothing to do."""
+    items.sort(key=lambda item: not any(item.path.is_relative_to(folder) for folder in LONG))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
