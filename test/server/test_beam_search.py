@@ -22,12 +22,18 @@ CASES = [(2, 1.0, 12), (4, 1.0, 24), (4, 0.0, 24), (3, 2.0, 16), (5, -0.5, 9)]
 """(beam_width, length_penalty, max_new_tokens)."""
 
 
-@pytest.fixture(scope="module", params=[(), LITTLE], ids=["plenty", "little memory"])
-def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    with ServerProcess("--log-level", "warning", "--dtype", "float32", *request.param) as server:
-        assert server.url
+@pytest.fixture(scope="module")
+def little_server() -> Iterator[ServerProcess]:
+    with ServerProcess("--log-level", "warning", "--dtype", "float32", *LITTLE) as server:
         yield server
-        assert_quiet(server.url)
+
+
+@pytest.fixture(scope="module", params=["tiny_server", "little_server"])
+def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    """One with plenty of memory, one with little."""
+    server: ServerProcess = request.getfixturevalue(request.param)
+    yield server
+    assert_quiet(server.url)
 
 
 @pytest.fixture(scope="module")

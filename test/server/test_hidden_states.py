@@ -24,7 +24,7 @@ PROMPT = np.random.default_rng(5).integers(100, 1000, 45).tolist()
 NEW = 20
 
 
-@pytest.fixture(scope="module", params=[(), LITTLE, SEVERAL], ids=["plenty", "little memory", "several fronts"])
+@pytest.fixture(scope="module", params=[LITTLE, SEVERAL], ids=["little memory", "several fronts"])
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     with ServerProcess(*OPTIONS, *request.param) as server:
         assert server.url

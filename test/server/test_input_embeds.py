@@ -21,12 +21,18 @@ IDS = np.random.default_rng(7).integers(100, 1000, 50).tolist()
 PARAMS = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", params=[(), LITTLE], ids=["plenty", "little memory"])
-def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    with ServerProcess("--log-level", "warning", "--dtype", "float32", *request.param) as server:
-        assert server.url
+@pytest.fixture(scope="module")
+def little_server() -> Iterator[ServerProcess]:
+    with ServerProcess("--log-level", "warning", "--dtype", "float32", *LITTLE) as server:
         yield server
-        assert_quiet(server.url)
+
+
+@pytest.fixture(scope="module", params=["tiny_server", "little_server"])
+def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    """One with plenty of memory, one with little."""
+    server: ServerProcess = request.getfixturevalue(request.param)
+    yield server
+    assert_quiet(server.url)
 
 
 @pytest.fixture(scope="module")

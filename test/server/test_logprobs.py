@@ -23,10 +23,8 @@ NEW = 12
 
 WAYS = {
     "whole": {},
-    "chunks": {"chunked_prefill_size": 16},
     "chunks and pages": {"chunked_prefill_size": 16, "page_size": 16},
-    "pages, no cache": {"page_size": 16, "disable_radix_cache": True},
-    "mixed steps": {"chunked_prefill_size": 16, "enable_mixed_chunk": True},
+    "mixed steps, no cache": {"chunked_prefill_size": 16, "enable_mixed_chunk": True, "disable_radix_cache": True},
 }
 
 

@@ -186,24 +186,31 @@ def drain(connection: socket.socket) -> None:
             pass
 
 
-@pytest.mark.promise(16)
-@pytest.mark.parametrize("sent", [b"POST /generate HT", b"POST /generate HTTP/1.1\r\n%b\r\n\r\n{"])
-def test_promise_16_who_begins_a_request_must_go_on(sent: bytes) -> None:
-    """Or such clients would hold all the connections that there can be."""
+@pytest.fixture(scope="module")
+def impatient_server() -> Iterator[ServerProcess]:
+    """Waits half a second for the rest of a request."""
     options = ("--log-level", "info", "--read-timeout", "0.5", "--skip-server-warmup")
     with ServerProcess(*options, program=PROGRAM, **Faults().env) as server:
-        address = httpx.URL(server.url)
-        for _ in range(2):
-            with socket.create_connection((address.host, address.port or 80), timeout=20) as client:
-                client.sendall(
-                    sent.replace(b"%b", b"Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9")
-                )
-                assert client.recv(12) == b"HTTP/1.1 408"
-                drain(client)
-        assert "--read-timeout" in server.stderr
-        # A request after a while of silence, and one whose body takes its time.
+        yield server
+
+
+@pytest.mark.promise(16)
+@pytest.mark.parametrize("sent", [b"POST /generate HT", b"POST /generate HTTP/1.1\r\n%b\r\n\r\n{"])
+def test_promise_16_who_begins_a_request_must_go_on(impatient_server: ServerProcess, sent: bytes) -> None:
+    """Or such clients would hold all the connections that there can be."""
+    address = httpx.URL(impatient_server.url)
+    told = impatient_server.stderr.count("--read-timeout")
+    for _ in range(2):
         with socket.create_connection((address.host, address.port or 80), timeout=20) as client:
-            time.sleep(1)
-            client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert client.recv(12) == b"HTTP/1.1 200"
-        assert_quiet(server.url)
+            client.sendall(
+                sent.replace(b"%b", b"Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9")
+            )
+            assert client.recv(12) == b"HTTP/1.1 408"
+            drain(client)
+    assert impatient_server.stderr.count("--read-timeout") > told
+    # A request after a while of silence, and one whose body takes its time.
+    with socket.create_connection((address.host, address.port or 80), timeout=20) as client:
+        time.sleep(1)
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 200"
+    assert_quiet(impatient_server.url)

@@ -9,13 +9,10 @@ from mysglang.eval.tiny_world.world import held_out_items
 PER_TASK = 4
 
 WAYS = {
-    "no overlap": ("--disable-overlap-schedule",),
-    "no radix cache": ("--disable-radix-cache",),
-    "chunks of 16": ("--chunked-prefill-size", "16"),
-    "whole prompts": ("--chunked-prefill-size", "-1"),
-    "pages of 16": ("--page-size", "16"),
-    "all at once": ("--page-size", "16", "--chunked-prefill-size", "16", "--disable-overlap-schedule"),
+    "whole prompts, no cache": ("--chunked-prefill-size", "-1", "--disable-radix-cache"),
+    "pages, chunks, no overlap": ("--page-size", "16", "--chunked-prefill-size", "16", "--disable-overlap-schedule"),
 }
+"""Each option alone: test_cache_equality.py (pages, chunks, cache) and test_concurrency.py (overlap)."""
 
 
 @pytest.fixture(scope="module")

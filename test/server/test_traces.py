@@ -135,34 +135,27 @@ def test_a_request_and_its_stages_reach_the_collector(listen: Callable[[Collecto
         assert collector.services == {"under-test"}
 
 
-def ask_for_traces(url: str, count: int) -> None:
-    """Traces 1 … count, on a connection each, which the fronts share between them."""
+def ask_for_traces(url: str, first: int, end: int) -> None:
+    """Traces of these numbers, on a connection each, which the fronts share between them."""
     body = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
-    for number in range(1, count + 1):
+    for number in range(first, end):
         header = {"traceparent": f"00-{number:032x}-{CALLER_SPAN}-01"}
         assert httpx.post(f"{url}/generate", json=body, headers=header, timeout=60).status_code == 200
 
 
-def test_every_front_traces_its_requests() -> None:
-    collector = Collector()
-    with over_http(collector) as endpoint:
-        options = ("--enable-trace", "--otlp-traces-endpoint", endpoint, "--tokenizer-worker-num", "2")
-        with ServerProcess(*QUIET, *options) as server:
-            ask_for_traces(server.url, 8)
-            for number in range(1, 9):
-                collector.trace(f"{number:032x}", 5)
-
-
-def test_no_front_keeps_spans_at_the_end() -> None:
+def test_every_front_traces_its_requests_and_keeps_no_spans_at_the_end() -> None:
     """Those of the last second wait for others, which do not come any more."""
     collector = Collector()
     with over_http(collector) as endpoint:
         options = ("--enable-trace", "--otlp-traces-endpoint", endpoint, "--tokenizer-worker-num", "3")
         with ServerProcess(*QUIET, *options) as server:
-            ask_for_traces(server.url, 12)
+            ask_for_traces(server.url, 1, 12)
+            for number in range(1, 12):
+                collector.trace(f"{number:032x}", 5)
+            ask_for_traces(server.url, 12, 24)
             server.send(signal.SIGTERM)
             assert server.wait(20) == ExitCode.DONE
-        assert [len(collector.now(f"{number:032x}")) for number in range(1, 13)] == [5] * 12
+        assert [len(collector.now(f"{number:032x}")) for number in range(1, 24)] == [5] * 23
 
 
 def test_a_collector_that_is_not_there_hurts_nobody() -> None:

@@ -54,6 +54,8 @@ def test_a_repository_may_be_fetched_later() -> None:
         (CPU, {"schedule_conservativeness": 0.0}, "--schedule-conservativeness must be greater than 0"),
         (CPU, {"page_size": 3}, "--page-size 3: give a power of two"),
         (CPU, {"max_prefill_tokens": 8, "page_size": 16}, "--max-prefill-tokens must be at least --page-size (16)"),
+        (CPU, {"swa_full_tokens_ratio": 0.5, "disable_hybrid_swa_memory": True}, "all layers share one pool"),
+        (CPU, {"swa_full_tokens_ratio": 1.5}, "--swa-full-tokens-ratio must be between 0.001 and 1"),
         (CPU, {"max_total_tokens": 31, "page_size": 16}, "--max-total-tokens must be at least two pages (32)"),
     ],
 )
