@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -77,6 +78,11 @@ class Storm:
         self.retractions = 0
         """Of the server since it started."""
         self._seed = seed
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """Of all rounds."""
+        return sum((tally.outcomes for tally in self.tallies), Counter[str]())
 
     @property
     def requests(self) -> int:

@@ -15,7 +15,8 @@ import pytest
 from chaos.besieged import besieged_server
 from chaos.storm import DEATHS, WAYS, Storm, die_in_a_storm, storm_server
 
-ROUNDS, SECONDS = 3, 5.0
+SECONDS, ROUNDS, MOST_ROUNDS = 3.0, 3, 10
+"""A storm lasts until all that it is for has happened, at least three rounds: what grows is seen between rounds."""
 GROWTH = 16 << 20
 """Bytes that a process may take more after the last round than after the first."""
 
@@ -31,17 +32,19 @@ GROWTH = 16 << 20
 def test_every_answer_is_the_solo_one_and_nothing_is_left(way: str) -> None:
     with storm_server(way) as server:
         storm = Storm(server.url, seed=1)
-        for _ in range(ROUNDS):
+        while len(storm.tallies) < ROUNDS or not raged(storm):
+            assert len(storm.tallies) < MOST_ROUNDS, (storm.outcomes, storm.retractions)
             storm.round(SECONDS)
-        storm.judge()
-    outcomes = sum((tally.outcomes for tally in storm.tallies), Counter[str]())
-    assert outcomes["completed"] > 50
-    # Each of these happened, or the storm was none.
-    for outcome in ("aborted", "left (reset)", "left (half-close)", "error 429", "error 500"):
-        assert outcomes[outcome] > 0, outcomes
-    assert storm.retractions > 50
-    assert len(storm.growth.looks) == ROUNDS and storm.growth.flat()
+            storm.judge()
+    assert len(storm.growth.looks) >= ROUNDS and storm.growth.flat()
     assert all(grown < GROWTH for grown in storm.growth.grown().values()), storm.growth.table()
+
+
+def raged(storm: Storm) -> bool:
+    """Whether each of these happened; before, the storm was none."""
+    rare = ("aborted", "left (reset)", "left (half-close)", "error 429", "error 500")
+    seen = storm.outcomes
+    return seen["completed"] > 50 and all(seen[outcome] for outcome in rare) and storm.retractions > 50
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ from fixtures.toy_server import PROGRAM, Faults
 # In float32 the order of a sum changes a logit by some 1e-6 of it, too little to change which is the largest.
 PRECISE = ("--log-level", "warning", "--dtype", "float32", "--page-size", f"{PAGE}")
 EXACT = (*PRECISE, "--enable-deterministic-inference")
-PROMPTS = make_prompts(25, 1000)
+PROMPTS = make_prompts(25, 300)
 RETRACTED = 200
 WAYS: dict[str, tuple[int, *tuple[str, ...]]] = {
-    "cache": (200, *PRECISE),
+    "cache": (100, *PRECISE),
     "cache and chunks": (len(PROMPTS), *PRECISE, "--chunked-prefill-size", f"{CHUNK}"),
 }
 """Prompts, and options."""
@@ -39,7 +39,8 @@ def test_with_the_cache_as_without(way: str, without_cache: list[Answer]) -> Non
     count, *options = WAYS[way]
     answers = answers_of(PROMPTS[:count], *options)
     assert_alike(answers, without_cache)
-    assert sum(answer.cached > 0 for answer in answers) > count * 0.9
+    # The first of each beginning come together, and find nothing.
+    assert sum(answer.cached > 0 for answer in answers) > count * 0.7
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""200 mixed requests at once: every answer that completes is the one it would have been alone, and nothing is left."""
+"""A hundred mixed requests at once: each answer that completes is the one it would have been alone; nothing is left."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ import pytest
 from fixtures.oracle import assert_quiet
 from fixtures.server_process import ServerProcess
 
-REQUESTS = 200
+REQUESTS = 100
 SEED = 7
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant. Answer in one short sentence. Be kind.<|im_end|>\n"
 QUESTIONS = (
@@ -40,7 +40,7 @@ def make_cases(seed: int) -> list[Case]:
         start = rng.choice([SYSTEM, SYSTEM * 4, ""])
         question = rng.choice(QUESTIONS)
         text = f"{start}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        params: dict[str, Any] = {"max_new_tokens": rng.randrange(1, 48), "temperature": 0.0}
+        params: dict[str, Any] = {"max_new_tokens": rng.randrange(1, 32), "temperature": 0.0}
         if rng.random() < 0.25:
             params |= {"temperature": 0.8, "top_p": 0.9, "sampling_seed": rng.randrange(1000)}
         if rng.random() < 0.2:
@@ -88,17 +88,16 @@ async def ask_all(url: str, cases: list[Case], at_once: int) -> list[str | None]
 # In float32 a request's numbers differ in company only by some 1e-6, too little to change what is drawn.
 PRECISE = ("--log-level", "warning", "--dtype", "float32")
 # Little memory and short chunks, so that requests wait, are cut in pieces and retract one another.
-TIGHT = ("--max-total-tokens", "4096", "--chunked-prefill-size", "128", "--schedule-conservativeness", "0.2")
+TIGHT = ("--max-total-tokens", "2048", "--chunked-prefill-size", "128", "--schedule-conservativeness", "0.2")
 WAYS = {"overlap": TIGHT, "sync": (*TIGHT, "--disable-overlap-schedule", "--page-size", "16")}
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[Case, str]:
+def alone(tiny_server: ServerProcess) -> dict[Case, str]:
     """The answer to each case with nobody else around."""
     cases = make_cases(SEED)
     stay = [Case(case.body | {"stream": False}, None) for case in cases]
-    with ServerProcess(*PRECISE) as server:
-        answers = asyncio.run(ask_all(server.url, stay, at_once=1))
+    answers = asyncio.run(ask_all(tiny_server.url, stay, at_once=1))
     return {case: answer for case, answer in zip(cases, answers, strict=True) if answer is not None}
 
 

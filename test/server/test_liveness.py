@@ -55,11 +55,11 @@ async def test_a_frozen_scheduler_is_told_of_and_given_up() -> None:
 @pytest.mark.slow
 @pytest.mark.promise(8)
 async def test_a_very_long_prefill_is_no_death() -> None:
-    """Fifteen chunks of two seconds each, and nothing comes out meanwhile; the watchdog would wait for five."""
-    faults = Faults(prompt_ms=2000)
-    prompt = [100 + place for place in range(15 * 16)]
+    """Twelve chunks of a second each, and nothing comes out meanwhile; the watchdog would wait for three."""
+    faults = Faults(prompt_ms=1000)
+    prompt = [100 + place for place in range(12 * 16)]
     # The warm-up is a prompt too.
-    with toy("--chunked-prefill-size", "16", "--watchdog-timeout", "5", faults=faults) as server:
+    with toy("--chunked-prefill-size", "16", "--watchdog-timeout", "3", faults=faults) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
             asking = asyncio.create_task(client.post("/generate", json=body))
@@ -71,9 +71,9 @@ async def test_a_very_long_prefill_is_no_death() -> None:
                 await asyncio.sleep(0.1)
             answer = (await asking).json()
     assert answer["output_ids"] == reference(prompt, 3, ignore_eos=True)
-    assert answer["meta_info"]["e2e_latency"] > 28
+    assert answer["meta_info"]["e2e_latency"] > 11
     times.sort()
-    assert len(times) > 100
+    assert len(times) > 50
     assert times[len(times) * 99 // 100] < 0.1
 
 
