@@ -1,6 +1,7 @@
 """The servers that tests start end with the tests, in whatever way these end."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +36,13 @@ def test_packages_that_the_tests_find_are_found_by_a_server(tmp_path: Path, monk
     with ServerProcess(program=program) as server:
         assert server.wait(30) == 0, server.stderr
         assert server.stdout.startswith(str(REPOSITORY))
+
+
+def test_a_server_hears_of_the_signals_that_the_tests_ignore() -> None:
+    was = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ServerProcess(program=("-c", "import time; time.sleep(600)")) as server:
+            server.send(signal.SIGHUP)
+            assert server.wait(30) == -signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, was)
