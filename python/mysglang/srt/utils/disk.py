@@ -8,7 +8,7 @@ import errno
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mysglang.srt.errors import NoRoom
@@ -75,4 +75,10 @@ def sync_folder(folder: Path) -> None:
 def remove_unfinished(folder: Path) -> None:
     """Remove what a process that ended was writing."""
     for path in folder.glob(f"*{UNFINISHED}"):
+        remove_file(path)
+
+
+def remove_file(path: Path) -> None:
+    """Remove it if it is there. A directory is nobody's file, and is left alone."""
+    with suppress(IsADirectoryError):
         path.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from pathlib import Path
 
 import openai
@@ -30,3 +31,22 @@ async def test_while_a_disk_is_waited_for_the_input_stays(
                 await asyncio.sleep(0.01)
         with pytest.raises(openai.BadRequestError, match="not complete"):
             await desk.api.files.delete(batch.input_file_id)
+
+
+@pytest.mark.promise(50)
+async def test_what_is_no_file_keeps_no_server_from_starting(tmp_path: Path) -> None:
+    async with desk_in(tmp_path) as desk:
+        kept = await desk.upload(line("a"))
+    for name in ("files/odd.bin", "files/odd.bin.unfinished", "files/odd.json", "batches/odd.json.unfinished"):
+        (tmp_path / name).mkdir()
+    async with desk_in(tmp_path) as desk:
+        assert [file.id async for file in await desk.api.files.list()] == [kept]
+        batch = await desk.end_of(await desk.begin(line("a")))
+        assert batch.status == "completed"
+
+
+@pytest.mark.promise(50)
+def test_a_pipe_in_place_of_a_journal_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "errors")
+    with pytest.raises(OSError, match="Not a regular file"):
+        batches_journal.Journal("batch_1", tmp_path / "output", tmp_path / "errors")

@@ -9,6 +9,7 @@ become the client's as they are.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -73,6 +74,10 @@ class Journal:
         """Names of the lines that are done with, by `name_of`."""
         self._batch = batch_id.encode()
         self._decoder = msgspec.json.Decoder(_Entry)
+        for path in (output, errors):
+            # Whoever opened a pipe would wait for its other end.
+            if path.exists() and not path.is_file():
+                raise OSError(errno.EINVAL, "Not a regular file", str(path))
         cut = [self._read_back(path, good=good) for path, good in ((output, True), (errors, False)) if path.exists()]
         if any(cut):
             logger.warning(

@@ -24,7 +24,7 @@ from typing import IO
 from mysglang.srt.entrypoints.openai.files_record import FileRecord, now
 from mysglang.srt.entrypoints.openai.record_folder import RecordFolder
 from mysglang.srt.errors import InvalidRequest, NotFound
-from mysglang.srt.utils.disk import UNFINISHED, room_for, sync_folder
+from mysglang.srt.utils.disk import UNFINISHED, remove_file, room_for, sync_folder
 from mysglang.srt.utils.shared_room import SharedRoom
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class FileStore:
                 self._know(record)
         for path in self._folder.path.glob("*.bin"):
             if path.stem not in self._records and path.stem not in damaged and path.stem not in coming:
-                path.unlink(missing_ok=True)
+                remove_file(path)
 
     def get(self, file_id: str, owner: str) -> FileRecord:
         """Raises NotFound, also for a file whose time is over, or that is somebody else's."""
