@@ -30,8 +30,9 @@ class JsonLimits:
     """Levels of lists and objects."""
     values: int = 1 << 22
     """Items of lists and members of objects, all together: a batch of a few million token ids."""
-    containers: int = 1 << 17
-    """Lists and objects."""
+    containers: int = 1 << 15
+    """Lists and objects: thousands of messages. The garbage collector goes through all that is made of them, four times
+    as many, and holds up every thread meanwhile."""
     strings: int = 1 << 19
     """Strings, the names of fields included."""
     text_bytes: int = 1 << 24

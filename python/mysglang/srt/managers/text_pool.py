@@ -11,11 +11,12 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Generic, TypeVar
 
 from mysglang.srt.managers.caller import CALLER
 from mysglang.srt.utils.fair_turns import FairTurns
+from mysglang.srt.utils.quiet_heap import QUIET_HEAP
 
 QUICK_TEXT = 1 << 10
 """Below this many characters or tokens (some tenth of a millisecond of work) a text is not worth a thread."""
@@ -42,14 +43,16 @@ class WorkDropped(Exception):
 class _Job(Generic[Result]):
     """Work in a thread, which learns there whether somebody still waits for it."""
 
-    def __init__(self, work: Callable[[], Result]) -> None:
+    def __init__(self, work: Callable[[], Result], during: AbstractContextManager[None]) -> None:
         self._work = work
+        self._during = during
         self.is_dropped = False
 
     def __call__(self) -> Result:
         _THREAD.job = self
         try:
-            return self._work()
+            with self._during:
+                return self._work()
         finally:
             _THREAD.job = None
 
@@ -73,7 +76,9 @@ def checkpoint() -> None:
 class _Threads:
     """A few threads, for which API keys take turns."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, during: AbstractContextManager[None] | None = None) -> None:
+        """`during`: the context in which work is done."""
+        self._during = nullcontext() if during is None else during
         self._executor = ThreadPoolExecutor(THREADS, name)
         self._turns = FairTurns(THREADS)
 
@@ -87,7 +92,7 @@ class _Threads:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._turns.leave, key)
 
-        job = _Job(work)
+        job = _Job(work, self._during)
         try:
             future = self._executor.submit(job)
         except RuntimeError:
@@ -113,7 +118,7 @@ class TextPool:
     def __init__(self) -> None:
         sys.setswitchinterval(SWITCH_S)
         self._short = _Threads("text")
-        self._long = _Threads("long-text")
+        self._long = _Threads("long-text", QUIET_HEAP)
 
     async def run(self, size: int, work: Callable[[], Result]) -> Result:
         """What `work` returns or raises; `size` is the length of its text.
