@@ -60,7 +60,18 @@ def test_an_answer() -> None:
     assert seen(metrics, told.INTER_TOKEN_LATENCY) == (3, 3)
     assert seen(metrics, told.E2E_REQUEST_LATENCY) == (1, 6)
     assert seen(metrics, told.PROMPT_TOKENS_HISTOGRAM) == (1, 10)
+    assert seen(metrics, told.UNCACHED_PROMPT_TOKENS_HISTOGRAM) == (1, 6)
     assert seen(metrics, told.GENERATION_TOKENS_HISTOGRAM) == (1, 4)
+    assert seen(metrics, told.TIME_PER_OUTPUT_TOKEN) == (1, 1), "three tokens in three seconds after the first"
+
+
+def test_an_answer_that_comes_at_once_has_no_time_between_its_tokens() -> None:
+    metrics = SheetMetrics(Sheet.alone(told.FRONT))
+    metrics.opened("r")
+    metrics.sent("r", request())
+    metrics.grew("r", 10, 4, 0)
+    metrics.ended("r", Stop())
+    assert seen(metrics, told.TIME_PER_OUTPUT_TOKEN) == (0, 0)
 
 
 def test_what_was_given_up() -> None:
@@ -82,10 +93,12 @@ def test_http_requests_and_their_routing_keys() -> None:
     assert numbers(metrics, told.HTTP_REQUESTS[path]) == numbers(metrics, told.HTTP_REQUESTS_ACTIVE[path]) == [4]
     assert numbers(metrics, told.HTTP_REQUESTS_ACTIVE["/v1/completions"]) == [0]
     assert numbers(metrics, told.ROUTING_KEYS_ACTIVE) == [2]
-    metrics.answered(path, "a")
+    metrics.answered(path, "a", 200)
     assert numbers(metrics, told.ROUTING_KEYS_ACTIVE) == [2]
-    for key in ("a", "b", ""):
-        metrics.answered(path, key)
+    for key, status in (("a", 200), ("b", 418), ("", None)):
+        metrics.answered(path, key, status)
+    found = {label: numbers(metrics, told.HTTP_RESPONSES[path, label]) for label in ("200", "400", "other")}
+    assert found == {"200": [2], "400": [0], "other": [1]}
     assert numbers(metrics, told.ROUTING_KEYS_ACTIVE) == numbers(metrics, told.HTTP_REQUESTS_ACTIVE[path]) == [0]
     assert numbers(metrics, told.HTTP_REQUESTS[path]) == [4]
 

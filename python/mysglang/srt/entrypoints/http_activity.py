@@ -1,8 +1,8 @@
-"""HttpActivity: the middleware that counts open HTTP requests. There with --enable-metrics only."""
+"""HttpActivity: the middleware that counts HTTP requests and their answers. There with --enable-metrics only."""
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mysglang.srt.entrypoints.callers import ROUTING_KEY
 from mysglang.srt.entrypoints.headers import header
@@ -25,8 +25,16 @@ class HttpActivity:
             await self._app(scope, receive, send)
             return
         path, routing_key = scope["path"], header(scope, ROUTING_KEY)
+        status: int | None = None
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
         self._metrics.asked(path, routing_key)
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, noting)
         finally:
-            self._metrics.answered(path, routing_key)
+            self._metrics.answered(path, routing_key, status)

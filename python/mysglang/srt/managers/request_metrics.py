@@ -39,8 +39,8 @@ class RequestMetrics(Protocol):
         """An HTTP request to a route of `instruments.MODEL_ROUTES` came. `routing_key`: empty if it has none."""
         ...
 
-    def answered(self, path: str, routing_key: str) -> None:
-        """The answer to that HTTP request is complete, or was given up."""
+    def answered(self, path: str, routing_key: str, status: int | None) -> None:
+        """The answer to that HTTP request is complete, or was given up. `status`: None if none was sent."""
         ...
 
     def total_row(self) -> Sequence[float]:
@@ -70,7 +70,7 @@ class NoMetrics:
     def asked(self, path: str, routing_key: str) -> None:
         pass
 
-    def answered(self, path: str, routing_key: str) -> None:
+    def answered(self, path: str, routing_key: str, status: int | None) -> None:
         pass
 
     def total_row(self) -> Sequence[float]:
@@ -87,8 +87,13 @@ class _Watched:
     opened_at: float
     grew_at: float = 0.0
     """When its last token came."""
+    began_at: float = 0.0
+    """When its first tokens came."""
+    tokens_at_once: int = 0
+    """How many these were."""
     sent: bool = False
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
 
 
@@ -113,7 +118,7 @@ class SheetMetrics:
     def grew(self, rid: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> None:
         answer, sheet = self._watched[rid], self._sheet
         if not answer.prompt_tokens:
-            answer.prompt_tokens = prompt_tokens
+            answer.prompt_tokens, answer.cached_tokens = prompt_tokens, cached_tokens
             sheet.add(told.PROMPT_TOKENS, prompt_tokens)
             sheet.add(told.CACHED_TOKENS, cached_tokens)
         new = completion_tokens - answer.completion_tokens
@@ -125,6 +130,7 @@ class SheetMetrics:
             sheet.observe(told.INTER_TOKEN_LATENCY, (now - answer.grew_at) / new, new)
         else:
             sheet.observe(told.TIME_TO_FIRST_TOKEN, now - answer.opened_at)
+            answer.began_at, answer.tokens_at_once = now, new
         answer.grew_at, answer.completion_tokens = now, completion_tokens
 
     def ended(self, rid: str, reason: FinishReason | None, times: RequestTimes | None = None) -> None:
@@ -137,7 +143,11 @@ class SheetMetrics:
         sheet.add(told.NUM_REQUESTS)
         sheet.observe(told.E2E_REQUEST_LATENCY, self._clock() - answer.opened_at)
         sheet.observe(told.PROMPT_TOKENS_HISTOGRAM, answer.prompt_tokens)
+        sheet.observe(told.UNCACHED_PROMPT_TOKENS_HISTOGRAM, answer.prompt_tokens - answer.cached_tokens)
         sheet.observe(told.GENERATION_TOKENS_HISTOGRAM, answer.completion_tokens)
+        later = answer.completion_tokens - answer.tokens_at_once
+        if later > 0:
+            sheet.observe(told.TIME_PER_OUTPUT_TOKEN, (answer.grew_at - answer.began_at) / later)
 
     def asked(self, path: str, routing_key: str) -> None:
         self._sheet.add(told.HTTP_REQUESTS[path])
@@ -147,8 +157,11 @@ class SheetMetrics:
             if self._routing_keys[routing_key] == 1:
                 self._sheet.add(told.ROUTING_KEYS_ACTIVE)
 
-    def answered(self, path: str, routing_key: str) -> None:
+    def answered(self, path: str, routing_key: str, status: int | None) -> None:
         self._sheet.add(told.HTTP_REQUESTS_ACTIVE[path], -1)
+        if status is not None:
+            label = str(status) if str(status) in told.STATUSES else "other"
+            self._sheet.add(told.HTTP_RESPONSES[path, label])
         if routing_key:
             self._routing_keys[routing_key] -= 1
             if not self._routing_keys[routing_key]:

@@ -98,8 +98,8 @@ class TracedMetrics:
     def asked(self, path: str, routing_key: str) -> None:
         self._metrics.asked(path, routing_key)
 
-    def answered(self, path: str, routing_key: str) -> None:
-        self._metrics.answered(path, routing_key)
+    def answered(self, path: str, routing_key: str, status: int | None) -> None:
+        self._metrics.answered(path, routing_key, status)
 
     def total_row(self) -> Sequence[float]:
         return self._metrics.total_row()

@@ -27,12 +27,20 @@ TIME_TO_FIRST_TOKEN = Histogram(
     "sglang:time_to_first_token_seconds", "From a request's arrival to its first token.", WAITS
 )
 INTER_TOKEN_LATENCY = Histogram("sglang:inter_token_latency_seconds", "Between two tokens of an answer.", GAPS)
+TIME_PER_OUTPUT_TOKEN = Histogram(
+    "sglang:request_time_per_output_token_seconds",
+    "From the first token of an answer to its last, by the tokens between; for answers of two tokens or more.",
+    GAPS,
+)
 E2E_REQUEST_LATENCY = Histogram(
     "sglang:e2e_request_latency_seconds",
     "From a request's arrival to its end.",
     (*WAITS, 600.0, 1200.0, 1800.0, 2400.0),
 )
 PROMPT_TOKENS_HISTOGRAM = Histogram("sglang:prompt_tokens_histogram", "Tokens of a prompt.", TOKENS)
+UNCACHED_PROMPT_TOKENS_HISTOGRAM = Histogram(
+    "sglang:uncached_prompt_tokens_histogram", "Tokens of a prompt that were not found in the prefix cache.", TOKENS
+)
 GENERATION_TOKENS_HISTOGRAM = Histogram("sglang:generation_tokens_histogram", "Tokens of an answer.", TOKENS)
 
 # Every front, for the HTTP requests to routes that speak for the model.
@@ -55,6 +63,16 @@ def _of_routes(kind: type[Counter] | type[Level], name: str, help: str) -> dict[
 
 
 HTTP_REQUESTS = _of_routes(Counter, "sglang:http_requests_total", "HTTP requests to a route.")
+STATUSES = ("200", "400", "401", "403", "404", "408", "409", "413", "415", "429", "499", "500", "503", "507", "other")
+HTTP_RESPONSES = {
+    (path, status): Counter(
+        "sglang:http_responses_total",
+        "Answers to them, by status; a status that never was has no figure.",
+        (("endpoint", path), ("status_code", status), ("method", "POST")),
+    )
+    for path in MODEL_ROUTES
+    for status in STATUSES
+}
 HTTP_REQUESTS_ACTIVE = _of_routes(Level, "sglang:http_requests_active", "HTTP requests whose answer is not complete.")
 ROUTING_KEYS_ACTIVE = Level(
     "sglang:routing_keys_active", "Different routing keys of these requests; each front counts those that it has."
@@ -63,6 +81,7 @@ ROUTING_KEYS_ACTIVE = Level(
 FRONT = Layout(
     (
         *HTTP_REQUESTS.values(),
+        *HTTP_RESPONSES.values(),
         *HTTP_REQUESTS_ACTIVE.values(),
         ROUTING_KEYS_ACTIVE,
         PROMPT_TOKENS,
@@ -75,7 +94,9 @@ FRONT = Layout(
         INTER_TOKEN_LATENCY,
         E2E_REQUEST_LATENCY,
         PROMPT_TOKENS_HISTOGRAM,
+        UNCACHED_PROMPT_TOKENS_HISTOGRAM,
         GENERATION_TOKENS_HISTOGRAM,
+        TIME_PER_OUTPUT_TOKEN,
     )
 )
 

@@ -71,6 +71,18 @@ async def test_open_http_requests_and_processor_time() -> None:
     assert values["sglang:startup_time_seconds", ("phase", "e2e")] > 0
 
 
+async def test_answers_by_status() -> None:
+    async with serve(options=COUNTED) as served:
+        await served.post("/generate", {"text": "The fox"}, headers=KEY)
+        await served.post("/generate", {"text": 1}, headers=KEY)
+        await served.post("/generate", {"text": "The fox"}, headers={"Authorization": "Bearer nobody"})
+        await served.post("/nowhere", {}, headers=KEY)
+        values = samples_of((await served.client.get("/metrics")).text)
+    answers = {key[1:]: value for key, value in values.items() if key[0] == "sglang:http_responses_total"}
+    found = {dict(labels)["status_code"]: value for labels, value in answers.items()}
+    assert found == {"200": 1, "400": 1, "401": 1}
+
+
 async def test_a_flood_of_scrapes_looks_at_the_processes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     monkeypatch.setattr(metrics, "_cpu_seconds", lambda: looks.append(1) or {"tokenizer": float(len(looks))})

@@ -22,7 +22,7 @@ from mysglang.srt.entrypoints.front_launch import FRONT_TITLE
 from mysglang.srt.messages.control import HeartBeat
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.observability.exposition import CONTENT_TYPE, Gauge, Page, render
-from mysglang.srt.observability.instruments import ESTIMATES, FRONT, SCHEDULER
+from mysglang.srt.observability.instruments import ESTIMATES, FRONT, HTTP_RESPONSES, SCHEDULER
 from mysglang.srt.utils.log_output import dropped_lines
 
 RANKS = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
@@ -116,7 +116,9 @@ def metrics_router(front: Front, served_model_name: str) -> APIRouter:
     async def metrics() -> Response:
         """Counters, gauges and histograms, in Prometheus' text format."""
         requests, scheduler = Page(labels), Page(ranks)
-        requests.row(FRONT, front.metrics.total_row())
+        counted = front.metrics.total_row()
+        never = [answers for answers in HTTP_RESPONSES.values() if not FRONT.part(counted, answers)[0]]
+        requests.row(FRONT, counted, without=never)
         for component, seconds in (await processor_time.by_component()).items():
             requests.counter(PROCESS_CPU_SECONDS, seconds, component=component)
         _gauge_start(requests, {**front.facts.startup_times, "e2e": startup_s})
