@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import MutableMapping
 from typing import Any
 
+import orjson
 import pytest
 
 from mysglang.srt.entrypoints.http_front import Gate
@@ -21,13 +22,13 @@ async def receive() -> Message:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-async def ask(gate: Gate) -> tuple[int, bytes, dict[bytes, bytes]]:
+async def ask(gate: Gate, path: str = "/health") -> tuple[int, bytes, dict[bytes, bytes]]:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await gate(dict(SCOPE), receive, send)
+    await gate({**SCOPE, "path": path}, receive, send)
     return sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])
 
 
@@ -48,6 +49,20 @@ async def test_closed_from_the_start() -> None:
     assert status == 503
     assert b"The server is starting." in body
     assert b"retry-after" in headers
+
+
+async def test_closed_in_the_dialect_of_the_path() -> None:
+    _, body, _ = await ask(Gate(), "/v1/messages")
+    told = orjson.loads(body)
+    assert (told["type"], told["error"]["message"]) == ("error", "The server is starting.")
+    _, body, _ = await ask(Gate(), "/api/chat")
+    assert orjson.loads(body)["error"] == "The server is starting."
+    _, body, _ = await ask(Gate(), "/v1/chat/completions")
+    assert orjson.loads(body).keys() == {"error"}
+    gate = Gate()
+    gate.drain()
+    _, body, _ = await ask(gate, "/api/tags")
+    assert orjson.loads(body)["error"] == "The server is shutting down."
 
 
 async def test_open_then_closed_with_a_reason() -> None:

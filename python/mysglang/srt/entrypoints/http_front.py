@@ -20,12 +20,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.auth import route_path
 from mysglang.srt.entrypoints.crowd import Reception, most_connections
-from mysglang.srt.entrypoints.error_responses import SHUTTING_DOWN, ErrorFacts, describe, error_response
+from mysglang.srt.entrypoints.error_responses import SHUTTING_DOWN, ErrorFacts, describe, error_response, speak
+from mysglang.srt.entrypoints.error_shapes import shape_of
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.http_app import build_app
 from mysglang.srt.entrypoints.http_protocol import Connections, OneAtATime
 from mysglang.srt.entrypoints.relay import Owner, serve_connections
+from mysglang.srt.entrypoints.routes import dialects
 from mysglang.srt.errors import ServerEnded, WorkerDied
 from mysglang.srt.managers.board import Board, Column
 from mysglang.srt.server_args import ServerArgs
@@ -73,6 +76,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
+            speak(scope, shape_of(route_path(scope), dialects.SHAPES))
             await error_response(self._why_closed, scope)(scope, receive, send)
             return
         self._count(1)
