@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
-from mysglang.srt.messages.outputs import TIMED_OUT, Abort
+from mysglang.srt.messages.outputs import TIMED_OUT, Abort, Length
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.finish import StopWatch
 from mysglang.srt.scheduling.request import Req
@@ -49,6 +49,22 @@ def test_who_waits_too_long_is_answered_and_forgotten() -> None:
     run_all(scheduler, clock, 0.01)
     assert scheduler.answers["first"].ids == solo([1, 2], 100, VOCAB, ignore_eos=True)
     assert scheduler.answers["third"].ids == solo([5, 6], 4, VOCAB, ignore_eos=True)
+
+
+def test_a_limit_shorter_than_the_usual_look_is_kept() -> None:
+    clock = Clock()
+    scheduler = LateScheduler(Setup(num_slots=1, timeouts=RequestTimeouts(0.02, None, clock)))
+    scheduler.send("first", [1, 2], 100, ignore_eos=True)
+    scheduler.turn(3)
+    scheduler.send("second", [3, 4], 4, ignore_eos=True)
+    while scheduler.answers["second"].finish is None:
+        clock.now += 0.005
+        scheduler.turn()
+    assert clock.now <= 1000.0 + 0.06
+    finish = scheduler.answers["second"].finish
+    assert isinstance(finish, Abort) and finish.kind == TIMED_OUT
+    run_all(scheduler, clock, 0.001)
+    assert scheduler.answers["first"].finish == Length(100)
 
 
 @pytest.mark.promise(18)

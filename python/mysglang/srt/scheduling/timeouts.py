@@ -14,7 +14,9 @@ from mysglang.srt.scheduling.request import Req
 from mysglang.srt.utils.awake import AWAKE
 
 LOOK_S = 0.1
-"""How often requests are looked at; a timeout comes so much later at most, beside the step that runs."""
+"""How often requests are looked at, or as often as the shortest limit says if that is less: a timeout comes so much
+later at most, beside the step that runs.
+"""
 
 
 class Timeouts(Protocol):
@@ -42,6 +44,7 @@ class RequestTimeouts:
         self, waiting_s: float | None, running_s: float | None, clock: Callable[[], float] = AWAKE.now
     ) -> None:
         self._limits = {False: waiting_s or math.inf, True: running_s or math.inf}
+        self._look_s = min(LOOK_S, *self._limits.values())
         self._clock = clock
         self._look_at = 0.0
         self._seen: dict[Req, tuple[bool, float]] = {}
@@ -51,7 +54,7 @@ class RequestTimeouts:
         now = self._clock()
         if now < self._look_at:
             return []
-        self._look_at = now + LOOK_S
+        self._look_at = now + self._look_s
         seen: dict[Req, tuple[bool, float]] = {}
         late = []
         for rid, req in reqs.items():
