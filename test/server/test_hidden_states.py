@@ -96,10 +96,18 @@ def test_a_stream_ends_with_the_whole(server: ServerProcess) -> None:
     assert np.allclose(told(orjson.loads(frames[-1]), PROMPT), told(whole, PROMPT), atol=1e-3)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_openais_routes_tell_the_last(server: ServerProcess, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "wish"),
+    [
+        ("/v1/completions", True),
+        ("/v1/completions", "last"),
+        ("/v1/chat/completions", True),
+        ("/v1/chat/completions", "last"),
+    ],
+)
+def test_openais_routes_tell_the_last(server: ServerProcess, path: str, wish: object) -> None:
     prompt = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
-    body = {"model": "default", "temperature": 0, "max_tokens": 6, "return_hidden_states": True, **prompt}
+    body = {"model": "default", "temperature": 0, "max_tokens": 6, "return_hidden_states": wish, **prompt}
     [choice] = httpx.post(f"{server.url}{path}", json=body, timeout=60).raise_for_status().json()["choices"]
     stream = httpx.post(f"{server.url}{path}", json={**body, "stream": True}, timeout=60).text
     frames = [orjson.loads(frame.removeprefix("data: ")) for frame in stream.split("\n\n")[:-2]]

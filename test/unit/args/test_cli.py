@@ -26,6 +26,11 @@ def test_types_aliases_and_both_spellings() -> None:
     }
 
 
+def test_flags_of_what_is_always_on_are_taken() -> None:
+    flags = ["--enable-streaming-session", "--enable-custom-logit-processor", "--enable-mis"]
+    assert parse(flags) == {flag[2:].replace("-", "_"): True for flag in flags}
+
+
 def test_a_negative_number_is_a_value() -> None:
     assert parse(["--chunked-prefill-size", "-1"]) == {"chunked_prefill_size": -1}
 

@@ -303,7 +303,7 @@ class TestErrors:
     async def test_a_name_in_use(self, bench: Bench) -> None:
         task, [request] = await bench.started(rid="r")
         for taken in ("r", ["x", "r"]):
-            with pytest.raises(InvalidRequest, match="'r' is in use") as caught:
+            with pytest.raises(InvalidRequest, match=r"^Duplicate request ID: rid 'r' is in use") as caught:
                 await bench.collect(rid=taken, text="a" if taken == "r" else ["a", "b"])
             assert caught.value.param == "rid"
         bench.engine.say(Row(request.rid, "a", [1], Length(1)))

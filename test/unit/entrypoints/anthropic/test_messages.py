@@ -238,6 +238,17 @@ async def test_the_conversation_reaches_the_template() -> None:
     )
 
 
+async def test_a_result_may_name_its_call_by_id() -> None:
+    async def told(**named: str) -> str:
+        use = {"type": "tool_use", "id": "1", "name": "weather", "input": {"city": "x"}}
+        result = {"type": "tool_result", "content": "d", **named}
+        messages = [*USER, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        return (await prompt_and_params(messages=messages, tools=[WEATHER]))[0]
+
+    assert await told(id="1") == await told(tool_use_id="1") == await told(tool_use_id="1", id="2")
+    assert "[tool]d/" in await told(id="1")
+
+
 async def test_the_last_word_of_the_assistant_goes_on() -> None:
     messages = [*USER, {"role": "assistant", "content": "Well,"}]
     prompt, _ = await prompt_and_params(messages=messages)

@@ -138,6 +138,7 @@ def test_null_is_the_default(route: str, field: str) -> None:
         {"service_tier": "auto"},
         {"functions": []},
         {"lora_path": None, "return_hidden_states": False},
+        {"lora_path": ""},
     ],
 )
 def test_what_asks_for_nothing_may_be_sent(harmless: dict[str, Any]) -> None:

@@ -73,6 +73,17 @@ async def test_commands_reach_the_scheduler() -> None:
     assert (refused.status_code, refused.json()["error"]["message"]) == (400, "as asked")
 
 
+async def test_numbers_of_a_profile_may_be_strings() -> None:
+    """As SGLang's bench_serving sends them."""
+    async with serve(options=ADMIN) as served:
+        taken = await served.post("/start_profile", {"output_dir": "/x", "num_steps": "3"}, headers=KEY)
+        [message] = served.engine.sent
+        refused = await served.post("/start_profile", {"output_dir": "/x", "num_steps": "three"}, headers=KEY)
+    assert taken.status_code == 200
+    assert isinstance(message, StartProfileReq) and message.num_steps == 3
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "num_steps")
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
