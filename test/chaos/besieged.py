@@ -29,7 +29,7 @@ from fixtures.unread_pipe import UnreadPipe
 WATCHDOG_S = 10.0
 PAUSE_S = 1.5 * WATCHDOG_S
 OPTIONS = ("--admin-api-key", ADMIN, "--log-requests", "--enable-metrics", "--req-waiting-timeout", "60")
-OPTIONS += ("--watchdog-timeout", f"{WATCHDOG_S}", "--read-timeout", "4", "--file-storage-gb", f"{FILES_GB}")
+OPTIONS += ("--watchdog-timeout", f"{WATCHDOG_S}", "--read-timeout", "8", "--file-storage-gb", f"{FILES_GB}")
 OPTIONS += ("--grammar-compile-timeout", "2")
 
 AT_ONCE = 10

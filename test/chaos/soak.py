@@ -28,46 +28,67 @@ SLOPE_BOUND = 1e6
 def main() -> int:
     minutes = float(os.environ.get("SOAK_MINUTES", "30"))
     way, seed = os.environ.get("SOAK_WAY", "overlap"), int(os.environ.get("SOAK_SEED", "1"))
-    end = time.monotonic() + minutes * 60
-    deaths: Counter[str] = Counter()
     with besieged_server(way, seed * 10_000) as besieged:
-        storm = besieged.storm
-        number = 0
-        while time.monotonic() < end:
-            number += 1
-            said = ""
-            match number % 3:
-                case 1:
-                    besieged.calm_round(CALM_S)
-                case 2:
-                    tally = besieged.siege_round(SIEGE_S, pause=number % PAUSE_EVERY == 2)
-                    said = f"{tally.requests} answers to attacks, "
-                case _:
-                    storm.round(ROUND_S)
-            besieged.judge()
-            if number % READ_EVERY == 0:
-                besieged.read_log()
-            swarm = storm.tallies[-1]
-            print(
-                f"round {number}: {said}{swarm.requests} requests, {swarm.outcomes['completed']} completed, quiet",
-                flush=True,
-            )
-            if number % DEATH_EVERY == 0:
-                victim = list(DEATHS)[number // DEATH_EVERY % len(DEATHS)]
-                died, code, _ = asyncio.run(die_in_a_storm(victim, signal.SIGKILL, seconds=3, seed=seed + number))
-                assert code != 0 and not died.wrong, died.wrong[:5]
-                deaths[victim] += 1
-        besieged.read_log()
-        besieged.judge()
-        report(besieged, deaths, minutes)
-    bad = {title: slope for title, slope in storm.growth.bytes_per_10k().items() if slope > SLOPE_BOUND}
-    flat = storm.growth.flat()
+        soak = Soak(besieged, seed)
+        try:
+            soak.run(minutes)
+        finally:
+            report(besieged, soak.deaths, minutes)
+    growth, late = besieged.storm.growth, besieged.late()
+    bad = {title: slope for title, slope in growth.bytes_per_10k().items() if slope > SLOPE_BOUND}
+    flat = growth.flat()
     print(
-        f"oracle: clean after {number} rounds; memory: {bad or 'within bounds'}; "
-        f"files, threads, shared memory and temporary files flat: {flat}"
+        f"oracle: clean after {soak.rounds} rounds; memory: {bad or 'within bounds'}; "
+        f"files, threads, shared memory and temporary files flat: {flat}; too late for the stranger: {late or 'nothing'}"
     )
-    print(f"too late for the stranger: {besieged.late() or 'nothing'}")
-    return 1 if bad or not flat or besieged.late() else 0
+    return 1 if bad or not flat or late else 0
+
+
+class Soak:
+    """Rounds of three kinds over one server, one after the other."""
+
+    def __init__(self, besieged: Besieged, seed: int) -> None:
+        self.rounds = 0
+        self.deaths: Counter[str] = Counter()
+        """Servers that were killed, by the process that was."""
+        self._besieged = besieged
+        self._seed = seed
+
+    def run(self, minutes: float) -> None:
+        """Fails at the first round after which anything is wrong."""
+        end = time.monotonic() + minutes * 60
+        while time.monotonic() < end:
+            self.rounds += 1
+            said = self._round(self.rounds)
+            self._besieged.judge()
+            if self.rounds % READ_EVERY == 0:
+                self._besieged.read_log()
+            swarm = self._besieged.storm.tallies[-1]
+            completed = swarm.outcomes["completed"]
+            print(f"round {self.rounds}: {said}, {swarm.requests} requests, {completed} completed, quiet", flush=True)
+            if self.rounds % DEATH_EVERY == 0:
+                self._kill_another(self.rounds)
+        self._besieged.read_log()
+        self._besieged.judge()
+
+    def _round(self, number: int) -> str:
+        match number % 3:
+            case 1:
+                self._besieged.calm_round(CALM_S)
+                return "calm"
+            case 2:
+                tally = self._besieged.siege_round(SIEGE_S, pause=number % PAUSE_EVERY == 2)
+                return f"{tally.requests} answers to attacks"
+            case _:
+                self._besieged.storm.round(ROUND_S)
+                return "storm"
+
+    def _kill_another(self, number: int) -> None:
+        """Start another server, and kill a process of it in the midst of a storm."""
+        victim = list(DEATHS)[number // DEATH_EVERY % len(DEATHS)]
+        died, code, _ = asyncio.run(die_in_a_storm(victim, signal.SIGKILL, seconds=3, seed=self._seed + number))
+        assert code != 0 and not died.wrong, died.wrong[:5]
+        self.deaths[victim] += 1
 
 
 def report(besieged: Besieged, deaths: Counter[str], minutes: float) -> None:
@@ -84,7 +105,7 @@ def report(besieged: Besieged, deaths: Counter[str], minutes: float) -> None:
     print(f"{besieged.dropped} lines of a log that nobody read were dropped")
     print(f"{besieged.attacks.total()} answers to attacks:")
     print(outcomes(besieged.attacks))
-    print(f"the stranger: {besieged.stranger.answers} answers, all right")
+    print(f"the stranger: {besieged.stranger.answers} answers, {len(besieged.stranger.wrong)} wrong")
     print(besieged.table())
     print(storm.growth.table())
 
