@@ -38,8 +38,8 @@ def main() -> int:
     bad = {title: slope for title, slope in growth.bytes_per_10k().items() if slope > SLOPE_BOUND}
     flat = growth.flat()
     print(
-        f"oracle: clean after {soak.rounds} rounds; memory: {bad or 'within bounds'}; "
-        f"files, threads, shared memory and temporary files flat: {flat}; too late for the stranger: {late or 'nothing'}"
+        f"oracle: clean after {soak.rounds} rounds; memory: {bad or 'within bounds'}; files, threads, shared memory "
+        f"and temporary files flat: {flat}; too late for the stranger: {late or 'nothing'}"
     )
     return 1 if bad or not flat or late else 0
 
@@ -94,6 +94,8 @@ class Soak:
 def report(besieged: Besieged, deaths: Counter[str], minutes: float) -> None:
     """What happened, as tables."""
     storm = besieged.storm
+    if not storm.growth.looks:
+        return
     happened = sum((tally.outcomes for tally in storm.tallies), Counter[str]())
     slowest = max(tally.slowest_probe_s for tally in storm.tallies)
     tokens = sum(tally.tokens for tally in storm.tallies)
