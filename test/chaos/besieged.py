@@ -18,7 +18,7 @@ import httpx
 from chaos.attack import KEYS, SWARM
 from chaos.attacks_on_shares import COMPILER, FILES_GB, kill_compiler
 from chaos.siege import SiegeTally, begin_siege, end_siege
-from chaos.storm import DETOKENIZER, FAULTS, FRONT, LAST_WORDS, SCHEDULER, WAYS, Storm
+from chaos.storm import FAULTS, LAST_WORDS, WAYS, Storm
 from chaos.stranger import Stranger, Waits
 from fixtures.oracle import debug_state
 from fixtures.server_process import ServerProcess, suspended_whole
@@ -60,6 +60,7 @@ class Besieged:
         self.stranger = Stranger(server.url, seed)
         self.storm = Storm(server.url, seed, key=SWARM, clock=self.stranger.pauses.clock)
         self.storm.growth.folders = [temporary]
+        self._known = {*self._titles(), COMPILER}
         asyncio.run(self.stranger.settle())
 
     def calm_round(self, seconds: float) -> None:
@@ -121,11 +122,14 @@ class Besieged:
         """Fail if any answer was wrong, or a process is there that should not be."""
         self.storm.judge()
         wrong = self._wrong + self.stranger.wrong
-        known = {SCHEDULER, DETOKENIZER, FRONT, COMPILER}
-        titles = [process["title"] for process in debug_state(self._server.url, ADMIN)["processes"]][1:]
-        if len(titles) != len(set(titles)) or not known.issuperset(titles):
+        titles = self._titles()
+        if len(titles) != len(set(titles)) or not self._known.issuperset(titles):
             wrong.append(f"processes: {titles}")
         assert not wrong, f"{len(wrong)} wrong:\n{top(wrong, 12)}"
+
+    def _titles(self) -> list[str]:
+        """Of all processes of the server."""
+        return [process["title"] for process in debug_state(self._server.url, ADMIN)["processes"]]
 
     def late(self) -> list[str]:
         """Kinds of questions whose answers took the stranger too long under siege."""
