@@ -18,6 +18,8 @@ KEYS = (ATTACKER, STRANGER, SWARM)
 NOT_FINITE = "not a finite number"
 CONNECTIONS = 24
 """Of one attack at once; the client library takes long to look through more."""
+SLOW_BYTES = 256 << 10
+"""Bodies beyond this size may come too slowly, since one process sends those of all attacks."""
 READ_S = 90.0
 """Seconds after which an attacker has waited too long for an answer."""
 
@@ -73,7 +75,10 @@ class Target:
                 # The server need not read on once it has answered, and its system then resets the connection.
                 self.heard(attack, 0)
             else:
-                self.heard(attack, answer.status_code, answer.text)
+                if answer.status_code == 408 and len(content) > SLOW_BYTES:
+                    self.answers[f"{attack.name}: too slow"] += 1
+                else:
+                    self.heard(attack, answer.status_code, answer.text)
 
     async def throw(self, attack: Attack, pieces: Iterable[bytes], pause_s: float = 0.0) -> None:
         """Write these bytes, one piece after another, until the server answers or has had enough."""

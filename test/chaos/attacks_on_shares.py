@@ -33,7 +33,7 @@ CHAT_LINE = {
 }
 
 
-@attack(200, 429)
+@attack(200, 429, 503)
 async def sessions(target: Target, attack: Attack) -> None:
     """A hundred, some with long turns; all are closed again."""
     async with target.client() as client:
@@ -98,7 +98,7 @@ async def remove_files(client: httpx.AsyncClient) -> None:
         await asyncio.gather(*(client.delete(f"/v1/files/{file['id']}") for file in found))
 
 
-@attack(200, 429)
+@attack(200, 429, 503)
 async def stored_responses(target: Target, attack: Attack) -> None:
     await ask_and_delete(target, attack, {"input": "Hi " * 1000, "max_output_tokens": 1}, 20)
 
@@ -123,7 +123,7 @@ async def ask_and_delete(target: Target, attack: Attack, body: dict[str, Any], c
             target.heard(attack, answer.status_code, answer.text)
 
 
-@attack(200, 429)
+@attack(200, 429, 503)
 async def queue(target: Target, attack: Attack) -> None:
     """More prompts at once than may wait, whose client leaves."""
     prompts = [[target.draw.randrange(3, VOCAB) for _ in range(20)] for _ in range(20)]
