@@ -23,7 +23,7 @@ PYTORCH_CPU = "https://download.pytorch.org/whl/cpu"
 """PyTorch's own index of CPU builds, as its installation page names it."""
 
 PATIENCE_S = 3.0
-"""For that index to answer, in all: name, connection and page."""
+"""Seconds in which that index must answer, in all: name, connection and page."""
 
 SIZE = (
     "setup: no index offers torch's CPU build here, so its default build is installed. It brings several GB of CUDA "

@@ -18,7 +18,7 @@ SLACK = 1 << 20
 """Parameters that may be more than the checkpoint's, beside the factor: small ones that are not counted exactly."""
 
 DTYPE_BYTES = {"float32": 4}
-"""Of one parameter; 2 for the others."""
+"""Bytes of one parameter, by the name of its type; other types have 2."""
 
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d{1,9})\.")
 

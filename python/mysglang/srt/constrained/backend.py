@@ -75,7 +75,7 @@ class CompiledGrammar(Protocol):
     """Memory that it takes, about."""
 
     def matcher(self) -> Matcher:
-        """For one more answer, at its start."""
+        """A new matcher for one more answer, at its start."""
         ...
 
 

@@ -87,7 +87,7 @@ class CompileServer:
         self._output = output
         self._frames: Frames[ToProcess] = Frames(ToProcess)
         self._children: dict[int, Child] = {}
-        """By pipe."""
+        """The children by their pipes."""
         self._clock = AwakeClock()
         self._selector = selectors.DefaultSelector()
 

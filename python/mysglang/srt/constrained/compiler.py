@@ -82,7 +82,7 @@ class Compiler(Protocol):
 
 
 class NoCompiler:
-    """For a server without a grammar backend: says so of every grammar."""
+    """The compiler of a server without a grammar backend. Refuses every grammar with that reason."""
 
     def __init__(self) -> None:
         self._asked: list[GrammarSpec] = []
@@ -119,7 +119,7 @@ class Link:
     outbox: bytearray = field(default_factory=bytearray)
     jobs: dict[int, Wanted] = field(default_factory=dict)
     numbers: dict[GrammarSpec, int] = field(default_factory=dict)
-    """Of the jobs."""
+    """The numbers of the jobs."""
 
     def take(self, number: int) -> Wanted | None:
         """The job of that number, which is over; None if it was dropped."""

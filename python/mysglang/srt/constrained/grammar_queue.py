@@ -66,7 +66,7 @@ class GrammarCache:
         return compiled
 
     def patience(self, spec: GrammarSpec) -> Patience:
-        """With a grammar that is here: all answers that follow it must have this one."""
+        """The patience with a grammar that is here; all answers that follow the grammar must share it."""
         return self._patience[spec]
 
     def put(self, spec: GrammarSpec, outcome: Outcome, tenant: str = "") -> None:
@@ -137,7 +137,7 @@ class GrammarQueue:
         self._clock = clock
         self._ready: dict[str, Req] = {}
         self._waiting: dict[str, Waiting] = {}
-        """By rid; the one that waits longest comes first."""
+        """Requests by rid; the one that waits longest comes first."""
         self._wanted: dict[GrammarSpec, dict[str, dict[str, Req]]] = {}
         """Grammar -> tenant -> rid -> request. No dict in it is empty."""
 

@@ -8,14 +8,14 @@ other end the answers of that grammar, and it is refused from then on.
 from __future__ import annotations
 
 SLOW_S = 0.03
-"""Of the thread's own time, so that a busy machine makes no grammar slow. Otherwise a step takes a thousandth of it."""
+"""Seconds of the thread's own time, so that a busy machine makes no grammar slow. A usual step takes a thousandth."""
 ENOUGH = 1.5
 FORGIVEN = 0.01
-"""Of a slow step, by each that is not."""
+"""The part of a slow step that each quick step makes up for."""
 
 
 class Patience:
-    """With one grammar, shared by all answers that follow it."""
+    """The patience with one grammar, shared by all answers that follow it."""
 
     __slots__ = ("_slow",)
 

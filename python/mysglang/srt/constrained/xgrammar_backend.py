@@ -36,7 +36,7 @@ class XGrammarMatcher:
         self.handle = xgr.GrammarMatcher(compiled, terminate_without_stop_token=not has_eos)
         self._bytes = continuations
         self._kinds = bytearray(1)
-        """How each token ended, for what may follow it; before the first, nothing is special."""
+        """The kind of each token's end, which decides what may follow; the first entry stands before all tokens."""
 
     @property
     def finished(self) -> bool:

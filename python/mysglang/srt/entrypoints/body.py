@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked object: bounded in size and depth, every fault named with its place.
+"""Turns the bytes of a request into a checked object: bounded in size and depth, every fault named with its place.
 
 Reading stops at the limit, before anything is parsed. JSON is strict: no NaN, no Infinity, no lone surrogates. A long
 body is counted before it is parsed, and parsed and checked in a thread, until its client leaves. Knows no route's
@@ -36,7 +36,7 @@ MAX_BODY_BYTES = 32 << 20
 """Room for a few million token ids, or several long texts: more than any context, and quick to refuse."""
 
 LONG_BODY = 1 << 16
-"""From this many bytes on a body is long: the event loop would stand still for some ten milliseconds."""
+"""Bytes from which a body is long: to parse it would stop the event loop for some ten milliseconds."""
 
 UNTYPED = ("", "application/x-www-form-urlencoded")
 """Content types of a client that does not care about them."""
@@ -57,7 +57,7 @@ BODY_BYTES: ContextVar[int] = ContextVar("body_bytes", default=0)
 """Length of the body of the request that is being answered: about how long it takes to translate what it asks for."""
 
 _HOLD = "mysglang.body_hold"
-"""Where a request keeps what its body holds of the room, from its first byte until it was checked."""
+"""The key of a request's scope under which the body's share of the room is kept until the body was checked."""
 
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
@@ -106,7 +106,7 @@ def _pool() -> TextPool:
 
 
 async def read_optional(request: Request, model: type[Model]) -> Model:
-    """The same of a body that may be left out, since every field has a default."""
+    """Read a body that may be left out, since every field has a default."""
     if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
         return model()
     return await read_model(request, model)

@@ -37,7 +37,7 @@ class FieldLog:
         self._said = SaidOnce(logger, "fields of requests without effect")
 
     def report(self, where: str) -> IgnoredFields:
-        """For one request. `where`: what the request went to, for the log line."""
+        """A report for one request. `where`: what the request went to, for the log line."""
         return IgnoredFields(self, where)
 
     def tell(self, name: str, where: str, *, known: bool) -> None:

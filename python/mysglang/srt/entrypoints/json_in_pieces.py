@@ -124,7 +124,7 @@ class PieceReader:
             raise JsonFault(error.msg, place + error.pos) from None
 
     def _shared(self, items: list[Any]) -> list[Any]:
-        """The same items, where a whole number that came before is the object that it was then."""
+        """Replace whole numbers that came before by the objects that they were then; returns the items."""
         if len(items) < MANY_NUMBERS or len(self._numbers) > SHARED_NUMBERS or set(map(type, items)) != {int}:
             return items
         return list(map(self._numbers.setdefault, items, items))

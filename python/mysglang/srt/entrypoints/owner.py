@@ -13,7 +13,7 @@ OWNER_DIGITS = 32
 
 
 def owner_of(scope: Scope) -> str:
-    """Who asks: the name of the key that was sent; empty where none is needed, and all are one."""
+    """The name of the API key that the request has; empty where no key is needed, so that all clients are one owner."""
     owner: str = scope.get(OWNER, "")
     return owner
 

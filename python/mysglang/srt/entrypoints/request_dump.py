@@ -36,7 +36,7 @@ FILE_MODE = 0o600
 MAX_WAITING = 64 << 20
 """Bytes of kept requests that wait for the disk."""
 LAST_LINES_S = 2.0
-"""For the disk to take what waits."""
+"""Seconds at the end of the server in which the disk may take what waits."""
 
 KEPT = (
     *("stream", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "extra_key"),

@@ -31,7 +31,7 @@ from mysglang.srt.utils.shared_room import SharedRoom
 
 MAX_SESSIONS = 4096
 MAX_BYTES = 512 << 20
-"""Of all that sessions remember."""
+"""Bytes that all sessions together may remember."""
 MAX_REQUESTS = 1024
 """Remembered of one session; the oldest are forgotten."""
 MAX_ID_LENGTH = 256
@@ -105,7 +105,7 @@ class Sessions:
         self._number = SharedRoom(MAX_SESSIONS, num_keys)
         self._bytes = SharedRoom(MAX_BYTES)
         self._sessions: dict[tuple[str, str], _Session] = {}
-        """By whose they are and their id: with several API keys nobody can go on with another's. The one that was used
+        """Sessions by API key and id: with several API keys nobody can go on with another's. The one that was used
         last stands last.
         """
 

@@ -12,12 +12,12 @@ class FrontHeld:
 
     open_requests: int
     names: int
-    """By which clients know open requests."""
+    """Names by which clients know open requests."""
     questions: int
-    """Of this front to the scheduler, not answered yet."""
+    """Questions of this front that the scheduler has not answered yet."""
     open_texts: int
     """Requests of which the detokenizer holds text, as of its last sign of life."""
     open_texts_known_at: float
-    """When that was, in seconds of the AWAKE clock; 0 before the first."""
+    """Seconds of the AWAKE clock at that moment; 0 before the first."""
     counters: Mapping[str, int]
     """Answers asked for since the start, by what became of them."""

@@ -102,7 +102,7 @@ class StartProfileReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     output_dir: str
     """Directory on the scheduler's machine; made if it is not there."""
     name: str
-    """Of the trace's file, without its ending."""
+    """The name of the trace's file, without its ending."""
     activities: list[ProfileActivity]
     with_stack: bool = False
     record_shapes: bool = False
@@ -171,9 +171,9 @@ class Census(msgspec.Struct, frozen=True, array_like=True):
     waiting_priorities: dict[int, int] = {}
     """Priority -> requests that wait for a place."""
     running_keys: list[int] = []
-    """For each routing key of a request that holds a place, how many such requests have it."""
+    """Running requests of each routing key, one number for each key."""
     all_keys: list[int] = []
-    """The same of all requests, those that wait included."""
+    """Running and waiting requests of each routing key."""
 
 
 NOBODY = Census()
@@ -185,25 +185,25 @@ class SchedulerFigures(msgspec.Struct, frozen=True, array_like=True):
     num_grammar_queue_reqs: int = 0
     """Requests that wait for their grammar."""
     num_used_tokens: int = 0
-    """Of the KV cache, by requests that run."""
+    """Tokens of the KV cache that running requests hold."""
     gen_throughput: float = 0.0
     """Tokens per second lately; 0 while nothing runs."""
     host_used_tokens: int = 0
-    """Of the tier of the cache in the memory of the host."""
+    """Tokens in the tier of the cache in the memory of the host."""
     host_total_tokens: int = 0
     cache_hit_rate: float = 0.0
-    """Of the prompts that began last: the part of their tokens that the prefix cache held."""
+    """The part of the prompts that began last which the prefix cache held, 0 to 1."""
     is_cuda_graph: bool = False
     """Whether the last step was a captured graph, and something runs."""
     num_free_tokens: int = 0
-    """Of the KV cache, held by nobody and nothing."""
+    """Tokens of the KV cache that nothing holds."""
     num_available_tokens: int = 0
-    """The same, and those that only the prefix cache holds, which may be evicted."""
+    """Free tokens, and those that only the prefix cache holds, which may be evicted."""
     swa_used_tokens: int = 0
-    """Of the pools of layers with a window, by requests that run."""
+    """Tokens of the pools of layers with a window that running requests hold."""
     swa_free_tokens: int = 0
     swa_evictable_tokens: int = 0
-    """That only the prefix cache holds."""
+    """Tokens of these pools that only the prefix cache holds."""
     fwd_occupancy: float = 0.0
     """The part of the time in which steps were computed lately, in percent; 0 while nothing runs."""
     census: Census = NOBODY

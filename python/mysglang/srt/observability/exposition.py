@@ -42,7 +42,7 @@ class Page(Collector):
         self._families[gauge.name] = family
 
     def counter(self, counter: Gauge, value: float, **labels: str) -> None:
-        """The same for a number that only grows, and that somebody else counts."""
+        """Put a number on the page that only grows, and that somebody else counts."""
         told = {**self.labels, **labels}
         family = self._families.get(counter.name) or CounterMetricFamily(counter.name, counter.help, labels=list(told))
         assert isinstance(family, CounterMetricFamily), f"two kinds of {counter.name}"

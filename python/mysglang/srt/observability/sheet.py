@@ -61,7 +61,7 @@ Instrument = Counter | Level | Histogram
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each instrument has its numbers in a row."""
+    """The places of each instrument's numbers in a row."""
 
     instruments: tuple[Instrument, ...]
     starts: dict[Instrument, int] = field(init=False)
@@ -89,7 +89,7 @@ class Sheet:
 
     @classmethod
     def alone(cls, layout: Layout) -> Sheet:
-        """Of a single writer."""
+        """A sheet with a single writer."""
         return cls(layout, bytearray(layout.width * NUMBER_BYTES), 0)
 
     @classmethod

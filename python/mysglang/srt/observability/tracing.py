@@ -22,7 +22,7 @@ from mysglang.srt.utils.version import __version__
 Attribute = str | bool | int | float | Sequence[str]
 
 EXPORT_S = 2.0
-"""For a collector to take a batch of spans, trying again included; the server's end waits no longer for it."""
+"""Seconds in which a collector may take a batch of spans, retries included; the server's end waits no longer."""
 
 DELAY_MS = 1000
 """That a span waits for others, at most, before it is sent."""

@@ -68,7 +68,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return tree, template
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """For filters that follow an attribute's path. Each part of it is short."""
+        """One step of an attribute's path that a filter follows. Each part of the path is short."""
         try:
             return obj[argument]
         except (TypeError, LookupError):

@@ -203,4 +203,4 @@ METHODS: Final[Mapping[type, Mapping[str, Run]]] = {
     LoopContext: {"cycle": _cycle, "changed": _changed},
     Cycler: {"next": lambda guard, cycler: cycler.next(), "reset": lambda guard, cycler: cycler.reset()},
 }
-"""By type, and by name."""
+"""Methods that a template may call, by type and by name."""

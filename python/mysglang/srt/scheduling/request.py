@@ -45,9 +45,9 @@ class Req:
     urgency: int = 0
     """The larger the sooner: its priority, or minus that where small ones go first."""
     routing_key: str = ""
-    """What it belongs to, as its client says; empty: to nothing."""
+    """The group that its client says it belongs to; empty: none."""
     tenant: str = ""
-    """Whose request it is, for shares and turns: what --fair-share-by names, else the name of its API key."""
+    """Its owner for shares and turns: what --fair-share-by names, else the name of its API key."""
     waits_since: int | None = None
     """When a policy that measures waiting first saw it, by the PromptClock."""
     logprobs: LogprobBook | None = None
@@ -68,8 +68,8 @@ class Req:
     second_text: int | None = None
     """Token with which the second text of a pair begins; None: it is one text."""
     tail_end: int | None = None
-    """For a request of a session: tokens from the first on that the session has computed already, 0 if none, so that
-    a page which they fill in part may be there still. None: a request of its own, of which whole pages are kept only.
+    """Leading tokens that earlier requests of its session computed, 0 if there were none: the page that they fill in
+    part may be cached still. None: the request is of no session, and only whole pages of it are kept.
     """
     vector: Floats | None = None
     """What a model that does not generate made of the prompt."""

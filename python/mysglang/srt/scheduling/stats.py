@@ -35,7 +35,7 @@ class Occupancy:
         self._busy = 0.0
         self._steps = 0
         self.percent = 0.0
-        """Of the last window that is over, 0 to 100."""
+        """The figure of the last window that is over, 0 to 100."""
 
     def add(self, step_time: float, now: float) -> None:
         """A step ended `now` that took `step_time`."""

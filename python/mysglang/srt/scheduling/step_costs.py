@@ -29,11 +29,11 @@ class DecoderShape:
     head_parameters: int
     """Elements of the matrix that makes logits."""
     windows: tuple[int | None, ...]
-    """For each layer the keys that a query sees, itself included; None for all."""
+    """Keys that a query sees in each layer, itself included; None: all."""
     query_size: int
     """Heads times elements of a head."""
     kv_size: int
-    """The same of keys, which is that of values."""
+    """Key heads times elements of a head; values have as many."""
     dtype_bytes: int
 
     @classmethod

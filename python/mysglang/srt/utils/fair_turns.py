@@ -18,7 +18,7 @@ class FairQueue(Generic[Item]):
         self._waiting: dict[str, deque[Item]] = {}
         self._at_work = Counter[str]()
         self._last_turn: dict[str, int] = {}
-        """By the number of the turn; keys are few, so they are never forgotten."""
+        """The number of each key's last turn; keys are few, so they are never forgotten."""
         self._turns = 0
 
     def __bool__(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where a process writes its log without ever waiting for whoever reads it.
+"""The ways of a process to write its log without ever waiting for its reader.
 
     child: logging, print, C code ── pipe that never blocks ──▶ thread of the parent ─┐
     parent: logging, print ───────────────────────────────────────────────────────────┴─▶ LogWriter ── thread ──▶ stderr
@@ -30,7 +30,7 @@ PIPE_BYTES = 1 << 18
 MAX_LINE = 1 << 16
 """Bytes that may come without an end of line."""
 LAST_WORDS_S = 1.0
-"""For a reader to take what waits when the process ends."""
+"""Seconds in which a reader may take what waits when the process ends."""
 ON_TERMINAL = "MYSGLANG_LOG_ON_TERMINAL"
 """Set for children whose log ends up on a terminal."""
 
@@ -75,7 +75,7 @@ def _notice(lines: int) -> bytes:
 
 
 class PipeLog:
-    """For a child: its stderr is a pipe to its parent whose end here never blocks."""
+    """The log of a child: its stderr is a pipe to its parent whose end here never blocks."""
 
     def __init__(self, descriptor: int = STDERR) -> None:
         self._descriptor = descriptor
@@ -102,7 +102,7 @@ class PipeLog:
 
 
 class LogWriter:
-    """For the main process: a thread writes, and may wait as long as it likes."""
+    """The log of the main process: a thread writes, and may wait as long as it likes."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -242,7 +242,7 @@ def open_standard_files() -> None:
 
 
 def never_wait_for_readers() -> None:
-    """From here on Python code of this process writes to stdout and stderr without blocking. For servers only."""
+    """Let Python code of this process write to stdout and stderr without blocking from now on. For servers only."""
     for name, descriptor in (("stdout", STDOUT), ("stderr", STDERR)):
         stream = getattr(sys, name)
         if stream is getattr(sys, f"__{name}__"):  # else somebody else, such as a test, reads it
@@ -252,7 +252,7 @@ def never_wait_for_readers() -> None:
 
 
 def log_into_pipe() -> None:
-    """The same for a child whose stdout and stderr are a pipe that `log_pipe` made."""
+    """Do so in a child whose stdout and stderr are a pipe that `log_pipe` made."""
     output = PipeLog()
     on_terminal = ON_TERMINAL in os.environ
     for name, descriptor in (("stdout", STDOUT), ("stderr", STDERR)):

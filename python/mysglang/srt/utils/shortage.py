@@ -12,7 +12,7 @@ _WORDS = (
     "Cannot allocate memory",
     "Resource temporarily unavailable",
 )
-"""Of errors without a number: `threading` raises RuntimeError, and the loader of libraries ImportError."""
+"""Texts of errors without a number: `threading` raises RuntimeError, and the loader of libraries ImportError."""
 
 
 def shortage_in(error: BaseException | None) -> str | None:

@@ -46,7 +46,7 @@ MAX_SHAPES = 300
 MAX_MEETINGS = 30_000
 """Pairs of shapes that are brought together for one schema."""
 MAX_LOOK = 4
-"""How deep it is looked whether there is any value at all."""
+"""Levels of a schema that are searched for any value at all."""
 
 ANY_SHAPE: tuple[Shape, ...] = (
     OneOf(CONSTANTS),
@@ -60,7 +60,7 @@ DYNAMIC = ("$dynamicRef", "$recursiveRef")
 
 
 class Algebra:
-    """Of one document."""
+    """The operations on the shapes of one document."""
 
     def __init__(self, document: Document) -> None:
         self._document = document

@@ -1,4 +1,4 @@
-"""How the characters of a JSON string are written in it.
+"""The ways to write the characters of a JSON string.
 
 Each character has one way to be written here, so that a language and its complement stay apart when they are written.
 Only strings of which nothing is asked but a length may use the other escapes too.

@@ -13,7 +13,7 @@ from mysglang.srt.constrained.json_schema.shapes import NEVER, TRUE, Array, Cont
 MAX_UNIQUE = 8
 """Values that items without doubles may have: which of them were there is part of where an answer stands."""
 MAX_STATES = 2000
-"""Of counting items for `contains`."""
+"""Most states of an automaton that counts items for `contains`."""
 
 
 class Values(Protocol):
@@ -55,7 +55,7 @@ def _counted(shape: Array) -> Array:
 
 
 def _listed(shape: Array, values: Values, rules: Rules) -> Expr:
-    """From the last item to the first: what may follow each."""
+    """Built from the last item to the first; each step has what may follow its item."""
     count = len(shape.prefix) if shape.most is None else min(len(shape.prefix), shape.most)
     rest = values.value(shape.rest) if shape.most is None or shape.most > count else NONE
     most = None if shape.most is None else shape.most - count
@@ -99,7 +99,7 @@ def _unique(shape: Array, values: Values, rules: Rules) -> Expr:
 
 
 def _with_contains(shape: Array, values: Values, rules: Rules) -> Expr:
-    """Where an answer stands: how many items there are, and how many of them are as wanted."""
+    """A state is the number of items so far, and how many of them are as wanted."""
     if len(shape.contains) > 1:
         (_, place), *_ = _literals(shape.contains)
         refuse("contains", place, "cannot be combined with another one")

@@ -26,7 +26,7 @@ from mysglang.srt.constrained.json_schema.rules import COLON, COMMA, Rules, key,
 from mysglang.srt.constrained.json_schema.shapes import NEVER, Named, Object, Others
 
 MAX_STATES = 3000
-"""Of counting properties for `minProperties` and `maxProperties`."""
+"""Most states of an automaton that counts properties for `minProperties` and `maxProperties`."""
 MAX_WITNESSES = 200
 RUN = 16
 """Required properties in one rule."""
@@ -88,7 +88,9 @@ def _key_and_value(one: Others, names: Expr, value: Expr) -> Expr:
 
 
 def _uncounted(named: list[Named], other: Expr, values: Values, rules: Rules) -> Expr:
-    """From the last to the first: what may follow where something stands already, and where nothing does."""
+    """Built from the last property to the first. Each step has what may follow where a property stands already, and
+    what may follow where none does.
+    """
     later = rep(cat(COMMA, other)) if other.kind != "none" else EMPTY
     first = alt(EMPTY, cat(other, later)) if other.kind != "none" else EMPTY
     run = 0

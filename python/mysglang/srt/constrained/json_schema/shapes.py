@@ -108,7 +108,7 @@ class Array:
     most: int | None = None
     contains: frozenset[Contains] = frozenset()
     unique: Place | None = None
-    """Where no two items may be equal, the place that says so."""
+    """The place that forbids equal items; None if they are allowed."""
     evaluated: int = 0
     """Items that keywords spoke of, counted from the first."""
 
@@ -125,7 +125,7 @@ class Named:
     required: bool = False
     evaluated: bool = False
     declared: bool = False
-    """By `properties`."""
+    """Whether `properties` says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Object:
     least: int = 0
     most: int | None = None
     some: frozenset[tuple[Expr, Node]] = frozenset()
-    """For each, a property with a name in the language and a value like the node must be there."""
+    """Properties that must be there: for each pair, one whose name is in the language and whose value fits the node."""
 
 
 Shape: TypeAlias = OneOf | Number | Text | Array | Object

@@ -43,7 +43,7 @@ class InputLine(NamedTuple):
     offset: int
     length: int
     name: bytes
-    """By `name_of`."""
+    """The name that `name_of` gives it."""
 
 
 class InputLines:

@@ -56,7 +56,7 @@ class _Response(msgspec.Struct):
 
 
 class _Entry(msgspec.Struct):
-    """Of a line of the journal, what is needed again."""
+    """The part of a line of the journal that is needed again."""
 
     custom_id: str
     response: _Response | None = None
@@ -149,8 +149,8 @@ class Journal:
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Where each line begins, and the line. Of a line that cannot be one of ours only the beginning is read into
-    memory: a file may have gigabytes of zeros.
+    """Yields each line and the offset at which it begins. Only the beginning of a line that cannot be one of ours is
+    read into memory: a file may have gigabytes of zeros.
     """
     start = 0
     while piece := file.readline(_READ_BYTES):

@@ -38,7 +38,7 @@ class BatchEndpoints:
 
     model: str
     answers: Mapping[str, Answer]
-    """By path."""
+    """The functions that answer, by path."""
     fields: FieldReport = REFUSED
     """Hears of unknown fields in the lines, beside their bodies."""
 
@@ -140,7 +140,7 @@ class Batches:
         return record
 
     def _shown(self, record: BatchRecord) -> BatchRecord:
-        """With the counts of this moment."""
+        """The record with the counts of this moment."""
         run = self._runs.get(record.id)
         return record if run is None or run.tally is None else steps.counted(record, run.tally)
 

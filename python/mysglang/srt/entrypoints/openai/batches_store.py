@@ -22,7 +22,7 @@ from mysglang.srt.errors import NotFound
 from mysglang.srt.utils.shared_room import SharedRoom
 
 MAX_BYTES = 64 << 20
-"""Of all records together, as JSON: some 100,000 batches."""
+"""Bytes of all records together, as JSON: some 100,000 batches."""
 
 
 class BatchStore:
@@ -82,7 +82,7 @@ class BatchStore:
         return Journal(batch_id, *self.journal_paths(batch_id))
 
     def journal_paths(self, batch_id: str) -> tuple[Path, Path]:
-        """Of answers, and of errors."""
+        """The journal of answers, and the one of errors."""
         folder = self._folder.path
         return folder / f"{batch_id}.output.jsonl", folder / f"{batch_id}.error.jsonl"
 

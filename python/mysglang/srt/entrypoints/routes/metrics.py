@@ -74,7 +74,7 @@ STARTUP_CUDA_GRAPH_TIME = Gauge("sglang:startup_cuda_graph_time_seconds", "Time 
 GRAPH_PHASE = "cuda_graph_"
 CPU_SECONDS_AGE_S = 1.0
 COMPONENTS = {"scheduler": "scheduler", "detokenizer": "detokenizer", "grammar_compiler": "grammar_compiler"}
-"""How the title of a child begins -> its component; every other process of a server is a tokenizer, as SGLang says."""
+"""The beginning of a child's title -> its component; every other process of a server is a tokenizer, as SGLang says."""
 MEMORY = {
     "weights": Gauge("sglang:weight_memory_usage_gb", "GiB that the weights take."),
     "kvcache": Gauge("sglang:kv_cache_memory_usage_gb", "GiB that the KV cache takes."),

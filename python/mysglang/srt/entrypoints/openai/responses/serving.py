@@ -29,7 +29,7 @@ from mysglang.srt.entrypoints.streaming import EventStream
 from mysglang.srt.errors import InvalidRequest, NotFound, RequestError, WorkerDied
 
 COUNTED_BYTES = 1 << 20
-"""Of events in the background, after which they are counted anew."""
+"""Bytes of events in the background after which they are counted anew."""
 
 
 class OpenAIServingResponses:

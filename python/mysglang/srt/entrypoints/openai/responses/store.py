@@ -21,7 +21,7 @@ from mysglang.srt.utils.shared_room import SharedRoom
 
 MAX_RESPONSES = 10_000
 MAX_BYTES = 256 << 20
-"""Of JSON."""
+"""Bytes of all stored responses, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """By key and id: no key finds the responses of another one."""
+    """Stores responses by API key and id; no key finds the responses of another one."""
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._number = SharedRoom(max_responses)
         self._bytes = SharedRoom(max_bytes)
         self._kept: dict[str, dict[str, tuple[StoredResponse, int]]] = {}
-        """By key, then by id, with the bytes that are counted for them; the oldest first."""
+        """Responses by key, then by id, with the bytes that are counted for them; the oldest comes first."""
 
     def __len__(self) -> int:
         return self._number.used
