@@ -36,7 +36,10 @@ async def test_while_a_disk_is_waited_for_the_input_stays(
 @pytest.mark.promise(50)
 async def test_what_is_no_file_keeps_no_server_from_starting(tmp_path: Path) -> None:
     async with desk_in(tmp_path) as desk:
-        kept = await desk.upload(line("a"))
+        kept, linked = await desk.upload(line("a")), await desk.upload(line("b"))
+    content = tmp_path / "files" / f"{linked}.bin"
+    content.rename(tmp_path / "elsewhere")
+    content.symlink_to(tmp_path / "elsewhere")
     for name in ("files/odd.bin", "files/odd.bin.unfinished", "files/odd.json", "batches/odd.json.unfinished"):
         (tmp_path / name).mkdir()
     async with desk_in(tmp_path) as desk:

@@ -86,7 +86,8 @@ class FileStore:
         records, damaged = self._folder.load()
         for record in sorted(records, key=_age):
             content = self._content(record.id)
-            if not content.is_file():
+            # Nothing of ours is a link, and what another one leads to is not the client's.
+            if content.is_symlink() or not content.is_file():
                 continue
             if (size := content.stat().st_size) != record.bytes:
                 logger.warning("%s has %d bytes instead of %d and is left alone.", content, size, record.bytes)
