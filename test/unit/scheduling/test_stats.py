@@ -63,6 +63,23 @@ def test_retractions_are_counted_and_wait_only_once() -> None:
     assert numbers(said, told.NUM_RETRACTED) == [scheduler.retractions]
     assert scheduler.retractions > 0
     assert sum(numbers(said, told.QUEUE_TIME)[:-1]) == 3
+    assert numbers(said, told.RETRACTED_INPUT) == [4 * scheduler.retractions]
+    assert scheduler.retractions <= numbers(said, told.RETRACTED_OUTPUT)[0] < 80 * scheduler.retractions
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_what_is_evicted_is_counted_and_what_is_flushed_is_not(page_size: int) -> None:
+    scheduler = LateScheduler(Setup(num_tokens=128, max_context=128, page_size=page_size))
+    for rid, token in (("first", 2), ("second", 3)):
+        scheduler.send(rid, [token] * 96, 1)
+        scheduler.run()
+    kept = scheduler.kv.state().evictable
+    evicted = numbers(figures(scheduler), told.EVICTED)
+    # Of both prompts, whose whole pages were cached.
+    assert evicted == [2 * 96 - kept]
+    assert evicted[0] > 0
+    assert scheduler.kv.flush()
+    assert numbers(figures(scheduler), told.EVICTED) == evicted
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -73,6 +73,8 @@ class KvManager:
         """Slot -> the node that the row stands on: it owns no page before `node.end`, and every page from there on."""
         self._on_tails: set[int] = set()
         """Slots of rows that began on a page which an earlier row filled in part, until they have a finite result."""
+        self.evicted_tokens = 0
+        """Tokens of cached pages that were taken for others since the start."""
         self.placement = 0
         """Counts rows that came, went or moved to another node: while it stays, rows share what they shared."""
 
@@ -355,6 +357,7 @@ class KvManager:
             return False
         if short > 0:
             self.cache.evict(short)
+            self.evicted_tokens += short * self.page_size
         return True
 
     def _ids_of(self, ids: Ints, start: int, end: int) -> Ints:

@@ -60,7 +60,7 @@ class Retraction:
         """A request that was made to leave its slot waits again, in front."""
         req.retractions += 1
         self.count += 1
-        self._stats.retracted()
+        self._stats.retracted(req)
         self._waiting.add_retracted(req)
 
     def _youngest(self, slots: Slots) -> int:

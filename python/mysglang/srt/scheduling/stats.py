@@ -83,6 +83,7 @@ class SchedulerStats:
         self._sheet = Sheet.alone(told.SCHEDULER)
         self._cache_hit_rate = 0.0
         self._copies = kv.cache.lower.counts
+        self._evicted = kv.evicted_tokens
         self._on_graph = False
         self._decode_steps = 0
         self._generated = 0
@@ -114,9 +115,11 @@ class SchedulerStats:
         req.started_at = time.perf_counter()
         self._sheet.observe(told.QUEUE_TIME, req.started_at - req.arrived_at)
 
-    def retracted(self) -> None:
+    def retracted(self, req: Req) -> None:
         """A request lost its place."""
         self._sheet.add(told.NUM_RETRACTED)
+        self._sheet.add(told.RETRACTED_INPUT, req.prompt_len)
+        self._sheet.add(told.RETRACTED_OUTPUT, len(req.output_ids))
 
     def figures(self, lane: Lane, waiting: WaitingQueue, *, compiling: int) -> SchedulerFigures:
         """`lane`: the requests that run. `compiling`: how many wait for their grammar."""
@@ -125,7 +128,7 @@ class SchedulerStats:
         self._sheet.add(told.CPU_SECONDS, spent - self._cpu_seconds)
         self._cpu_seconds = spent
         size, windows = self._kv.cache.size(), self._kv.window_states()
-        self._count_copies()
+        self._count_memory()
         return SchedulerFigures(
             num_grammar_queue_reqs=compiling,
             num_used_tokens=self._used(),
@@ -148,7 +151,9 @@ class SchedulerStats:
         decoding = [self._table.req(int(slot)) for slot in lane.slots]
         return decoding if lane.chunked is None else [*decoding, lane.chunked]
 
-    def _count_copies(self) -> None:
+    def _count_memory(self) -> None:
+        self._sheet.add(told.EVICTED, self._kv.evicted_tokens - self._evicted)
+        self._evicted = self._kv.evicted_tokens
         before, after = self._copies, self._kv.cache.lower.counts
         self._copies = after
         self._sheet.add(told.BACKUP, after.written - before.written)
