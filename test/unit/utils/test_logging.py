@@ -29,6 +29,21 @@ def test_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert second.endswith("TP0] WARNING: careful")
 
 
+def test_a_clients_words_make_no_line_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info")
+    hostile = "a\r\n[2026-01-01 00:00:00] forged\x1b[31m\x07\x9b2J\u2028\u202e\ttail é 日"
+    logging.getLogger("x").info("Receive: regex=%s", hostile)
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        logging.getLogger("x").exception("failed")
+    written = capsys.readouterr().err
+    line, failed, *traceback = written.split("\n")
+    assert line.endswith(r"regex=a\r\n[2026-01-01 00:00:00] forged\x1b[31m\x07\x9b2J\u2028\u202e\ttail é 日")
+    assert failed.endswith("ERROR: failed") and traceback[0].startswith("Traceback")
+    assert not {*"\r\x1b\x07\x9b\u2028\u202e"} & {*written}
+
+
 def test_main_process_has_no_role(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("warning")
     logging.getLogger("x").error("bad")

@@ -204,7 +204,8 @@ def _are_many_ids(value: object) -> bool:
 
 
 def _are_vectors(value: object) -> bool:
-    return type(value) is list
+    """Whether this is a list of lists. Numbers in it are as many as a whole body may hold."""
+    return type(value) is list and all(type(row) is list for row in value)
 
 
 _LATER: Mapping[str, Callable[[object], bool]] = {"input_ids": _are_many_ids, "input_embeds": _are_vectors}

@@ -10,10 +10,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from mysglang.srt.utils.log_output import STDERR, LogStream, writer
 
 _DATE = "%Y-%m-%d %H:%M:%S"
+
+_UNSAFE = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+"""Characters that end a line, command a terminal, or turn the direction of what follows."""
+_ONE_LINE = {code: repr(chr(code))[1:-1] for code in _UNSAFE}
+_LINES = {code: text for code, text in _ONE_LINE.items() if chr(code) not in "\n\t"}
 
 
 class _Formatter(logging.Formatter):
@@ -26,6 +32,14 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record.level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
         return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """One line, whatever a client's words in it are: it can neither write lines of its own nor move the cursor."""
+        record.message = record.message.translate(_ONE_LINE)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return super().formatException(ei).translate(_LINES)
 
 
 def configure_logging(level: str, role: str = "") -> None:
