@@ -195,6 +195,7 @@ class TestLengths:
         [
             (10, 20, False, 20),
             (10, 21, False, 20),
+            (10, (1 << 63) - 1, False, 20),
             (10, None, False, 20),
             (29, None, False, 1),
             (10, 128, True, 20),
