@@ -220,7 +220,10 @@ def _several(obj: GenerateReqInput) -> bool:
     """Whether the call has a list of answers, be it a list of one."""
     if isinstance(obj.text, list) or isinstance(obj.sampling_params, list) or obj.sampling_params.n > 1:
         return True
-    firsts: list[object] = [*(obj.input_ids or [])[:1], *(obj.input_embeds or [[]])[0][:1]]
+    firsts: list[object] = [*(obj.input_ids or [])[:1]]
+    for vectors in (obj.input_embeds or [])[:1]:
+        # What it is made of is checked later.
+        firsts += vectors[:1] if isinstance(vectors, list) else []
     return any(isinstance(entry, list) for entry in firsts)
 
 
