@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fixtures.outside import hear
 from mysglang.srt.constrained.answer_grammar import AnswerGrammar
 from mysglang.srt.constrained.compiler import Failure, Outcome
 from mysglang.srt.constrained.grammar_queue import GrammarCache, GrammarQueue
@@ -13,6 +14,12 @@ from mysglang.srt.sampling.grammar_spec import GrammarSpec
 from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.finish import StopWatch
 from mysglang.srt.scheduling.request import Req
+
+
+def now_ready(queue: GrammarQueue) -> list[Req]:
+    """After a turn's news."""
+    hear(queue)
+    return list(queue.ready())
 
 
 class EmptyMatcher:
@@ -84,14 +91,14 @@ def test_only_those_with_a_grammar_wait() -> None:
     free, bound, twin, other = request("free"), request("bound", "a"), request("twin", "a"), request("other", "b")
     for req in (bound, twin, free, other):
         queue.admit(req)
-    assert list(queue.ready()) == [free] and queue.expecting
+    assert now_ready(queue) == [free] and queue.expecting
     assert [spec.text for spec in compiler.asked] == ["a", "b"], "each is compiled once"
     compiler.finish(Ready())
-    assert list(queue.ready()) == [bound, twin] and queue.expecting
+    assert now_ready(queue) == [bound, twin] and queue.expecting
     assert isinstance(bound.grammar, AnswerGrammar) and isinstance(twin.grammar, AnswerGrammar)
     assert bound.grammar.matcher is not twin.grammar.matcher, "n answers of one prompt go their own ways"
     compiler.finish(Ready())
-    assert list(queue.ready()) == [other] and not queue.expecting
+    assert now_ready(queue) == [other] and not queue.expecting
 
 
 def test_a_known_grammar_is_ready_at_once() -> None:
@@ -99,10 +106,10 @@ def test_a_known_grammar_is_ready_at_once() -> None:
     queue = GrammarQueue(compiler)
     queue.admit(request("first", "a"))
     compiler.finish(Ready())
-    list(queue.ready())
+    now_ready(queue)
     again = request("again", "a")
     queue.admit(again)
-    assert list(queue.ready()) == [again] and again.grammar is not None
+    assert now_ready(queue) == [again] and again.grammar is not None
     assert not compiler.asked
 
 
@@ -113,10 +120,10 @@ def test_a_wrong_grammar_ends_its_requests_and_is_remembered() -> None:
     queue.admit(reqs[0])
     queue.admit(reqs[1])
     compiler.finish(Failure("no bracket", lasting=True))
-    list(queue.ready())
+    now_ready(queue)
     queue.admit(reqs[2])
     assert not compiler.asked
-    assert list(queue.ready()) == reqs[2:]
+    assert now_ready(queue) == reqs[2:]
     assert all(req.finish == Abort("regex: no bracket.", status=400, param="regex") for req in reqs)
 
 
@@ -126,7 +133,7 @@ def test_what_was_only_too_slow_is_tried_again() -> None:
     queue = GrammarQueue(compiler)
     queue.admit(request("first", "a"))
     compiler.finish(Failure("too slow", lasting=False))
-    list(queue.ready())
+    now_ready(queue)
     queue.admit(request("second", "a"))
     assert [spec.text for spec in compiler.asked] == ["a"]
 
@@ -141,7 +148,7 @@ def test_aborted_while_waiting_and_while_ready() -> None:
     assert queue.abort("waiting") is waiting
     assert queue.abort("ready") is ready
     compiler.finish(Ready())
-    assert list(queue.ready()) == [] and not queue.expecting
+    assert now_ready(queue) == [] and not queue.expecting
 
 
 @pytest.mark.promise(43)
@@ -167,10 +174,10 @@ def test_what_comes_after_it_was_withdrawn_is_kept_for_the_next() -> None:
     other = request("other", "y")
     queue.admit(other)
     compiler.finish(Ready())
-    assert list(queue.ready()) == []
+    assert now_ready(queue) == []
     again = request("again", "x")
     queue.admit(again)
-    assert list(queue.ready()) == [again] and again.grammar is not None
+    assert now_ready(queue) == [again] and again.grammar is not None
 
 
 def test_a_grammar_that_comes_twice_is_counted_once() -> None:
@@ -183,7 +190,7 @@ def test_a_grammar_that_comes_twice_is_counted_once() -> None:
     queue.admit(second)
     for _ in range(2):
         compiler.finish(Ready(60))
-        list(queue.ready())
+        now_ready(queue)
     assert second.grammar is not None
     cache.put(GrammarSpec("regex", "y"), Ready(40))
     assert cache.get(GrammarSpec("regex", "x")) is not None, "both have room"
@@ -199,13 +206,13 @@ def test_promise_34_a_request_waits_for_its_turn_no_longer_than_the_bound() -> N
     now[0] = 10.0
     queue.admit(later)
     now[0] = 29.9
-    assert list(queue.ready()) == []
+    assert now_ready(queue) == []
     now[0] = 30.0
-    assert list(queue.ready()) == [first]
+    assert now_ready(queue) == [first]
     assert isinstance(first.finish, Abort) and first.finish.status == 503
     assert "--grammar-queue-timeout" in first.finish.message and compiler.withdrawn == []
     now[0] = 40.0
-    assert list(queue.ready()) == [later] and compiler.withdrawn == [("x", "")]
+    assert now_ready(queue) == [later] and compiler.withdrawn == [("x", "")]
     assert not queue.expecting
 
 
@@ -236,7 +243,7 @@ def test_promise_35_a_grammar_without_a_matcher_ends_its_request() -> None:
     req = request("r", "a")
     queue.admit(req)
     compiler.finish(Spoilt())
-    assert list(queue.ready()) == [req]
+    assert now_ready(queue) == [req]
     assert isinstance(req.finish, Abort) and req.finish.status == 500
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis.stateful import invariant, precondition, rule
 
+from fixtures.outside import hear
 from fixtures.traffic import CountingMachine, drive
 from mysglang.srt.forward.host_pages import PageCopies
 from mysglang.srt.forward.worker_batch import Ints
@@ -117,7 +118,7 @@ class TierMachine(CountingMachine):
     @rule(namespace=NAMESPACES, seed=SEEDS, length=LENGTHS)
     def enter(self, namespace: str, seed: int, length: int) -> None:
         """In one step: what was found is read, the rest is computed."""
-        self.kv.cache.lower.poll()
+        hear(self.kv.cache.lower)
         ids = prompt(seed, length)
         match = self.kv.match(array(ids), extra_key=namespace, limit=length - 1)
         lacking = length - match.num_tokens + self.kv.tokens_to_lock(match)
@@ -160,7 +161,7 @@ class TierMachine(CountingMachine):
 
     @rule()
     def a_turn_of_the_loop(self) -> None:
-        self.kv.cache.lower.poll()
+        hear(self.kv.cache.lower)
 
     @rule()
     def an_idle_turn(self) -> None:

@@ -4,16 +4,17 @@ Keeps what was compiled, within a room that tenants share, and remembers which g
 too long is tried again when it is asked for again. A grammar is compiled once, however many requests wait for it, and
 not at all once none does.
 
-When a grammar is ready is a matter of time, and ranks must plan alike: with several ranks, one of them has to say so.
+When a grammar is ready is a matter of time, which ranks learn together (`utils/outside.py`).
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from mysglang.srt.constrained.answer_grammar import AnswerGrammar, Cut
 from mysglang.srt.constrained.backend import CompiledGrammar
@@ -117,6 +118,21 @@ class Waiting:
     """When it has waited enough, in seconds of the queue's clock."""
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarNews:
+    """A grammar was compiled, and is loaded on every rank, or cannot be."""
+
+    spec: GrammarSpec
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class NoTurn:
+    """A request has waited for its grammar long enough."""
+
+    rid: str
+
+
 class GrammarQueue:
     """Implements Role. Work for a request that comes or goes does not depend on how many wait."""
 
@@ -140,6 +156,8 @@ class GrammarQueue:
         """Requests by rid; the one that waits longest comes first."""
         self._wanted: dict[GrammarSpec, dict[str, dict[str, Req]]] = {}
         """Grammar -> tenant -> rid -> request. No dict in it is empty."""
+        self._loaded: dict[GrammarSpec, deque[CompiledGrammar]] = {}
+        """What was told of, and is to be learned."""
 
     @property
     def expecting(self) -> bool:
@@ -158,20 +176,28 @@ class GrammarQueue:
                 self._compiler.submit(spec, req.tenant)
             tenants.setdefault(req.tenant, {})[req.rid] = req
 
+    def look(self) -> Sequence[GrammarNews | NoTurn]:
+        if not self._waiting:
+            return ()
+        news: list[GrammarNews | NoTurn] = []
+        for spec, outcome in self._compiler.finished():
+            if isinstance(outcome, Failure):
+                news.append(GrammarNews(spec, outcome))
+            else:
+                self._loaded.setdefault(spec, deque()).append(outcome)
+                news.append(GrammarNews(spec, None))
+        now = self._clock()
+        late = takewhile(lambda waiting: waiting.until <= now, self._waiting.values())
+        return [*news, *(NoTurn(waiting.req.rid) for waiting in late)]
+
+    def learn(self, news: GrammarNews | NoTurn) -> None:
+        match news:
+            case GrammarNews(spec, failure):
+                self._outcome(spec, failure or self._take_loaded(spec))
+            case NoTurn(rid):
+                self._end_impatient(rid)
+
     def ready(self) -> Iterable[Req]:
-        if self._waiting:
-            for spec, outcome in self._compiler.finished():
-                wanted = self._wanted.pop(spec, {})
-                owner = next(iter(wanted), "")
-                if self._cache.get(spec, owner) is None:
-                    self._cache.put(spec, outcome, owner)
-                for tenant, reqs in wanted.items():
-                    for req in reqs.values():
-                        del self._waiting[req.rid]
-                        self._settle(req, spec, self._cache.get(spec, owner) or outcome)
-                    # It may have been asked for once more while this outcome was on its way.
-                    self._compiler.withdraw(spec, tenant)
-            self._end_impatient()
         ready, self._ready = self._ready, {}
         return list(ready.values())
 
@@ -193,13 +219,33 @@ class GrammarQueue:
             del self._wanted[spec]
         return waiting.req
 
-    def _end_impatient(self) -> None:
-        """Refuse the requests that have waited for too long."""
-        now = self._clock()
-        while self._waiting and (oldest := next(iter(self._waiting.values()))).until <= now:
-            req = self._withdraw(oldest.req.rid)
-            waited = f"its turn to be compiled did not come within {self._patience_s:g} s (--grammar-queue-timeout)"
-            self._settle(req, oldest.spec, Failure(f"{waited}; try again", lasting=False, status=503))
+    def _take_loaded(self, spec: GrammarSpec) -> CompiledGrammar:
+        loaded = self._loaded[spec]
+        outcome = loaded.popleft()
+        if not loaded:
+            del self._loaded[spec]
+        return outcome
+
+    def _outcome(self, spec: GrammarSpec, outcome: Outcome) -> None:
+        """Settle the requests that waited for this grammar."""
+        wanted = self._wanted.pop(spec, {})
+        owner = next(iter(wanted), "")
+        if self._cache.get(spec, owner) is None:
+            self._cache.put(spec, outcome, owner)
+        for tenant, reqs in wanted.items():
+            for req in reqs.values():
+                del self._waiting[req.rid]
+                self._settle(req, spec, self._cache.get(spec, owner) or outcome)
+            # It may have been asked for once more while this outcome was on its way.
+            self._compiler.withdraw(spec, tenant)
+
+    def _end_impatient(self, rid: str) -> None:
+        """Refuse a request that has waited for too long, if its grammar did not come at the same time."""
+        if rid not in self._waiting:
+            return
+        spec = self._waiting[rid].spec
+        waited = f"its turn to be compiled did not come within {self._patience_s:g} s (--grammar-queue-timeout)"
+        self._settle(self._withdraw(rid), spec, Failure(f"{waited}; try again", lasting=False, status=503))
 
     def _settle(self, req: Req, spec: GrammarSpec, outcome: Outcome) -> None:
         if isinstance(outcome, Failure):

@@ -16,14 +16,14 @@ from mysglang.srt.forward.worker import Worker
 from mysglang.srt.managers.standstill import Standstill
 from mysglang.srt.mem_cache.lower_tier import LowerTier
 from mysglang.srt.messages.channels import Sender
-from mysglang.srt.messages.codec import ToScheduler, ToTokenizer
+from mysglang.srt.messages.codec import ToTokenizer
 from mysglang.srt.messages.control import HeartBeat
 from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
 from mysglang.srt.scheduling.batch import Asked, ScheduleBatch
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
 from mysglang.srt.scheduling.gathering import Gathering
-from mysglang.srt.scheduling.intake import Intake
+from mysglang.srt.scheduling.intake import Intake, Message, Told
 from mysglang.srt.scheduling.invariants import Invariants
 from mysglang.srt.scheduling.jump_forward import Jumps
 from mysglang.srt.scheduling.lane import Lane
@@ -41,6 +41,7 @@ from mysglang.srt.scheduling.timeouts import Timeouts
 from mysglang.srt.scheduling.token_masks import TokenMasks
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 from mysglang.srt.scheduling.weight_version import WeightVersion
+from mysglang.srt.utils.outside import Outside
 
 IDLE_WAIT_MS = 200
 """How long an idle scheduler sleeps at most before it looks around; a message wakes it at once."""
@@ -96,7 +97,9 @@ class Scheduler:
         self._handlers: Handlers = {
             TokenizedGenerateReqInput: self.handle_generate_request,
             AbortReq: self.abort_request,
+            Told: self.learn,
         }
+        self._outside: tuple[Outside, ...] = (parts.lower, parts.role)
         self.paused = False
         """Whether no step is launched, whoever waits."""
         self.refuses = ""
@@ -122,9 +125,9 @@ class Scheduler:
 
     def recv_requests(self, lane: Lane) -> None:
         """Take every message that is there, and end who has had enough time."""
-        self._parts.lower.poll()
+        news = [Told(number, news) for number, part in enumerate(self._outside) for news in part.look()]
         late = self._parts.timeouts.expired(self.reqs)
-        self.process_input_requests(self._parts.intake.drain(late), lane)
+        self.process_input_requests(self._parts.intake.drain([*news, *late]), lane)
         if not self._decodes:
             self._gather(lane)
         for observe in self.turn_observers:
@@ -148,10 +151,14 @@ class Scheduler:
                 break
         gathering.give_up()
 
-    def process_input_requests(self, messages: list[ToScheduler], lane: Lane) -> None:
+    def process_input_requests(self, messages: list[Message], lane: Lane) -> None:
         """Handle messages in the order they came."""
         for message in messages:
             self._handlers[type(message)](message, lane)
+
+    def learn(self, message: Told, lane: Lane) -> None:
+        """A part hears of what happened outside."""
+        self._outside[message.part].learn(message.news)
 
     def handle_generate_request(self, message: TokenizedGenerateReqInput, lane: Lane) -> None:
         """A request arrived: it waits until its role says it is ready and the planner finds it a place."""

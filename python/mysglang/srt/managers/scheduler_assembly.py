@@ -38,7 +38,7 @@ from mysglang.srt.scheduling.gathering import Gathering
 from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
 from mysglang.srt.scheduling.hidden_states import HiddenBook
 from mysglang.srt.scheduling.hybrid_builder import forward_builder
-from mysglang.srt.scheduling.intake import Intake, OneRank
+from mysglang.srt.scheduling.intake import Intake, OneRank, Share
 from mysglang.srt.scheduling.invariants import Invariants
 from mysglang.srt.scheduling.jump_forward import JumpForward, NoJumps
 from mysglang.srt.scheduling.logprobs import LogprobBook
@@ -220,11 +220,12 @@ def assemble(
     filler: MaskFiller | None = None,
     weights: ModelWeights | None = None,
     memory: Occupation | None = None,
+    share: Share | None = None,
 ) -> Assembled:
     """Every part of a scheduler around `worker` and `kv`; reads like a parts list.
 
     `role` gives requests their grammars, if any have some, and `filler` knows these grammars. `weights` and
-    `memory`: the worker's.
+    `memory`: the worker's. `share`: how this rank has the messages of a turn from the first one.
     """
     role = role or UnifiedRole()
     capacity = worker.capacity
@@ -258,7 +259,7 @@ def assemble(
     scheduler = Scheduler(
         SchedulerParts(
             worker=worker,
-            intake=Intake(channels.requests, OneRank()),
+            intake=Intake(channels.requests, share or OneRank()),
             timeouts=options.timeouts,
             role=role,
             waiting=waiting,

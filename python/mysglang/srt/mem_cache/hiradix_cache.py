@@ -4,21 +4,22 @@ is copied back instead of being computed again.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.evict_policy import EvictPolicy, lru
-from mysglang.srt.mem_cache.host_tier import HostTier
+from mysglang.srt.mem_cache.host_tier import HostNews, HostTier
 from mysglang.srt.mem_cache.lower_tier import Arrival, TierCounts
 from mysglang.srt.mem_cache.page_listener import PageListener
 from mysglang.srt.mem_cache.prefix_cache import CacheSize
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.radix_cache import RadixCache
 from mysglang.srt.mem_cache.radix_tree import RadixTree
-from mysglang.srt.mem_cache.storage.interface import NoStorage, Storage
+from mysglang.srt.mem_cache.storage.interface import NoStorage, Storage, StorageNews
 from mysglang.srt.mem_cache.tree_node import TreeNode, namespace_of
 
 WritePolicyName = Literal["write_through", "write_through_selective", "write_back"]
@@ -41,6 +42,7 @@ class HostBelow:
         self._tree = tree
         self._host = host
         self._storage = storage
+        self._learners: dict[type, Callable[[Any], None]] = {HostNews: host.learn, StorageNews: storage.learn}
         self._written_after = WRITTEN_AFTER[write_policy]
         self.writes_back = self._written_after is None
         self.locked: list[TreeNode] = []
@@ -94,9 +96,11 @@ class HostBelow:
     def launch(self) -> None:
         self._host.launch()
 
-    def poll(self) -> None:
-        self._host.poll()
-        self._storage.poll()
+    def look(self) -> Sequence[HostNews | StorageNews]:
+        return [*self._host.look(), *self._storage.look()]
+
+    def learn(self, news: HostNews | StorageNews) -> None:
+        self._learners[type(news)](news)
 
     def weights_changed(self) -> None:
         self._storage.weights_changed()

@@ -14,7 +14,7 @@ once its copy is done; until then it is not evicted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +45,13 @@ class Writing:
     node: TreeNode
     """In the host's tree."""
     release: Release
+
+
+@dataclass(frozen=True, slots=True)
+class HostNews:
+    """Calls of `HostPages.copy` that have written out all that they were to write, from the first on."""
+
+    done: int
 
 
 class HostTier:
@@ -193,10 +200,12 @@ class HostTier:
             self._copy(joined(self._loads))
             self._forget_loads()
 
-    def poll(self) -> None:
-        if not self._writing:
-            return
-        self._done = self._pages.done()
+    def look(self) -> Sequence[HostNews]:
+        done = self._pages.done() if self._writing else self._done
+        return [HostNews(done)] if done > self._done else []
+
+    def learn(self, news: HostNews) -> None:
+        self._done = max(self._done, news.done)
         while self._writing and self._writing[0].number <= self._done:
             self._end(self._writing.popleft())
 
@@ -207,7 +216,8 @@ class HostTier:
         if self._writes:
             self._copy(NO_PAIRS)
         self._pages.wait()
-        self.poll()
+        # All of them: that depends on nobody's clock.
+        self.learn(HostNews(self._pages.done()))
         assert not self._writing, "waited for copies, and some are not done"
         return True
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
@@ -74,9 +75,11 @@ class LowerTier(Protocol):
         """Hand over what was planned. Called before each step is launched, and when there is none."""
         ...
 
-    def poll(self) -> None:
-        """Take notice of what is done. Called on each turn of the loop."""
+    def look(self) -> Sequence[Any]:
+        """What was copied, stored and found: see `utils/outside.py`."""
         ...
+
+    def learn(self, news: Any) -> None: ...
 
     def weights_changed(self) -> None:
         """What is computed from now on is of another model than what may be stored elsewhere."""
@@ -104,8 +107,11 @@ class NoLowerTier:
     def launch(self) -> None:
         pass
 
-    def poll(self) -> None:
-        pass
+    def look(self) -> Sequence[Any]:
+        return ()
+
+    def learn(self, news: Any) -> None:
+        raise AssertionError("nothing happens below the device")
 
     def weights_changed(self) -> None:
         pass

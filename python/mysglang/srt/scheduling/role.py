@@ -5,8 +5,8 @@ The seam for grammars that are compiled elsewhere (`constrained/grammar_queue.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 from mysglang.srt.scheduling.request import Req
 
@@ -18,8 +18,17 @@ class Role(Protocol):
         """A request arrived."""
         ...
 
+    def look(self) -> Sequence[Any]:
+        """What makes requests ready and is a matter of time: see `utils/outside.py`."""
+        ...
+
+    def learn(self, news: Any) -> None: ...
+
     def ready(self) -> Iterable[Req]:
-        """Requests that may wait for memory from now on, and those that cannot (`finish` is set); each once."""
+        """Requests that may wait for memory from now on, and those that cannot (`finish` is set); each once.
+
+        A matter of what was admitted and learned alone.
+        """
         ...
 
     @property
@@ -40,6 +49,12 @@ class UnifiedRole:
 
     def admit(self, req: Req) -> None:
         self._arrived.append(req)
+
+    def look(self) -> Sequence[Any]:
+        return ()
+
+    def learn(self, news: Any) -> None:
+        raise AssertionError("nobody waits for anything here")
 
     def ready(self) -> Iterable[Req]:
         arrived, self._arrived = self._arrived, []

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.lower_tier import Arrival
 from mysglang.srt.mem_cache.tree_node import TreeNode
+
+
+@dataclass(frozen=True, slots=True)
+class StorageNews:
+    """How far a piece of work came."""
+
+    work: int
+    """Its number: pieces of work are numbered in the order in which they were planned."""
+    amount: int
+    """Blocks that were stored or found, or pages that were filled so far."""
+    over: bool
+    """Whether nothing more will come of what was last asked for it."""
 
 
 class Storage(Protocol):
@@ -28,7 +42,9 @@ class Storage(Protocol):
 
     def fetch(self, ids: Ints, extra_key: str, num_tokens: int) -> Arrival | None: ...
 
-    def poll(self) -> None: ...
+    def look(self) -> Sequence[StorageNews]: ...
+
+    def learn(self, news: StorageNews) -> None: ...
 
     def weights_changed(self) -> None: ...
 
@@ -54,8 +70,11 @@ class NoStorage:
     def fetch(self, ids: Ints, extra_key: str, num_tokens: int) -> Arrival | None:
         return None
 
-    def poll(self) -> None:
-        pass
+    def look(self) -> Sequence[StorageNews]:
+        return ()
+
+    def learn(self, news: StorageNews) -> None:
+        raise AssertionError("there is no storage")
 
     def weights_changed(self) -> None:
         pass

@@ -4,13 +4,15 @@
     fetch(ids)   ──▶ [reader: keys, how many are there] ──▶ pages of the host
                  ──▶ [reader: bytes to pages, batch by batch] ──▶ the host's tree         while a request waits
 
-Plans and the tree are the scheduler's, between steps (`poll`); whatever may wait for a disk is a runner's. Pages that
+Plans and the tree are the scheduler's, between steps (`learn`); whatever may wait for a disk is a runner's. Pages that
 a runner reads are locked, pages that it fills belong to nobody else until it says how far it came.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from secrets import token_hex
@@ -21,6 +23,7 @@ from mysglang.srt.forward.host_pages import HostPages
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.host_tier import HostTier
 from mysglang.srt.mem_cache.storage.backend import StorageBackend, block_keys
+from mysglang.srt.mem_cache.storage.interface import StorageNews
 from mysglang.srt.mem_cache.storage.runner import Runner
 from mysglang.srt.mem_cache.tree_node import NO_PAGES, TreeNode, namespace_of
 
@@ -47,6 +50,7 @@ class FetchLimits:
 class Storing:
     """A prefix on its way out."""
 
+    number: int
     node: TreeNode
     pages: Ints
     cancelled: bool = False
@@ -56,6 +60,7 @@ class Storing:
 class Fetching:
     """A prefix on its way in; an Arrival."""
 
+    number: int
     ids: Ints
     extra_key: str
     node: TreeNode
@@ -64,6 +69,8 @@ class Fetching:
     """Pages that it had when the search began."""
     deadline: float
     """time.monotonic()"""
+    sought: bool = False
+    """Whether it is known how much there is."""
     keys: list[str] = field(default_factory=list)
     first_block: int = 0
     pages: Ints = field(default_factory=lambda: NO_PAGES)
@@ -72,27 +79,6 @@ class Fetching:
     """Of these, part of the tree."""
     done: bool = False
     cancelled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    work: Storing
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    work: Fetching
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """So many of its pages hold what they should; nothing more will come if it is over."""
-
-    work: Fetching
-    pages: int
-    over: bool
 
 
 class StorageTier:
@@ -121,7 +107,10 @@ class StorageTier:
         self._block_pages = limits.block_tokens // host.page_size
         self._reader = reader
         self._writer = writer
-        self._events: SimpleQueue[Stored | Found | Filled] = SimpleQueue()
+        self._events: SimpleQueue[StorageNews] = SimpleQueue()
+        self._next = 0
+        self._works: dict[int, Storing | Fetching] = {}
+        """By number: those of which there will be news."""
         self._storing: list[Storing] = []
         self._fetching: list[Fetching] = []
         self._closed = False
@@ -139,7 +128,8 @@ class StorageTier:
             return
         tree = self._host.tree
         ids, extra_key = tree.path_ids(node), namespace_of(node)
-        work = Storing(node, tree.path_pages(node)[:count])
+        work = Storing(self._number(), node, tree.path_pages(node)[:count])
+        self._works[work.number] = work
         tree.inc_lock_ref(node)
         self._storing.append(work)
         identity = self._identity
@@ -157,7 +147,7 @@ class StorageTier:
                     break
                 written += 1
         finally:
-            self._events.put(Stored(work, written))
+            self._events.put(StorageNews(work.number, written, over=True))
 
     # In
 
@@ -175,7 +165,9 @@ class StorageTier:
         ids = ids[:count].copy()
         node, start = self._host.lock(ids, extra_key)
         deadline = time.monotonic() + self._limits.wait_base_s + self._limits.wait_per_ki_token_s * lacking / 1024
-        work = Fetching(ids, extra_key, node, start, deadline, first_block=start // self._block_pages)
+        first_block = start // self._block_pages
+        work = Fetching(self._number(), ids, extra_key, node, start, deadline, first_block=first_block)
+        self._works[work.number] = work
         self._fetching.append(work)
         identity = self._identity
         self._reader.submit(lambda: self._look(work, identity))
@@ -194,7 +186,7 @@ class StorageTier:
                 work.keys = block_keys(identity, work.extra_key, work.ids, self._limits.block_tokens)
                 found = self._backend.exists(work.keys[work.first_block :])
         finally:
-            self._events.put(Found(work, found))
+            self._events.put(StorageNews(work.number, found, over=True))
 
     def _read_blocks(self, work: Fetching) -> None:
         """On the reader: what was found, until something is not whole."""
@@ -211,29 +203,37 @@ class StorageTier:
                 self._pages.put(work.pages[filled:end], part)
                 filled = end
                 if (index + 1 - work.first_block) % BATCH_BLOCKS == 0:
-                    self._events.put(Filled(work, filled, over=False))
+                    self._events.put(StorageNews(work.number, filled, over=False))
         finally:
-            self._events.put(Filled(work, filled, over=True))
+            self._events.put(StorageNews(work.number, filled, over=True))
 
     # Between steps
 
-    def poll(self) -> None:
-        """Take notice of what the runners did."""
-        while True:
-            try:
-                event = self._events.get_nowait()
-            except Empty:
-                return
-            match event:
-                case Stored(work, blocks):
-                    self.stored += blocks * self._limits.block_tokens
-                    self._forget_stored(work)
-                case Found(work, blocks):
-                    self._begin_reading(work, blocks)
-                case Filled(work, pages, over):
-                    self._adopt(work, pages)
-                    if over:
-                        self._end(work)
+    def look(self) -> Sequence[StorageNews]:
+        """What the runners did."""
+        news = []
+        with suppress(Empty):
+            while True:
+                news.append(self._events.get_nowait())
+        return news
+
+    def learn(self, news: StorageNews) -> None:
+        match self._works[news.work]:
+            case Storing() as work:
+                del self._works[news.work]
+                self.stored += news.amount * self._limits.block_tokens
+                self._forget_stored(work)
+            case Fetching(sought=False) as work:
+                work.sought = True
+                self._begin_reading(work, news.amount)
+            case Fetching() as work:
+                self._adopt(work, news.amount)
+                if news.over:
+                    self._end(work)
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
 
     def _forget_stored(self, work: Storing) -> None:
         if not work.cancelled:
@@ -270,6 +270,7 @@ class StorageTier:
         if not work.cancelled:
             self._host.unlock(work.node)
         self._fetching.remove(work)
+        del self._works[work.number]
         work.done = True
 
     # Care

@@ -1,0 +1,149 @@
+"""Two schedulers with the same messages plan the same steps, however their clocks, compilers, disks and copies run.
+
+The second one has none of its own: it stands for another rank, and hears what the first one's turns brought.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures.late_scheduler import LateRunner, LateScheduler, Setup
+from fixtures.late_storm import drawn_beginnings, drawn_tokens
+from fixtures.storages import MemoryStorage
+from mysglang.srt.mem_cache.storage.runner import Work
+from mysglang.srt.scheduling.intake import Message, OneRank, Share
+from mysglang.srt.scheduling.timeouts import RequestTimeouts
+
+SETUP = Setup(num_tokens=256, max_context=160, num_slots=6, chunk=24, conservativeness=0.1)
+BELOW = replace(SETUP, host_tokens=320)
+
+
+class Log:
+    """A Share of the first rank: keeps what each turn brought."""
+
+    def __init__(self) -> None:
+        self.turns: list[list[Message]] = []
+
+    def share(self, messages: list[Message]) -> list[Message]:
+        self.turns.append(list(messages))
+        return messages
+
+
+class FromLog:
+    """Of another rank: what it finds itself does not count."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._next = 0
+
+    def share(self, messages: list[Message]) -> list[Message]:
+        self._next += 1
+        return list(self._log.turns[self._next - 1])
+
+
+class PromptRunner(LateRunner):
+    """Has everything done at once."""
+
+    def submit(self, work: Work) -> None:
+        with suppress(OSError):
+            work()
+
+
+class Slow(LateScheduler):
+    """Its clock runs, and what it waits for takes a while."""
+
+    def __init__(self, setup: Setup, share: Share, clock: Callable[[], float]) -> None:
+        timeouts = RequestTimeouts(30.0, 60.0, clock)
+        super().__init__(replace(setup, timeouts=timeouts, grammar_delay=3), share=share)
+
+
+class Prompt(LateScheduler):
+    """Its clock stands still, and what it waits for is there at once."""
+
+    def __init__(self, setup: Setup, share: Share) -> None:
+        super().__init__(replace(setup, grammar_delay=0), share=share)
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.worker.host_pages.wait()
+            super().turn()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two steps, or parts of them, are equal to the last number."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if is_dataclass(one):
+        return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+    return bool(one == other)
+
+
+def first_difference(one: LateScheduler, other: LateScheduler) -> int | None:
+    """The number of the first step that is not the same."""
+    pairs = zip(one.worker.steps, other.worker.steps, strict=False)
+    differing = (number for number, (step, twin) in enumerate(pairs) if not same(step, twin))
+    return next(differing, None if len(one.worker.steps) == len(other.worker.steps) else -1)
+
+
+def run(setup: Setup, seed: int, *, shared: bool) -> tuple[LateScheduler, LateScheduler]:
+    """Both through the same storm; with `shared`, the second one hears only what the first one did."""
+    rng = random.Random(seed)
+    now = [0.0]
+    log = Log()
+    storages = [MemoryStorage(), MemoryStorage()] if setup.host_tokens else [None, None]
+    first = Slow(replace(setup, storage=storages[0]), log, lambda: now[0])
+    second = Prompt(replace(setup, storage=storages[1]), FromLog(log) if shared else OneRank())
+    second.reader.submit = second.writer.submit = PromptRunner().submit  # type: ignore[method-assign]
+    beginnings = drawn_beginnings(rng, 6)
+
+    def turn(times: int) -> None:
+        for _ in range(times):
+            now[0] += rng.random()
+            first.turn()
+            second.turn()
+
+    for number in range(60):
+        prompt = rng.choice(beginnings)[: rng.randrange(20, 90)] + drawn_tokens(rng, 4)
+        asked: dict[str, Any] = {"regex": str(rng.randrange(1000))} if rng.random() < 0.3 else {"ignore_eos": True}
+        for each in (first, second):
+            each.send(f"r{number}", prompt, 2 + number % 23, **asked)
+        turn(rng.randrange(6))
+        if rng.random() < 0.1:
+            victim = f"r{rng.randrange(number + 1)}"
+            for each in (first, second):
+                each.abort(victim)
+    for _ in range(3000):
+        if not first.assembled.scheduler.reqs and not second.assembled.scheduler.reqs:
+            break
+        turn(1)
+    assert not first.assembled.scheduler.reqs and not second.assembled.scheduler.reqs
+    return first, second
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("setup", [SETUP, BELOW], ids=["device alone", "host and storage below"])
+def test_the_same_messages_make_the_same_steps(setup: Setup, overlap: bool) -> None:
+    for seed in range(3):
+        first, second = run(replace(setup, overlap=overlap), seed, shared=True)
+        assert first_difference(first, second) is None
+        assert first.answers == second.answers
+        assert len(first.worker.steps) > 100
+
+
+@pytest.mark.parametrize("setup", [SETUP, BELOW], ids=["device alone", "host and storage below"])
+def test_left_to_themselves_they_differ(setup: Setup) -> None:
+    """Or the test above would show nothing."""
+    assert first_difference(*run(setup, 0, shared=False)) is not None
