@@ -78,6 +78,7 @@ def _counts(found: dict[str, Any]) -> dict[str, int]:
         "ended": found["ended"],
         "cut": found["cut"],
         "stuck": found["stuck"],
+        "unjudged": found["unjudged"],
         "invalid_answers": len(found["wrong"]),
         "schemas_with_invalid_answers": int(bool(found["wrong"])),
         "valid_instances": valid,

@@ -7,11 +7,12 @@ where a keyword itself cannot be, the schema is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from mysglang.srt.constrained.backend import GrammarError
 from mysglang.srt.constrained.json_schema.document import Document, Json, Place, refuse
+from mysglang.srt.constrained.json_schema.exactness import Exactness
 from mysglang.srt.constrained.json_schema.keywords import ALL_KEYWORDS, Keywords, names_of, object_of
 from mysglang.srt.constrained.json_schema.meeting import holds, meet
 from mysglang.srt.constrained.json_schema.numbers import Bounds, numbers
@@ -43,8 +44,12 @@ from mysglang.srt.constrained.json_schema.shapes import (
 
 MAX_SHAPES = 300
 """Ways to satisfy one node."""
-MAX_MEETINGS = 30_000
+MAX_MEETINGS = 90_000
 """Pairs of shapes that are brought together for one schema."""
+FEW_SHAPES = 8
+"""Ways of one node that are kept without looking whether they have a value."""
+FEW_OPTIONS = 4
+"""Options of a `oneOf` that are kept apart in all ways there are; among more, an object by what it lacks."""
 MAX_LOOK = 4
 """Levels of a schema that are searched for any value at all."""
 
@@ -56,6 +61,7 @@ ANY_SHAPE: tuple[Shape, ...] = (
     Object(),
 )
 NO_OBJECT = ANY_SHAPE[:-1]
+COMBINING = ("oneOf", "anyOf", "allOf", "if", "not", "dependentSchemas", "dependentRequired", "dependencies", "$ref")
 DYNAMIC = ("$dynamicRef", "$recursiveRef")
 
 
@@ -65,6 +71,7 @@ class Algebra:
     def __init__(self, document: Document) -> None:
         self._document = document
         self._keywords = Keywords(document, self.strings)
+        self._exactness = Exactness(document, self._keywords)
         self._nodes: dict[Node, tuple[Shape, ...]] = {}
         self._literals: dict[Literal, tuple[Shape, ...] | None] = {}
         """None: being worked out."""
@@ -77,10 +84,17 @@ class Algebra:
     def shapes(self, node: Node) -> tuple[Shape, ...]:
         """The ways to satisfy `node`; none: nothing does."""
         if node not in self._nodes:
-            found = ANY_SHAPE
-            for literal in sorted(node, key=lambda literal: literal[1].pointer):
-                found = self._meet(found, self._literal(literal), literal[1])
-            self._nodes[node] = found
+            # The newest literal comes last, so that most often all but that one were brought together already.
+            ordered = sorted(node, key=lambda literal: (literal[1].number, literal[0]))
+            known = len(node) - 1
+            while known > 0 and frozenset(ordered[:known]) not in self._nodes:
+                known -= 1
+            found = self._nodes[frozenset(ordered[:known])] if known > 0 else ANY_SHAPE
+            known = max(known, 0)
+            for count in range(known, len(node)):
+                found = self._meet(found, self._literal(ordered[count]), ordered[count][1])
+                self._nodes[frozenset(ordered[: count + 1])] = found
+            self._nodes.setdefault(node, found)
         return self._nodes[node]
 
     def accepts(self, node: Node, value: Json) -> bool:
@@ -99,7 +113,7 @@ class Algebra:
 
     def is_empty(self, node: Node, depth: int = MAX_LOOK) -> bool:
         """Whether surely no value satisfies `node`; it is looked into values `depth` deep."""
-        if node not in self._nodes and depth <= 0:
+        if (node not in self._nodes and depth <= 0) or not self._exactness.of_node(node):
             return False
         key = node, depth
         if key not in self._empty:
@@ -141,11 +155,18 @@ class Algebra:
     def _meet(self, a: tuple[Shape, ...], b: tuple[Shape, ...], place: Place) -> tuple[Shape, ...]:
         if a is ANY_SHAPE or b is ANY_SHAPE:
             return b if a is ANY_SHAPE else a
-        self._meetings += len(a) * len(b)
+        self._count_meetings(len(a) * len(b), place)
+        met = dict.fromkeys(shape for x in a for y in b if (shape := meet(x, y, self.accepts)) is not None)
+        found = [shape for shape in met if not self._plainly_empty(shape)]
+        if len(found) > FEW_SHAPES:
+            # Each combination would double with every further keyword, though most can be seen to have no value.
+            found = [shape for shape in found if not self.has_no_value(shape, 2)]
+        return self._limited(found, place)
+
+    def _count_meetings(self, count: int, place: Place) -> None:
+        self._meetings += count
         if self._meetings > MAX_MEETINGS:
-            raise GrammarError(f"its combinations are more than {MAX_MEETINGS}, at {place.pointer}")
-        found = dict.fromkeys(shape for x in a for y in b if (shape := meet(x, y, self.accepts)) is not None)
-        return self._limited([shape for shape in found if not self._plainly_empty(shape)], place)
+            refuse(_combining(place), place, f"brings the schema above {MAX_MEETINGS} combinations")
 
     def _plainly_empty(self, shape: Shape) -> bool:
         """Whether that is so without looking into other nodes, which may not be known yet."""
@@ -153,9 +174,9 @@ class Algebra:
             return any(named.required and named.node >= NEVER for named in shape.named)
         return not isinstance(shape, Array) and self.has_no_value(shape)
 
-    def _limited(self, shapes: list[Shape], place: Place) -> tuple[Shape, ...]:
+    def _limited(self, shapes: Collection[Shape], place: Place) -> tuple[Shape, ...]:
         if len(shapes) > MAX_SHAPES:
-            raise GrammarError(f"there are more than {MAX_SHAPES} ways to satisfy it, at {place.pointer}")
+            refuse(_combining(place), place, f"leaves more than {MAX_SHAPES} ways to satisfy the schema")
         return tuple(shapes)
 
     def _join(self, parts: Iterable[tuple[Shape, ...]], place: Place) -> tuple[Shape, ...]:
@@ -164,8 +185,7 @@ class Algebra:
             if part is ANY_SHAPE:
                 return ANY_SHAPE
             found.update(dict.fromkeys(part))
-            self._limited([*found], place)
-        return tuple(found)
+        return self._limited(found, place)
 
     def _literal(self, literal: Literal) -> tuple[Shape, ...]:
         positive, place = literal
@@ -266,22 +286,24 @@ class Algebra:
         """Each of them where no other holds."""
         count = self._count("oneOf", place)
         options = [self._below(place, "oneOf", index) for index in range(count)]
+        exact = [self._exactness.of((True, self._document.below(place, "oneOf", index))) for index in range(count)]
         found = []
         for index, option in enumerate(options):
             for shape in option:
                 alone: tuple[Shape, ...] = (shape,)
                 for other in range(count):
-                    if other != index and not self._apart(shape, options[other], place):
-                        contrary = self._unmarked(self._below(place, "oneOf", other, positive=False))
-                        alone = self._meet(alone, contrary, place)
+                    if other == index or (exact[other] and self._apart(shape, options[other], place)):
+                        continue
+                    contrary = self._unmarked(self._below(place, "oneOf", other, positive=False))
+                    if count > FEW_OPTIONS:
+                        contrary = _without_what_is_required(contrary, shape) or contrary
+                    alone = self._meet(alone, contrary, place)
                 found.append(alone)
         return self._join(found, place)
 
     def _apart(self, shape: Shape, others: tuple[Shape, ...], place: Place) -> bool:
-        """Whether nothing of `shape` is in any of `others`."""
-        self._meetings += len(others)
-        if self._meetings > MAX_MEETINGS:
-            raise GrammarError(f"its combinations are more than {MAX_MEETINGS}, at {place.pointer}")
+        """Whether nothing of `shape` is in any of `others`, which must be exact."""
+        self._count_meetings(len(others), place)
         met = (meet(shape, other, self.accepts) for other in others)
         return all(one is None or self._plainly_empty(one) or self.has_no_value(one, 2) for one in met)
 
@@ -394,6 +416,23 @@ class Algebra:
 
 class _NotKnownYet(GrammarError):
     """A place is asked for while it is being worked out."""
+
+
+def _without_what_is_required(contrary: tuple[Shape, ...], shape: Shape) -> tuple[Shape, ...]:
+    """The way out of another option that is to lack a property which that one requires and `shape` does not name.
+
+    An object that declares its properties lacks it anyway. All ways out together would double with each option.
+    """
+    if not isinstance(shape, Object) or not any(one.declared for one in shape.named):
+        return ()
+    ways = (Object((Named(way.named[0].name, NEVER),)) for way in contrary if isinstance(way, Object) and way.named)
+    named = {one.name for one in shape.named}
+    return next(((way,) for way in ways if way in contrary and way.named[0].name not in named), ())
+
+
+def _combining(place: Place) -> str:
+    """The keyword of `place` that most likely has many ways."""
+    return next((keyword for keyword in COMBINING if keyword in place.schema), "type")
 
 
 def _speaks(schema: dict[str, Json]) -> bool:

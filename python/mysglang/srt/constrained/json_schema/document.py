@@ -32,6 +32,8 @@ class Place:
     pointer: str
     base: str = ""
     """The URI that a `$ref` counts from."""
+    number: int = 0
+    """Places are counted in the order in which they are first met."""
 
 
 def refuse(keyword: str, place: Place, reason: str = "is not supported") -> NoReturn:
@@ -49,6 +51,8 @@ class Document:
         except (ValueError, ArithmeticError) as error:
             raise GrammarError(f"it is not valid JSON: {error}") from None
         self._places: dict[tuple[int, str], Place] = {}
+        self._contents: dict[object, int] = {}
+        self._numbers: dict[int, int] = {}
         self._by_uri: dict[str, Place] = {}
         base = ""
         if isinstance(schema, dict):
@@ -68,15 +72,32 @@ class Document:
         return self._old
 
     def place(self, schema: Json, pointer: str, base: str) -> Place:
-        """The place of `schema`, always the same one."""
+        """The place of `schema`: the same one for all that are equal and whose `$ref` count from the same URI.
+
+        So what a schema says many times over is worked out once, and becomes one rule.
+        """
         if not isinstance(schema, dict | bool):
             raise GrammarError(f"a schema must be an object or a boolean, at {pointer}")
-        key = (id(schema), pointer if isinstance(schema, bool) else "")
+        key = self._number_of(schema), base
         if key not in self._places:
             if len(self._places) >= MAX_PLACES:
                 raise GrammarError(f"it has more than {MAX_PLACES} places")
-            self._places[key] = Place(schema, pointer, base)
+            self._places[key] = Place(schema, pointer, base, len(self._places))
         return self._places[key]
+
+    def _number_of(self, value: Json) -> int:
+        """The same for values that are equal, in the order of their properties too. The caller keeps `value`."""
+        if not isinstance(value, dict | list):
+            return self._contents.setdefault((type(value), value), len(self._contents))
+        known = self._numbers.get(id(value))
+        if known is None:
+            content: tuple[object, ...]
+            if isinstance(value, dict):
+                content = ("object", *((name, self._number_of(part)) for name, part in value.items()))
+            else:
+                content = ("array", *map(self._number_of, value))
+            known = self._numbers[id(value)] = self._contents.setdefault(content, len(self._contents))
+        return known
 
     def below(self, place: Place, *steps: str | int) -> Place:
         """The place that `steps`, keywords and indices, lead to from `place`."""

@@ -33,11 +33,21 @@ class _Writer:
 
     def text(self, grammar: Grammar) -> str:
         for name, expr in grammar.rules.items():
-            self._put(name, self._written(expr))
+            self._put(name, self._body(expr))
         return "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
 
     def plain(self, expr: Expr) -> str:
         """An expression without rules."""
+        return self._written(expr)
+
+    def _body(self, expr: Expr) -> str:
+        """A rule. One that begins with an option is written as two ways: the library makes a rule of each group, and
+        what it hands over grows with the number of rules times the length of all.
+        """
+        if expr.kind == "cat" and len(expr.parts) == 2 and expr.parts[1].kind == "ref":
+            option, rest = expr.parts
+            if option.kind == "rep" and option.bounds == (0, 1):
+                return f"{self._written(option.parts[0])} {self._written(rest)} | {self._written(rest)}"
         return self._written(expr)
 
     def _put(self, name: str, body: str) -> None:

@@ -5,13 +5,14 @@ Properties come in the order in which the schema names them, and those that it d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mysglang.srt.constrained.backend import GrammarError
 from mysglang.srt.constrained.json_schema.algebra import Algebra
 from mysglang.srt.constrained.json_schema.document import Document
-from mysglang.srt.constrained.json_schema.items import contrary_of, items_of
+from mysglang.srt.constrained.json_schema.items import items_of
 from mysglang.srt.constrained.json_schema.numbers import numbers
 from mysglang.srt.constrained.json_schema.properties import properties_of, with_witnesses
 from mysglang.srt.constrained.json_schema.regular import NONE, Expr, alt
@@ -36,7 +37,11 @@ from mysglang.srt.constrained.json_schema.shapes import (
     OneOf,
     Shape,
     Text,
+    contrary_of,
 )
+
+FEW = 16
+"""Values that are written out wherever they may stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ class _Maker:
         self._shapes: dict[Node, tuple[Shape, ...]] = {}
         self._names: dict[Node, str] = {}
         self._rules = Rules()
+        self._shared: dict[Shape, Expr] = {}
+        """References to the rules of shapes that several nodes have."""
 
     def grammar(self) -> Grammar:
         """All rules, those that can never end left out."""
@@ -80,9 +87,20 @@ class _Maker:
         alike: dict[tuple[Shape, ...], str] = {}
         self._names = {node: alike.setdefault(shapes, f"value{len(alike)}") for node, shapes in self._shapes.items()}
         rules = {ROOT: ref(self._names[self._root])}
+        self._share(alike)
         for shapes, name in alike.items():
             rules[name] = alt(*map(self._written, shapes))
         return Grammar(pruned(rules | self._rules.made))
+
+    def _share(self, alike: Iterable[tuple[Shape, ...]]) -> None:
+        """Give a rule to every large shape that several nodes have, as a `$ref` in an `anyOf` brings it about.
+
+        Written out in each of them, nested choices would make the grammar grow by a power of their depth.
+        """
+        uses = Counter(shape for shapes in alike for shape in shapes if _is_large(shape))
+        self._shared = {shape: self._rules.reserve() for shape, count in uses.items() if count > 1}
+        for shape, reference in self._shared.items():
+            self._rules.put(reference, self._own(shape))
 
     def _reach(self) -> None:
         """Work out the shapes of all nodes that values may have inside."""
@@ -136,6 +154,9 @@ class _Maker:
         return [constant(value.raw) for value in values]
 
     def _written(self, shape: Shape) -> Expr:
+        return self._shared.get(shape) or self._own(shape)
+
+    def _own(self, shape: Shape) -> Expr:
         match shape:
             case OneOf():
                 return constants([value.raw for value in shape.values])
@@ -147,6 +168,11 @@ class _Maker:
                 inside = items_of(shape, self, self._rules)
                 return around("[", inside, "]")
         return around("{", properties_of(shape, self, self._rules), "}")
+
+
+def _is_large(shape: Shape) -> bool:
+    """Whether a rule of its own is worth it."""
+    return isinstance(shape, Array | Object) or (isinstance(shape, OneOf) and len(shape.values) > FEW)
 
 
 def _closed(shape: Object) -> Object:

@@ -8,7 +8,7 @@ from mysglang.srt.constrained.backend import GrammarError
 from mysglang.srt.constrained.json_schema.document import refuse
 from mysglang.srt.constrained.json_schema.regular import EMPTY, NONE, Expr, alt, cat, rep
 from mysglang.srt.constrained.json_schema.rules import COMMA, Rules
-from mysglang.srt.constrained.json_schema.shapes import NEVER, TRUE, Array, Contains, Literal, Node
+from mysglang.srt.constrained.json_schema.shapes import TRUE, Array, Contains, Literal, Node, contrary_of
 
 MAX_UNIQUE = 8
 """Values that items without doubles may have: which of them were there is part of where an answer stands."""
@@ -135,14 +135,3 @@ def _with_contains(shape: Array, values: Values, rules: Rules) -> Expr:
 
 def _literals(contains: frozenset[Contains]) -> list[Literal]:
     return sorted((literal for wanted in contains for literal in wanted.node), key=lambda one: one[1].pointer)
-
-
-def contrary_of(node: Node) -> Node:
-    """What a node of one literal does not take. Raises GrammarError for any other node."""
-    if node == TRUE:
-        return NEVER
-    if len(node) != 1:
-        (_, place), *_ = node
-        refuse("maxContains", place, "cannot be combined with another 'contains'")
-    ((positive, place),) = node
-    return frozenset([(not positive, place)])

@@ -21,6 +21,7 @@ from mysglang.srt.constrained.json_schema.shapes import (
     Shape,
     Text,
     Value,
+    contrary_of,
     value_key,
 )
 
@@ -127,9 +128,13 @@ def _array_holds(shape: Array, items: list[Json], accepts: Accepts) -> bool:
     if not all(accepts(shape.item(index), item) for index, item in enumerate(items)):
         return False
     for wanted in shape.contains:
-        count = sum(accepts(wanted.node, item) for item in items)
-        if count < wanted.least or (wanted.most is not None and count > wanted.most):
+        if sum(accepts(wanted.node, item) for item in items) < wanted.least:
             return False
+        # A node may take more than is known of it, so that only what its contrary takes does not count.
+        if wanted.most is not None:
+            contrary = contrary_of(wanted.node)
+            if sum(not accepts(contrary, item) for item in items) > wanted.most:
+                return False
     return True
 
 

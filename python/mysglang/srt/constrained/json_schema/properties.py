@@ -29,7 +29,7 @@ MAX_STATES = 3000
 """Most states of an automaton that counts properties for `minProperties` and `maxProperties`."""
 MAX_WITNESSES = 200
 RUN = 16
-"""Required properties in one rule."""
+"""Properties in one rule."""
 
 
 def with_witnesses(shape: Object, algebra: Algebra) -> Iterator[Object]:
@@ -92,21 +92,21 @@ def _uncounted(named: list[Named], other: Expr, values: Values, rules: Rules) ->
     what may follow where none does.
     """
     later = rep(cat(COMMA, other)) if other.kind != "none" else EMPTY
-    first = alt(EMPTY, cat(other, later)) if other.kind != "none" else EMPTY
-    run = 0
-    for one in reversed(named):
-        item = _property(one, values)
-        run += 1
-        if not one.required or run >= RUN:
-            later, run = rules.add(later), 0
-        if one.required:
-            later, first = cat(COMMA, item, later), cat(item, later)
-        else:
-            first = alt(cat(item, later), first)
-            later = alt(cat(COMMA, item, later), later)
-            if len(named) > 1:
-                first = rules.add(first)
-    return first
+    first_required = next((place for place, one in enumerate(named) if one.required), len(named))
+    beginnings = []
+    if first_required == len(named):
+        beginnings = [EMPTY, cat(other, later)]
+    for place in range(len(named) - 1, -1, -1):
+        item = _property(named[place], values)
+        # What follows a possible beginning is also part of what follows the property before it.
+        if (0 < place <= first_required) or (len(named) - place) % RUN == 0:
+            later = rules.add(later)
+        if place <= first_required:
+            beginnings.append(cat(item, later))
+        more = cat(COMMA, item)
+        # An option of its own, and not one of two ways on: written out, these would double with each property.
+        later = cat(more if named[place].required else rep(more, 0, 1), later)
+    return alt(*reversed(beginnings))
 
 
 def _counted(shape: Object, named: list[Named], other: Expr, values: Values, rules: Rules) -> Expr:

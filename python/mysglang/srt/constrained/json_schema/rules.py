@@ -43,14 +43,16 @@ class Rules:
 
     def __init__(self) -> None:
         self.made: dict[str, Expr] = {}
+        self._known: dict[Expr, Expr] = {}
 
     def add(self, expr: Expr) -> Expr:
-        """A reference to `expr`, or `expr` itself where a rule is not worth it."""
+        """A reference to the rule for `expr`, or `expr` itself where a rule is not worth it."""
         if expr.kind in ("ref", "none", "empty"):
             return expr
-        name = self.reserve()
-        self.put(name, expr)
-        return name
+        if expr not in self._known:
+            self._known[expr] = name = self.reserve()
+            self.put(name, expr)
+        return self._known[expr]
 
     def reserve(self) -> Expr:
         """A reference to a rule that is put later. Raises GrammarError above MAX_RULES."""

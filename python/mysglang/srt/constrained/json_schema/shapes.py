@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TypeAlias
 
-from mysglang.srt.constrained.json_schema.document import Json, Place
+from mysglang.srt.constrained.json_schema.document import Json, Place, refuse
 from mysglang.srt.constrained.json_schema.numbers import Bounds
 from mysglang.srt.constrained.json_schema.regular import ANY, ANYTHING, Expr, both, lengths, plain, rep
 
@@ -153,3 +153,14 @@ class Object:
 
 Shape: TypeAlias = OneOf | Number | Text | Array | Object
 CONSTANTS = tuple(map(Value.of, (None, False, True)))
+
+
+def contrary_of(node: Node) -> Node:
+    """What a node of one literal does not take. Raises GrammarError for any other node."""
+    if node == TRUE:
+        return NEVER
+    if len(node) != 1:
+        (_, place), *_ = node
+        refuse("maxContains", place, "cannot be combined with another 'contains'")
+    ((positive, place),) = node
+    return frozenset([(not positive, place)])
