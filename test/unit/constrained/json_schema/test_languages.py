@@ -9,9 +9,10 @@ from decimal import Decimal
 import pytest
 
 from mysglang.srt.constrained.backend import GrammarError
+from mysglang.srt.constrained.json_schema.automata import as_expression, automaton, is_empty
 from mysglang.srt.constrained.json_schema.numbers import Bounds, numbers
 from mysglang.srt.constrained.json_schema.patterns import strings_with
-from mysglang.srt.constrained.json_schema.regular import as_expression, automaton, both, contains, inverse, is_empty
+from mysglang.srt.constrained.json_schema.regular import both, contains, inverse
 
 PATTERNS = [
     *("^a", "a$", "^(a|b)$", "^a|b$", "b+", "^[0-9]{5}$", "(^a$)|(^b)", "^(?!ab)[a-c]*$", "^$", "", "[^a]"),

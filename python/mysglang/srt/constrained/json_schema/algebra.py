@@ -11,19 +11,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from mysglang.srt.constrained.backend import GrammarError
+from mysglang.srt.constrained.json_schema.automata import is_empty
 from mysglang.srt.constrained.json_schema.document import Document, Json, Place, refuse
 from mysglang.srt.constrained.json_schema.exactness import Exactness
 from mysglang.srt.constrained.json_schema.keywords import ALL_KEYWORDS, Keywords, names_of, object_of
 from mysglang.srt.constrained.json_schema.meeting import holds, meet
 from mysglang.srt.constrained.json_schema.numbers import Bounds, numbers
-from mysglang.srt.constrained.json_schema.regular import (
-    ANYTHING,
-    Expr,
-    alt,
-    inverse,
-    is_empty,
-    text,
-)
+from mysglang.srt.constrained.json_schema.regular import ANYTHING, Expr, alt, inverse, text
 from mysglang.srt.constrained.json_schema.shapes import (
     ALL_ITEMS,
     CONSTANTS,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from mysglang.srt.constrained.backend import GrammarError, JsonStyle
+from mysglang.srt.constrained.json_schema.automata import automaton
 from mysglang.srt.constrained.json_schema.encoding import ANY_CHARACTER, ANY_ESCAPE, PLAIN, written
 from mysglang.srt.constrained.json_schema.grammar import Grammar
 from mysglang.srt.constrained.json_schema.patterns import whole
-from mysglang.srt.constrained.json_schema.regular import ANY, ANYTHING, END, Expr, Ranges, automaton, plain
+from mysglang.srt.constrained.json_schema.regular import ANY, ANYTHING, END, Expr, Ranges, plain
+from mysglang.srt.constrained.json_schema.rules import times
 
 MAX_TEXT = 4 << 20
 """Characters of a grammar."""
@@ -75,7 +77,7 @@ class _Writer:
             case "alt":
                 return "(" + " | ".join(map(self._written, expr.parts)) + ")"
             case "rep":
-                return f"({self._written(expr.parts[0])}){_times(*expr.bounds)}"
+                return f"({self._written(expr.parts[0])}){times(*expr.bounds)}"
         raise AssertionError(expr.kind)
 
     def _sequence(self, parts: tuple[Expr, ...]) -> str:
@@ -105,7 +107,7 @@ class _Writer:
             return "string"
         if language.kind == "rep" and language.parts[0] == ANY:
             self._common("character")
-            return f"{_QUOTE} character{_times(*language.bounds)} {_QUOTE}"
+            return f"{_QUOTE} character{times(*language.bounds)} {_QUOTE}"
         if plain(language):
             return f"{_QUOTE} {self._written(written(language))} {_QUOTE}"
         return f"{_QUOTE} {self._machine(language, in_string=True)}"
@@ -146,17 +148,6 @@ def _space(style: JsonStyle) -> str:
     if not style.any_whitespace:
         return ""
     return r"[ \n\r\t]*" if style.max_whitespace is None else rf"[ \n\r\t]{{0,{style.max_whitespace}}}"
-
-
-def _times(least: int, most: int | None) -> str:
-    match least, most:
-        case 0, None:
-            return "*"
-        case 1, None:
-            return "+"
-        case 0, 1:
-            return "?"
-    return f"{{{least},{'' if most is None else most}}}"
 
 
 def ebnf_class(ranges: Ranges) -> str:

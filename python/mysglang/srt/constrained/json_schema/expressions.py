@@ -5,9 +5,11 @@ Both read the regular expressions of Rust's `regex-syntax`.
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 
 from mysglang.srt.constrained.backend import GrammarError, JsonStyle
+from mysglang.srt.constrained.json_schema.automata import as_expression, automaton
 from mysglang.srt.constrained.json_schema.encoding import ANY_CHARACTER, written
 from mysglang.srt.constrained.json_schema.grammar import Grammar
 from mysglang.srt.constrained.json_schema.patterns import whole
@@ -16,17 +18,16 @@ from mysglang.srt.constrained.json_schema.regular import (
     ANYTHING,
     EMPTY,
     Expr,
-    as_expression,
-    automaton,
     both,
     cat,
     char_class,
     inverse,
+    only_text,
     plain,
     rep,
     text,
 )
-from mysglang.srt.constrained.json_schema.rules import ROOT
+from mysglang.srt.constrained.json_schema.rules import ROOT, times
 
 MAX_NODES = 60_000
 """Nodes of the regular expression of one language."""
@@ -37,6 +38,7 @@ NESTING = (2, 1, 0)
 MAX_NESTED_TEXT = 6_000
 """... gives an expression of at most so many characters. The table that is made of it grows faster than its length."""
 
+_SPACE = "SPACE"
 _SPACES = char_class([(9, 10), (13, 13), (32, 32)])
 
 
@@ -76,7 +78,7 @@ def _regex(expr: Expr) -> str:
         case "alt":
             return "(?:" + "|".join(map(_regex, expr.parts)) + ")"
         case "rep":
-            return f"(?:{_regex(expr.parts[0])}){_times(*expr.bounds)}"
+            return f"(?:{_regex(expr.parts[0])}){times(*expr.bounds)}"
     raise GrammarError("no text satisfies a part of it")
 
 
@@ -85,27 +87,19 @@ def _char(code: int) -> str:
     return character if character.isascii() and character.isalnum() else f"\\x{{{code:x}}}"
 
 
-def _times(least: int, most: int | None) -> str:
-    match least, most:
-        case 0, None:
-            return "*"
-        case 1, None:
-            return "+"
-        case 0, 1:
-            return "?"
-    return f"{{{least},{'' if most is None else most}}}"
-
-
 def as_lark(grammar: Grammar, style: JsonStyle, start: str = "start") -> str:
     """The rules in Lark's words. A text of a regular language is one lexeme."""
     space = both(space_of(style), inverse(EMPTY))
-    space_text = "" if automaton(space).steps == () else f"(/{regex(space)}/)?"
+    # A terminal with a name is read once, however often it stands in the rules.
+    maybe_space = "" if automaton(space).steps == () else f"{_SPACE}?"
     between = {
-        "space": space_text,
-        "comma": f'{space_text} "," {space_text}',
-        "colon": f'{space_text} ":" {space_text}',
+        "space": maybe_space,
+        "comma": f'{maybe_space} "," {maybe_space}',
+        "colon": f'{maybe_space} ":" {maybe_space}',
     }
     lines = [f"{start}: {ROOT}"]
+    if maybe_space:
+        lines.append(f"{_SPACE}: /{regex(space)}/")
     for name, expr in grammar.rules.items():
         lines.append(f"{name}: {_lark(expr, between)}")
         if sum(map(len, lines[-2:])) > MAX_TEXT:
@@ -118,7 +112,8 @@ def _lark(expr: Expr, between: dict[str, str]) -> str:
         case "ref":
             return str(expr.args[0])
         case "word":
-            return f"/{regex(expr.parts[0])}/"
+            only = only_text(expr.parts[0])
+            return f"/{regex(expr.parts[0])}/" if only is None else json.dumps(only)
         case "quoted":
             return f"/{quoted_regex(expr.parts[0])}/"
         case "empty":
@@ -129,7 +124,7 @@ def _lark(expr: Expr, between: dict[str, str]) -> str:
             options = " | ".join(_lark(part, between) for part in expr.parts if part != EMPTY)
             return f"({options})?" if EMPTY in expr.parts else f"({options})"
         case "rep":
-            return f"({_lark(expr.parts[0], between)}){_times(*expr.bounds)}"
+            return f"({_lark(expr.parts[0], between)}){times(*expr.bounds)}"
     return between[expr.kind] or '""'
 
 
@@ -194,7 +189,7 @@ class _Inliner:
                 least, most = expr.bounds
                 if part is None:
                     return None if least else ""
-                return f"(?:{part}){_times(least, most)}"
+                return f"(?:{part}){times(least, most)}"
         return self._counted(self._between[expr.kind])
 
     def _counted(self, found: str) -> str:

@@ -12,8 +12,10 @@ from mysglang.srt.constrained.json_schema.shapes import TRUE, Array, Contains, L
 
 MAX_UNIQUE = 8
 """Values that items without doubles may have: which of them were there is part of where an answer stands."""
+MAX_IN_ORDER = 64
+"""Values that such items may have if they come in the order of the schema."""
 MAX_STATES = 2000
-"""Most states of an automaton that counts items for `contains`."""
+"""Most states of an automaton that counts items for `contains` or `uniqueItems`."""
 
 
 class Values(Protocol):
@@ -80,9 +82,11 @@ def _unique(shape: Array, values: Values, rules: Rules) -> Expr:
     """No value twice: which are left is what a rule stands for."""
     assert shape.unique is not None
     constants = values.constants(shape.rest)
-    if constants is None or shape.prefix or shape.contains or len(constants) > MAX_UNIQUE:
-        refuse("uniqueItems", shape.unique, f"is supported for items with at most {MAX_UNIQUE} values only")
+    if constants is None or shape.prefix or shape.contains or len(constants) > MAX_IN_ORDER:
+        refuse("uniqueItems", shape.unique, f"is supported for items with at most {MAX_IN_ORDER} values only")
     most = len(constants) if shape.most is None else min(shape.most, len(constants))
+    if len(constants) > MAX_UNIQUE:
+        return _in_order(constants, shape.least, most, rules)
     known: dict[int, Expr] = {}
 
     def after(used: int) -> Expr:
@@ -96,6 +100,24 @@ def _unique(shape: Array, values: Values, rules: Rules) -> Expr:
         return known[used]
 
     return after(0)
+
+
+def _in_order(constants: list[Expr], least: int, most: int, rules: Rules) -> Expr:
+    """Each value once at most, in their order: what may follow each of them, for each count of items so far."""
+    bounded = most < len(constants)
+    # Whether there was an item must be known, for the comma; more is counted only as far as it matters.
+    last = most if bounded else max(1, least)
+    if (len(constants) + 1) * (last + 1) > MAX_STATES:
+        raise GrammarError(f"'uniqueItems' with counts of items needs more than {MAX_STATES} states")
+    after = [EMPTY if count >= least else NONE for count in range(last + 1)]
+    for value in reversed(constants):
+        without = [rules.add(expr) for expr in after]
+        after = []
+        for count in range(last + 1):
+            full = bounded and count == last
+            taken = NONE if full else cat(*([COMMA] if count else []), value, without[min(count + 1, last)])
+            after.append(alt(taken, without[count]))
+    return after[0]
 
 
 def _with_contains(shape: Array, values: Values, rules: Rules) -> Expr:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from mysglang.srt.constrained.backend import GrammarError
+from mysglang.srt.constrained.json_schema.automata import is_empty
 from mysglang.srt.constrained.json_schema.document import Document, Json, Place, refuse
 from mysglang.srt.constrained.json_schema.formats import FORMATS
 from mysglang.srt.constrained.json_schema.numbers import Bounds, numbers
 from mysglang.srt.constrained.json_schema.patterns import strings_with, whole
-from mysglang.srt.constrained.json_schema.regular import ANYTHING, Expr, alt, both, contains, inverse, is_empty, text
+from mysglang.srt.constrained.json_schema.regular import ANYTHING, Expr, alt, both, contains, inverse, text
 from mysglang.srt.constrained.json_schema.shapes import (
     ALL_ITEMS,
     CONSTANTS,

@@ -7,8 +7,9 @@ from decimal import Decimal
 from itertools import product
 from typing import TypeAlias
 
+from mysglang.srt.constrained.json_schema.automata import is_empty
 from mysglang.srt.constrained.json_schema.document import Json
-from mysglang.srt.constrained.json_schema.regular import ANYTHING, both, contains, is_empty
+from mysglang.srt.constrained.json_schema.regular import ANYTHING, both, contains
 from mysglang.srt.constrained.json_schema.shapes import (
     NEVER,
     Array,

@@ -11,6 +11,7 @@ from decimal import Decimal
 from functools import lru_cache
 
 from mysglang.srt.constrained.backend import GrammarError
+from mysglang.srt.constrained.json_schema.automata import is_empty
 from mysglang.srt.constrained.json_schema.regular import (
     NONE,
     Expr,
@@ -19,7 +20,6 @@ from mysglang.srt.constrained.json_schema.regular import (
     cat,
     char_class,
     inverse,
-    is_empty,
     multiple,
     rep,
     text,

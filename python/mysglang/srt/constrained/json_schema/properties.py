@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from mysglang.srt.constrained.backend import GrammarError
 from mysglang.srt.constrained.json_schema.algebra import Algebra
+from mysglang.srt.constrained.json_schema.automata import is_empty
 from mysglang.srt.constrained.json_schema.items import Values
 from mysglang.srt.constrained.json_schema.regular import (
     ANYTHING,
@@ -18,7 +19,6 @@ from mysglang.srt.constrained.json_schema.regular import (
     cat,
     contains,
     inverse,
-    is_empty,
     rep,
     text,
 )

@@ -6,13 +6,9 @@ of Regular Expressions", 1964; S. Owens et al., "Regular-expression derivatives 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
-
-from mysglang.srt.constrained.backend import GrammarError
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Code points: (first, last), sorted, apart from each other."""
@@ -20,8 +16,6 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 END = 0x110000
 CHARACTERS: Ranges = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 """All code points but surrogates."""
-MAX_STATES = 4000
-"""States of one automaton. A schema that needs more is refused."""
 
 
 class Expr:
@@ -104,6 +98,15 @@ def text(value: str) -> Expr:
     if NONE in parts or len(parts) < 2:
         return cat(*parts)
     return Expr("cat", *parts)
+
+
+def only_text(expr: Expr) -> str | None:
+    """The text that `expr` is, if it was made of a text; None otherwise."""
+    parts = expr.parts if expr.kind == "cat" else (expr,)
+    codes = [part.ranges[0] for part in parts if part.kind == "class" and len(part.ranges) == 1]
+    if len(codes) < len(parts) or any(first != last for first, last in codes):
+        return None
+    return "".join(chr(first) for first, _ in codes)
 
 
 @lru_cache(1 << 14)
@@ -267,7 +270,7 @@ def derivative(expr: Expr, code: int) -> Expr:
 
 
 @lru_cache(1 << 16)
-def _cuts(expr: Expr) -> frozenset[int]:
+def cuts(expr: Expr) -> frozenset[int]:
     """Where, among the code points, the derivative may change."""
     match expr.kind:
         case "class":
@@ -275,138 +278,15 @@ def _cuts(expr: Expr) -> frozenset[int]:
         case "cat":
             found: frozenset[int] = frozenset()
             for part in expr.parts:
-                found |= _cuts(part)
+                found |= cuts(part)
                 if not nullable(part):
                     break
             return found
         case "alt" | "and" | "not" | "rep":
-            return frozenset().union(*map(_cuts, expr.parts))
+            return frozenset().union(*map(cuts, expr.parts))
         case "multiple":
             return _DIGIT_CUTS
     return frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Automaton:
-    """A deterministic one, without states that lead nowhere; state 0 is the first. No states: nothing is in it."""
-
-    steps: tuple[tuple[tuple[Expr, int], ...], ...]
-    """Per state: (class of characters, next state)."""
-    ends: tuple[bool, ...]
-    """Per state, whether a text may end there."""
-
-    @property
-    def finite(self) -> bool:
-        """Whether no state can be reached from itself."""
-        order: dict[int, int] = {}
-        stack: list[tuple[int, Iterator[int]]] = []
-
-        def enter(state: int) -> None:
-            order[state] = 1
-            stack.append((state, iter([target for _, target in self.steps[state]])))
-
-        if self.steps:
-            enter(0)
-        while stack:
-            state, targets = stack[-1]
-            target = next(targets, None)
-            if target is None:
-                order[state] = 2
-                stack.pop()
-            elif order.get(target) == 1:
-                return False
-            elif target not in order:
-                enter(target)
-        return True
-
-
-@lru_cache(512)
-def automaton(expr: Expr) -> Automaton:
-    """`expr` as an automaton with as few states as can be. Raises GrammarError above MAX_STATES."""
-    numbers = {expr: 0}
-    steps: list[dict[int, list[tuple[int, int]]]] = []
-    states = [expr]
-    for state in states:
-        found: dict[int, list[tuple[int, int]]] = {}
-        cuts = sorted(_cuts(state) | {0, 0xD800, 0xE000, END})
-        for first, after in itertools.pairwise(cuts):
-            target = NONE if first == 0xD800 else derivative(state, first)
-            if target.kind == "none":
-                continue
-            if target not in numbers:
-                if len(states) >= MAX_STATES:
-                    raise GrammarError("a pattern, a length or a bound in it needs too many states")
-                numbers[target] = len(states)
-                states.append(target)
-            found.setdefault(numbers[target], []).append((first, after - 1))
-        steps.append(found)
-    return _smallest(steps, [nullable(state) for state in states])
-
-
-def _smallest(steps: list[dict[int, list[tuple[int, int]]]], ends: list[bool]) -> Automaton:
-    """Without dead states, and with one state for all that accept the same (Moore)."""
-    alive = {state for state, end in enumerate(ends) if end}
-    sources: dict[int, set[int]] = {}
-    for state, targets in enumerate(steps):
-        for target in targets:
-            sources.setdefault(target, set()).add(state)
-    todo = list(alive)
-    for state in todo:
-        fresh = sources.get(state, set()) - alive
-        alive |= fresh
-        todo.extend(fresh)
-    if 0 not in alive:
-        return Automaton((), ())
-    block = [int(end) for end in ends]
-    count = 0
-    while True:
-        signatures: dict[object, int] = {}
-        after = list(block)
-        for state in sorted(alive):
-            ranges: dict[int, list[tuple[int, int]]] = {}
-            for target, found in steps[state].items():
-                if target in alive:
-                    ranges.setdefault(block[target], []).extend(found)
-            merged = frozenset((target, char_class(found)) for target, found in ranges.items())
-            after[state] = signatures.setdefault((block[state], merged), len(signatures))
-        block = after
-        if len(signatures) == count:
-            break
-        count = len(signatures)
-    return _renumbered(steps, ends, block, alive)
-
-
-def _renumbered(
-    steps: list[dict[int, list[tuple[int, int]]]], ends: list[bool], block: list[int], alive: set[int]
-) -> Automaton:
-    """One state for each block, in the order in which they are reached."""
-    representative: dict[int, int] = {}
-    for state in sorted(alive):
-        representative.setdefault(block[state], state)
-    order = {block[0]: 0}
-    reached = [block[0]]
-    table = []
-    for name in reached:
-        ranges: dict[int, list[tuple[int, int]]] = {}
-        for target, found in steps[representative[name]].items():
-            if target not in alive:
-                continue
-            if block[target] not in order:
-                order[block[target]] = len(reached)
-                reached.append(block[target])
-            ranges.setdefault(order[block[target]], []).extend(found)
-        table.append(tuple((char_class(found), target) for target, found in ranges.items()))
-    return Automaton(tuple(table), tuple(ends[representative[name]] for name in reached))
-
-
-@lru_cache(4096)
-def is_empty(expr: Expr) -> bool:
-    """Whether nothing is in it."""
-    if expr.kind in ("class", "empty"):
-        return False
-    if plain(expr):
-        return expr.kind == "none"
-    return not automaton(expr).steps
 
 
 def contains(expr: Expr, value: str) -> bool:
@@ -445,38 +325,3 @@ def lengths(expr: Expr) -> tuple[int, int | None]:
             least, times = expr.bounds
             return low * least, None if high is None or times is None else high * times
     return 0, 0
-
-
-def as_expression(machine: Automaton, most: int) -> Expr:
-    """The language of `machine` without intersection and complement, by eliminating states.
-
-    Raises GrammarError for one that would have more than `most` nodes.
-    """
-    if not machine.steps:
-        return NONE
-    count = len(machine.steps)
-    # One state more, in which everything ends.
-    edges: list[dict[int, Expr]] = [{target: step for step, target in steps} for steps in machine.steps]
-    for state, end in enumerate(machine.ends):
-        if end:
-            edges[state][count] = EMPTY
-    for state in range(count - 1, -1, -1):
-        own = edges[state].pop(state, NONE)
-        loop = rep(own)
-        edges[state] = {target: cat(loop, step) for target, step in edges[state].items()}
-        if state == 0:
-            break
-        for source in range(state):
-            through = edges[source].pop(state, None)
-            if through is None:
-                continue
-            for target, step in edges[state].items():
-                edges[source][target] = alt(edges[source].get(target, NONE), cat(through, step))
-            if sum(_size(step) for step in edges[source].values()) > most:
-                raise GrammarError("a pattern, a length or a bound in it needs too large a regular expression")
-    return edges[0].get(count, NONE)
-
-
-@lru_cache(1 << 14)
-def _size(expr: Expr) -> int:
-    return 1 if expr.kind in ("class", "none", "empty") else 1 + sum(map(_size, expr.parts))

@@ -164,3 +164,15 @@ def _scalar(raw: Json) -> str:
     if isinstance(raw, Decimal):
         return format(raw, "f") if -20 < raw.adjusted() < 20 else str(raw)
     return json.dumps(raw, ensure_ascii=False)
+
+
+def times(least: int, most: int | None) -> str:
+    """How often what stands before it may come, as EBNF, Lark and regular expressions write it."""
+    match least, most:
+        case 0, None:
+            return "*"
+        case 1, None:
+            return "+"
+        case 0, 1:
+            return "?"
+    return f"{{{least},{'' if most is None else most}}}"
