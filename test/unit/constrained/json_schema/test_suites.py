@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from fixtures.grammar_bombs import two_ways
 from fixtures.grammar_walk import VOCABULARY, backend_named, compiled
 from fixtures.schema_suites import Case, judge, official_cases, takes, walk
 from mysglang.srt.constrained.backend import GrammarBackend, GrammarError, JsonStyle
+from mysglang.srt.constrained.json_schema.expressions import one_regex
+from mysglang.srt.constrained.json_schema.grammar import grammar_of
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
 
 pytestmark = pytest.mark.promise(48)
@@ -72,6 +75,15 @@ HARD: list[dict[str, Any]] = [
     },
     {"$ref": "#/$defs/t", "$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}, "maxItems": 2}}},
     {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "minProperties": 1, "maxProperties": 2},
+    {"type": "array", "items": {"enum": [*range(20)]}, "uniqueItems": True, "minItems": 2, "maxItems": 4},
+    {
+        "oneOf": [
+            {"type": "integer", "maximum": 9, "minimum": 0},
+            {"type": ["integer", "null"], "not": {"multipleOf": 3}},
+        ]
+    },
+    {"oneOf": [{"type": "array", "items": {"enum": [1]}, "maxItems": 2}, {"not": {"uniqueItems": True}}]},
+    {"enum": [[4, 4], [4], [3, 3]], "contains": {"not": {"multipleOf": 3}}, "minContains": 0, "maxContains": 1},
 ]
 
 
@@ -103,6 +115,53 @@ def test_what_cannot_be_held_to_is_refused_with_its_keyword(
     assert reason in str(refused.value)
 
 
+@pytest.mark.parametrize("value", [4, [1, 1]], ids=str)
+def test_what_is_in_two_options_is_not_taken_where_one_of_them_is_not_known_in_full(
+    backend: GrammarBackend, value: Any
+) -> None:
+    """No grammar says "no multiple of 3" or "with doubles"; still, what these take is not free for the other option."""
+    bounded = {"type": ["integer", "array"], "minimum": 0, "maximum": 9, "items": {"enum": [1]}, "maxItems": 2}
+    contrary = {"multipleOf": 3} if value == 4 else {"uniqueItems": True}
+    grammar = compiled(backend, "json_schema", json.dumps({"oneOf": [bounded, {"not": contrary}]}))
+    assert not takes(grammar, value)
+
+
+def combinations() -> Iterator[tuple[str, dict[str, Any], int]]:
+    """Name, schema, and the KiB of its grammar as xgrammar hands it over, rounded up."""
+    yield "anyOf in anyOf", json.loads(two_ways(20, "anyOf")), 1000
+    same: dict[str, Any] = {"type": "string"}
+    for _ in range(10):
+        same = {"anyOf": [{"properties": {name: same}, "required": [name]} for name in "ab"], "type": "object"}
+    yield "the same subschema many times", same, 200
+    kinds = [{"properties": {f"v{i}": {"type": "null"}}, "required": [f"v{i}"]} for i in range(20)]
+    yield "oneOf of objects with names of their own", {"type": "object", "oneOf": kinds}, 150
+    conditions = [{"if": {"properties": {"k": {"const": i}}}, "then": kinds[i]} for i in range(20)]
+    yield (
+        "if in allOf",
+        {"type": "object", "properties": {"k": {"enum": [*range(20)]}}, "required": ["k"], "allOf": conditions},
+        500,
+    )
+    yield "many optional properties", {"type": "object", "properties": {f"p{i}": {} for i in range(60)}}, 4000
+
+
+@pytest.mark.parametrize(("schema", "most"), [pytest.param(*rest, id=name) for name, *rest in combinations()])
+def test_nested_choices_stay_small(schema: dict[str, Any], most: int) -> None:
+    """What is handed over grows with the rules times the text of all, and so does the time to compile."""
+    pytest.importorskip("xgrammar")
+    assert (
+        len(backend_named("xgrammar", JsonStyle()).compile(GrammarSpec("json_schema", json.dumps(schema)))) < most << 10
+    )
+
+
+def test_optional_properties_do_not_double_a_regular_expression() -> None:
+    pytest.importorskip("outlines_core")
+    sizes = []
+    for count in (6, 12):
+        schema = {"type": "object", "properties": {f"p{i:02}": {"type": "null"} for i in range(count)}}
+        sizes.append(len(one_regex(grammar_of(json.dumps(schema)), JsonStyle())))
+    assert sizes[1] < 5 * sizes[0]
+
+
 def bombs() -> Iterator[dict[str, Any]]:
     """Schemas of some KiB that would have millions of combinations."""
     yield {
@@ -118,7 +177,7 @@ def bombs() -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("schema", list(bombs()), ids=lambda schema: ",".join(schema))
 def test_a_bomb_is_refused(schema: dict[str, Any]) -> None:
     """By its counts, before any library sees it."""
-    with pytest.raises(GrammarError):
+    with pytest.raises(GrammarError, match=r"'\w+'"):
         backend_named("xgrammar").compile(GrammarSpec("json_schema", json.dumps(schema)))
 
 

@@ -8,18 +8,16 @@ where a keyword itself cannot be, the schema is refused.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
-from mysglang.srt.constrained.backend import GrammarError
-from mysglang.srt.constrained.json_schema.automata import is_empty
 from mysglang.srt.constrained.json_schema.document import Document, Json, Place, refuse
+from mysglang.srt.constrained.json_schema.emptiness import Emptiness, NotKnownYetError
 from mysglang.srt.constrained.json_schema.exactness import Exactness
 from mysglang.srt.constrained.json_schema.keywords import ALL_KEYWORDS, Keywords, names_of, object_of
+from mysglang.srt.constrained.json_schema.marks import evaluated_array, evaluated_object, unmarked
 from mysglang.srt.constrained.json_schema.meeting import holds, meet
-from mysglang.srt.constrained.json_schema.numbers import Bounds, numbers
-from mysglang.srt.constrained.json_schema.regular import ANYTHING, Expr, alt, inverse, text
+from mysglang.srt.constrained.json_schema.numbers import Bounds
+from mysglang.srt.constrained.json_schema.regular import Expr, alt, inverse, text
 from mysglang.srt.constrained.json_schema.shapes import (
-    ALL_ITEMS,
     CONSTANTS,
     NEVER,
     TRUE,
@@ -30,7 +28,6 @@ from mysglang.srt.constrained.json_schema.shapes import (
     Number,
     Object,
     OneOf,
-    Others,
     Shape,
     Text,
     Value,
@@ -44,8 +41,6 @@ FEW_SHAPES = 8
 """Ways of one node that are kept without looking whether they have a value."""
 FEW_OPTIONS = 4
 """Options of a `oneOf` that are kept apart in all ways there are; among more, an object by what it lacks."""
-MAX_LOOK = 4
-"""Levels of a schema that are searched for any value at all."""
 
 ANY_SHAPE: tuple[Shape, ...] = (
     OneOf(CONSTANTS),
@@ -67,11 +62,11 @@ class Algebra:
         self._keywords = Keywords(document, self.strings)
         self._exactness = Exactness(document, self._keywords)
         self._nodes: dict[Node, tuple[Shape, ...]] = {}
+        self.empty = Emptiness(self._nodes, self.shapes, self._exactness)
         self._literals: dict[Literal, tuple[Shape, ...] | None] = {}
         """None: being worked out."""
         self._meetings = 0
         self._made: list[Json] = []
-        self._empty: dict[tuple[Node, int], bool] = {}
         self.dropped: dict[str, None] = {}
         """Ways out that could not be said."""
 
@@ -105,68 +100,21 @@ class Algebra:
                 found.extend(text(value.raw) for value in shape.values if isinstance(value.raw, str))
         return alt(*found)
 
-    def is_empty(self, node: Node, depth: int = MAX_LOOK) -> bool:
-        """Whether surely no value satisfies `node`; it is looked into values `depth` deep."""
-        if (node not in self._nodes and depth <= 0) or not self._exactness.of_node(node):
-            return False
-        key = node, depth
-        if key not in self._empty:
-            # What is asked for while it is being worked out is taken to have values.
-            self._empty[key] = False
-            try:
-                self._empty[key] = all(self.has_no_value(shape, depth) for shape in self.shapes(node))
-            except _NotKnownYet:
-                del self._empty[key]
-                return False
-        return self._empty[key]
-
-    def has_no_value(self, shape: Shape, depth: int = MAX_LOOK) -> bool:
-        """Whether surely no value has `shape`."""
-        match shape:
-            case OneOf():
-                return not shape.values
-            case Number():
-                bounds = shape.bounds
-                if bounds.low is not None and bounds.high is not None and bounds.low > bounds.high:
-                    return True
-                return bounds not in (Bounds(), Bounds(integer=True)) and is_empty(numbers(bounds))
-            case Text():
-                if shape.most is not None and shape.most < shape.least:
-                    return True
-                return shape.language != ANYTHING and is_empty(shape.of_length)
-            case Array():
-                if shape.most is not None and shape.most < shape.least:
-                    return True
-                looked = range(min(shape.least, len(shape.prefix) + 1))
-                return any(self.is_empty(shape.item(index), depth - 1) for index in looked) or any(
-                    wanted.least and self.is_empty(wanted.node, depth - 1) for wanted in shape.contains
-                )
-        required = [named for named in shape.named if named.required]
-        if shape.most is not None and max(len(required), shape.least) > shape.most:
-            return True
-        return any(self.is_empty(named.node, depth - 1) for named in required)
-
     def _meet(self, a: tuple[Shape, ...], b: tuple[Shape, ...], place: Place) -> tuple[Shape, ...]:
         if a is ANY_SHAPE or b is ANY_SHAPE:
             return b if a is ANY_SHAPE else a
         self._count_meetings(len(a) * len(b), place)
         met = dict.fromkeys(shape for x in a for y in b if (shape := meet(x, y, self.accepts)) is not None)
-        found = [shape for shape in met if not self._plainly_empty(shape)]
+        found = [shape for shape in met if not self.empty.plainly(shape)]
         if len(found) > FEW_SHAPES:
             # Each combination would double with every further keyword, though most can be seen to have no value.
-            found = [shape for shape in found if not self.has_no_value(shape, 2)]
+            found = [shape for shape in found if not self.empty.has_no_value(shape, 2)]
         return self._limited(found, place)
 
     def _count_meetings(self, count: int, place: Place) -> None:
         self._meetings += count
         if self._meetings > MAX_MEETINGS:
             refuse(_combining(place), place, f"brings the schema above {MAX_MEETINGS} combinations")
-
-    def _plainly_empty(self, shape: Shape) -> bool:
-        """Whether that is so without looking into other nodes, which may not be known yet."""
-        if isinstance(shape, Object):
-            return any(named.required and named.node >= NEVER for named in shape.named)
-        return not isinstance(shape, Array) and self.has_no_value(shape)
 
     def _limited(self, shapes: Collection[Shape], place: Place) -> tuple[Shape, ...]:
         if len(shapes) > MAX_SHAPES:
@@ -188,7 +136,7 @@ class Algebra:
         if literal in self._literals:
             known = self._literals[literal]
             if known is None:
-                raise _NotKnownYet(f"'$ref' at {place.pointer} comes back to itself without anything in between")
+                raise NotKnownYetError(f"'$ref' at {place.pointer} comes back to itself without anything in between")
             return known
         self._literals[literal] = None
         for keyword in DYNAMIC:
@@ -245,7 +193,7 @@ class Algebra:
         if "oneOf" in schema:
             yield self._one_of(place)
         if "not" in schema:
-            yield self._unmarked(self._below(place, "not", positive=False))
+            yield unmarked(self._below(place, "not", positive=False))
         if "if" in schema and ("then" in schema or "else" in schema):
             yield self._join(
                 (self._when(place, "then", positive=True), self._when(place, "else", positive=False)), place
@@ -263,7 +211,7 @@ class Algebra:
     def _when(self, place: Place, branch: str, *, positive: bool) -> tuple[Shape, ...]:
         condition = self._below(place, "if", positive=positive)
         if not positive:
-            condition = self._unmarked(condition)
+            condition = unmarked(condition)
         return self._meet(condition, self._below(place, branch), place) if branch in place.schema else condition
 
     def _dependent(self, keyword: str, name: str, given: Json, place: Place) -> tuple[Shape, ...]:
@@ -288,7 +236,7 @@ class Algebra:
                 for other in range(count):
                     if other == index or (exact[other] and self._apart(shape, options[other], place)):
                         continue
-                    contrary = self._unmarked(self._below(place, "oneOf", other, positive=False))
+                    contrary = unmarked(self._below(place, "oneOf", other, positive=False))
                     if count > FEW_OPTIONS:
                         contrary = _without_what_is_required(contrary, shape) or contrary
                     alone = self._meet(alone, contrary, place)
@@ -299,30 +247,14 @@ class Algebra:
         """Whether nothing of `shape` is in any of `others`, which must be exact."""
         self._count_meetings(len(others), place)
         met = (meet(shape, other, self.accepts) for other in others)
-        return all(one is None or self._plainly_empty(one) or self.has_no_value(one, 2) for one in met)
-
-    def _unmarked(self, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
-        """What a negation says marks no property and no item as evaluated."""
-        return shapes if shapes is ANY_SHAPE else tuple(map(_without_marks, shapes))
+        return all(one is None or self.empty.plainly(one) or self.empty.has_no_value(one, 2) for one in met)
 
     def _evaluated(self, shape: Shape, place: Place) -> Shape:
         """`shape` with what unevaluatedProperties and unevaluatedItems say of what nothing else spoke of."""
         if isinstance(shape, Object) and "unevaluatedProperties" in place.schema:
-            node = self._keywords.node(place, "unevaluatedProperties")
-            named = (
-                one if one.evaluated else replace(one, node=one.node | node, evaluated=True) for one in shape.named
-            )
-            others = (
-                one if one.evaluated else Others(one.keys, one.node | node, evaluated=True, implicit=False)
-                for one in shape.others
-            )
-            return replace(shape, named=tuple(named), others=tuple(others))
-        if isinstance(shape, Array) and "unevaluatedItems" in place.schema and shape.evaluated < ALL_ITEMS:
-            node = self._keywords.node(place, "unevaluatedItems")
-            count = max(len(shape.prefix), shape.evaluated)
-            items = (shape.item(index) for index in range(count))
-            prefix = tuple(item if index < shape.evaluated else item | node for index, item in enumerate(items))
-            return replace(shape, prefix=prefix, rest=shape.rest | node, evaluated=ALL_ITEMS)
+            return evaluated_object(shape, self._keywords.node(place, "unevaluatedProperties"))
+        if isinstance(shape, Array) and "unevaluatedItems" in place.schema:
+            return evaluated_array(shape, self._keywords.node(place, "unevaluatedItems"))
         return shape
 
     # What a schema does not take.
@@ -332,7 +264,7 @@ class Algebra:
         if "$ref" in schema and self._document.ref_stands_alone:
             return self._literal((False, self._document.referred(place)))
         parts = list(self._contraries(place))
-        return self._unmarked(self._join(parts, place))
+        return unmarked(self._join(parts, place))
 
     def _contraries(self, place: Place) -> Iterable[tuple[Shape, ...]]:
         """What breaks each keyword."""
@@ -408,10 +340,6 @@ class Algebra:
         return found
 
 
-class _NotKnownYet(GrammarError):
-    """A place is asked for while it is being worked out."""
-
-
 def _without_what_is_required(contrary: tuple[Shape, ...], shape: Shape) -> tuple[Shape, ...]:
     """The way out of another option that is to lack a property which that one requires and `shape` does not name.
 
@@ -432,15 +360,6 @@ def _combining(place: Place) -> str:
 def _speaks(schema: dict[str, Json]) -> bool:
     """Whether a keyword of a type is in it."""
     return not ALL_KEYWORDS.isdisjoint(schema)
-
-
-def _without_marks(shape: Shape) -> Shape:
-    if isinstance(shape, Array):
-        return replace(shape, evaluated=0)
-    if not isinstance(shape, Object):
-        return shape
-    named = tuple(replace(one, evaluated=False) for one in shape.named)
-    return replace(shape, named=named, others=tuple(replace(one, evaluated=False) for one in shape.others))
 
 
 def _as_schema(raw: Json) -> Json:

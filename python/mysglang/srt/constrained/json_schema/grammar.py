@@ -120,7 +120,7 @@ class _Maker:
         for shape in self._algebra.shapes(node):
             if isinstance(shape, Object):
                 found.update(dict.fromkeys(with_witnesses(_closed(shape), self._algebra)))
-            elif not self._algebra.has_no_value(shape, 0):
+            elif not self._algebra.empty.has_no_value(shape, 0):
                 found[shape] = None
         return tuple(found)
 

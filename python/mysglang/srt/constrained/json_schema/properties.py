@@ -50,7 +50,7 @@ def with_witnesses(shape: Object, algebra: Algebra) -> Iterator[Object]:
             if not fitting:
                 algebra.dropped["a property that must be there, but has no name"] = None
         found = after
-    yield from (one for one in found if not algebra.has_no_value(one, 1))
+    yield from (one for one in found if not algebra.empty.has_no_value(one, 1))
 
 
 def properties_of(shape: Object, values: Values, rules: Rules) -> Expr:
