@@ -28,7 +28,7 @@ test: setup  ## everything CI runs: style, types, layers, unit and server tests
 promises: setup  ## the tests of the promises in docs/reliability.md
 	@$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m promise $(ARGS)
 
-soak: setup  ## a storm of requests and faults for SOAK_MINUTES (30), and what it left behind
+soak: setup  ## a storm of requests, faults and attacks for SOAK_MINUTES (30), and what it left behind
 	@PYTHONPATH=python:sgl-kernel/python:test $(VENV)/bin/python -m chaos.soak
 
 test-gpu: setup  ## the tests that need a CUDA device

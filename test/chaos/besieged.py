@@ -30,7 +30,7 @@ WATCHDOG_S = 10.0
 PAUSE_S = 1.5 * WATCHDOG_S
 OPTIONS = ("--admin-api-key", ADMIN, "--log-requests", "--enable-metrics", "--req-waiting-timeout", "60")
 OPTIONS += ("--watchdog-timeout", f"{WATCHDOG_S}", "--read-timeout", "8", "--file-storage-gb", f"{FILES_GB}")
-OPTIONS += ("--grammar-compile-timeout", "2")
+OPTIONS += ("--grammar-compile-timeout", "4")
 
 AT_ONCE = 10
 """Clients of the swarm beside the attacks."""
