@@ -147,9 +147,9 @@ class Stranger:
         """The session goes on from its first turn; file and response are what they were."""
         session = {"id": self._kept["session"], "rid": "first"}
         params = {"max_new_tokens": 2, "ignore_eos": True}
-        told = await self._post(
-            client, "/generate", {"input_ids": [5], "sampling_params": params, "session_params": session}
-        )
+        # Under one name, since a session keeps its latest requests: others would drive the first one out in the end.
+        body = {"input_ids": [5], "rid": "again", "sampling_params": params, "session_params": session}
+        told = await self._post(client, "/generate", body)
         before = [*TURN, *reference(TURN, 4, ignore_eos=True), 5]
         assert told["output_ids"] == reference(before, 2, ignore_eos=True), told
         file = await client.get(f"/v1/files/{self._kept['file']}/content")

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.types import Message
 
@@ -26,6 +27,9 @@ from mysglang.srt.entrypoints.body import (
 )
 from mysglang.srt.entrypoints.body_room import BodyRoom, BodyRoomFull
 from mysglang.srt.entrypoints.departure import ClientDisconnected
+from mysglang.srt.entrypoints.ollama.protocol import OllamaChatRequest, OllamaEmbedRequest
+from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from mysglang.srt.entrypoints.openai.responses.protocol import ResponsesRequest
 from mysglang.srt.entrypoints.strict_model import StrictModel
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.text_pool import WorkDropped
@@ -368,5 +372,35 @@ async def test_what_a_refused_body_held_is_gone_without_a_collection() -> None:
                 break
             await asyncio.sleep(0.01)  # until the thread has let go of it, too
         assert refs[0]() is None
+    finally:
+        gc.enable()
+
+
+class Values(list[object]):
+    """A list that can be waited for."""
+
+
+@pytest.mark.promise(42)
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        (ChatCompletionRequest, "stop"),
+        (CompletionRequest, "prompt"),
+        (OllamaChatRequest, "format"),
+        (OllamaEmbedRequest, "input"),
+        (ResponsesRequest, "stop"),
+    ],
+)
+def test_what_a_validator_refused_is_gone_without_a_collection(model: type[BaseModel], field: str) -> None:
+    """What our validators raise holds the frames around them, and so the body."""
+    gc.collect()
+    gc.disable()
+    try:
+        values = Values([1, "a"])
+        held = weakref.ref(values)
+        with pytest.raises(InvalidRequest, match=field):
+            validate(model, {field: values})
+        del values
+        assert held() is None
     finally:
         gc.enable()

@@ -224,8 +224,20 @@ def validate(model: type[Model], data: dict[str, object], fields: FieldReport = 
     try:
         return model.model_validate(data, context=fields)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise InvalidRequest(flatten(found), param=_path(found[0]) or None) from None
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> InvalidRequest:
+    """What is wrong, in words. Keeps nothing of what was checked.
+
+    What a validator of ours raised has a traceback, whose frames lead back to the caller of pydantic and to all that it
+    holds: the body. That would be a cycle, and a whole body would stay until somebody looks for cycles.
+    """
+    found = error.errors(include_url=False, include_input=False)
+    for each in found:
+        if isinstance(raised := each.get("ctx", {}).get("error"), BaseException):
+            raised.__traceback__ = None
+    return InvalidRequest(flatten(found), param=_path(found[0]) or None)
 
 
 def flatten(errors: Sequence[ErrorDetails]) -> str:
