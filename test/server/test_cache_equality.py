@@ -68,7 +68,8 @@ def test_however_often_requests_are_retracted(without_cache: list[Answer]) -> No
         state = httpx.get(f"{server.url}/server_info").json()["internal_states"][0]
         assert_quiet(server.url)
     assert_alike(answers, without_cache)
-    assert state["num_retractions"] > 20
+    # How many there are depends on which requests run together.
+    assert state["num_retractions"] > 0.05 * RETRACTED
 
 
 @pytest.mark.slow

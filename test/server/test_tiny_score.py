@@ -7,6 +7,7 @@ from mysglang.eval.tiny_world.render import answer_text
 from mysglang.eval.tiny_world.world import held_out_items
 
 PER_TASK = 4
+FLOAT32 = ("--dtype", "float32")
 
 WAYS = {
     "whole prompts, no cache": ("--chunked-prefill-size", "-1", "--disable-radix-cache"),
@@ -28,6 +29,14 @@ def test_the_model_is_good_at_its_small_world(usual: list[str]) -> None:
     assert right / len(items) >= 0.95
 
 
+@pytest.fixture(scope="module")
+def precise() -> list[str]:
+    """The answers in float32: in bfloat16 the rows of a step differ in their last bits with who stands beside them, and
+    so now and then in which of two tokens that are nearly as likely is taken.
+    """
+    return list(answers(held_out_items(PER_TASK), FLOAT32))
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_gives_the_same_answers(way: str, usual: list[str]) -> None:
-    assert list(answers(held_out_items(PER_TASK), WAYS[way])) == usual
+def test_every_way_gives_the_same_answers(way: str, precise: list[str]) -> None:
+    assert list(answers(held_out_items(PER_TASK), (*FLOAT32, *WAYS[way]))) == precise

@@ -16,8 +16,6 @@ from mysglang.srt.forward.worker_batch import Ints, mask_words
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
-from mysglang.srt.scheduling.request_table import RequestTable
-from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
 from mysglang.srt.scheduling.token_rules import Phrases, TokenRules, token_rules
 
 SETUPS = [
@@ -161,21 +159,3 @@ def test_the_shortest_answer_is_kept_open() -> None:
     send(scheduler, "r", [1, 2], 8, min_new_tokens=6, allowed_token_ids=[EOS, 7])
     scheduler.run()
     assert scheduler.answers["r"].ids[:5] == [7] * 5
-
-
-def test_biases_are_made_arrays_once() -> None:
-    """Thousands of biases in each of many rows must not be gone through again in each step."""
-    table = RequestTable(num_slots=4, max_context=16)
-    builder = SamplingBuilder(table, (EOS,))
-    bias = {7: 1.5, 9: -1e30}
-    builder.open(2, SamplingParams(logit_bias=bias))
-    bias.clear()
-    edits = builder._bias(np.asarray([0, 2], dtype=np.int32))
-    assert edits is not None
-    assert [edits.rows.tolist(), edits.ids.tolist(), edits.values.tolist()] == [
-        [1, 1],
-        [7, 9],
-        pytest.approx([1.5, -1e20]),
-    ]
-    builder.close(2)
-    assert builder._biases == {}

@@ -103,7 +103,7 @@ async def test_a_request_that_was_aborted_keeps_what_it_has() -> None:
         ({"text": "a" * 4000}, "text", "context length"),
         ({"text": ""}, "text", "empty"),
         ({"input_ids": [600]}, "input_ids", "out-of-vocabulary"),
-        ({"input_embeds": [1, 1]}, "input_embeds", ""),
+        ({"input_embeds": [1, 1]}, "input_embeds[0]", "Expected `array`, got `int`"),
         ({"text": "a", "lora_path": "x"}, "lora_path", "not supported"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**9}, "top_logprobs_num", "between 0 and"),
         ({"text": "a", "rid": "r" * 300}, "rid", "characters"),
