@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fixtures.op_cases import OPS, check_op
-from fixtures.sampling_cases import Draws, assert_true, random_draws
+from fixtures.sampling_cases import assert_true, random_draws
 from mysglang.srt.kernels.activation import Activation, gated
 from mysglang.srt.kernels.cuda.kvcache import list_pages
 from mysglang.srt.kernels.gemm import gated_linear
@@ -45,8 +45,7 @@ def test_a_draw_does_not_depend_on_the_batch() -> None:
     draws = random_draws(1, rows=64, vocab=32000, k=True, p=True, m=True)
     together = draw_tokens(*draws.arguments("cuda"))
     for row in range(0, 64, 7):
-        one = Draws(*(None if column is None else column[row : row + 1] for column in draws.arguments()))
-        assert int(draw_tokens(*one.arguments("cuda"))) == int(together[row])
+        assert int(draw_tokens(*draws.alone(row).arguments("cuda"))) == int(together[row])
 
 
 def test_draws_are_those_of_the_cpu() -> None:

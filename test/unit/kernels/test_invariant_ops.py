@@ -15,7 +15,7 @@ from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
 from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
 from mysglang.srt.kernels.op import Op, use_ops
 from mysglang.srt.kernels.rotary import rope_and_store
-from mysglang.srt.kernels.sampling import draw_tokens
+from mysglang.srt.kernels.sampling import Filters, draw_tokens
 
 ROWS = 70
 WIDTHS = [33, 96, 3072]
@@ -137,7 +137,7 @@ def test_draws() -> None:
 
     def drawn(rows: Tensor) -> Tensor:
         top_k = everything[rows] if len(rows) % 2 else None
-        return draw_tokens(logits[rows], uniforms[rows], heat[rows], top_k, None, None)
+        return draw_tokens(logits[rows], uniforms[rows], heat[rows], Filters(top_k))
 
     check_rows(drawn)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fixtures.sampling_cases import Draws, assert_true, random_draws
-from mysglang.srt.kernels.sampling import draw_tokens, greedy_tokens
+from mysglang.srt.kernels.sampling import Filters, draw_tokens, greedy_tokens
 
 VERSIONS = {"reference": draw_tokens.reference, "cpu": draw_tokens.choose("cpu")}
 every_version = pytest.mark.parametrize("draw", VERSIONS.values(), ids=VERSIONS)
@@ -37,10 +37,7 @@ def test_a_filter_that_leaves_more_than_the_first_guess() -> None:
 def test_a_row_does_not_depend_on_its_neighbours(draw: Draw) -> None:
     draws = random_draws(5, k=True, p=True, m=True)
     together = draw(*draws.arguments())
-    alone = [
-        draw(*(None if column is None else column[row : row + 1] for column in draws.arguments()))
-        for row in range(len(together))
-    ]
+    alone = [draw(*draws.alone(row).arguments()) for row in range(len(together))]
     assert torch.equal(together, torch.cat(alone))
 
 
@@ -49,7 +46,7 @@ def test_frequencies_follow_the_probabilities(draw: Draw) -> None:
     probabilities = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03])
     n = 4000
     uniforms = (torch.arange(n, dtype=torch.float64) + 0.5) / n
-    tokens = draw(probabilities.log().expand(n, -1), uniforms, torch.ones(n), None, None, None)
+    tokens = draw(probabilities.log().expand(n, -1), uniforms, torch.ones(n), Filters())
     assert torch.allclose(tokens.bincount(minlength=5) / n, probabilities, atol=1e-3)
 
 
@@ -68,7 +65,7 @@ def test_a_broken_row_harms_nobody(draw: Draw) -> None:
 @every_version
 def test_the_ends_of_the_unit_interval(draw: Draw, uniform: float) -> None:
     logits = torch.tensor([[-math.inf, 1.0, 0.3, -math.inf]])
-    (token,) = draw(logits, torch.tensor([uniform], dtype=torch.float64), torch.ones(1), None, None, None).tolist()
+    (token,) = draw(logits, torch.tensor([uniform], dtype=torch.float64), torch.ones(1), Filters()).tolist()
     assert token == (1 if uniform == 0 else 2)
 
 

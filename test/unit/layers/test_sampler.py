@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mysglang.srt.kernels.sampling import Filters
 from mysglang.srt.layers.logprobs import LogprobQuery
 from mysglang.srt.layers.sampler import Sampler, SamplingOps
 from mysglang.srt.layers.sampling_step import OutputQuery, SamplingStep
@@ -46,7 +47,7 @@ def drawing(ops: SamplingOps, temperature: float = 0.7, uniforms: Tensor | None 
     greedy = torch.arange(ROWS) == 1
     numbers = torch.rand(ROWS, dtype=torch.float64) if uniforms is None else uniforms
     heat = torch.where(greedy, 1.0, heat)
-    return Draw(draw=ops.draw, uniforms=numbers, temperature=heat, greedy=greedy, **filters)
+    return Draw(draw=ops.draw, uniforms=numbers, temperature=heat, greedy=greedy, filters=Filters(**filters))
 
 
 def step_of(*acts: Act, output_query: OutputQuery | None = None) -> SamplingStep:
@@ -119,10 +120,10 @@ def test_promise_35_a_row_that_cannot_be_sampled_ends_alone(sampler: Sampler, op
     query = OutputQuery(longs(0, 2, 4), pairs)
     whole = sampler.sample(logits, step_of(*acts, drawn, output_query=query))
 
-    def failing(found: Tensor, uniforms: Tensor, *rest: Tensor | None) -> Tensor:
+    def failing(found: Tensor, uniforms: Tensor, heat: Tensor, filters: Filters) -> Tensor:
         if bool((uniforms == drawn.uniforms[2]).any()):
             raise RuntimeError("not enough memory")
-        return ops.draw(found, uniforms, *rest)
+        return ops.draw(found, uniforms, heat, filters)
 
     counted = PenaltyTable(VOCAB, torch.device("cpu"))
     counted.reserve(8)

@@ -7,10 +7,32 @@ min_p times the probability of the first. What is left is drawn from by invertin
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from mysglang.srt.kernels.op import Op
+
+
+class Filters(NamedTuple):
+    """Which tokens may be drawn, by row. None: no row has that filter."""
+
+    top_k: Tensor | None = None
+    """[S] int32"""
+    top_p: Tensor | None = None
+    """[S] float32"""
+    min_p: Tensor | None = None
+    """[S] float32"""
+
+    @property
+    def given(self) -> bool:
+        """Whether any row has one."""
+        return any(values is not None for values in self)
+
+    def of(self, rows: slice) -> Filters:
+        """Those of some rows."""
+        return Filters(*(None if values is None else values[rows] for values in self))
 
 
 def _greedy_tokens(logits: Tensor) -> Tensor:
@@ -23,19 +45,17 @@ def _draw_tokens(
     logits: Tensor,
     uniforms: Tensor,
     temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
+    filters: Filters,
 ) -> Tensor:
     """[S] int64 tokens of float32 logits [S, vocab], where -inf forbids a token. A row with NaN gets any token.
 
-    uniforms: [S] float64; temperature, top_p, min_p: [S] float32; top_k: [S] int32. None: no row has that filter.
+    uniforms: [S] float64; temperature: [S] float32.
     """
     weights = weights_of(logits, temperature)
-    if top_k is not None or top_p is not None or min_p is not None:
+    if filters.given:
         ranked, ids = weights.sort(dim=-1, descending=True, stable=True)
         allowed = torch.zeros_like(weights, dtype=torch.bool)
-        allowed.scatter_(1, ids, allowed_ranks(ranked, weights.sum(dim=-1), top_k, top_p, min_p))
+        allowed.scatter_(1, ids, allowed_ranks(ranked, weights.sum(dim=-1), filters))
         weights = weights.masked_fill_(~allowed, 0.0)
     return invert(weights, uniforms)
 
@@ -46,10 +66,9 @@ def weights_of(logits: Tensor, temperature: Tensor) -> Tensor:
     return (scaled - scaled.amax(dim=-1, keepdim=True)).exp_().double()
 
 
-def allowed_ranks(
-    ranked: Tensor, total: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None
-) -> Tensor:
+def allowed_ranks(ranked: Tensor, total: Tensor, filters: Filters) -> Tensor:
     """Which of the weights in falling order [S, n] the filters leave: in each row the first one or more."""
+    top_k, top_p, min_p = filters
     allowed = torch.ones_like(ranked, dtype=torch.bool)
     if top_k is not None:
         allowed &= torch.arange(ranked.shape[1], device=ranked.device) < top_k[:, None]

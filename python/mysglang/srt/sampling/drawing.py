@@ -35,6 +35,8 @@ from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mysglang.srt.kernels.sampling import Filters
+
 NAME = "drawing"
 NEUTRAL: dict[str, float] = {"top_k": TOP_K_ALL, "top_p": 1.0, "min_p": 0.0}
 """The filters, and the value of each with which it leaves every token."""
@@ -104,31 +106,23 @@ class Draw(Act):
     """float32; 1 for greedy rows."""
     greedy: Tensor
     """bool: rows that take the most likely token all the same."""
-    top_k: Tensor | None = None
-    """int32; None if no row has a top_k."""
-    top_p: Tensor | None = None
-    min_p: Tensor | None = None
+    filters: Filters
 
     def scale(self, logits: Tensor, rows: Tensor) -> Tensor:
         return logits / self.temperature.index_select(0, rows)[:, None]
 
     def choose(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        filters = (self.top_k, self.top_p, self.min_p)
-        drawn = self.draw(logits.float(), self.uniforms, self.temperature, *filters)
+        drawn = self.draw(logits.float(), self.uniforms, self.temperature, self.filters)
         return tokens.where(self.greedy, drawn)
 
     def alone(self, row: int) -> Act:
-        def one(column: Tensor | None) -> Tensor | None:
-            return None if column is None else column[row : row + 1]
-
+        one = slice(row, row + 1)
         return replace(
             self,
-            uniforms=self.uniforms[row : row + 1],
-            temperature=self.temperature[row : row + 1],
-            greedy=self.greedy[row : row + 1],
-            top_k=one(self.top_k),
-            top_p=one(self.top_p),
-            min_p=one(self.min_p),
+            uniforms=self.uniforms[one],
+            temperature=self.temperature[one],
+            greedy=self.greedy[one],
+            filters=self.filters.of(one),
         )
 
 
@@ -136,7 +130,10 @@ class DrawingOnDevice(DeviceSide):
     """Stateless."""
 
     def __init__(self, facts: DeviceFacts) -> None:
+        from mysglang.srt.kernels.sampling import Filters
+
         self._draw = facts.draw
+        self._filters = Filters
 
     def expect(self, part: FeatureColumns, logits: LogitsRows, seq_lens: Ints) -> Arrays:
         return {"uniforms": uniforms(part.host["seeds"][logits.rows], logits.lengths(seq_lens))}
@@ -144,8 +141,13 @@ class DrawingOnDevice(DeviceSide):
     def act(self, tensors: Tensors) -> Act | None:
         if "temperature" not in tensors:
             return None
-        columns = {name: tensor for name, tensor in tensors.items() if name != "rows"}
-        return Draw(draw=self._draw, **columns)
+        return Draw(
+            draw=self._draw,
+            uniforms=tensors["uniforms"],
+            temperature=tensors["temperature"],
+            greedy=tensors["greedy"],
+            filters=self._filters(*(tensors.get(name) for name in self._filters._fields)),
+        )
 
 
 DRAWING = SamplingFeature(NAME, DrawingBySlot, DrawingOnDevice)

@@ -24,6 +24,7 @@ from mysglang.srt.kernels import activation
 from mysglang.srt.kernels.cpu import gemm, rotary, sampling
 from mysglang.srt.kernels.norm import rms_norm as rms_norm_op
 from mysglang.srt.kernels.rotary import Norms
+from mysglang.srt.kernels.sampling import Filters
 
 ROWS = 16
 """Of one product."""
@@ -102,19 +103,11 @@ def draw_tokens(
     logits: Tensor,
     uniforms: Tensor,
     temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
+    filters: Filters,
 ) -> Tensor:
     """See `kernels/sampling.py`. A filter that only others have is there for a row too, and leaves it everything."""
     tokens = [
-        sampling.draw_tokens(
-            logits[row],
-            uniforms[row],
-            temperature[row],
-            *(None if values is None else values[row] for values in (top_k, top_p, min_p)),
-        )
-        for row in _rows(logits)
+        sampling.draw_tokens(logits[row], uniforms[row], temperature[row], filters.of(row)) for row in _rows(logits)
     ]
     return torch.cat(tokens) if tokens else logits.new_empty(0, dtype=torch.int64)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mysglang.srt.kernels.sampling import allowed_ranks, invert, weights_of
+from mysglang.srt.kernels.sampling import Filters, allowed_ranks, invert, weights_of
 
 FIRST_TAKEN = 256
 """Enough for nearly every row; where it is not, sixteen times as many are looked at."""
@@ -14,12 +14,10 @@ def draw_tokens(
     logits: Tensor,
     uniforms: Tensor,
     temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
+    filters: Filters,
 ) -> Tensor:
     """See `kernels/sampling.py`."""
-    if top_k is None and top_p is None and min_p is None:
+    if not filters.given:
         return invert(weights_of(logits, temperature), uniforms)
     weights = weights_of(logits, temperature)
     total, vocab_size = weights.sum(dim=-1), weights.shape[1]
@@ -27,7 +25,7 @@ def draw_tokens(
     while True:
         taken = min(taken, vocab_size)
         ranked = weights.topk(taken, dim=-1).values
-        allowed = allowed_ranks(ranked, total, top_k, top_p, min_p)
+        allowed = allowed_ranks(ranked, total, filters)
         if taken == vocab_size or not bool(allowed[:, -1].any()):
             break
         taken *= 16

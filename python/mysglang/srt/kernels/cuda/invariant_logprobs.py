@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mysglang.srt.kernels.cuda import sampling
+from mysglang.srt.kernels.sampling import Filters
 
 ALIGNED = 8
 """Values, so that every row begins at the same alignment."""
@@ -20,14 +21,14 @@ def draw_tokens(
     logits: Tensor,
     uniforms: Tensor,
     temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
+    filters: Filters,
 ) -> Tensor:
     """As `kernels.sampling.draw_tokens`; always by the kernel with filters."""
-    if top_k is None:
-        top_k = torch.full((len(logits),), torch.iinfo(torch.int32).max, dtype=torch.int32, device=logits.device)
-    return sampling.draw_tokens(logits, uniforms, temperature, top_k, top_p, min_p)
+    if filters.top_k is None:
+        all_tokens = torch.iinfo(torch.int32).max
+        top_k = torch.full((len(logits),), all_tokens, dtype=torch.int32, device=logits.device)
+        filters = filters._replace(top_k=top_k)
+    return sampling.draw_tokens(logits, uniforms, temperature, filters)
 
 
 def log_probabilities(logits: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mysglang.srt.kernels.sampling import Filters
+
 SPLITS, FEW_SPLITS = 16, 4
 """Programs that share one row of greedy logits: a lone row must not be read by one multiprocessor, but with many rows
 most of a program's time is its start and end."""
@@ -291,16 +293,14 @@ def draw_tokens(
     logits: Tensor,
     uniforms: Tensor,
     temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
+    filters: Filters,
 ) -> Tensor:
     """As `kernels.sampling.draw_tokens`."""
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     few = min(FEW, triton.next_power_of_2(vocab))
-    filtered = not (top_k is None and top_p is None and min_p is None)
-    if filtered:
+    top_k, top_p, min_p = filters
+    if filters.given:
         # One kernel for every set of filters: each is a second or more of compiling when it is first used.
         top_k = logits.new_full((rows,), 0x7FFFFFFF, dtype=torch.int32) if top_k is None else top_k
         top_p = logits.new_ones(rows) if top_p is None else top_p
@@ -317,7 +317,7 @@ def draw_tokens(
         tokens,
         logits.stride(0),
         vocab,
-        FILTERED=filtered,
+        FILTERED=filters.given,
         BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
         FEW=few,
         num_warps=16,
