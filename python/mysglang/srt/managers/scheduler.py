@@ -125,9 +125,11 @@ class Scheduler:
 
     def recv_requests(self, lane: Lane) -> None:
         """Take every message that is there, and end who has had enough time."""
-        news = [Told(number, news) for number, part in enumerate(self._outside) for news in part.look()]
-        late = self._parts.timeouts.expired(self.reqs)
-        self.process_input_requests(self._parts.intake.drain([*news, *late]), lane)
+        own: list[Message] = [*self._parts.timeouts.expired(self.reqs)]
+        for number, part in enumerate(self._outside):
+            if news := part.look():
+                own += [Told(number, each) for each in news]
+        self.process_input_requests(self._parts.intake.drain(own), lane)
         if not self._decodes:
             self._gather(lane)
         for observe in self.turn_observers:

@@ -49,11 +49,12 @@ class PrefetchQueue:
         self._inner.admit(req)
 
     def look(self) -> Sequence[Any]:
-        news = list(self._inner.look())
-        if self._has_deadline and self._held:
-            now = self._clock()
-            news += [WaitedEnough(rid) for rid, (_, arrival) in self._held.items() if now >= arrival.deadline]
-        return news
+        news = self._inner.look()
+        if not (self._has_deadline and self._held):
+            return news
+        now = self._clock()
+        late = [WaitedEnough(rid) for rid, (_, arrival) in self._held.items() if now >= arrival.deadline]
+        return [*news, *late]
 
     def learn(self, news: Any) -> None:
         if type(news) is not WaitedEnough:

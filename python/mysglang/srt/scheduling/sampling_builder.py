@@ -31,17 +31,21 @@ class SamplingBuilder:
         facts = HostFacts(table, eos_token_ids)
         slots = table.num_slots
         self._sides: list[tuple[HostSide, Trait]] = [(feature.host(facts), Trait(slots)) for feature in features]
+        self._uses = 0
+        """Of features by open slots: a step of plain ones asks none of them."""
         self._last: tuple[Slots, Longs, SamplingColumns] | None = None
 
     def open(self, slot: int, params: SamplingParams, prompt_len: int) -> None:
         for side, users in self._sides:
-            users[slot] = side.open(slot, params, prompt_len)
+            users[slot] = uses = side.open(slot, params, prompt_len)
+            self._uses += uses
 
     def close(self, slot: int) -> None:
         for side, users in self._sides:
             if users[slot]:
                 side.close(slot)
                 users[slot] = False
+                self._uses -= 1
 
     def columns(self, batch: ScheduleBatch) -> SamplingColumns:
         """The columns for the rows of `batch`; the object of the last step if its rows were the same."""
@@ -60,6 +64,8 @@ class SamplingBuilder:
 
     def now(self, batch: ScheduleBatch) -> tuple[FeatureColumns, ...]:
         """What features say of this step only."""
+        if not self._uses:
+            return ()
         used = [(side, rows) for side, users in self._sides if len(rows := users.rows(batch.slots))]
         return tuple(part for side, rows in used if (part := side.fresh(batch, rows)))
 
