@@ -21,8 +21,8 @@ COMPILER = "mysglang::grammar_compiler"
 FILE_BYTES = 1 << 20
 FILES_GB = 0.02
 """The room for files of a server that is attacked."""
-LEAST_FILES = 10
-"""Half of that room, which is for whoever comes first, when nobody else has any."""
+LEAST_FILES = 5
+"""Of the ten that are half of that room: uploads that the same key left unfinished take a part until they are cut off."""
 LEAST_BATCHES = 30
 """Of the hundred that may be open: half of them, but for those that were over before the others had begun."""
 CHAT_LINE = {
