@@ -22,7 +22,7 @@ FILE_BYTES = 1 << 20
 FILES_GB = 0.02
 """The room for files of a server that is attacked."""
 LEAST_FILES = 5
-"""Of the ten that are half of that room: uploads that the same key left unfinished take a part until they are cut off."""
+"""Of the ten that are half of that room: uploads that the same key left unfinished take a part until they end."""
 LEAST_BATCHES = 30
 """Of the hundred that may be open: half of them, but for those that were over before the others had begun."""
 CHAT_LINE = {
