@@ -85,7 +85,7 @@ class Decoder:
             stop_watch=watch,
         )
         self.table.open(req, slot, cached=0)
-        self.builder.open(slot, params, req.prompt_len)
+        self.builder.open(slot, params)
         self.tokens[slot] = []
 
     def close(self, slot: int) -> list[int]:
@@ -193,7 +193,7 @@ class EvenBySlot(HostSide):
     def __init__(self, facts: HostFacts) -> None:
         pass
 
-    def open(self, slot: int, params: SamplingParams, prompt_len: int) -> bool:
+    def open(self, slot: int, params: SamplingParams) -> bool:
         return bool(params.custom_params)
 
     def kept(self, slots: Slots, users: Slots) -> FeatureColumns:

@@ -13,7 +13,7 @@ def test_biases_are_made_arrays_once() -> None:
     """Thousands of biases in each of many rows must not be gone through again in each step."""
     side = BiasBySlot(HostFacts(RequestTable(num_slots=4, max_context=16), eos_token_ids=(2,)))
     bias = {7: 1.5, 9: -1e300}
-    assert side.open(2, SamplingParams(logit_bias=bias), prompt_len=1)
+    assert side.open(2, SamplingParams(logit_bias=bias))
     bias.clear()
     found = side.kept(np.asarray([0, 2]), np.asarray([1]))
     assert found.rows is not None

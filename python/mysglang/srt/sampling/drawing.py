@@ -74,7 +74,7 @@ class DrawingBySlot(HostSide):
         self._min_p = np.zeros(num_slots, dtype=np.float32)
         self._seeds = np.zeros(num_slots, dtype=np.int64)
 
-    def open(self, slot: int, params: SamplingParams, prompt_len: int) -> bool:
+    def open(self, slot: int, params: SamplingParams) -> bool:
         greedy = params.greedy
         self._temperature[slot] = 1.0 if greedy else params.temperature
         self._top_k[slot] = 1 if greedy else (TOP_K_ALL if params.top_k == -1 else params.top_k)

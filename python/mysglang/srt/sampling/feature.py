@@ -82,6 +82,11 @@ class SlotTable(Protocol):
         """Tokens whose value the host knows."""
         ...
 
+    @property
+    def min_len(self) -> Ints:
+        """Tokens, prompt included, below which EOS does not end the request."""
+        ...
+
     def has_ids(self, slot: int) -> bool:
         """Whether its prompt is of token ids, not of vectors."""
         ...
@@ -121,9 +126,9 @@ class StepRows(Protocol):
 class HostSide:
     """What a scheduler keeps of a feature, by slot. A feature overrides what it needs."""
 
-    def open(self, slot: int, params: SamplingParams, prompt_len: int) -> bool:
-        """A request starts to run; returns whether it uses the feature. Every slot is opened, so this also settles
-        what neighbours in a step read of a slot that does not.
+    def open(self, slot: int, params: SamplingParams) -> bool:
+        """A request, which the table has already, starts to run; returns whether it uses the feature. Every slot is
+        opened, so this also settles what neighbours in a step read of a slot that does not.
         """
         raise NotImplementedError
 

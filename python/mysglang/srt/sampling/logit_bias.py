@@ -23,7 +23,7 @@ class BiasBySlot(HostSide):
         """Token ids and what is added to their logits, made once: a step of many rows with thousands of entries each
         must not go through all of them."""
 
-    def open(self, slot: int, params: SamplingParams, prompt_len: int) -> bool:
+    def open(self, slot: int, params: SamplingParams) -> bool:
         bias = params.logit_bias
         if bias:
             # Clipped in float64: what is beyond float32 would be infinite.

@@ -23,18 +23,16 @@ NAME = "min_new_tokens"
 
 
 class MinNewTokensBySlot(HostSide):
-    """For each slot the length below which it may not end, and the tokens that would end it."""
+    """For each slot the tokens that would end it."""
 
     def __init__(self, facts: HostFacts) -> None:
         self._table = facts.table
         self._eos: Ints = np.asarray(facts.eos_token_ids, dtype=np.int32)
-        self._min_len: Ints = np.zeros(facts.table.num_slots, dtype=np.int32)
         self._ends: dict[int, Ints] = {}
 
-    def open(self, slot: int, params: SamplingParams, prompt_len: int) -> bool:
+    def open(self, slot: int, params: SamplingParams) -> bool:
         if params.min_new_tokens == 0:
             return False
-        self._min_len[slot] = prompt_len + params.min_new_tokens
         self._ends[slot] = np.union1d(self._eos, np.asarray(params.stop_token_ids, dtype=np.int32))
         return True
 
@@ -45,7 +43,7 @@ class MinNewTokensBySlot(HostSide):
         slots = step.slots[users]
         # The token to be sampled stands at starts + lens.
         length = step.starts[users] + step.lens[users] + 1
-        early = (length <= self._min_len[slots]) & step.yields[users] & ~self._table.is_constrained(slots)
+        early = (length <= self._table.min_len[slots]) & step.yields[users] & ~self._table.is_constrained(slots)
         if not early.any():
             return None
         ids = [self._ends[slot] for slot in slots[early].tolist()]

@@ -55,7 +55,7 @@ class PenaltiesBySlot(HostSide):
         self._lines = PenaltyLines(facts.table.num_slots)
         self._strengths = np.zeros((facts.table.num_slots, 3), dtype=np.float32)
 
-    def open(self, slot: int, params: SamplingParams, prompt_len: int) -> bool:
+    def open(self, slot: int, params: SamplingParams) -> bool:
         if params.penalized:
             self._strengths[slot] = (params.frequency_penalty, params.presence_penalty, params.repetition_penalty)
             self._lines.take(slot)

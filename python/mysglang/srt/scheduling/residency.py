@@ -37,7 +37,7 @@ class Residency:
             req.cached_tokens = cached
             self._stats.started(req)
         self._table.open(req, slot, cached=cached)
-        self._sampling.open(slot, req.sampling, req.prompt_len)
+        self._sampling.open(slot, req.sampling)
         if req.logprobs is not None and not req.logprobs.prompt_done:
             req.logprobs.open_prompt(int(req.ids[0]))
 

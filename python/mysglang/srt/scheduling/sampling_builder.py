@@ -35,9 +35,9 @@ class SamplingBuilder:
         """Of features by open slots: a step of plain ones asks none of them."""
         self._last: tuple[Slots, Longs, SamplingColumns] | None = None
 
-    def open(self, slot: int, params: SamplingParams, prompt_len: int) -> None:
+    def open(self, slot: int, params: SamplingParams) -> None:
         for side, users in self._sides:
-            users[slot] = uses = side.open(slot, params, prompt_len)
+            users[slot] = uses = side.open(slot, params)
             self._uses += uses
 
     def close(self, slot: int) -> None:
