@@ -2,127 +2,26 @@
 //
 //     weight [N, K]  ->  panels [N / 32][K / 2][32] of pairs (cpu/tile.h); N % 32 == 0, K % 2 == 0
 //
-// Threads share the panels. A panel stays in the cache for all rows, the rows stay there for all panels. Sums are taken
-// in one order along K, whatever the number of rows or threads.
+// Threads share the panels. A panel stays in the cache for all rows, the rows stay there for all panels (cpu/product.h).
 
 #include <atomic>
 
-#include "cpu/activations.h"
-#include "cpu/threads.h"
-#include "cpu/tile.h"
+#include "cpu/product.h"
 
 using namespace mysgl;
 
 namespace {
 
-constexpr long CHUNK_BYTES = 1 << 18;  // of weights that a thread takes at once to stream them
 constexpr long RESIDENT_ROWS = 768;    // rows that a cache should hold while panels pass by
 
-struct Rows {
-  bf16 *out;
-  long out_stride;
-  const bf16 *x;
-  long x_stride, count;
-
-  Rows part(long first, long rows) const { return {out + first * out_stride, out_stride, x + first * x_stride, x_stride, rows}; }
-};
-
-// Weights as they are.
-struct Bf16Weights {
-  const Pairs *packed;
-  long pairs;
-
-  struct Panel {
-    const Pairs *lines;
-    long pairs;
-
-    void multiply_with(Tile &sums, const Rows &rows, long first, int count, const Panel &) const {
-      multiply(count, sums, rows.x + first * rows.x_stride, rows.x_stride, lines, pairs);
-    }
-    void finish(Tile &, int) const {}
-  };
-  long panel_bytes() const { return pairs * 2 * long(sizeof(Pairs)); }
-  Panel panel(long index, int, long) const { return {packed + index * pairs * 2, pairs}; }
-};
-
-// Eight-bit integers in the same order, and a factor for each column.
-struct Int8Weights {
-  const int8_t *packed;
-  const float *scales;
-  long pairs;
-
-  struct Panel {
-    Int8Lines lines;
-    const float *scales;
-    const Pairs *widened;  // the whole panel in bfloat16, where that is worth it, or null
-    long pairs;
-
-    void multiply_with(Tile &sums, const Rows &rows, long first, int count, const Panel &next) const {
-      const bf16 *x = rows.x + first * rows.x_stride;
-      if (widened)
-        multiply(count, sums, x, rows.x_stride, widened, pairs);
-      else
-        multiply(count, sums, x, rows.x_stride, lines, pairs, next.lines);
-    }
-    void finish(Tile &sums, int count) const {
-      for (int n = 0; n < 2; n++) {
-        Floats scale = load<Floats>(scales + n * LANES);
-        for (int m = 0; m < count; m++) sums[m][n] *= scale;
-      }
-    }
-  };
-  long panel_bytes() const { return pairs * 2 * COLUMNS; }
-  Panel panel(long index, int slot, long rows) const {
-    const Int8Lines lines{packed + index * pairs * 2 * COLUMNS};
-    Pairs *widened = nullptr;
-    if (rows > ROWS) {
-      widened = scratch<Pairs>(slot, 2 * pairs);
-      for (long k = 0; k < pairs; k++) lines.read(k, widened[2 * k], widened[2 * k + 1]);
-    }
-    return {lines, scales + index * COLUMNS, widened, pairs};
-  }
-};
-
-template <typename Panel>
-void sums_of(Tile &sums, const Panel &panel, const Panel &next, const Rows &rows, long first, int count,
-             const bf16 *bias) {
-  for (int m = 0; m < count; m++) sums[m][0] = sums[m][1] = Floats{};
-  panel.multiply_with(sums, rows, first, count, next);
-  panel.finish(sums, count);
-  if (!bias) return;
-  for (int n = 0; n < 2; n++) {
-    Floats b = load_bf16(bias + n * LANES);
-    for (int m = 0; m < count; m++) sums[m][n] += b;
-  }
-}
-
-// With an activation, the second half of the weight's columns is multiplied with what the first half gives.
 template <typename Weights>
 void product(const Rows &all, const Weights &weights, const bf16 *bias, long columns, int activation) {
-  const long out_columns = activation ? columns / 2 : columns, panels = out_columns / COLUMNS;
+  const long panels = (activation ? columns / 2 : columns) / COLUMNS;
   for (long begin = 0; begin < all.count; begin += RESIDENT_ROWS) {
     const Rows rows = all.part(begin, all.count - begin < RESIDENT_ROWS ? all.count - begin : RESIDENT_ROWS);
-    const long blocks = (rows.count + ROWS - 1) / ROWS, block = (rows.count + blocks - 1) / blocks;
     const long streamed = CHUNK_BYTES / weights.panel_bytes();
     share(panels, rows.count > ROWS || streamed < 1 ? 1 : streamed, [&](long first_panel, long end_panel) {
-      for (long p = first_panel; p < end_panel; p++) {
-        const auto panel = weights.panel(p, 0, rows.count);
-        const auto second = weights.panel(activation ? p + panels : p, 1, activation ? rows.count : 0);
-        const auto after = weights.panel(p + 1 < panels ? p + 1 : p, 0, 0);
-        for (long first = 0; first < rows.count; first += block) {
-          const int count = int(rows.count - first < block ? rows.count - first : block);
-          Tile sums, factors;
-          sums_of(sums, panel, activation ? second : after, rows, first, count, bias ? bias + p * COLUMNS : nullptr);
-          if (activation) {
-            sums_of(factors, second, after, rows, first, count, bias ? bias + out_columns + p * COLUMNS : nullptr);
-            for (int m = 0; m < count; m++)
-              for (int n = 0; n < 2; n++) sums[m][n] = activate(activation, sums[m][n]) * factors[m][n];
-          }
-          for (int m = 0; m < count; m++)
-            for (int n = 0; n < 2; n++)
-              store_bf16(rows.out + (first + m) * rows.out_stride + p * COLUMNS + n * LANES, sums[m][n]);
-        }
-      }
+      for (long p = first_panel; p < end_panel; p++) panel_product(rows, weights, bias, p, panels, activation);
     });
   }
 }

@@ -41,7 +41,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name.split(".")[0] for path in folder.glob("*.so"))
 
 
-KERNELS = ["cpu-attention", "cpu-gemm", "cpu-rows", "cpu-threads"]
+KERNELS = ["cpu-attention", "cpu-experts", "cpu-gemm", "cpu-rows", "cpu-threads"]
 
 
 def test_ahead_of_time(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mysgl_kernel.cpu import attention, gemm, library, rows
+from mysgl_kernel.cpu import attention, experts, gemm, library, rows
 from mysgl_kernel.cpu.toolchain import ARCHS, find_gxx
 from mysgl_kernel.environ import cpu_threads
 
@@ -34,7 +34,7 @@ def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def _forget() -> None:
-    for module in (attention, gemm, rows):
+    for module in (attention, experts, gemm, rows):
         module._LIBRARY.__dict__.pop("loaded", None)
         for thing in vars(module).values():
             if hasattr(thing, "cache_clear"):
@@ -92,6 +92,41 @@ def test_int8_weights(arch: str, count: int, inputs: int) -> None:
     assert torch.equal(gemm.unpack(packed), weight)
 
 
+@pytest.mark.parametrize("eight_bits", [False, True])
+@pytest.mark.parametrize(("count", "width", "inner"), [(1, 32, 64), (13, 96, 32), (530, 64, 32)])
+def test_experts(arch: str, count: int, width: int, inner: int, eight_bits: bool) -> None:
+    """Of seven, two that no row goes to; rows alone get the same."""
+    number, top_k = 7, 3
+    draws = torch.Generator().manual_seed(4)
+    x = draw(count, width + 6)[:, :width]
+    matrices = [draw(number, 2 * inner, width, seed=1) / width**0.5, draw(number, width, inner, seed=2) / inner**0.5]
+    ids = torch.stack([torch.randperm(number - 2, generator=draws)[:top_k] for _ in range(count)]).to(torch.int32)
+    gates = torch.rand(count, top_k, generator=draws)
+    scales = None
+    if eight_bits:
+        scales = tuple(weight.float().abs().amax(dim=-1) / 127 for weight in matrices)
+        matrices = [
+            (weight.float() / scale[..., None]).round().to(torch.int8)
+            for weight, scale in zip(matrices, scales, strict=True)
+        ]
+    packed = [experts.pack(weight) for weight in matrices]
+    assert all(torch.equal(experts.unpack(one), weight) for one, weight in zip(packed, matrices, strict=True))
+    values = [weight.float() for weight in matrices]
+    if scales is not None:
+        values = [weight * scale[..., None] for weight, scale in zip(values, scales, strict=True)]
+    wanted = torch.zeros(count, width)
+    for place in range(top_k):
+        first, second = (weight[ids[:, place].long()] for weight in values)
+        gate, up = torch.einsum("nd,nfd->nf", x.float(), first).chunk(2, dim=-1)
+        wanted += gates[:, place, None] * torch.einsum("nf,ndf->nd", F.silu(gate) * up, second)
+    found = experts.experts(x, *packed, ids, gates, activation="silu", scales=scales)
+    close(found, wanted)
+    for row in (0, count - 1):
+        one = slice(row, row + 1)
+        alone = experts.experts(x[one], *packed, ids[one], gates[one], activation="silu", scales=scales)
+        assert torch.equal(alone, found[one])
+
+
 def test_no_rows(arch: str) -> None:
     assert gemm.linear(draw(0, 64), gemm.pack(draw(32, 64))).shape == (0, 32)
     assert rows.rms_norm(draw(0, 64), draw(64), 1e-6).shape == (0, 64)
@@ -100,6 +135,7 @@ def test_no_rows(arch: str) -> None:
 def test_what_packs() -> None:
     assert gemm.packs(draw(64, 10)) and not gemm.packs(draw(63, 10)) and not gemm.packs(draw(64, 11))
     assert not gemm.packs(draw(64, 10).float())
+    assert experts.packs(draw(3, 64, 32)) and not experts.packs(draw(3, 64, 34)) and not experts.packs(draw(64, 32))
 
 
 @pytest.mark.parametrize("width", [1, 16, 37, 1024])

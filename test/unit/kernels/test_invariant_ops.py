@@ -10,6 +10,7 @@ from torch import Tensor
 from fixtures.triton_on_cpu import run_interpreted
 from mysglang.srt.kernels.activation import gated
 from mysglang.srt.kernels.cpu import invariant
+from mysglang.srt.kernels.experts import fused_experts, pack_experts, topk_softmax
 from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight
 from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
 from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
@@ -70,6 +71,26 @@ def test_a_product_whose_places_differ_is_done_row_by_row(monkeypatch: pytest.Mo
     weight, x = torch.randn(40, 24), torch.randn(ROWS, 24)
     check_rows(lambda rows: linear(x[rows], weight, None))
     assert list(invariant._rows_at_once.values()) == [4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "inner"), [(40, 33), (96, 64)])
+def test_experts(width: int, inner: int, dtype: torch.dtype) -> None:
+    """However many other rows go to a row's experts."""
+    x, logits = torch.randn(ROWS, width).to(dtype), torch.randn(ROWS, 9).to(dtype)
+    logits[:, 4] += 2
+    plain = [
+        torch.randn(9, 2 * inner, width).mul_(width**-0.5).to(dtype),
+        torch.randn(9, width, inner).mul_(inner**-0.5).to(dtype),
+    ]
+    check_rows(lambda rows: torch.cat(topk_softmax(logits[rows], 3, True), dim=1))
+    ids, gates = topk_softmax(logits, 3, True)
+    for weights in (plain, [pack_experts(weight) for weight in plain]):
+        found = check_rows(
+            lambda rows, weights=weights: fused_experts(x[rows], *weights, ids[rows], gates[rows], "silu")
+        )
+        expected = fused_experts.reference(x.float(), *(weight.float() for weight in plain), ids, gates, "silu")
+        assert float((found - expected).norm() / expected.norm()) < (1e-5 if dtype is torch.float32 else 1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -144,7 +165,7 @@ def test_draws() -> None:
 
 TRITON = """
 from fixtures.op_cases import OPS, check_op
-from mysglang.srt.kernels.cuda import invariant_gemm, invariant_logprobs
+from mysglang.srt.kernels.cuda import experts, invariant_gemm, invariant_logprobs, topk
 from mysglang.srt.kernels.op import use_ops
 use_ops("invariant")
 linears = [name for name, (op, _) in OPS.items() if op.name == "linear"]
@@ -180,6 +201,20 @@ for some in (bias, None):
 assert asked == [32, 16] * 2
 assert invariant_gemm.tells(found)
 assert not invariant_gemm.tells(found * float("nan")) and not invariant_gemm.tells(torch.zeros(3))
+# Experts: alone, and beside rows that fill other blocks of the same ones.
+routed = torch.randn(70, 9)
+routed[:, 4] += 2
+ids, gates = topk.topk_softmax(routed, 3, True)
+assert torch.equal(topk.topk_softmax(torch.zeros(2, 5), 3, False)[0], torch.tensor([[0, 1, 2]] * 2, dtype=torch.int32))
+gate_up, down = torch.randn(9, 48, 40) / 6, torch.randn(9, 40, 24) / 5
+whole = experts.invariant_fused_experts(x, gate_up, down, ids, gates, "silu")
+for rows in (torch.tensor([69]), torch.randperm(70)):
+    part = experts.invariant_fused_experts(x[rows], gate_up, down, ids[rows], gates[rows], "silu")
+    assert torch.equal(part, whole[rows])
+assert experts.fused_experts(x[:0], gate_up, down, ids[:0], gates[:0], "silu").shape == (0, 40)
+broken = torch.full((1, 9), float("nan"))
+ids, gates = topk.topk_softmax(broken, 3, True)
+assert gates.isnan().all() and ids.min() >= 0 and ids.max() < 9
 logits = torch.randn(5, 1003)
 found = invariant_logprobs.log_probabilities(logits)
 assert torch.allclose(found, logits.log_softmax(-1), atol=1e-5) and found.shape == logits.shape

@@ -84,8 +84,8 @@ class WeightParameter(nn.Parameter):
     def filled(self, values: Tensor) -> WeightParameter:
         """One of the same layout with these values of all of it, where they are."""
         assert values.shape == self.shape
-        made: WeightParameter = nn.Parameter.__new__(WeightParameter, values, requires_grad=False)
-        made.shard_dim, made.sections = self.shard_dim, self.sections
+        made: WeightParameter = nn.Parameter.__new__(type(self), values, requires_grad=False)
+        vars(made).update(vars(self))
         return made
 
     def check(self, tensor: Tensor, section: int | None = None) -> None:

@@ -50,11 +50,16 @@ def is_packed(weight: Tensor) -> bool:
 
 def pack(weight: Tensor) -> Tensor:
     """[output, input], bfloat16 or int8 -> [output / 32, input / 2, 32, 2]: a copy in the order of reading."""
-    weight = weight.detach().contiguous()
     outputs, inputs = weight.shape
     packed = huge_empty(weight.nbytes).view(weight.dtype).view(outputs // COLUMNS, inputs // 2, COLUMNS, 2)
-    _pack()(weight.data_ptr(), packed.data_ptr(), outputs, inputs, weight.itemsize)
+    pack_into(packed, weight)
     return packed
+
+
+def pack_into(packed: Tensor, weight: Tensor) -> None:
+    """`pack` to memory that is there: dense, of the packed shape."""
+    weight = weight.detach().contiguous()
+    _pack()(weight.data_ptr(), packed.data_ptr(), *weight.shape, weight.itemsize)
 
 
 def huge_empty(nbytes: int) -> Tensor:

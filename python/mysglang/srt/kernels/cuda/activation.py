@@ -12,6 +12,18 @@ BLOCK = 1024
 
 
 @triton.jit
+def activated(gate, KIND: tl.constexpr):
+    """The function of that name, of float32; (1 + tanh(y)) / 2 is the sigmoid of 2 y."""
+    if KIND == "silu":
+        gate = gate * tl.sigmoid(gate)
+    elif KIND == "gelu":
+        gate = 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476))
+    else:
+        gate = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    return gate
+
+
+@triton.jit
 def _gate_kernel(x, out, dim, KIND: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     if OVERLAP:
         gdc_launch_dependents()
@@ -21,13 +33,7 @@ def _gate_kernel(x, out, dim, KIND: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: 
     inside = columns < dim
     gate = tl.load(x + row * 2 * dim + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * 2 * dim + dim + columns, mask=inside, other=0.0).to(tl.float32)
-    if KIND == "silu":
-        gate = gate * tl.sigmoid(gate)
-    elif KIND == "gelu":
-        gate = 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476))
-    else:
-        gate = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    tl.store(out + row * dim + columns, gate * up, mask=inside)
+    tl.store(out + row * dim + columns, activated(gate, KIND) * up, mask=inside)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -41,7 +47,7 @@ def gelu_and_mul(x: Tensor) -> Tensor:
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """As `kernels.activation.gelu_tanh_and_mul`; (1 + tanh(y)) / 2 is the sigmoid of 2 y."""
+    """As `kernels.activation.gelu_tanh_and_mul`."""
     return _gated(x, "gelu_tanh")
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mysglang.srt.kernels.activation import Activation
+from mysglang.srt.layers.moe.method import ExpertsMethod
 from mysglang.srt.layers.parameter import Section, WeightParameter
 
 
@@ -55,4 +56,11 @@ class QuantConfig(Protocol):
 
     def linear_method(self, prefix: str) -> LinearMethod:
         """The method for the linear layer whose parameters start with `prefix` (layers.0.self_attn.qkv_proj)."""
+        ...
+
+    def experts_method(self, prefix: str) -> ExpertsMethod:
+        """The method for the experts whose parameters start with `prefix` (layers.0.mlp.experts).
+
+        Raises ConfigError if experts cannot be quantized so.
+        """
         ...

@@ -15,8 +15,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.kernels.activation import Activation
 from mysglang.srt.kernels.int8_gemm import int8_gated_linear, int8_linear, pack_int8_weight, unpack_int8_weight
+from mysglang.srt.layers.moe.method import ExpertsMethod
 from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter, restore_parameter
 from mysglang.srt.layers.quantization.base import LinearMethod
 from mysglang.srt.layers.quantization.unquantized import create_weight
@@ -63,6 +65,11 @@ class Int8WeightOnly:
 
     def linear_method(self, prefix: str) -> LinearMethod:
         return Int8LinearMethod()
+
+    def experts_method(self, prefix: str) -> ExpertsMethod:
+        raise ConfigError(
+            "--quantization int8wo: the model is a mixture of experts, and experts cannot be rounded yet; leave it out"
+        )
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

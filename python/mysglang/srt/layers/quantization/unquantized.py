@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mysglang.srt.kernels.activation import Activation
 from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight, unpack_linear_weight
+from mysglang.srt.layers.moe.method import ExpertsMethod, UnquantizedExpertsMethod
 from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter, restore_parameter
 from mysglang.srt.layers.quantization.base import LinearMethod
 
@@ -64,10 +65,13 @@ def plain_weight(weight: Tensor) -> Tensor:
 
 
 class Unquantized:
-    """Every linear layer is plain."""
+    """Every layer is plain."""
 
     def linear_method(self, prefix: str) -> LinearMethod:
         return UnquantizedLinearMethod()
+
+    def experts_method(self, prefix: str) -> ExpertsMethod:
+        return UnquantizedExpertsMethod()
 
 
 def _weight(layer: nn.Module) -> Tensor:

@@ -1,0 +1,38 @@
+"""Mixtures of experts on the CPU in torch: one product for each expert that has rows, none for idle ones.
+
+Which these are is read from the routing, so a step that does so is not recorded. The products are those of
+`kernels/gemm.py`, invariant where these are; the rest rounds each value by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.kernels.activation import Activation
+from mysglang.srt.kernels.gemm import gated_linear, linear
+
+
+def fused_experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
+) -> Tensor:
+    """See `kernels/experts.py`."""
+    (rows, top_k), width = ids.shape, x.shape[1]
+    chosen, order = ids.flatten().sort(stable=True)
+    # Its shape depends on values, which a recording refuses; it would not notice `tolist` alone.
+    experts, counts = chosen.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
+    given, products = x[order // top_k], x.new_empty(len(order), width)
+    end = 0
+    for expert, count in zip(experts.tolist(), counts.tolist(), strict=True):
+        own, end = slice(end, end + count), end + count
+        products[own] = linear(gated_linear(given[own], gate_up[expert], None, activation), down[expert], None)
+    each = torch.empty_like(products).index_copy_(0, order, products).view(rows, top_k, width)
+    return weighted_sum(each, gates)
+
+
+def weighted_sum(each: Tensor, gates: Tensor) -> Tensor:
+    """[N, k, width] and [N, k] float32 -> [N, width] of the dtype of `each`, added in float32 in the order of k."""
+    total = torch.zeros(each.shape[0], each.shape[2])
+    for place in range(each.shape[1]):
+        total += gates[:, place, None] * each[:, place]
+    return total.to(each.dtype)

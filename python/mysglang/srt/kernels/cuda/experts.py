@@ -1,0 +1,224 @@
+"""Mixtures of experts in Triton. The host neither waits nor learns how rows were routed, so a step can be captured.
+
+    sort     (row, expert) pairs by expert, each expert's padded to whole blocks   -> the block's expert, its pairs
+    product  of a block with its expert's gate and up, and the activation          -> [pairs, inner]
+    product  of the same blocks with down                                          -> [pairs, width]
+    sum      of each row's pairs times their gates, in the order of its experts    -> [rows, width]
+
+There are never more blocks than the launches allow for, whatever the routing; those that are left over end at once. An
+expert without rows has no block, and its weights are not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mysglang.srt.kernels.activation import Activation
+from mysglang.srt.kernels.cuda.activation import activated
+
+SORTED_PAIRS = 1024
+"""That a program of the sort looks at together."""
+SUMMED = 1024
+"""Values of a row that a program of the sum adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Of a product, of one program. `outputs` are those of gate, and as many of up; `depth` is in bytes."""
+
+    rows: int
+    outputs: int
+    depth: int
+    warps: int
+    stages: int
+
+
+FEW = Tile(16, 32, 256, 4, 4)
+"""For so few pairs that wider tiles would leave multiprocessors without work."""
+SOME = Tile(16, 64, 256, 4, 3)
+"""For a few rows of each expert: what counts is that weights are read at full speed."""
+MORE = Tile(32, 64, 128, 4, 3)
+MANY = Tile(128, 64, 128, 8, 3)
+"""Largest tile, for prompts. All of these are first choices by arithmetic; none has been measured."""
+FEW_PAIRS = 32
+INVARIANT = Tile(64, 64, 128, 4, 3)
+"""Used for any number of rows, so that a row's sums are taken in one way."""
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _sort_kernel(
+    ids, order, block_experts, blocks_used, pairs, ROWS: tl.constexpr, EXPERTS: tl.constexpr, CHUNK: tl.constexpr
+):
+    """The pairs of one expert, in their order, to its blocks. EXPERTS: a power of two, none left out."""
+    expert = tl.program_id(0)
+    number = tl.arange(0, EXPERTS)
+    counts = tl.zeros((EXPERTS,), tl.int32)
+    for first in range(0, pairs, CHUNK):
+        pair = first + tl.arange(0, CHUNK)
+        chosen = tl.load(ids + pair, mask=pair < pairs, other=0)
+        counts += tl.histogram(chosen, EXPERTS, mask=pair < pairs)
+    blocks = (counts + ROWS - 1) // ROWS
+    before = tl.sum(tl.where(number < expert, blocks, 0))
+    own = tl.sum(tl.where(number == expert, counts, 0))
+    own_blocks = (own + ROWS - 1) // ROWS
+    if expert == tl.num_programs(0) - 1:
+        tl.store(blocks_used, before + own_blocks)
+    for block in range(own_blocks):
+        tl.store(block_experts + before + block, expert)
+    begin = before * ROWS
+    done = 0
+    for first in range(0, pairs, CHUNK):
+        pair = first + tl.arange(0, CHUNK)
+        mine = (tl.load(ids + pair, mask=pair < pairs, other=0) == expert) & (pair < pairs)
+        place = begin + done + tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(order + place, pair, mask=mine)
+        done += tl.sum(mine.to(tl.int32))
+    padding = own + tl.arange(0, ROWS)
+    tl.store(order + begin + padding, pairs, mask=padding < own_blocks * ROWS)
+
+
+# How many rows there are must not choose another compiled kernel.
+@triton.jit(do_not_specialize=["pairs", "blocks"])
+def _product_kernel(
+    x,
+    weights,
+    out,
+    order,
+    block_experts,
+    blocks_used,
+    x_stride,
+    pairs,
+    blocks,
+    outputs,
+    inputs,
+    SHARED: tl.constexpr,
+    KIND: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """A tile of a block's product with its expert's weight [outputs, inputs]; with an activation KIND, with both halves
+    of a weight [2 * outputs, inputs]. SHARED: pairs of one row of x. Tiles beside each other read the same columns.
+    """
+    tile = tl.program_id(0)
+    block = tile % blocks
+    if block >= tl.load(blocks_used):
+        return
+    expert = tl.load(block_experts + block).to(tl.int64)
+    pair = tl.load(order + block * ROWS + tl.arange(0, ROWS))
+    exists = pair < pairs
+    n = (tile // blocks) * OUTPUTS + tl.arange(0, OUTPUTS)
+    k = tl.arange(0, INPUTS)
+    source = x + (pair // SHARED).to(tl.int64)[:, None] * x_stride + k[None, :]
+    halves = 1 if KIND == "none" else 2
+    columns = weights + (expert * halves * outputs + n)[None, :] * inputs + k[:, None]
+    others = weights + ((expert * halves + 1) * outputs + n)[None, :] * inputs + k[:, None]
+    total = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    up = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for at in range(0, inputs, INPUTS):
+        left = k < inputs - at
+        inside = (n < outputs)[None, :] & left[:, None]
+        values = tl.load(source + at, mask=exists[:, None] & left[None, :], other=0.0)
+        total = tl.dot(values, tl.load(columns + at, mask=inside, other=0.0), total, input_precision="ieee")
+        if KIND != "none":
+            up = tl.dot(values, tl.load(others + at, mask=inside, other=0.0), up, input_precision="ieee")
+    if KIND != "none":
+        total = activated(total, KIND) * up
+    target = out + pair.to(tl.int64)[:, None] * outputs + n[None, :]
+    tl.store(target, total, mask=exists[:, None] & (n < outputs)[None, :])
+
+
+@triton.jit
+def _sum_kernel(each, gates, out, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    total = tl.zeros((BLOCK,), tl.float32)
+    for place in range(TOP_K):
+        pair = row * TOP_K + place
+        value = tl.load(each + pair * width + columns, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(gates + pair) * value
+    tl.store(out + row * width + columns, total, mask=inside)
+
+
+def fused_experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
+) -> Tensor:
+    """As `kernels.experts.fused_experts`."""
+    return _mixture(x, gate_up, down, ids, gates, activation, best_tile(ids.numel(), len(gate_up)))
+
+
+def invariant_fused_experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
+) -> Tensor:
+    """The same, where each row is computed alike whatever rows are beside it."""
+    return _mixture(x, gate_up, down, ids, gates, activation, INVARIANT)
+
+
+def best_tile(pairs: int, experts: int) -> Tile:
+    """By how many rows an expert has on average."""
+    if pairs <= FEW_PAIRS:
+        return FEW
+    for tile in (SOME, MORE):
+        if pairs <= tile.rows * experts:
+            return tile
+    return MANY
+
+
+def most_blocks(pairs: int, experts: int, rows: int) -> int:
+    """Blocks of so many rows that the pairs fill at the worst routing."""
+    return min(pairs, (pairs + experts * (rows - 1)) // rows)
+
+
+def _mixture(
+    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation, tile: Tile
+) -> Tensor:
+    (rows, top_k), (experts, width, inner) = ids.shape, down.shape
+    pairs = rows * top_k
+    out = x.new_empty(rows, width)
+    if not rows:
+        return out
+    blocks = most_blocks(pairs, experts, tile.rows)
+    routed = ids.new_empty(blocks * tile.rows), ids.new_empty(blocks), ids.new_empty(1)
+    _sort_kernel[(experts,)](
+        ids.contiguous(),
+        *routed,
+        pairs,
+        ROWS=tile.rows,
+        EXPERTS=triton.next_power_of_2(experts),
+        CHUNK=min(SORTED_PAIRS, triton.next_power_of_2(pairs)),
+        num_warps=4,
+    )
+    between, each = x.new_empty(pairs, inner), x.new_empty(pairs, width)
+    for source, weights, product, shared, kind, tile_outputs in (
+        (x, gate_up, between, top_k, activation, tile.outputs),
+        (between, down, each, 1, "none", 2 * tile.outputs),
+    ):
+        outputs = product.shape[1]
+        _product_kernel[(blocks * triton.cdiv(outputs, tile_outputs),)](
+            source,
+            weights,
+            product,
+            *routed,
+            source.stride(0),
+            pairs,
+            blocks,
+            outputs,
+            source.shape[1],
+            SHARED=shared,
+            KIND=kind,
+            ROWS=tile.rows,
+            OUTPUTS=tile_outputs,
+            INPUTS=tile.depth // x.element_size(),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    block = min(SUMMED, triton.next_power_of_2(width))
+    _sum_kernel[(rows, triton.cdiv(width, block))](
+        each, gates.contiguous(), out, width, TOP_K=top_k, BLOCK=block, num_warps=4
+    )
+    return out

@@ -1,0 +1,69 @@
+"""Mixtures of experts: which experts a token goes to, and the weighted sum of what they make of it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mysglang.srt.kernels.activation import Activation, gated
+from mysglang.srt.kernels.op import Op
+
+
+def _topk_softmax(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """logits [N, E] -> the `top_k` likeliest experts of each row [N, k] int32, and their gates [N, k] float32.
+
+    The gates are the experts' probabilities, computed in float32; with `renormalize` divided by their sum. Of equally
+    likely experts any may be chosen.
+    """
+    gates, ids = logits.softmax(dim=-1, dtype=torch.float32).topk(top_k, dim=-1)
+    if renormalize:
+        gates = gates / gates.sum(dim=-1, keepdim=True)
+    return ids.to(torch.int32), gates
+
+
+def _fused_experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
+) -> Tensor:
+    """[N, width] -> [N, width]: the sum over the experts e of each row of gate * down[e] h, where h is the activation
+    of the first half of gate_up[e] x, times the second half.
+
+    gate_up: [E, 2 * inner, width]; down: [E, width, inner]; both may have been packed. ids: [N, k] int32 in [0, E);
+    gates: [N, k] float32. An expert's product is rounded to x's dtype; the sum is taken in float32.
+
+    This reference looks at no value: every expert computes every row, and what was not asked for is thrown away.
+    """
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert, (first, second) in enumerate(zip(gate_up, down, strict=True)):
+        chosen = ids == expert
+        product = F.linear(gated[activation](F.linear(x, first)), second)
+        share = (gates * chosen).sum(dim=-1, keepdim=True) * product
+        total += share.where(chosen.any(dim=-1, keepdim=True), 0.0)
+    return total.to(x.dtype)
+
+
+def _pack_experts(weights: Tensor) -> Tensor:
+    """Weights [E, output, input] in the form that `fused_experts` is quickest with: themselves, or a copy that nothing
+    else may look into.
+    """
+    return weights
+
+
+def _unpack_experts(weights: Tensor) -> Tensor:
+    """The opposite."""
+    return weights
+
+
+topk_softmax = Op("topk_softmax", reference=_topk_softmax, cuda="mysglang.srt.kernels.cuda.topk:topk_softmax")
+fused_experts = Op(
+    "fused_experts",
+    reference=_fused_experts,
+    cpu=("mysglang.srt.kernels.cpu.packed_experts:fused_experts", "mysglang.srt.kernels.cpu.experts:fused_experts"),
+    cuda="mysglang.srt.kernels.cuda.experts:fused_experts",
+    # On the CPU each way is invariant: C++ as it is, torch by the products that it is made of.
+    invariant={"cuda": "mysglang.srt.kernels.cuda.experts:invariant_fused_experts"},
+)
+pack_experts = Op("pack_experts", reference=_pack_experts, cpu="mysglang.srt.kernels.cpu.packed_experts:pack_experts")
+unpack_experts = Op(
+    "unpack_experts", reference=_unpack_experts, cpu="mysglang.srt.kernels.cpu.packed_experts:unpack_experts"
+)

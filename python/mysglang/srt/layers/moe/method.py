@@ -1,0 +1,90 @@
+"""How the weights of a layer's experts are kept and used, as a `LinearMethod` says it of one linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mysglang.srt.kernels.activation import Activation
+from mysglang.srt.kernels.experts import fused_experts, pack_experts, unpack_experts
+from mysglang.srt.layers.moe.parameter import ExpertsParameter
+from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter, restore_parameter
+
+NAMES = ("w13_weight", "w2_weight")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """Of one layer's experts on this rank."""
+
+    experts: int
+    hidden_size: int
+    inner: Section
+    """Of each expert's gate and up, and of what its down takes."""
+
+
+class ExpertsMethod(Protocol):
+    """How the experts of one layer are kept and used."""
+
+    def create_weights(self, layer: nn.Module, sizes: ExpertSizes, dtype: torch.dtype) -> None:
+        """Register `w13_weight` (sections: gate and up of each expert in turn) and `w2_weight` (down of each)."""
+        ...
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """As that of `LinearMethod`."""
+        ...
+
+    def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
+        """As that of `LinearMethod`."""
+        ...
+
+    def plain_weight(self, layer: nn.Module, name: str) -> Tensor:
+        """[experts, output, input]: the values that are computed with, in any float dtype."""
+        ...
+
+    def apply(self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation) -> Tensor:
+        """x [N, hidden] -> this rank's part of the experts' weighted sum [N, hidden]. ids, gates: [N, top_k]."""
+        ...
+
+
+class UnquantizedExpertsMethod:
+    """w13_weight [experts, 2 * inner, hidden]: gate's rows, then up's. w2_weight [experts, hidden, inner]."""
+
+    def create_weights(self, layer: nn.Module, sizes: ExpertSizes, dtype: torch.dtype) -> None:
+        create_expert_weights(layer, sizes, dtype)
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Where the device has a form of its own for weights, it takes the place of the loaded one."""
+        for name in NAMES:
+            replace_parameter(layer, name, pack_experts(_tensor(layer, name)))
+
+    def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
+        """The plain weights in their old places."""
+        for name in NAMES:
+            if not isinstance(_tensor(layer, name), WeightParameter):
+                restore_parameter(layer, name, layouts[name].filled(self.plain_weight(layer, name)))
+
+    def plain_weight(self, layer: nn.Module, name: str) -> Tensor:
+        return unpack_experts(_tensor(layer, name))
+
+    def apply(self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation) -> Tensor:
+        return fused_experts(x, _tensor(layer, NAMES[0]), _tensor(layer, NAMES[1]), ids, gates, activation)
+
+
+def create_expert_weights(layer: nn.Module, sizes: ExpertSizes, dtype: torch.dtype) -> None:
+    """Register both parameters of the layer, split where this rank has a part."""
+    hidden, inner = sizes.hidden_size, sizes.inner
+    w13 = ExpertsParameter(sizes.experts, (2 * inner.size, hidden), (inner, inner), dtype=dtype)
+    w2 = ExpertsParameter(sizes.experts, (hidden, inner.size), (inner,), dim=1, dtype=dtype)
+    for name, parameter in zip(NAMES, (w13, w2), strict=True):
+        layer.register_parameter(name, parameter)
+
+
+def _tensor(layer: nn.Module, name: str) -> Tensor:
+    tensor = getattr(layer, name)
+    assert isinstance(tensor, Tensor)
+    return tensor

@@ -1,0 +1,108 @@
+"""Experts loaded one by one, split over ranks, and brought back to what was loaded."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fixtures.thread_group import ThreadGroup, run_on_ranks
+from mysglang.srt.distributed.groups import SoloGroup
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.moe.experts import MixtureOfExperts
+from mysglang.srt.layers.moe.parameter import ExpertsParameter
+from mysglang.srt.layers.moe.router import Routing
+from mysglang.srt.layers.parameter import Section
+from mysglang.srt.layers.quantization.int8wo import Int8WeightOnly
+
+EXPERTS, HIDDEN, INNER = 5, 32, 64
+ROUTING = Routing(kind="softmax", top_k=2, renormalize=True)
+
+DRAW = torch.Generator().manual_seed(0)
+GATE = torch.randn(EXPERTS, HIDDEN, generator=DRAW)
+PARTS = {
+    name: [torch.randn(*shape, generator=DRAW) * 0.2 for _ in range(EXPERTS)]
+    for name, shape in {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}.items()
+}
+X = torch.randn(9, HIDDEN, generator=DRAW)
+
+
+def mixture(tp: ThreadGroup | SoloGroup, dtype: torch.dtype = torch.float32) -> MixtureOfExperts:
+    """Loaded as from a checkpoint, the last expert first."""
+    context = LayerContext(dtype=dtype, tp=tp, prefix="layers.0.mlp")
+    layer = MixtureOfExperts(HIDDEN, EXPERTS, INNER, "silu", ROUTING, context=context)
+    layer.gate.weight.load(GATE)
+    for expert in reversed(range(EXPERTS)):
+        layer.experts.w13_weight.load(PARTS["up"][expert], 2 * expert + 1)
+        layer.experts.w13_weight.load(PARTS["gate"][expert], 2 * expert)
+        layer.experts.w2_weight.load(PARTS["down"][expert], expert)
+    return layer
+
+
+def expected() -> Tensor:
+    gates, ids = (X @ GATE.T).softmax(dim=-1).topk(2, dim=-1)
+    out = torch.zeros_like(X)
+    for row in range(len(X)):
+        for expert, gate in zip(ids[row].tolist(), gates[row] / gates[row].sum(), strict=True):
+            inner = F.silu(PARTS["gate"][expert] @ X[row]) * (PARTS["up"][expert] @ X[row])
+            out[row] += gate * (PARTS["down"][expert] @ inner)
+    return out
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_ranks_have_a_part_of_each_expert(size: int) -> None:
+    for out in run_on_ranks(size, lambda tp: mixture(tp)(X)):
+        torch.testing.assert_close(out, expected(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_rank_reads_what_it_loaded() -> None:
+    def work(tp: ThreadGroup) -> tuple[Tensor, Tensor]:
+        experts = mixture(tp).experts
+        return experts.w13_weight.read(2 * 3 + 1), experts.w2_weight.read(3)
+
+    ups, downs = zip(*run_on_ranks(2, work), strict=True)
+    assert torch.equal(torch.cat(ups), PARTS["up"][3]) and torch.equal(torch.cat(downs, dim=1), PARTS["down"][3])
+
+
+def test_all_experts_in_one_tensor() -> None:
+    parts = (Section(4, 2, 2), Section(4, 2, 2))
+    parameter = ExpertsParameter(3, (4, 5), parts, dtype=torch.float32)
+    whole = torch.arange(3 * 8 * 5.0).view(3, 8, 5)
+    parameter.load(whole)
+    assert torch.equal(parameter.data, torch.cat((whole[:, 2:4], whole[:, 6:8]), dim=1))
+    assert torch.equal(parameter.read(3), whole[1, 6:8])
+    copy = parameter.filled(parameter.data.clone())
+    assert type(copy) is ExpertsParameter and torch.equal(copy.read(3), whole[1, 6:8])
+    assert parameter.without_memory().is_meta
+    for wrong in (whole[:2], whole[0], whole[:, :6]):
+        with pytest.raises(ConfigError, match="has shape"):
+            parameter.load(wrong)
+
+
+@pytest.mark.parametrize(("section", "shape"), [(3, [INNER, HIDDEN + 1]), (0, [INNER])])
+def test_a_wrong_shape_is_told_as_that_of_one_expert(section: int, shape: list[int]) -> None:
+    layer = mixture(SoloGroup())
+    with pytest.raises(ConfigError, match=rf"the model needs \[{INNER}, {HIDDEN}\]"):
+        layer.experts.w13_weight.load(torch.zeros(shape), section)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_can_be_loaded_again(dtype: torch.dtype) -> None:
+    """What the device made of them keeps their values, and gives them back."""
+    experts = mixture(SoloGroup(), dtype).experts
+    layouts = {name: value.without_memory() for name, value in experts.named_parameters()}
+    loaded = {name: value.data.clone() for name, value in experts.named_parameters()}
+    experts.process_weights_after_loading()
+    for name, values in loaded.items():
+        assert torch.equal(experts.values_of(name), values)
+    experts.reopen_weights(layouts)
+    experts.w2_weight.load(PARTS["down"][0], 4)
+    assert torch.equal(experts.w2_weight.read(4), PARTS["down"][0].to(dtype))
+    assert torch.equal(experts.w2_weight.read(3), loaded["w2_weight"][3])
+    assert torch.equal(experts.w13_weight, loaded["w13_weight"])
+
+
+def test_eight_bits_are_refused() -> None:
+    context = LayerContext(dtype=torch.float32, quant=Int8WeightOnly())
+    with pytest.raises(ConfigError, match="--quantization int8wo: the model is a mixture of experts"):
+        MixtureOfExperts(HIDDEN, EXPERTS, INNER, "silu", ROUTING, context=context)
