@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fixtures.tiny_checkpoints import FAMILIES
-from mysglang.srt.configs.architectures import ARCHITECTURES
+from mysglang.srt.configs.architectures import ARCHITECTURES, DECODERS
+from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 
@@ -26,6 +27,7 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 2048,
 }
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -42,6 +44,17 @@ def read(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None
     return ModelConfig.from_path(str(folder), **options)
 
 
+def attention(config: ModelConfig) -> AttentionPlan:
+    """Of the first layer."""
+    return config.plan.layers[0].attention
+
+
+def rope(config: ModelConfig) -> dict[str, Any]:
+    plan = attention(config).rope
+    assert plan is not None
+    return dict(plan.parameters)
+
+
 def problem(folder: Path, config: dict[str, Any], **options: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         read(folder, config, **options)
@@ -52,11 +65,13 @@ def problem(folder: Path, config: dict[str, Any], **options: Any) -> str:
 class TestFacts:
     def test_defaults_of_an_old_llama(self, tmp_path: Path) -> None:
         config = read(tmp_path, LLAMA)
-        assert (config.num_kv_heads, config.head_dim, config.context_len, config.dtype) == (4, 16, 2048, "bfloat16")
-        assert config.windows == (None, None)
-        assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+        plan = attention(config)
+        assert (plan.num_kv_heads, plan.head_dim, config.context_len, config.dtype) == (4, 16, 2048, "bfloat16")
+        assert config.plan.windows == (None, None)
+        assert rope(config) == {"rope_type": "default", "rope_theta": 10000.0}
         assert config.eos_token_ids == () and config.generation_config == {}
-        assert not (config.tie_word_embeddings or config.attention_bias or config.mlp_bias)
+        assert config.plan.layers[1].mlp == GatedMlpPlan(intermediate_size=128, activation="silu")
+        assert not (config.plan.tied_embeddings or plan.bias or plan.output_bias)
         assert config.path == str(tmp_path)
 
     @pytest.mark.parametrize("family", FAMILIES)
@@ -92,6 +107,15 @@ class TestFacts:
     def test_dtype(self, tmp_path: Path, stored: dict[str, str], wanted: str, dtype: str) -> None:
         assert read(tmp_path, LLAMA | stored, dtype=wanted).dtype == dtype
 
+    def test_keys_may_be_nested(self, tmp_path: Path) -> None:
+        """As in the config.json of models for text and images: each key of the text stands there, or beside it."""
+        outer = {"architectures": LLAMA["architectures"], "eos_token_id": 7}
+        nested = {**LLAMA, "architectures": ["Another"], "rope_parameters": LLAMA3 | {"rope_theta": 5e5}}
+        found = read(tmp_path, {**outer, "text_config": nested}, overrides={"hidden_size": 128})
+        flat = read(tmp_path, {**nested, **outer, "hidden_size": 128})
+        assert (found.plan, found.eos_token_ids, found.hidden_size) == (flat.plan, (7,), 128)
+        assert found.architecture == "LlamaForCausalLM"
+
     def test_overrides_replace_keys(self, tmp_path: Path) -> None:
         config = read(tmp_path, LLAMA, overrides={"max_position_embeddings": 99, "eos_token_id": 5})
         assert (config.context_len, config.eos_token_ids, config.hf["eos_token_id"]) == (99, (5,), 5)
@@ -99,7 +123,7 @@ class TestFacts:
 
 class TestWindows:
     def windows(self, folder: Path, name: str, **keys: Any) -> tuple[int | None, ...]:
-        return read(folder, LLAMA | {"architectures": [name], "num_key_value_heads": 2} | keys).windows
+        return read(folder, LLAMA | {"architectures": [name], "num_key_value_heads": 2} | keys).plan.windows
 
     def test_mistral(self, tmp_path: Path) -> None:
         assert self.windows(tmp_path, "MistralForCausalLM", sliding_window=100) == (100, 100)
@@ -122,12 +146,12 @@ class TestRope:
     def test_old_and_new_spelling(self, tmp_path: Path) -> None:
         old = read(tmp_path, LLAMA | {"rope_theta": 5e5, "rope_scaling": LLAMA3})
         new = read(tmp_path, LLAMA | {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}})
-        assert old.rope_parameters == new.rope_parameters == LLAMA3 | {"rope_theta": 5e5}
+        assert rope(old) == rope(new) == LLAMA3 | {"rope_theta": 5e5}
         assert old.context_len == 2048
 
     def test_oldest_spelling(self, tmp_path: Path) -> None:
         config = read(tmp_path, LLAMA | {"rope_scaling": {"type": "linear", "factor": 4}})
-        assert config.rope_parameters == {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4}
+        assert rope(config) == {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4}
         assert config.context_len == 8192
 
     def test_yarn_reaches_as_far_as_its_factor(self, tmp_path: Path) -> None:
@@ -136,7 +160,7 @@ class TestRope:
         extended = LLAMA | {"max_position_embeddings": 8192, "rope_scaling": yarn}
         assert read(tmp_path, extended).context_len == 8192
         without_factor = {"rope_type": "yarn", "original_max_position_embeddings": 2048}
-        assert read(tmp_path, extended | {"rope_scaling": without_factor}).rope_parameters["factor"] == 4.0
+        assert rope(read(tmp_path, extended | {"rope_scaling": without_factor}))["factor"] == 4.0
 
     def test_context_length(self, tmp_path: Path) -> None:
         assert read(tmp_path, LLAMA, context_length=100).context_len == 100
@@ -172,6 +196,8 @@ class TestFaults:
             ({"rope_theta": 1}, ["rope_theta", "more than 1"]),
             ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, ["high_freq_factor"]),
             ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+            ({"rope_parameters": {"full_attention": LLAMA3}}, ["each type of layer"]),
+            ({"text_config": 4}, ["text_config"]),
         ],
     )
     def test_names_the_key(self, tmp_path: Path, keys: dict[str, Any], words: list[str]) -> None:
@@ -182,6 +208,7 @@ class TestFaults:
     def test_layer_types_must_count_the_layers(self, tmp_path: Path) -> None:
         keys = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2, "layer_types": ["full_attention"]}
         assert "layer_types" in problem(tmp_path, LLAMA | keys)
+        assert "'chunked_attention'" in problem(tmp_path, LLAMA | keys | {"layer_types": ["chunked_attention"] * 2})
 
     def test_wanted_dtype(self, tmp_path: Path) -> None:
         assert "int4" in problem(tmp_path, LLAMA, dtype="int4")
@@ -225,21 +252,28 @@ def test_needs_neither_torch_nor_transformers() -> None:
 
 
 def type_name(family: str) -> str:
-    return next(name for name, row in ARCHITECTURES.items() if row.module == family)
+    return next(f"{name}ForCausalLM" for name in DECODERS if name.lower() == family)
 
 
 def assert_same(ours: ModelConfig, theirs: transformers.PretrainedConfig) -> None:
-    assert ours.num_layers == theirs.num_hidden_layers
-    assert ours.num_heads == theirs.num_attention_heads
-    assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
-    assert ours.hidden_act == theirs.hidden_act
-    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope_parameters == theirs.rope_parameters
+    layers = ours.plan.layers
+    assert ours.num_layers == len(layers) == theirs.num_hidden_layers
+    for layer in layers:
+        plan = layer.attention
+        assert plan.num_heads == theirs.num_attention_heads
+        assert plan.num_kv_heads == theirs.num_key_value_heads
+        assert plan.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+        assert plan.output_bias == getattr(theirs, "attention_bias", False)
+        assert plan.rope is not None and plan.rope.parameters == theirs.rope_parameters
+        assert layer.norms.norm.eps == theirs.rms_norm_eps
+        activation = getattr(theirs, "hidden_activation", None) or theirs.hidden_act
+        assert layer.mlp == GatedMlpPlan(intermediate_size=theirs.intermediate_size, activation=activation)
+    assert ours.plan.tied_embeddings == theirs.tie_word_embeddings
     assert ours.context_len == theirs.max_position_embeddings
-    assert ours.attention_bias == getattr(theirs, "attention_bias", False)
-    assert set(ours.windows) == {getattr(theirs, "sliding_window", None)}
+    types = getattr(theirs, "layer_types", None)
+    slides = [kind == "sliding_attention" for kind in types] if types else [True] * len(layers)
+    window = getattr(theirs, "sliding_window", None)
+    assert ours.plan.windows == tuple(window if each else None for each in slides)
 
 
 FIELDS = [
@@ -258,7 +292,8 @@ WRONG_NUMBERS: list[Any] = [
 def test_numbers_that_are_none(field: str, value: Any, tmp_path: Path) -> None:
     if field == "rms_norm_eps" and isinstance(value, (int, float)) and not 0 <= value <= 1:
         value = float(value) if abs(value) < 1e300 else value
-    said = problem(tmp_path, LLAMA | {field: value})
+    family = QWEN2 if field in ("sliding_window", "max_window_layers") else LLAMA
+    said = problem(tmp_path, family | {field: value})
     assert "config.json" in said and field in said and len(said) < 1100
 
 

@@ -1,5 +1,6 @@
 """The table of each scaling equals what transformers computes, far out in the text too."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ def ours(config: LlamaConfig, folder: Path, **options: Any) -> ModelConfig:
     return ModelConfig.from_path(str(folder), **options)
 
 
+def rope_of(config: ModelConfig) -> Mapping[str, Any]:
+    rope = config.plan.layers[0].attention.rope
+    assert rope is not None
+    return rope.parameters
+
+
 @pytest.mark.parametrize("rope", CASES, ids=str)
 def test_equals_transformers(rope: dict[str, Any], tmp_path: Path) -> None:
     config = theirs(rope)
@@ -60,7 +67,7 @@ def test_equals_transformers(rope: dict[str, Any], tmp_path: Path) -> None:
     positions = torch.arange(mine.context_len)
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1, dtype=torch.float32), positions[None])
     expected = torch.cat((cos[0, :, : HEAD_DIM // 2], sin[0, :, : HEAD_DIM // 2]), dim=-1)
-    table = cos_sin_table(mine.rope_parameters, HEAD_DIM, mine.context_len)
+    table = cos_sin_table(rope_of(mine), HEAD_DIM, mine.context_len)
     # A float32 frequency may differ in its last bit, which an angle of thousands of radians multiplies.
     torch.testing.assert_close(table, expected, rtol=0, atol=2e-3)
     torch.testing.assert_close(table[:256], expected[:256], rtol=0, atol=1e-4)
@@ -71,7 +78,7 @@ def test_dynamic_is_the_one_of_the_longest_text(context_length: int | None, tmp_
     config = theirs({"rope_type": "dynamic", "factor": 3.0})
     mine = ours(config, tmp_path, context_length=context_length)
     expected, stretch = ROPE_INIT_FUNCTIONS["dynamic"](config, seq_len=mine.context_len)
-    found, our_stretch = SCALINGS["dynamic"](mine.rope_parameters, HEAD_DIM, mine.context_len)
+    found, our_stretch = SCALINGS["dynamic"](rope_of(mine), HEAD_DIM, mine.context_len)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     assert stretch == our_stretch == 1.0
 

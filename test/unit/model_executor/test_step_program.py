@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from fixtures.tiny_checkpoints import make_checkpoint
+from mysglang.srt.configs.layer_plan import LayerPlan, NormPlan, RopePlan
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
-from mysglang.srt.model_executor.persistent_decode import decoder_tensors, is_simple
+from mysglang.srt.model_executor.persistent_decode import decoder_tensors, describe_for_kernel, lacks
 from mysglang.srt.model_executor.step_program import LayerByLayer, programs_of
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.dense_decoder import DenseDecoder, describe
+from mysglang.srt.models.dense_decoder import CannotDescribe, describe
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +25,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
     make_checkpoint("qwen3", folder)
     config = ModelConfig.from_path(str(folder), dtype="float32")
     return load_model(config, LoadConfig(), torch.device("cpu"), torch.float32)
-
-
-@pytest.fixture
-def described(model: CausalLM) -> DenseDecoder:
-    """As if it were in bfloat16: on the CPU such weights are packed."""
-    found = describe(model)
-    assert found is not None
-    return replace(found, embedding=found.embedding.bfloat16())
 
 
 def pool_of(model: CausalLM) -> MhaKvPool:
@@ -57,33 +50,39 @@ def test_layer_by_layer_plans_computes_and_chooses() -> None:
     assert left.hidden == "batch", "what the model gave"
 
 
-def test_takes_a_plain_model(described: DenseDecoder) -> None:
-    assert is_simple(described)
+def test_takes_a_plain_model(model: CausalLM) -> None:
+    assert lacks(model.plan) == []
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "word"),
     [
-        lambda layer: replace(layer, activation="gelu"),
-        lambda layer: replace(layer, spec=replace(layer.spec, logit_cap=30.0)),
-        lambda layer: replace(layer, spec=replace(layer.spec, scale=1.0)),
-        lambda layer: replace(layer, post_norm=replace(layer.post_norm, eps=1e-3)),
-        lambda layer: replace(layer, rotation=replace(layer.rotation, norms=None)),
-        lambda layer: replace(layer, rotation=replace(layer.rotation, cos_sin=layer.rotation.cos_sin.clone())),
+        (lambda layer: replace(layer, mlp=replace(layer.mlp, activation="gelu")), "silu"),
+        (lambda layer: changed(layer, logit_cap=30.0), "capped"),
+        (lambda layer: changed(layer, scale=1.0), "scale"),
+        (lambda layer: changed(layer, qk_norm=None), "scale"),
+        (lambda layer: changed(layer, rope=RopePlan({"rope_type": "default", "rope_theta": 5.0})), "scale"),
+        (lambda layer: replace(layer, norms=replace(layer.norms, norm=NormPlan(eps=1e-3))), "eps"),
     ],
 )
-def test_does_not_take_what_the_kernel_lacks(described: DenseDecoder, change: Any) -> None:
-    first, second, *rest = described.layers
-    assert not is_simple(replace(described, layers=(first, change(second), *rest)))
+def test_says_what_the_kernel_lacks(model: CausalLM, change: Any, word: str) -> None:
+    first, second, *rest = model.plan.layers
+    (said,) = lacks(replace(model.plan, layers=(first, change(second), *rest)))
+    assert word in said
 
 
-def test_float32_is_not_taken(described: DenseDecoder) -> None:
-    assert not is_simple(replace(described, embedding=described.embedding.float()))
+def changed(layer: LayerPlan, **more: Any) -> LayerPlan:
+    return replace(layer, attention=replace(layer.attention, **more))
 
 
-def test_the_kernel_gets_the_model_s_own_tensors(model: CausalLM, described: DenseDecoder) -> None:
+def test_float32_is_not_taken(model: CausalLM) -> None:
+    with pytest.raises(CannotDescribe, match="float32"):
+        describe_for_kernel(model)
+
+
+def test_the_kernel_gets_the_model_s_own_tensors(model: CausalLM) -> None:
     pool, table = pool_of(model), torch.zeros(3, 4, dtype=torch.int32)
-    tensors = decoder_tensors(described, pool, table)
+    tensors = decoder_tensors(describe(model), pool, table)
     for i, layer in enumerate(tensors.layers):
         assert layer.keys.data_ptr() == pool.slots(i)[0].data_ptr()
         assert layer.values.data_ptr() == pool.slots(i)[1].data_ptr()

@@ -1,22 +1,31 @@
 """A description says everything: plain torch, given nothing else, gets the logits of the model."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
+from mysglang.srt.configs.layer_plan import LayerPlan, Matrix, NormPlan, Size
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.layers.decoder_blocks import GatedMLP, RopeAttention
-from mysglang.srt.layers.quantization.unquantized import UnquantizedLinearMethod
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.dense_decoder import DenseDecoder, DenseLayer, DenseLinear, DenseNorm, describe
+from mysglang.srt.models.dense_decoder import (
+    CannotDescribe,
+    DenseDecoder,
+    DenseLayer,
+    DenseLinear,
+    DenseNorm,
+    describe,
+    unsaid,
+)
 
 VARIANTS = {
     "llama": ("llama", {}),
@@ -26,14 +35,25 @@ VARIANTS = {
     "qwen3": ("qwen3", {}),
 }
 
+PLAIN = LoadConfig()
 IDS = torch.from_numpy(np.random.default_rng(0).integers(0, VOCAB_SIZE, 41))
 
 
-def load(variant: str, folder: Path) -> tuple[PreTrainedModel, CausalLM]:
+PLUS_ONE = NormPlan(eps=1e-6, kind="rms_plus_one")
+
+
+class NoMlp:
+    """A plan that nothing else knows."""
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        yield from ()
+
+
+def load(variant: str, folder: Path, load_config: LoadConfig = PLAIN) -> tuple[PreTrainedModel, CausalLM]:
     family, overrides = VARIANTS[variant]
     theirs = make_checkpoint(family, folder, **overrides)
     config = ModelConfig.from_path(str(folder), dtype="float32")
-    return theirs, load_model(config, LoadConfig(), torch.device("cpu"), torch.float32)
+    return theirs, load_model(config, load_config, torch.device("cpu"), torch.float32)
 
 
 def norm(x: Tensor, by: DenseNorm) -> Tensor:
@@ -80,24 +100,36 @@ def logits_of(model: DenseDecoder, ids: Tensor) -> Tensor:
 def test_is_all_that_the_model_is(variant: str, tmp_path: Path) -> None:
     theirs, ours = load(variant, tmp_path)
     described = describe(ours)
-    assert described is not None
     torch.testing.assert_close(logits_of(described, IDS), theirs(IDS[None]).logits[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("part", "known"), [("layers.1.mlp", GatedMLP), ("layers.2.self_attn", RopeAttention), ("", CausalLM)]
-)
-def test_does_not_describe_what_computes_otherwise(part: str, known: type[nn.Module], tmp_path: Path) -> None:
+FIRST_LAYER: dict[str, Callable[[LayerPlan], LayerPlan]] = {
+    "norms after": lambda layer: replace(layer, norms=replace(layer.norms, after_mlp="more")),
+    "1 + w": lambda layer: replace(layer, norms=replace(layer.norms, norm=PLUS_ONE)),
+    "1 + w of heads": lambda layer: replace(layer, attention=replace(layer.attention, qk_norm=PLUS_ONE)),
+    "without rotary": lambda layer: replace(layer, attention=replace(layer.attention, rope=None)),
+    "another kind": lambda layer: replace(layer, mlp=NoMlp()),
+}
+
+
+@pytest.mark.parametrize("change", FIRST_LAYER)
+def test_says_what_of_a_layer_it_has_no_words_for(change: str, tmp_path: Path) -> None:
+    plan = load("llama", tmp_path)[1].plan
+    assert unsaid(plan) == []
+    first, *others = plan.layers
+    (said,) = unsaid(replace(plan, layers=(FIRST_LAYER[change](first), *others)))
+    assert change.removesuffix(" of heads") in said
+
+
+@pytest.mark.parametrize(("fact", "word"), [("embedding_scale", "embeddings"), ("logit_cap", "logits")])
+def test_says_what_of_the_whole_it_has_no_words_for(fact: str, word: str, tmp_path: Path) -> None:
     model = load("llama", tmp_path)[1]
-    changed = model.get_submodule(part)
-    changed.__class__ = type("Changed", (type(changed),), {"forward": lambda self, *args: known.forward(self, *args)})
-    assert describe(model) is None
+    model.plan = replace(model.plan, **{fact: 30.0})  # type: ignore[arg-type]
+    with pytest.raises(CannotDescribe, match=word):
+        describe(model)
 
 
 def test_does_not_describe_weights_of_another_kind(tmp_path: Path) -> None:
-    class Wrapped(UnquantizedLinearMethod):
-        pass
-
-    model = load("llama", tmp_path)[1]
-    model.get_submodule("layers.0.mlp.down_proj").method = Wrapped()
-    assert describe(model) is None
+    model = load("llama", tmp_path, LoadConfig(quantization="int8wo"))[1]
+    with pytest.raises(CannotDescribe, match="quantized"):
+        describe(model)

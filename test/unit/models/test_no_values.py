@@ -65,4 +65,4 @@ def test_runs_without_values(family: str, group: SoloGroup, tmp_path: Path) -> N
     logits = model.compute_logits(model(forward_batch(host, NoAttention(), device=META)))
     assert logits.device == META and logits.shape == (4, VOCAB_SIZE) and logits.dtype == torch.bfloat16
     assert len(model.attention_specs()) == config.num_layers
-    assert model.attention_specs()[0].num_heads == config.num_heads // group.size
+    assert model.attention_specs()[0].num_heads == config.plan.layers[0].attention.num_heads // group.size

@@ -31,8 +31,8 @@ def test_keys_are_counted_as_one_by_one(rows: list[tuple[int, int]], window: int
 def test_a_step_of_a_small_model(tp_size: int) -> None:
     shape = DecoderShape.of_model(
         hidden_size=8,
-        intermediate_size=16,
         vocab_size=32,
+        layer_parameters=2 * (2 * 64 + 2 * 32 + 3 * 128),
         num_heads=4,
         num_kv_heads=2,
         head_dim=2,
@@ -41,7 +41,8 @@ def test_a_step_of_a_small_model(tp_size: int) -> None:
         tp_size=tp_size,
     )
     # Per layer: queries and output 8 x 8, keys and values 8 x 4, three matrices 8 x 16; and logits 8 x 32.
-    layers, head = 2 * (2 * 64 + 2 * 32 + 3 * 128) // tp_size, 256 // tp_size
+    layers, head = shape.layer_parameters, 256 // tp_size
+    assert layers == 2 * (2 * 64 + 2 * 32 + 3 * 128) // tp_size
     sheet = Sheet.alone(told.SCHEDULER)
     ones = np.ones(2, dtype=np.int32)
     batch = ScheduleBatch(

@@ -1,15 +1,19 @@
 """The architectures that mysglang serves: one row for each name that stands under `architectures` in a config.json.
 
-Strings only, so that processes without torch can tell what is known; `models/registry.py` imports the modules.
+Decoders have a row for each family, from which the names of its heads follow. Classes of models are named by strings,
+so that processes without torch can tell what is known; `models/registry.py` imports them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-SlidingLayers: TypeAlias = Literal["none", "all", "some"]
+from mysglang.srt.configs.decoder_config import DecoderConfig
+from mysglang.srt.configs.families.llama import LlamaConfig
+from mysglang.srt.configs.families.mistral import MistralConfig
+from mysglang.srt.configs.families.qwen2 import Qwen2Config
+from mysglang.srt.configs.families.qwen3 import Qwen3Config
 
 Task: TypeAlias = Literal["generate", "embed", "classify"]
 """What a model gives: text, a vector for each prompt, or a score for each of its labels."""
@@ -19,74 +23,60 @@ Task: TypeAlias = Literal["generate", "embed", "classify"]
 class Architecture:
     """What must be known of an architecture before its model class is imported."""
 
-    module: str
-    """File in `models/`."""
-    defaults: Mapping[str, object] = field(default_factory=dict)
-    """Keys that a config.json may leave out, with the values that transformers takes then."""
-    sliding: SlidingLayers = "none"
-    """Layers with a sliding window: none, all if `sliding_window` is set, or those that the config selects."""
+    model: str
+    """What computes it: `file:Class` in `models/`."""
+    config: type[DecoderConfig] | None = None
+    """The family of a decoder; None: an encoder, whose tokens see those after them too."""
     task: Task = "generate"
-    encoder: bool = False
-    """Whether tokens see those after them too: whole prompts only, and nothing is kept of them."""
+    labels: int = 2
+    """Of a classifier whose config.json names none."""
     embedding: str | None = None
     """The architecture that is the same without its head, for a model that generates but is to embed."""
     positions_after_padding: bool = False
     """Whether positions are counted from pad_token_id + 1 on, as RoBERTa does."""
 
+    @property
+    def encoder(self) -> bool:
+        """Whether prompts are taken whole only, and nothing is kept of them."""
+        return self.config is None
 
-_QWEN_DEFAULTS = {
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
+
+DECODERS: dict[str, type[DecoderConfig]] = {
+    "Llama": LlamaConfig,
+    "Mistral": MistralConfig,
+    "Qwen2": Qwen2Config,
+    "Qwen3": Qwen3Config,
 }
-
-_GENERATING = {
-    "LlamaForCausalLM": Architecture("llama", {"max_position_embeddings": 2048}, embedding="LlamaModel"),
-    "MistralForCausalLM": Architecture(
-        "mistral",
-        {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
-        sliding="all",
-        embedding="MistralModel",
-    ),
-    "Qwen2ForCausalLM": Architecture("qwen2", _QWEN_DEFAULTS, sliding="some", embedding="Qwen2Model"),
-    "Qwen3ForCausalLM": Architecture(
-        "qwen3", _QWEN_DEFAULTS | {"head_dim": 128}, sliding="some", embedding="Qwen3Model"
-    ),
-}
+"""Families, by what the names of their architectures begin with."""
 
 
-def _pooling(module: str, task: Task, like: str) -> Architecture:
-    """A decoder that makes vectors or scores, otherwise as the one that generates."""
-    return replace(_GENERATING[like], module=module, task=task, embedding=None)
+def decoder(name: str, config: type[DecoderConfig]) -> dict[str, Architecture]:
+    """The architectures of a family: it generates, makes vectors and scores labels."""
+    vectors = f"{name}Model"
+    return {
+        f"{name}ForCausalLM": Architecture("causal_lm:CausalLM", config, embedding=vectors),
+        vectors: Architecture("pooling_decoder:PoolingDecoder", config, "embed"),
+        f"{name}ForSequenceClassification": Architecture("pooling_decoder:Classifier", config, "classify"),
+    }
 
 
-def _reward(like: str) -> Architecture:
-    """One number, whatever the config.json says of labels."""
-    row = _pooling("decoder_classification", "classify", like)
-    return replace(row, defaults={**row.defaults, "num_labels": 1})
+def _reward(config: type[DecoderConfig]) -> Architecture:
+    """One number, if config.json names no labels."""
+    return Architecture("pooling_decoder:RewardModel", config, "classify", labels=1)
 
 
-_BERT = Architecture("bert", {"max_position_embeddings": 512, "hidden_act": "gelu"}, task="embed", encoder=True)
-_ROBERTA = replace(_BERT, module="roberta", positions_after_padding=True)
+_ROBERTA = Architecture("roberta:RobertaModel", task="embed", positions_after_padding=True)
+_ROBERTA_CLASSIFIER = replace(_ROBERTA, model="roberta:RobertaForSequenceClassification", task="classify")
 
 ARCHITECTURES: dict[str, Architecture] = {
-    **_GENERATING,
-    "LlamaModel": _pooling("decoder_embedding", "embed", "LlamaForCausalLM"),
-    "LlamaEmbeddingModel": _pooling("decoder_embedding", "embed", "LlamaForCausalLM"),
-    "MistralModel": _pooling("decoder_embedding", "embed", "MistralForCausalLM"),
-    "Qwen2Model": _pooling("decoder_embedding", "embed", "Qwen2ForCausalLM"),
-    "Qwen3Model": _pooling("decoder_embedding", "embed", "Qwen3ForCausalLM"),
-    "LlamaForSequenceClassification": _pooling("decoder_classification", "classify", "LlamaForCausalLM"),
-    "MistralForSequenceClassification": _pooling("decoder_classification", "classify", "MistralForCausalLM"),
-    "Qwen2ForSequenceClassification": _pooling("decoder_classification", "classify", "Qwen2ForCausalLM"),
-    "Qwen3ForSequenceClassification": _pooling("decoder_classification", "classify", "Qwen3ForCausalLM"),
-    "Qwen2ForRewardModel": _reward("Qwen2ForCausalLM"),
-    "Qwen3ForRewardModel": _reward("Qwen3ForCausalLM"),
-    "BertModel": _BERT,
-    "BertForSequenceClassification": replace(_BERT, task="classify"),
+    **{row: made for name, config in DECODERS.items() for row, made in decoder(name, config).items()},
+    "LlamaEmbeddingModel": decoder("Llama", LlamaConfig)["LlamaModel"],
+    "Qwen2ForRewardModel": _reward(Qwen2Config),
+    "Qwen3ForRewardModel": _reward(Qwen3Config),
+    "BertModel": Architecture("bert:BertModel", task="embed"),
+    "BertForSequenceClassification": Architecture("bert:BertForSequenceClassification", task="classify"),
     "RobertaModel": _ROBERTA,
-    "RobertaForSequenceClassification": replace(_ROBERTA, task="classify"),
+    "RobertaForSequenceClassification": _ROBERTA_CLASSIFIER,
     "XLMRobertaModel": _ROBERTA,
-    "XLMRobertaForSequenceClassification": replace(_ROBERTA, task="classify"),
+    "XLMRobertaForSequenceClassification": _ROBERTA_CLASSIFIER,
 }

@@ -7,8 +7,11 @@ which tensors a model needs in full, the model itself knows (`models/checkpoint_
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
+from mysglang.srt.configs.encoder_config import EncoderConfig
+from mysglang.srt.configs.layer_plan import Matrix, Size
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.checkpoint_files import StoredTensor
@@ -21,6 +24,7 @@ DTYPE_BYTES = {"float32": 4}
 """Bytes of one parameter, by the name of its type; other types have 2."""
 
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d{1,9})\.")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 _ROPE_COPIES = 4
 """Tables of [positions, head_dim] float32 that exist at once while the rotary table is made."""
@@ -33,15 +37,15 @@ def check_checkpoint(config: ModelConfig, tensors: Sequence[StoredTensor]) -> No
         raise ConfigError(
             f"config.json: num_hidden_layers is {config.num_layers}, and the checkpoint holds {len(numbers)} layers"
         )
-    expected = {ending: fields for ending, *fields in _expected_shapes(config)}
+    matrix_named = _finder(config)
     for tensor in tensors:
-        fields = expected.get(_ending(tensor.name), [])
-        if len(fields) != len(tensor.shape):
+        matrix = matrix_named(tensor.name)
+        if matrix is None or len(tensor.shape) != 2:
             continue  # an unknown tensor, or one that the model will name itself
-        for (field, size), stored in zip(fields, tensor.shape, strict=True):
-            if size != stored:
+        for size, stored in zip((matrix.rows, matrix.columns), tensor.shape, strict=True):
+            if size.value != stored:
                 raise ConfigError(
-                    f"config.json: {field} makes {size}, and tensor {tensor.name} of {tensor.file} has "
+                    f"config.json: {size.field} makes {size.value}, and tensor {tensor.name} of {tensor.file} has "
                     f"{list(tensor.shape)}: {stored} in its place"
                 )
     held, described = sum(tensor.num_values for tensor in tensors), num_parameters(config)
@@ -56,57 +60,84 @@ def check_memory(config: ModelConfig, *, memory: float, tp_size: int, place: str
     """Compare what the model takes with `memory`, the GiB of each device. Raises ConfigError with the largest part."""
     weights = num_parameters(config) * DTYPE_BYTES.get(config.dtype, 2) / tp_size / GIB
     if weights > memory:
+        sizes = [size for matrix in _layer_matrices(config, 0) for size in (matrix.rows, matrix.columns)]
+        widest = max(sizes, key=lambda size: size.value)
         raise ConfigError(
             f"config.json: weights of these sizes take {weights:.1f} GiB, and {place} has {memory:.1f} GiB "
-            f"({config.num_layers} layers, hidden_size {config.hidden_size}, intermediate_size "
-            f"{config.intermediate_size}, vocab_size {config.vocab_size}); use a smaller model, another --dtype, or "
-            "more devices with --tp-size"
+            f"({config.num_layers} layers, hidden_size {config.hidden_size}, {widest.field} {widest.value}, "
+            f"vocab_size {config.vocab_size}); use a smaller model, another --dtype, or more devices with --tp-size"
         )
 
 
 def check_context(config: ModelConfig, *, memory: float) -> None:
     """Compare the tables of all positions with `memory`, the GiB of this machine. Raises ConfigError."""
-    if config.encoder is None and _ROPE_COPIES * config.context_len * config.head_dim * 4 / GIB > memory / 4:
+    if config.decoder is None:
+        return
+    head_dim = max(layer.attention.head_dim for layer in config.decoder.layers)
+    if _ROPE_COPIES * config.context_len * head_dim * 4 / GIB > memory / 4:
         raise ConfigError(
             f"config.json: tables for {config.context_len} positions (max_position_embeddings) of head_dim "
-            f"{config.head_dim} do not fit into the {memory:.1f} GiB of this machine; give a smaller --context-length"
+            f"{head_dim} do not fit into the {memory:.1f} GiB of this machine; give a smaller --context-length"
         )
 
 
 def num_parameters(config: ModelConfig) -> int:
     """Parameters of the large matrices: embedding, output head, attention and MLP of every layer."""
-    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
-    attention = 2 * hidden * heads + 2 * hidden * config.num_kv_heads * config.head_dim
+    return sum(
+        matrix.copies * matrix.parameters
+        for matrix in (
+            *_tables(config),
+            *(matrix for number in range(config.num_layers) for matrix in _layer_matrices(config, number)),
+        )
+    )
+
+
+def _finder(config: ModelConfig) -> Callable[[str], Matrix | None]:
+    """From the name of a checkpoint's tensor to the matrix that it should be; None: it is not known here."""
+    tables = {matrix.name: matrix for matrix in _tables(config)}
+
+    @cache
+    def of_layer(number: int) -> dict[str, Matrix]:
+        known = number < config.num_layers
+        return {matrix.name: matrix for matrix in _layer_matrices(config, number)} if known else {}
+
+    def find(name: str) -> Matrix | None:
+        layer = _LAYER.search(name)
+        if layer is None:
+            return tables.get(".".join(name.split(".")[-2:]))
+        return of_layer(int(layer[1])).get(_NUMBER.sub("{}", name[layer.end() :]))
+
+    return find
+
+
+def _tables(config: ModelConfig) -> Iterator[Matrix]:
+    """Outside the layers, by the last two parts of their names."""
+    vocabulary, hidden = Size("vocab_size", config.vocab_size), _hidden(config)
     if config.encoder is not None:
-        tables = config.vocab_size + config.encoder.num_positions + config.encoder.type_vocab_size
-        return tables * hidden + config.num_layers * (attention + 2 * hidden * config.intermediate_size)
-    tables = config.vocab_size * (1 if config.tie_word_embeddings or config.pooling is not None else 2)
-    return tables * hidden + config.num_layers * (attention + 3 * hidden * config.intermediate_size)
+        positions = Size("max_position_embeddings", config.encoder.num_positions)
+        yield Matrix("word_embeddings.weight", vocabulary, hidden)
+        yield Matrix("position_embeddings.weight", positions, hidden)
+        yield Matrix("token_type_embeddings.weight", Size("type_vocab_size", config.encoder.type_vocab_size), hidden)
+        return
+    yield Matrix("embed_tokens.weight", vocabulary, hidden)
+    own_head = not config.plan.tied_embeddings and config.pooling is None
+    yield Matrix("lm_head.weight", vocabulary, hidden, copies=int(own_head))
 
 
-def _expected_shapes(config: ModelConfig) -> Iterator[tuple[str, *tuple[tuple[str, int], ...]]]:
-    """(ending of a tensor's name, what decides each of its dimensions, and the dimension)."""
-    vocabulary, hidden = ("vocab_size", config.vocab_size), ("hidden_size", config.hidden_size)
-    inner = ("intermediate_size", config.intermediate_size)
-    query = ("num_attention_heads * head_dim", config.num_heads * config.head_dim)
-    keys = ("num_key_value_heads * head_dim", config.num_kv_heads * config.head_dim)
-    yield "embed_tokens.weight", vocabulary, hidden
-    yield "lm_head.weight", vocabulary, hidden
-    yield "q_proj.weight", query, hidden
-    yield "k_proj.weight", keys, hidden
-    yield "v_proj.weight", keys, hidden
-    yield "o_proj.weight", hidden, query
-    yield "gate_proj.weight", inner, hidden
-    yield "up_proj.weight", inner, hidden
-    yield "down_proj.weight", hidden, inner
+def _layer_matrices(config: ModelConfig, number: int) -> Iterator[Matrix]:
     if config.encoder is not None:
-        yield "word_embeddings.weight", vocabulary, hidden
-        yield "position_embeddings.weight", ("max_position_embeddings", config.encoder.num_positions), hidden
-        yield "token_type_embeddings.weight", ("type_vocab_size", config.encoder.type_vocab_size), hidden
-        yield "query.weight", query, hidden
-        yield "intermediate.dense.weight", inner, hidden
+        return _encoder_matrices(config.encoder, _hidden(config))
+    return config.plan.layers[number].matrices(_hidden(config))
 
 
-def _ending(name: str) -> str:
-    parts = name.split(".")
-    return ".".join(parts[-3:] if parts[-3:-1] == ["intermediate", "dense"] else parts[-2:])
+def _encoder_matrices(encoder: EncoderConfig, hidden: Size) -> Iterator[Matrix]:
+    heads, inner = Size("hidden_size", hidden.value), Size("intermediate_size", encoder.intermediate_size)
+    for name in ("query", "key", "value"):
+        yield Matrix(f"attention.self.{name}.weight", heads, hidden)
+    yield Matrix("attention.output.dense.weight", hidden, heads)
+    yield Matrix("intermediate.dense.weight", inner, hidden)
+    yield Matrix("output.dense.weight", hidden, inner)
+
+
+def _hidden(config: ModelConfig) -> Size:
+    return Size("hidden_size", config.hidden_size)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from mysglang.srt.configs.decoder_config import Heads, Width
 from mysglang.srt.errors import ConfigError
 
 
@@ -14,6 +15,9 @@ from mysglang.srt.errors import ConfigError
 class EncoderConfig:
     """The facts of one encoder."""
 
+    num_heads: int
+    intermediate_size: int
+    hidden_act: str
     layer_norm_eps: float
     type_vocab_size: int
     num_positions: int
@@ -23,6 +27,10 @@ class EncoderConfig:
 
 
 class _Facts(msgspec.Struct, frozen=True):
+    hidden_size: Width
+    num_attention_heads: Heads
+    intermediate_size: Width
+    hidden_act: str = "gelu"
     layer_norm_eps: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1e-12
     type_vocab_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 2
     max_position_embeddings: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)] = 512
@@ -37,6 +45,11 @@ def encoder_config(hf: dict[str, Any], *, positions_after_padding: bool) -> Enco
         facts = msgspec.convert(hf, _Facts)
     except msgspec.ValidationError as error:
         raise ConfigError(f"config.json: {error}") from error
+    if facts.hidden_size % facts.num_attention_heads:
+        raise ConfigError(
+            f"config.json: hidden_size {facts.hidden_size} is no multiple of its {facts.num_attention_heads} "
+            "attention heads"
+        )
     if facts.position_embedding_type not in (None, "absolute"):
         raise ConfigError(
             f"config.json: position_embedding_type {facts.position_embedding_type!r} is not supported; absolute is"
@@ -49,6 +62,9 @@ def encoder_config(hf: dict[str, Any], *, positions_after_padding: bool) -> Enco
     if first >= facts.max_position_embeddings:
         raise ConfigError(f"config.json: pad_token_id {padding} leaves no position of the table")
     return EncoderConfig(
+        num_heads=facts.num_attention_heads,
+        intermediate_size=facts.intermediate_size,
+        hidden_act=facts.hidden_act,
         layer_norm_eps=facts.layer_norm_eps,
         type_vocab_size=facts.type_vocab_size,
         num_positions=facts.max_position_embeddings,

@@ -7,12 +7,14 @@ executor for shapes. Both spellings of transformers 4 and 5 are understood.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from mysglang.srt.configs.architectures import ARCHITECTURES, Architecture
+from mysglang.srt.configs.decoder_config import DecoderConfig, Layers, Vocabulary, Width
 from mysglang.srt.configs.encoder_config import EncoderConfig, encoder_config
+from mysglang.srt.configs.layer_plan import DecoderPlan, RopePlan
 from mysglang.srt.configs.pooling_config import PoolingConfig, is_sentence_encoder, pooling_config
 from mysglang.srt.configs.rope_config import longest_context, rope_parameters
 from mysglang.srt.errors import ConfigError
@@ -27,14 +29,8 @@ DTYPES = {
     "float32": "float32",
 }
 
-# Bounds of what is read, each some powers of two above the largest known model. What a checkpoint holds and a machine
-# has is compared later (`configs/checkpoint_sizes.py`); these only keep what is computed from them small.
-_Layers = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
-_Heads = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
-_HeadDim = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
-_Width = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
-_Vocabulary = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
-_Positions = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+OF_THE_WHOLE = ("architectures", "model_type", "auto_map", "quantization_config", "compression_config")
+"""Keys that are read where they stand, also in a config.json with a `text_config`."""
 
 MAX_EOS_IDS = 1024
 """Entries of a list of eos_token_id. The largest known lists have below ten."""
@@ -49,7 +45,7 @@ class ModelConfig:
     architecture: str
     """One of `ARCHITECTURES`."""
     hf: dict[str, Any]
-    """config.json as it stands, overrides applied."""
+    """config.json as it stands, `text_config` beside the other keys, overrides applied."""
     generation_config: dict[str, Any]
     """generation_config.json, empty if there is none."""
     dtype: str
@@ -58,28 +54,23 @@ class ModelConfig:
     """Positions of one request, prompt and output together."""
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
     num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    hidden_act: str
-    rms_norm_eps: float
-    attention_bias: bool
-    mlp_bias: bool
-    tie_word_embeddings: bool
-    windows: tuple[int | None, ...]
-    """Per layer: keys that a query sees, itself included; None for all."""
-    rope_parameters: dict[str, Any]
-    """rope_type, rope_theta and the numbers of the scaling."""
     eos_token_ids: tuple[int, ...]
     """Of config.json and generation_config.json together."""
     pooling: PoolingConfig | None = None
     """How a vector is made of a prompt; None for a model that generates."""
     encoder: EncoderConfig | None = None
-    """What is particular to an encoder; None for a decoder."""
+    """What an encoder is made of; None for a decoder."""
+    decoder: DecoderPlan | None = None
+    """What a decoder is made of; None for an encoder."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """What was laid over config.json."""
+
+    @property
+    def plan(self) -> DecoderPlan:
+        """Of a model that is known to be a decoder."""
+        assert self.decoder is not None, f"{self.architecture} is an encoder"
+        return self.decoder
 
     @property
     def needs_whole_prompts(self) -> bool:
@@ -104,77 +95,58 @@ class ModelConfig:
         folder = resolve_model_path(path)
         if not is_there(folder / "config.json"):
             raise ConfigError(f"{folder} has no config.json; give the directory of a model in Hugging Face format")
-        hf = read_json(folder / "config.json") | (overrides or {})
+        given = overrides or {}
+        hf = of_text(read_json(folder / "config.json") | given) | given
         generation_config = read_json_if_there(folder / "generation_config.json")
         name, architecture = _architecture(hf, embedding=is_embedding or is_sentence_encoder(folder))
-        facts = _facts(hf, architecture)
-        rope = rope_parameters(hf, facts.max_position_embeddings)
         if is_embedding and architecture.task == "generate":
             raise ConfigError(f"--is-embedding: {name} cannot make vectors here; leave it out")
-        pooling = None if architecture.task == "generate" else pooling_config(folder, hf, architecture)
-        encoder = None
-        longest = longest_context(rope, facts.max_position_embeddings)
-        if architecture.encoder:
+        facts = _read(hf, _Facts)
+        stored = _dtype(dtype, facts)
+        decoder, encoder = None, None
+        if architecture.config is not None:
+            decoder, longest = _decoder(hf, architecture.config, stored)
+        else:
             encoder = encoder_config(hf, positions_after_padding=architecture.positions_after_padding)
             longest = encoder.num_positions - encoder.first_position
+        pooling = None if architecture.task == "generate" else pooling_config(folder, hf, architecture)
         return cls(
             path=str(folder),
             architecture=name,
             hf=hf,
             generation_config=generation_config,
-            dtype=_dtype(dtype, facts),
+            dtype=stored,
             context_len=_context_len(context_length, longest, pooling),
             vocab_size=facts.vocab_size,
             hidden_size=facts.hidden_size,
-            intermediate_size=facts.intermediate_size,
             num_layers=facts.num_hidden_layers,
-            num_heads=facts.num_attention_heads,
-            num_kv_heads=facts.kv_heads,
-            head_dim=facts.dim_of_head,
-            hidden_act=facts.hidden_act,
-            rms_norm_eps=facts.rms_norm_eps,
-            attention_bias=facts.attention_bias,
-            mlp_bias=facts.mlp_bias,
-            tie_word_embeddings=facts.tie_word_embeddings,
-            windows=_windows(facts, architecture),
-            rope_parameters=rope,
             eos_token_ids=_eos_token_ids(facts.vocab_size, hf, generation_config),
             pooling=pooling,
             encoder=encoder,
-            overrides=overrides or {},
+            decoder=decoder,
+            overrides=given,
         )
+
+
+def of_text(hf: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a config.json, and beside them those of `text_config`, where models of several kinds nest them."""
+    nested = hf.get("text_config")
+    if nested is None:
+        return hf
+    if not isinstance(nested, dict):
+        raise ConfigError("config.json: text_config must be an object")
+    whole = {key: hf[key] for key in OF_THE_WHOLE if key in hf}
+    return {**hf, **nested, **whole}
 
 
 class _Facts(msgspec.Struct, frozen=True):
     """The keys of config.json that are read, with their types; unknown keys are somebody else's."""
 
-    vocab_size: _Vocabulary
-    hidden_size: _Width
-    intermediate_size: _Width
-    num_hidden_layers: _Layers
-    num_attention_heads: _Heads
-    max_position_embeddings: _Positions
-    num_key_value_heads: _Heads | None = None
-    head_dim: _HeadDim | None = None
-    hidden_act: str = "silu"
-    rms_norm_eps: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1e-6
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    tie_word_embeddings: bool = False
-    sliding_window: _Positions | None = None
-    use_sliding_window: bool = False
-    max_window_layers: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
-    layer_types: list[str] | None = None
+    vocab_size: Vocabulary
+    hidden_size: Width
+    num_hidden_layers: Layers
     torch_dtype: str | None = None
     dtype: str | None = None
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def dim_of_head(self) -> int:
-        return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
 def _architecture(hf: dict[str, Any], *, embedding: bool) -> tuple[str, Architecture]:
@@ -198,23 +170,23 @@ def _architecture(hf: dict[str, Any], *, embedding: bool) -> tuple[str, Architec
     raise ConfigError(f"architecture {listed} is not supported; supported are " + ", ".join(ARCHITECTURES))
 
 
-def _facts(hf: dict[str, Any], architecture: Architecture) -> _Facts:
+Keys = TypeVar("Keys", bound=msgspec.Struct)
+
+
+def _read(hf: dict[str, Any], kind: type[Keys]) -> Keys:
     try:
-        facts = msgspec.convert({**architecture.defaults, **hf}, _Facts)
+        return msgspec.convert(hf, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"config.json: {error}") from error
-    if facts.num_attention_heads % facts.kv_heads:
-        raise ConfigError(
-            f"config.json: {facts.num_attention_heads} attention heads cannot share {facts.kv_heads} key-value heads"
-        )
-    if facts.head_dim is None and facts.hidden_size % facts.num_attention_heads:
-        raise ConfigError(
-            f"config.json: hidden_size {facts.hidden_size} is no multiple of its {facts.num_attention_heads} attention "
-            "heads, and head_dim is not given"
-        )
-    if facts.dim_of_head % 2:
-        raise ConfigError(f"config.json: head_dim {facts.dim_of_head} must be even for the rotary embedding")
-    return facts
+
+
+def _decoder(hf: dict[str, Any], family: type[DecoderConfig], dtype: str) -> tuple[DecoderPlan, int]:
+    """The plan, and the positions that the model can use."""
+    config = _read(hf, family)
+    if dtype == "float16" and not config.float16:
+        raise ConfigError("activations of this model overflow in float16; use --dtype bfloat16 or float32")
+    rope = rope_parameters(hf, config.max_position_embeddings)
+    return config.plan(RopePlan(rope)), longest_context(rope, config.max_position_embeddings)
 
 
 def _dtype(wanted: str, facts: _Facts) -> str:
@@ -239,22 +211,6 @@ def _context_len(wanted: int | None, longest: int, pooling: PoolingConfig | None
             "rope_scaling or max_position_embeddings of its config.json if you know that the model can do it"
         )
     return wanted
-
-
-def _windows(facts: _Facts, architecture: Architecture) -> tuple[int | None, ...]:
-    layers = range(facts.num_hidden_layers)
-    match architecture.sliding:
-        case "none":
-            slides = [False for _ in layers]
-        case "all":
-            slides = [True for _ in layers]
-        case "some":
-            types = facts.layer_types
-            if types is not None and len(types) != len(layers):
-                raise ConfigError(f"config.json: {len(types)} layer_types for {len(layers)} layers")
-            chosen = [types[i] == "sliding_attention" if types else i >= facts.max_window_layers for i in layers]
-            slides = [facts.use_sliding_window and slide for slide in chosen]
-    return tuple(facts.sliding_window if slide else None for slide in slides)
 
 
 def _eos_token_ids(vocab_size: int, *configs: dict[str, Any]) -> tuple[int, ...]:

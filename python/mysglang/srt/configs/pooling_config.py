@@ -79,7 +79,7 @@ class _Module(msgspec.Struct, frozen=True):
 def pooling_config(folder: Path, hf: dict[str, Any], architecture: Architecture) -> PoolingConfig:
     """Of a model in `folder` whose architecture does not generate. Raises ConfigError for what is not supported."""
     if architecture.task == "classify":
-        labels = _labels({**architecture.defaults, **hf})
+        labels = _labels({"num_labels": architecture.labels, **hf})
         return PoolingConfig(
             task="classify",
             mode="cls" if architecture.encoder else "last",
@@ -168,14 +168,14 @@ def _dimensions(hf: dict[str, Any]) -> tuple[int, ...] | None:
 
 
 def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
-    """By index. transformers' default is two labels; what is given as a number only is named like there."""
+    """By index. Where `id2label` names none, `num_labels` counts them, and they are named as in transformers."""
     named = hf.get("id2label")
     if isinstance(named, dict) and named:
         texts = {str(key): str(value) for key, value in named.items()}
         if set(texts) != {str(index) for index in range(len(texts))}:
             raise ConfigError("config.json: id2label must name the labels 0, 1 and so on")
         return tuple(texts[str(index)] for index in range(len(texts)))
-    count = hf.get("num_labels", 2)
+    count = hf["num_labels"]
     if type(count) is not int or not 1 <= count <= MAX_LABELS:
         raise ConfigError(f"config.json: num_labels must be a number from 1 to {MAX_LABELS}, not {count!r}")
     return tuple(f"LABEL_{index}" for index in range(count))

@@ -31,6 +31,8 @@ def rope_parameters(hf: dict[str, Any], max_position_embeddings: int) -> dict[st
     given = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     if not isinstance(given, dict):
         raise ConfigError("config.json: rope_scaling must be an object")
+    if given and all(isinstance(value, dict) for value in given.values()):
+        raise ConfigError("config.json: rope_parameters for each type of layer are not supported")
     rope_type = given.get("rope_type", given.get("type", "default"))
     if not isinstance(rope_type, str) or rope_type not in REQUIRED:
         raise ConfigError(f"config.json: rope type {rope_type!r} is unknown; known are {', '.join(REQUIRED)}")

@@ -1,10 +1,11 @@
-"""What nearly every decoder is made of: attention with rotary positions, and a gated MLP.
+"""What nearly every decoder is made of: attention over pages, and a gated MLP.
 
 Sizes are the whole model's; the linears take this rank's share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -37,20 +38,23 @@ class GatedMLP(nn.Module):
         return out
 
 
-class RopeAttention(nn.Module):
-    """Projections, rotary positions, attention, output projection."""
+class PagedAttention(nn.Module):
+    """Projections, norms of heads and rotary positions where there are such, attention, output projection."""
 
     def __init__(
         self,
         hidden_size: int,
         spec: AttentionSpec,
-        rotary: RotaryEmbedding,
+        rotary: RotaryEmbedding | None,
         *,
+        head_norms: Callable[[], RMSNorm] | None = None,
         bias: bool = False,
         output_bias: bool = False,
         context: LayerContext,
     ) -> None:
-        """`spec` counts the heads of the whole model."""
+        """`spec` counts the heads of the whole model. `head_norms` makes a norm of heads, for queries and for keys;
+        without `rotary` there must be none.
+        """
         super().__init__()
         self.qkv_proj = QKVParallelLinear(
             hidden_size, spec.head_dim, spec.num_heads, spec.num_kv_heads, bias=bias, context=context.under("qkv_proj")
@@ -62,6 +66,9 @@ class RopeAttention(nn.Module):
         self.attn = RadixAttention(
             replace(spec, num_heads=self.qkv_proj.num_heads, num_kv_heads=self.qkv_proj.num_kv_heads)
         )
+        assert rotary is not None or head_norms is None, "heads are normed on their way to being turned"
+        self.q_norm = None if head_norms is None else head_norms()
+        self.k_norm = None if head_norms is None else head_norms()
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [W, hidden_size], of the wanted tokens."""
@@ -69,27 +76,10 @@ class RopeAttention(nn.Module):
         out: Tensor = self.o_proj(self.attn(q, k, v, batch, self.rotation()))
         return out
 
-    def rotation(self) -> Rotation:
-        return Rotation(self.rotary.cos_sin)
-
-
-class QKNormRopeAttention(RopeAttention):
-    """The same with an RMSNorm over each head of queries and keys before they are turned."""
-
-    def __init__(
-        self,
-        hidden_size: int,
-        spec: AttentionSpec,
-        rotary: RotaryEmbedding,
-        *,
-        eps: float,
-        bias: bool = False,
-        output_bias: bool = False,
-        context: LayerContext,
-    ) -> None:
-        super().__init__(hidden_size, spec, rotary, bias=bias, output_bias=output_bias, context=context)
-        self.q_norm = RMSNorm(spec.head_dim, eps, context)
-        self.k_norm = RMSNorm(spec.head_dim, eps, context)
-
-    def rotation(self) -> Rotation:
-        return Rotation(self.rotary.cos_sin, (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps))
+    def rotation(self) -> Rotation | None:
+        """What happens to heads before they attend."""
+        if self.rotary is None:
+            return None
+        if self.q_norm is None or self.k_norm is None:
+            return Rotation(self.rotary.cos_sin)
+        return Rotation(self.rotary.cos_sin, (self.q_norm.gain, self.k_norm.gain, self.q_norm.eps))

@@ -200,18 +200,26 @@ def _reckons(args: ServerArgs, model: ModelConfig) -> bool:
 def _costs(args: ServerArgs, model: ModelConfig) -> StepCosts:
     if not _reckons(args, model):
         return NoCosts()
+    attention = model.plan.layers[0].attention
     shape = DecoderShape.of_model(
         hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
         vocab_size=model.vocab_size,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        windows=model.windows,
+        layer_parameters=model.plan.used_parameters(model.hidden_size),
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        windows=model.plan.windows,
         dtype_bytes=DTYPE_BYTES.get(model.dtype, 2),
         tp_size=args.parallel.tp_size,
     )
     return DecoderCosts(shape)
+
+
+def _cascade(args: ServerArgs, model: ModelConfig) -> CascadeCosts | None:
+    if args.kernels.disable_cascade_attention or model.decoder is None:
+        return None
+    attention = model.decoder.layers[0].attention
+    return CascadeCosts.of_model(attention.num_heads, attention.num_kv_heads, DTYPE_BYTES.get(model.dtype, 2))
 
 
 def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOptions:
@@ -228,9 +236,7 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         fair_share_by=schedule.shares_by,
         conservativeness=schedule.schedule_conservativeness,
         stream_interval=args.serving.stream_interval,
-        cascade=None
-        if args.kernels.disable_cascade_attention
-        else CascadeCosts.of_model(model.num_heads, model.num_kv_heads, DTYPE_BYTES.get(model.dtype, 2)),
+        cascade=_cascade(args, model),
         order=_order(schedule),
         decode_wait_tokens=schedule.decode_wait_tokens,
         overlap=not schedule.disable_overlap_schedule,

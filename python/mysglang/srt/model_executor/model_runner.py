@@ -67,7 +67,7 @@ class ModelRunner:
         device, dtype = platform.device, getattr(torch, model_config.dtype)
         attentions = attention_backends(config, platform)
         use_ops(config.numerics)
-        compile_ahead(platform.name, head_dim=model_config.head_dim, dtype=dtype)
+        compile_ahead(platform.name, head_dim=model_config.plan.layers[0].attention.head_dim, dtype=dtype)
         sizes = graph_sizes(config, platform)
         # What cannot run here is refused before weights are read; what cannot run with this model, after that.
         processors = load_processors(config.logit_processors)

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from mysgl_kernel import decoder
+from mysglang.srt.configs.layer_plan import DecoderPlan, GatedMlpPlan
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import NO_COLUMNS, GraphAttentionBackend, HostColumns
+from mysglang.srt.layers.parameter import dtype_name
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.model_executor.step_program import Programs, StepProgram, StepTensors
-from mysglang.srt.models.dense_decoder import DenseDecoder, DenseLayer, describe
-from mysglang.srt.models.interfaces import CausalModel
+from mysglang.srt.models.causal_lm import CausalLM
+from mysglang.srt.models.dense_decoder import CannotDescribe, DenseDecoder, DenseLayer, describe
 
 logger = logging.getLogger(__name__)
 
@@ -87,15 +89,13 @@ class NothingToPlan:
         return True
 
 
-def with_persistent_decode(general: Programs, model: CausalModel, pool: KvPool, page_table: Tensor) -> Programs:
+def with_persistent_decode(general: Programs, model: CausalLM, pool: KvPool, page_table: Tensor) -> Programs:
     """The general programs, with this kernel before them if it takes the model and runs on this device."""
-    described = describe(model)
-    if described is None or not is_simple(described):
-        return general
-    tensors = decoder_tensors(described, pool, page_table)
     try:
+        described = describe_for_kernel(model)
+        tensors = decoder_tensors(described, pool, page_table)
         decoder.check(tensors, 1)
-    except decoder.DoesNotFitError as error:
+    except (CannotDescribe, decoder.DoesNotFitError) as error:
         logger.info("Small decode steps run layer by layer: %s", error)
         return general
     if not decoder.available([described.layers[0].spec.head_dim]):
@@ -103,26 +103,30 @@ def with_persistent_decode(general: Programs, model: CausalModel, pool: KvPool, 
     return PersistentDecode(tensors, pool, general)
 
 
-def is_simple(model: DenseDecoder) -> bool:
-    """Whether the model asks for nothing that the kernel lacks."""
-    wanted = facts_of(model.layers[0])
-    return model.embedding.dtype == torch.bfloat16 and all(
-        layer.activation == "silu"
-        and layer.spec.logit_cap == 0
-        and layer.post_norm.eps == layer.input_norm.eps == model.norm.eps
-        and facts_of(layer) == wanted
-        for layer in model.layers
-    )
+def describe_for_kernel(model: CausalLM) -> DenseDecoder:
+    """Raises CannotDescribe if the model asks for what the kernel lacks."""
+    if reasons := lacks(model.plan):
+        raise CannotDescribe(reasons[0])
+    if model.embed_tokens.weight.dtype is not torch.bfloat16:
+        raise CannotDescribe(f"it computes in {dtype_name(model.embed_tokens.weight.dtype)}")
+    return describe(model)
 
 
-def facts_of(layer: DenseLayer) -> tuple[object, ...]:
-    """What the kernel takes to be the same in all layers."""
-    return layer.rotation.norms is None, layer.rotation.cos_sin.data_ptr(), layer.spec.scale, head_eps(layer)
-
-
-def head_eps(layer: DenseLayer) -> float:
-    """Of the norms of heads; 0 without them."""
-    return 0.0 if layer.rotation.norms is None else layer.rotation.norms[2]
+def lacks(plan: DecoderPlan) -> list[str]:
+    """What of the plan the kernel cannot do, beside what a description cannot say."""
+    first = plan.layers[0].attention
+    reasons = {
+        "its activation is not silu": any(
+            isinstance(layer.mlp, GatedMlpPlan) and layer.mlp.activation != "silu" for layer in plan.layers
+        ),
+        "its scores are capped": any(layer.attention.logit_cap for layer in plan.layers),
+        "its norms differ in eps": any(layer.norms.norm.eps != plan.norm.eps for layer in plan.layers),
+        "its layers differ in scale, rotary positions or norms of heads": any(
+            (each.scale, each.rope, each.qk_norm) != (first.scale, first.rope, first.qk_norm)
+            for each in (layer.attention for layer in plan.layers)
+        ),
+    }
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def decoder_tensors(model: DenseDecoder, pool: KvPool, page_table: Tensor) -> decoder.DecoderTensors:
@@ -138,7 +142,7 @@ def decoder_tensors(model: DenseDecoder, pool: KvPool, page_table: Tensor) -> de
         page_size=pool.page_size,
         q_heads=first.spec.num_heads,
         eps=model.norm.eps,
-        qk_eps=head_eps(first),
+        qk_eps=0.0 if first.rotation.norms is None else first.rotation.norms[2],
         scale=first.spec.scale,
     )
 

@@ -18,6 +18,7 @@ from mysglang.srt.kernels.sampling import greedy_tokens
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.interfaces import CausalModel
 
 PERSISTENT = "mysglang.srt.model_executor.persistent_decode"
@@ -72,7 +73,7 @@ class LayerByLayer:
 
 
 def programs_of(
-    model: CausalModel,
+    model: CausalLM,
     logits: LogitsProcessor,
     backend: GraphAttentionBackend,
     pool: KvPool,
@@ -87,6 +88,6 @@ def programs_of(
     general = LayerByLayer(model, logits, backend)
     if not persistent or page_table.device.type != "cuda" or importlib.util.find_spec("mysgl_kernel") is None:
         return general
-    add: Callable[[Programs, CausalModel, KvPool, Tensor], Programs]
+    add: Callable[[Programs, CausalLM, KvPool, Tensor], Programs]
     add = importlib.import_module(PERSISTENT).with_persistent_decode
     return add(general, model, pool, page_table)

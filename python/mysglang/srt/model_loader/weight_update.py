@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import torch
@@ -27,11 +28,7 @@ CPU = torch.device("cpu")
 MAX_PROBLEMS = 8
 """Told at once."""
 
-SAME = (
-    *("architecture", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
-    *("head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "tie_word_embeddings", "windows"),
-    *("rope_parameters", "encoder"),
-)
+SAME = ("architecture", "vocab_size", "hidden_size", "num_layers", "decoder", "encoder")
 """Of a ModelConfig: what decides how weights are computed with."""
 
 NamedTensors = Sequence[tuple[str, Tensor]]
@@ -171,13 +168,23 @@ def check_config(path: Path, served: ModelConfig) -> None:
     found = ModelConfig.from_path(
         str(path), dtype=served.dtype, overrides=served.overrides, is_embedding=served.pooling is not None
     )
-    differing = [name for name in SAME if getattr(found, name) != getattr(served, name)]
-    if differing:
-        name = differing[0]
-        raise ConfigError(
-            f"{path} holds another model: its {name} is {getattr(found, name)}, that of the served one "
-            f"{getattr(served, name)}"
-        )
+    for name in SAME:
+        if (differing := first_difference(name, getattr(found, name), getattr(served, name))) is not None:
+            where, ours, theirs = differing
+            raise ConfigError(f"{path} holds another model: its {where} is {ours}, that of the served one {theirs}")
+
+
+def first_difference(name: str, one: object, other: object) -> tuple[str, object, object] | None:
+    """(the path of names to it, what stands there in each) of two values called `name`; None if they are equal."""
+    if one == other:
+        return None
+    if is_dataclass(one) and type(one) is type(other):
+        inner = [(each.name, getattr(one, each.name), getattr(other, each.name)) for each in fields(one)]
+    elif isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        inner = [(str(index), *pair) for index, pair in enumerate(zip(one, other, strict=True))]
+    else:
+        return name, one, other
+    return next(found for key, *pair in inner if (found := first_difference(f"{name}.{key}", *pair)) is not None)
 
 
 def digest(tensor: Tensor) -> str:

@@ -36,6 +36,3 @@ class BertForSequenceClassification(EncoderModel):
         x = pooled.to(self.embeddings.norm.weight.dtype)
         scores: Tensor = self.classifier(torch.tanh(self.pooler["dense"](x)))
         return scores.float()
-
-
-EntryClass = (BertModel, BertForSequenceClassification)

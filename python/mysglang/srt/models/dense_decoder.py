@@ -1,30 +1,23 @@
 """describe: a dense decoder as plain tensors, for whoever computes it in another way than layer by layer.
 
-It describes what it knows for certain, by the classes that the layers are made of: attention with rotary positions, a
-gated MLP, plain weights, one rank. Anything else, a subclass that computes otherwise included, has no description.
+What can be said is attention with rotary positions and a gated MLP, a norm before each, plain weights, one rank. The
+plan and the linears tell whether that is all that a model is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from mysglang.srt.configs.layer_plan import DecoderPlan, GatedMlpPlan, NormPlan
 from mysglang.srt.forward.forward_batch import AttentionSpec, Rotation
-from mysglang.srt.layers.decoder_blocks import GatedMLP, QKNormRopeAttention, RopeAttention
+from mysglang.srt.layers.decoder_blocks import GatedMLP
 from mysglang.srt.layers.layernorm import RMSNorm
-from mysglang.srt.layers.linear import (
-    GatedColumnParallelLinear,
-    LinearBase,
-    QKVParallelLinear,
-    RowParallelLinear,
-)
-from mysglang.srt.layers.quantization.unquantized import UnquantizedLinearMethod
+from mysglang.srt.layers.linear import LinearBase
 from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.interfaces import CausalModel
-from mysglang.srt.models.llama import LlamaDecoderLayer
-
-LINEARS = (QKVParallelLinear, RowParallelLinear, GatedColumnParallelLinear)
+from mysglang.srt.models.decoder import DecoderLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +34,6 @@ class DenseNorm:
 
     weight: Tensor
     eps: float
-
-    @classmethod
-    def of(cls, norm: RMSNorm) -> DenseNorm:
-        return cls(norm.weight, norm.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,54 +65,71 @@ class DenseDecoder:
     """[vocab, hidden]."""
 
 
-def describe(model: CausalModel) -> DenseDecoder | None:
-    """The tensors are the model's own. None for a model that is made of anything else."""
-    if not isinstance(model, CausalLM) or not computes_as(model, CausalLM) or model.embed_tokens.tp.size > 1:
-        return None
-    layers = [_layer(layer) for layer in model.layers.values()]
-    known = tuple(layer for layer in layers if layer is not None)
-    if len(known) < len(layers):
-        return None
+class CannotDescribe(Exception):
+    """Says what of a model a description has no words for."""
+
+
+def describe(model: CausalLM) -> DenseDecoder:
+    """The tensors are the model's own. Raises CannotDescribe."""
+    plan = model.plan
+    if reasons := unsaid(plan):
+        raise CannotDescribe(reasons[0])
+    if model.embed_tokens.tp.size > 1:
+        raise CannotDescribe("its weights are split over ranks")
     return DenseDecoder(
         embedding=model.embed_tokens.weight,
-        layers=known,
-        norm=DenseNorm.of(model.norm),
+        layers=tuple(_layer(layer) for layer in model.decoder_layers()),
+        norm=_norm(model.norm),
         lm_head=model.lm_head.weight,
     )
 
 
-def computes_as(module: nn.Module, known: type[nn.Module]) -> bool:
-    """Whether the module runs the forward of the class that is known here."""
-    return isinstance(module, known) and type(module).forward is known.forward
+def unsaid(plan: DecoderPlan) -> list[str]:
+    """What of the plan a description has no words for."""
+    reasons = {
+        "its embeddings are scaled": plan.embedding_scale != 1.0,
+        "its logits are capped": plan.logit_cap != 0.0,
+        "its norms multiply by 1 + w": any(norm.kind != "rms" for norm in _norms(plan)),
+        "its layers have norms after attention or MLP": any(
+            layer.norms.after_attention or layer.norms.after_mlp for layer in plan.layers
+        ),
+        "it has layers without rotary positions": any(layer.attention.rope is None for layer in plan.layers),
+        "its layers have MLPs of another kind": not all(isinstance(layer.mlp, GatedMlpPlan) for layer in plan.layers),
+    }
+    return [reason for reason, holds in reasons.items() if holds]
 
 
-def _layer(layer: nn.Module) -> DenseLayer | None:
-    if not isinstance(layer, LlamaDecoderLayer) or not computes_as(layer, LlamaDecoderLayer):
-        return None
-    attention, mlp = layer.self_attn, layer.mlp
-    if type(attention) not in (RopeAttention, QKNormRopeAttention) or type(mlp) is not GatedMLP:
-        return None
-    linears = [_linear(linear) for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)]
-    known = [linear for linear in linears if linear is not None]
-    if len(known) < len(linears):
-        return None
-    qkv, o, gate_up, down = known
+def _norms(plan: DecoderPlan) -> Iterator[NormPlan]:
+    yield plan.norm
+    for layer in plan.layers:
+        yield layer.norms.norm
+        if layer.attention.qk_norm is not None:
+            yield layer.attention.qk_norm
+
+
+def _layer(layer: DecoderLayer) -> DenseLayer:
+    attention, mlp, (input_norm, post_norm) = layer.self_attn, layer.mlp, layer.norms_before
+    rotation = attention.rotation()
+    assert isinstance(mlp, GatedMLP) and rotation is not None, "built from the plan"
     return DenseLayer(
-        input_norm=DenseNorm.of(layer.input_layernorm),
-        qkv=qkv,
-        rotation=attention.rotation(),
+        input_norm=_norm(input_norm),
+        qkv=_linear(attention.qkv_proj),
+        rotation=rotation,
         spec=attention.attn.spec,
-        o=o,
-        post_norm=DenseNorm.of(layer.post_attention_layernorm),
-        gate_up=gate_up,
+        o=_linear(attention.o_proj),
+        post_norm=_norm(post_norm),
+        gate_up=_linear(mlp.gate_up_proj),
         activation=mlp.gate_up_proj.activation,
-        down=down,
+        down=_linear(mlp.down_proj),
     )
 
 
-def _linear(linear: LinearBase) -> DenseLinear | None:
-    if type(linear) not in LINEARS or type(linear.method) is not UnquantizedLinearMethod or linear.tp.size > 1:
-        return None
-    weight = linear.weight
-    assert isinstance(weight, Tensor)
+def _norm(norm: RMSNorm) -> DenseNorm:
+    return DenseNorm(norm.gain, norm.eps)
+
+
+def _linear(linear: LinearBase) -> DenseLinear:
+    weight = linear.method.dense_weight(linear)
+    if weight is None:
+        raise CannotDescribe("its weights are quantized")
     return DenseLinear(weight, linear.bias)

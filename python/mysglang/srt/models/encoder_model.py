@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mysglang.srt.configs.encoder_config import EncoderConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.errors import ConfigError
@@ -75,8 +76,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: ModelConfig, context: LayerContext) -> None:
         super().__init__()
-        assert config.encoder is not None, "the architecture is an encoder's"
-        facts, size = config.encoder, config.hidden_size
+        facts, size = facts_of(config), config.hidden_size
         self.word_embeddings = VocabParallelEmbedding(config.vocab_size, size, context)
         self.position_embeddings = Table(facts.num_positions, size, context)
         self.token_type_embeddings = Table(facts.type_vocab_size, size, context)
@@ -96,9 +96,8 @@ class Output(nn.Module):
 
     def __init__(self, input_size: int, config: ModelConfig, context: LayerContext) -> None:
         super().__init__()
-        assert config.encoder is not None
         self.dense = ReplicatedLinear(input_size, config.hidden_size, bias=True, context=context.under("dense"))
-        self.norm = LayerNorm(config.hidden_size, config.encoder.layer_norm_eps, context)
+        self.norm = LayerNorm(config.hidden_size, facts_of(config).layer_norm_eps, context)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         normed: Tensor = self.norm(self.dense(x) + residual)
@@ -110,14 +109,9 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, context: LayerContext) -> None:
         super().__init__()
-        heads = config.num_heads
-        self.heads = nn.ModuleDict(
-            {
-                "qkv": QKVParallelLinear(
-                    config.hidden_size, config.head_dim, heads, heads, bias=True, context=context.under("qkv")
-                )
-            }
-        )
+        size, heads = config.hidden_size, facts_of(config).num_heads
+        qkv = QKVParallelLinear(size, size // heads, heads, heads, bias=True, context=context.under("qkv"))
+        self.heads = nn.ModuleDict({"qkv": qkv})
         self.output = Output(config.hidden_size, config, context.under("output"))
         self.num_heads = heads
 
@@ -132,16 +126,17 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, context: LayerContext) -> None:
         super().__init__()
-        if config.hidden_act not in ACTIVATIONS:
+        facts = facts_of(config)
+        if facts.hidden_act not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
-            raise ConfigError(f"config.json: hidden_act {config.hidden_act!r} is not supported; supported are {known}")
+            raise ConfigError(f"config.json: hidden_act {facts.hidden_act!r} is not supported; supported are {known}")
         self.attention = Attention(config, context.under("attention"))
         inner = ReplicatedLinear(
-            config.hidden_size, config.intermediate_size, bias=True, context=context.under("intermediate.dense")
+            config.hidden_size, facts.intermediate_size, bias=True, context=context.under("intermediate.dense")
         )
         self.intermediate = nn.ModuleDict({"dense": inner})
-        self.output = Output(config.intermediate_size, config, context.under("output"))
-        self.activation = ACTIVATIONS[config.hidden_act]
+        self.output = Output(facts.intermediate_size, config, context.under("output"))
+        self.activation = ACTIVATIONS[facts.hidden_act]
 
     def forward(self, x: Tensor, batch: EncoderBatch) -> Tensor:
         x = self.attention(x, batch)
@@ -191,6 +186,11 @@ class EncoderModel(CheckpointModel):
         layers = self.encoder["layer"]
         assert isinstance(layers, nn.ModuleDict)
         return list(layers.values())
+
+
+def facts_of(config: ModelConfig) -> EncoderConfig:
+    assert config.encoder is not None, "the architecture is an encoder's"
+    return config.encoder
 
 
 def num_labels(config: ModelConfig) -> int:

@@ -1,29 +1,63 @@
-"""PoolingDecoder: a decoder whose hidden states are wanted, and no logits."""
+"""Decoders whose hidden states are wanted and no logits: for vectors, for scores of labels, for rewards."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.models.causal_lm import CausalLM
+from mysglang.srt.layers.linear import ReplicatedLinear
+from mysglang.srt.models.decoder import Decoder
 
 
-class PoolingDecoder(CausalLM):
+class PoolingDecoder(Decoder):
     """Has no projection to logits, and none of a checkpoint's is read."""
 
-    ignored: ClassVar[tuple[str, ...]] = (*CausalLM.ignored, "lm_head.weight")
-
-    def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
-        # With tied weights the head has no table of its own, so that none is made only to be thrown away.
-        super().__init__(replace(config, tie_word_embeddings=True), context, stage)
-        del self.lm_head
-        self.config = config
+    ignored: ClassVar[tuple[str, ...]] = (*Decoder.ignored, "lm_head.weight")
 
     def head(self, pooled: Tensor) -> Tensor:
         """[N, hidden_size] float32 -> [N, width] float32: what the model makes of a pooled state."""
         return pooled
+
+
+class Classifier(PoolingDecoder):
+    """One projection to a score for each label."""
+
+    def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
+        super().__init__(config, context, stage)
+        self.score = ReplicatedLinear(config.hidden_size, num_labels(config), context=context.under("score"))
+
+    def head(self, pooled: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, labels], no softmax."""
+        scores: Tensor = self.score(pooled.to(self.norm.weight.dtype))
+        return scores.float()
+
+
+class RewardModel(PoolingDecoder):
+    """Two projections to a single number."""
+
+    def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
+        super().__init__(config, context, stage)
+        size = config.hidden_size
+        # The names are those of the checkpoint, where a ReLU stands at 1.
+        self.score = nn.ModuleDict(
+            {
+                "0": ReplicatedLinear(size, size, bias=True, context=context.under("score.0")),
+                "2": ReplicatedLinear(size, num_labels(config), bias=True, context=context.under("score.2")),
+            }
+        )
+
+    def head(self, pooled: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, 1]."""
+        inner = F.relu(self.score["0"](pooled.to(self.norm.weight.dtype)))
+        reward: Tensor = self.score["2"](inner)
+        return reward.float()
+
+
+def num_labels(config: ModelConfig) -> int:
+    assert config.pooling is not None, "a classifier's config says how it pools"
+    return len(config.pooling.labels)

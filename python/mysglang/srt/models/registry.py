@@ -1,4 +1,4 @@
-"""From an architecture's name to its class. Imports the module on demand, so a server loads one model's code only."""
+"""From an architecture's name to its class. Imports the file on demand, so a server loads one model's code only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ Model = TypeVar("Model", bound=CheckpointModel)
 
 
 def model_class(architecture: str, kind: type[Model]) -> type[Model]:
-    """The class in the module that `ARCHITECTURES` names: its `EntryClass`, or the one of that name among several."""
-    module = importlib.import_module(f"mysglang.srt.models.{ARCHITECTURES[architecture].module}")
-    entries = module.EntryClass if isinstance(module.EntryClass, tuple) else (module.EntryClass,)
-    found: type[CheckpointModel] = next(entry for entry in entries if entry.__name__ == architecture)
+    """The class that `ARCHITECTURES` names, which must be of this kind."""
+    file, _, name = ARCHITECTURES[architecture].model.partition(":")
+    found: type[CheckpointModel] = getattr(importlib.import_module(f"mysglang.srt.models.{file}"), name)
     assert issubclass(found, kind), f"{architecture} is no {kind.__name__}"
     return found

@@ -13,17 +13,13 @@ from mysglang.srt.models.encoder_model import EncoderModel, num_labels
 
 
 class RobertaModel(EncoderModel):
-    """The encoder alone."""
+    """The encoder alone, also for many languages: of BGE-M3, E5 and their like."""
 
     prefix = "roberta."
 
 
-class XLMRobertaModel(RobertaModel):
-    """The same for many languages: of BGE-M3, E5 and their like."""
-
-
 class RobertaForSequenceClassification(EncoderModel):
-    """out_proj(tanh(dense(<s>)))."""
+    """out_proj(tanh(dense(<s>))), also of the BGE rerankers."""
 
     prefix = "roberta."
 
@@ -42,15 +38,3 @@ class RobertaForSequenceClassification(EncoderModel):
         x = pooled.to(self.embeddings.norm.weight.dtype)
         scores: Tensor = self.classifier["out_proj"](torch.tanh(self.classifier["dense"](x)))
         return scores.float()
-
-
-class XLMRobertaForSequenceClassification(RobertaForSequenceClassification):
-    """The same for many languages: of the BGE rerankers."""
-
-
-EntryClass = (
-    RobertaModel,
-    RobertaForSequenceClassification,
-    XLMRobertaModel,
-    XLMRobertaForSequenceClassification,
-)

@@ -41,8 +41,8 @@ class DecoderShape:
         cls,
         *,
         hidden_size: int,
-        intermediate_size: int,
         vocab_size: int,
+        layer_parameters: int,
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
@@ -50,11 +50,10 @@ class DecoderShape:
         dtype_bytes: int,
         tp_size: int,
     ) -> DecoderShape:
-        """The part of each of `tp_size` ranks."""
+        """The part of each of `tp_size` ranks. layer_parameters: those of all layers that a token meets."""
         queries, keys = num_heads * head_dim, num_kv_heads * head_dim
-        per_layer = hidden_size * (2 * queries + 2 * keys + 3 * intermediate_size)
         return cls(
-            layer_parameters=per_layer * len(windows) // tp_size,
+            layer_parameters=layer_parameters // tp_size,
             head_parameters=hidden_size * vocab_size // tp_size,
             windows=windows,
             query_size=queries // tp_size,

@@ -42,6 +42,12 @@ class LinearMethod(Protocol):
         """[output, input]: the values that are computed with, in any float dtype."""
         ...
 
+    def dense_weight(self, layer: nn.Module) -> Tensor | None:
+        """[output, input]: the tensor that `apply` multiplies with, for a kernel that does as much by itself; None if
+        it multiplies with anything else.
+        """
+        ...
+
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [..., input] -> [..., output]."""
         ...

@@ -53,6 +53,9 @@ class Int8LinearMethod:
             return weight
         return unpack_int8_weight(weight).float() * _tensor(layer, "scales")[:, None]
 
+    def dense_weight(self, layer: nn.Module) -> Tensor | None:
+        return None
+
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         return int8_linear(x, _tensor(layer, "weight"), _tensor(layer, "scales"), bias)
 

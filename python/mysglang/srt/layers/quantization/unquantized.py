@@ -33,6 +33,9 @@ class UnquantizedLinearMethod:
     def plain_weight(self, layer: nn.Module) -> Tensor:
         return plain_weight(_weight(layer))
 
+    def dense_weight(self, layer: nn.Module) -> Tensor | None:
+        return _weight(layer)
+
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, _weight(layer), bias)
 

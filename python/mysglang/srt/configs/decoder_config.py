@@ -1,0 +1,119 @@
+"""DecoderConfig: the keys of config.json that decoders have in common, and the plan that follows from them.
+
+A family is a subclass in `configs/families/`: the keys that it adds, the values that transformers takes where a file
+leaves a key out, and what is different in its layers. Keys that a family does not name are somebody else's.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from mysglang.srt.configs.layer_plan import (
+    AttentionPlan,
+    DecoderPlan,
+    GatedMlpPlan,
+    LayerPlan,
+    MlpPlan,
+    NormPlan,
+    NormsPlan,
+    RopePlan,
+)
+from mysglang.srt.errors import ConfigError
+
+# Bounds of what is read, each some powers of two above the largest known model. What a checkpoint holds and a machine
+# has is compared later (`configs/checkpoint_sizes.py`); these only keep what is computed from them small.
+Layers = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
+Heads = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
+HeadDim = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
+Width = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+Vocabulary = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+Positions = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+Epsilon = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Cap = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+LayerNumber = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+
+SLIDING = "sliding_attention"
+"""A layer with the window, among `layer_types` of config.json."""
+LAYER_TYPES = ("full_attention", SLIDING)
+
+
+class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder with gated MLPs, norms before attention and MLP, rotary positions and no biases."""
+
+    float16: ClassVar[bool] = True
+    """Whether activations stay within the range of float16."""
+
+    hidden_size: Width
+    intermediate_size: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Heads
+    max_position_embeddings: Positions
+    num_key_value_heads: Heads | None = None
+    head_dim: HeadDim | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: Epsilon = 1e-6
+    tie_word_embeddings: bool = False
+
+    def plan(self, rope: RopePlan) -> DecoderPlan:
+        """Raises ConfigError for what contradicts itself or is not supported."""
+        self.check()
+        return DecoderPlan(
+            layers=tuple(self.layer(index, rope) for index in range(self.num_hidden_layers)),
+            norm=self.norm(),
+            tied_embeddings=self.tie_word_embeddings,
+        )
+
+    def layer(self, index: int, rope: RopePlan) -> LayerPlan:
+        return LayerPlan(attention=self.attention(index, rope), mlp=self.mlp(index), norms=self.norms())
+
+    def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
+        """`rope`: that of config.json."""
+        head_dim = self.dim_of_head
+        return AttentionPlan(
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            rope=rope,
+        )
+
+    def mlp(self, index: int) -> MlpPlan:
+        return GatedMlpPlan(intermediate_size=self.intermediate_size, activation=self.hidden_act)
+
+    def norm(self) -> NormPlan:
+        """Every norm of the model, if the family says nothing else."""
+        return NormPlan(eps=self.rms_norm_eps)
+
+    def norms(self) -> NormsPlan:
+        return NormsPlan(norm=self.norm())
+
+    @property
+    def dim_of_head(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    def check(self) -> None:
+        """Raise ConfigError for keys that contradict each other, or that ask for what is not there."""
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
+        if heads % kv_heads:
+            raise ConfigError(f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads")
+        if self.head_dim is None and self.hidden_size % heads:
+            raise ConfigError(
+                f"config.json: hidden_size {self.hidden_size} is no multiple of its {heads} attention heads, and "
+                "head_dim is not given"
+            )
+        if self.dim_of_head % 2:
+            raise ConfigError(f"config.json: head_dim {self.dim_of_head} must be even for the rotary embedding")
+
+
+def check_layer_types(layer_types: list[str] | None, num_layers: int) -> None:
+    """Raise ConfigError unless config.json names a known type for each layer, or none for any."""
+    if layer_types is None:
+        return
+    if len(layer_types) != num_layers:
+        raise ConfigError(f"config.json: {len(layer_types)} layer_types for {num_layers} layers")
+    for name in layer_types:
+        if name not in LAYER_TYPES:
+            known = " and ".join(LAYER_TYPES)
+            raise ConfigError(f"config.json: layer type {name!r} is not supported; {known} are")
