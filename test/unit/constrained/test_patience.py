@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from fixtures.outside import hear
 from mysglang.srt.constrained import answer_grammar
 from mysglang.srt.constrained.answer_grammar import AnswerGrammar, AnswerMasks
 from mysglang.srt.constrained.backend import MANY, CompiledGrammar, Matcher
-from mysglang.srt.constrained.compiler import Failure
-from mysglang.srt.constrained.grammar_queue import GrammarCache
+from mysglang.srt.constrained.compiler import Failure, NoCompiler
+from mysglang.srt.constrained.grammar_queue import GrammarCache, GrammarQueue
 from mysglang.srt.constrained.patience import SLOW_S, Patience
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
@@ -78,22 +79,41 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+class Learned(Patience):
+    """Is over as soon as it is told."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(self._end, clock.thread_time)
+
+    def _end(self) -> None:
+        self.over = True
+
+
 def test_two_slow_steps_are_enough_and_one_now_and_then_is_not() -> None:
-    patience = Patience()
+    told: list[bool] = []
+    patience = Patience(lambda: told.append(True))
     for _ in range(5):
         patience.took(2 * SLOW_S)
         for _ in range(100):
             patience.took(SLOW_S / 1000)
-    assert not patience.over
-    patience.took(2 * SLOW_S)
-    patience.took(2 * SLOW_S)
-    assert patience.over
+    assert not told
+    for _ in range(5):
+        patience.took(2 * SLOW_S)
     patience.took(0)
-    assert patience.over
+    assert told == [True], "once"
+
+
+def test_what_was_measured_changes_nothing_until_it_is_learned(clock: Clock) -> None:
+    patience = Patience(lambda: None, clock.thread_time)
+    answer = AnswerGrammar(SlowMatcher(clock, 2 * SLOW_S), patience=patience)
+    assert all(answer.accept(1) for _ in range(9)) and not answer.too_slow
+    patience.over = True
+    assert answer.too_slow and not answer.accept(1)
 
 
 def test_tokens_that_are_slow_to_take_end_the_answer(clock: Clock) -> None:
-    slow, quick = AnswerGrammar(SlowMatcher(clock, 2 * SLOW_S)), AnswerGrammar(SlowMatcher(clock))
+    slow = AnswerGrammar(SlowMatcher(clock, 2 * SLOW_S), patience=Learned(clock))
+    quick = AnswerGrammar(SlowMatcher(clock), patience=Learned(clock))
     assert [slow.accept(1) for _ in range(3)] == [True, True, False]
     assert slow.too_slow and quick.accept(1) and not quick.too_slow
 
@@ -102,7 +122,7 @@ def test_tokens_that_are_slow_to_take_end_the_answer(clock: Clock) -> None:
 def test_masks_that_are_slow_to_make_end_the_answer_alone(clock: Clock, count: int) -> None:
     """Also among many, which are filled together as long as they are quick."""
     matchers = [SlowMatcher(clock, fill_s=2 * SLOW_S if row == 1 else 0) for row in range(count)]
-    grammars = [AnswerGrammar(matcher) for matcher in matchers]
+    grammars = [AnswerGrammar(matcher, patience=Learned(clock)) for matcher in matchers]
     masks, bits = AnswerMasks(lambda: Backend(clock), VOCAB, ()), np.zeros((count, VOCAB // 32), dtype=np.int32)
     for _ in range(5):
         masks.fill(grammars, bits)
@@ -120,12 +140,31 @@ class Compiled:
 
 def test_who_asks_for_it_again_is_refused() -> None:
     cache, bad, good = GrammarCache(), GrammarSpec("regex", "bad"), GrammarSpec("regex", "good")
+    queue = GrammarQueue(NoCompiler(), cache)
     for spec in (bad, good):
         cache.put(spec, Compiled())
-        assert isinstance(cache.get(spec), Compiled)
+    patience = cache.patience(bad)
     for _ in range(2):
-        cache.patience(bad).took(2 * SLOW_S)
+        patience.took(2 * SLOW_S)
+    assert isinstance(cache.get(bad), Compiled) and not patience.over, "nobody has learned of it"
+    hear(queue)
+    assert patience.over
     for _ in range(2):
         refused = cache.get(bad)
         assert isinstance(refused, Failure) and refused.status == 400 and "ambiguous" in refused.reason
     assert isinstance(cache.get(good), Compiled)
+    assert not queue.look(), "it is told once"
+
+
+def test_answers_of_a_grammar_that_was_forgotten_end_too() -> None:
+    """The cache had no room for it any more, and has it again since: it is still the same grammar."""
+    cache, bad, other = GrammarCache(max_grammars=1), GrammarSpec("regex", "bad"), GrammarSpec("regex", "other")
+    cache.put(bad, Compiled())
+    followed = cache.patience(bad)
+    cache.put(other, Compiled())
+    assert cache.get(bad) is None
+    cache.put(bad, Compiled())
+    assert cache.patience(bad) is followed
+    cache.put(other, Compiled())
+    cache.give_up(bad)
+    assert followed.over and isinstance(cache.get(bad), Failure)

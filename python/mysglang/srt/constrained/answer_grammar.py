@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from mysglang.srt.constrained.backend import MANY, GrammarBackend, Matcher
-from mysglang.srt.constrained.patience import SLOW_S, Patience
+from mysglang.srt.constrained.patience import SLOW_S, Patience, endless
 from mysglang.srt.forward.worker_batch import Ints, mask_words
 from mysglang.srt.scheduling.grammar import Grammar
 
@@ -44,11 +44,11 @@ class AnswerGrammar:
         """`thought_end`: the tokens that end the thinking; none: there is no thinking.
 
         `thought_start`: the token with which the answer may begin it; None: the answer begins in a thought.
-        `patience`: with the grammar; None for one of its own. `cut`: how text that is forced is written as tokens;
+        `patience`: with the grammar; None: it is endless. `cut`: how text that is forced is written as tokens;
         None: no token is forced, whatever the text.
         """
         self.matcher = matcher
-        self.patience = patience or Patience()
+        self.patience = patience or endless()
         self.thought_start = thought_start
         self._thought_end = list(thought_end)
         self._thought: list[int] = []
@@ -82,13 +82,13 @@ class AnswerGrammar:
             return False
         self._ruled += 1
         self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
-        began = time.thread_time()
+        began = self.patience.clock()
         try:
             accepted = self.matcher.accept(token)
         except LIBRARY_FAULTS:
             logger.exception("a grammar failed, and its answer ends by that")
             accepted = False
-        self.patience.took(time.thread_time() - began)
+        self.patience.took(self.patience.clock() - began)
         return accepted
 
     def forced(self) -> Sequence[int]:
@@ -156,13 +156,13 @@ class AnswerMasks:
                 return
         self._suspicious = False
         for grammar, row in zip(grammars, rows, strict=True):
-            began = time.thread_time()
+            began = grammar.patience.clock()
             try:
                 backend.fill([grammar.matcher], bits, [row])
             except LIBRARY_FAULTS:
                 logger.exception("a grammar failed, and its answer ends by that")
                 bits[row] = 0
-            grammar.patience.took(time.thread_time() - began)
+            grammar.patience.took(grammar.patience.clock() - began)
 
 
 def _allow(bits: Ints, token: int) -> None:

@@ -4,17 +4,21 @@ Keeps what was compiled, within a room that tenants share, and remembers which g
 too long is tried again when it is asked for again. A grammar is compiled once, however many requests wait for it, and
 not at all once none does.
 
-When a grammar is ready is a matter of time, which ranks learn together (`utils/outside.py`).
+When a grammar is ready, and whether it is too slow, are matters of time, which ranks learn together
+(`utils/outside.py`).
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
+from weakref import WeakValueDictionary
 
 from mysglang.srt.constrained.answer_grammar import AnswerGrammar, Cut
 from mysglang.srt.constrained.backend import CompiledGrammar
@@ -40,7 +44,16 @@ TOO_SLOW = Failure(
 class GrammarCache:
     """Grammars by their text, within a number and a size that tenants share: the one that has most gives way."""
 
-    def __init__(self, max_grammars: int = CACHED_GRAMMARS, max_bytes: int = CACHED_BYTES) -> None:
+    def __init__(
+        self,
+        max_grammars: int = CACHED_GRAMMARS,
+        max_bytes: int = CACHED_BYTES,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`clock` times the steps of the grammars, in seconds."""
+        self.worn: list[GrammarSpec] = []
+        """Grammars whose steps turned out to be slow, and that nobody was told of."""
+        self._clock = clock
         self._number = SharedRoom(max_grammars)
         self._bytes = SharedRoom(max_bytes)
         self._compiled: dict[GrammarSpec, CompiledGrammar] = {}
@@ -50,19 +63,16 @@ class GrammarCache:
         """The one that was not used for longest comes first. None is empty."""
         self._wrong: OrderedDict[GrammarSpec, Failure] = OrderedDict()
         self._patience: dict[GrammarSpec, Patience] = {}
-        """With those that were compiled."""
+        """With those that are here."""
+        self._known_patience: WeakValueDictionary[GrammarSpec, Patience] = WeakValueDictionary()
+        """With those, and with others as long as answers follow them."""
 
     def get(self, spec: GrammarSpec, tenant: str = "") -> Outcome | None:
         """What became of the grammar, which `tenant` wants to use; None if it must be compiled."""
         compiled = self._compiled.get(spec)
         if compiled is None:
             return self._wrong.get(spec)
-        over = self._patience[spec].over
         self._disown(spec, compiled)
-        if over:
-            del self._compiled[spec], self._patience[spec]
-            self.put(spec, TOO_SLOW)
-            return TOO_SLOW
         self._own(spec, compiled, tenant)
         return compiled
 
@@ -79,11 +89,23 @@ class GrammarCache:
                 self._wrong.popitem(last=False)
             return
         self._compiled[spec] = outcome
-        self._patience[spec] = Patience()
+        fresh = Patience(partial(self.worn.append, spec), self._clock)
+        self._patience[spec] = self._known_patience.setdefault(spec, fresh)
         self._own(spec, outcome, tenant)
         while (full := self._full_room()) is not None and (old := self._victim(full, spec)) is not None:
-            self._disown(old, self._compiled.pop(old))
-            del self._patience[old]
+            self._drop(old)
+
+    def give_up(self, spec: GrammarSpec) -> None:
+        """End the answers that follow this grammar, and refuse it from now on."""
+        if (patience := self._known_patience.get(spec)) is not None:
+            patience.over = True
+        if spec in self._compiled:
+            self._drop(spec)
+        self.put(spec, TOO_SLOW)
+
+    def _drop(self, spec: GrammarSpec) -> None:
+        self._disown(spec, self._compiled.pop(spec))
+        del self._patience[spec]
 
     def _full_room(self) -> SharedRoom | None:
         return next((room for room in (self._number, self._bytes) if room.overfull), None)
@@ -133,6 +155,13 @@ class NoTurn:
     rid: str
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarTooSlow:
+    """The steps of a grammar took so long that all its answers end."""
+
+    spec: GrammarSpec
+
+
 class GrammarQueue:
     """Implements Role. Work for a request that comes or goes does not depend on how many wait."""
 
@@ -176,10 +205,11 @@ class GrammarQueue:
                 self._compiler.submit(spec, req.tenant)
             tenants.setdefault(req.tenant, {})[req.rid] = req
 
-    def look(self) -> Sequence[GrammarNews | NoTurn]:
-        if not self._waiting:
+    def look(self) -> Sequence[GrammarNews | NoTurn | GrammarTooSlow]:
+        if not self._waiting and not self._cache.worn:
             return ()
-        news: list[GrammarNews | NoTurn] = []
+        news: list[GrammarNews | NoTurn | GrammarTooSlow] = [GrammarTooSlow(spec) for spec in self._cache.worn]
+        self._cache.worn.clear()
         for spec, outcome in self._compiler.finished():
             if isinstance(outcome, Failure):
                 news.append(GrammarNews(spec, outcome))
@@ -190,12 +220,14 @@ class GrammarQueue:
         late = takewhile(lambda waiting: waiting.until <= now, self._waiting.values())
         return [*news, *(NoTurn(waiting.req.rid) for waiting in late)]
 
-    def learn(self, news: GrammarNews | NoTurn) -> None:
+    def learn(self, news: GrammarNews | NoTurn | GrammarTooSlow) -> None:
         match news:
             case GrammarNews(spec, failure):
                 self._outcome(spec, failure or self._take_loaded(spec))
             case NoTurn(rid):
                 self._end_impatient(rid)
+            case GrammarTooSlow(spec):
+                self._cache.give_up(spec)
 
     def ready(self) -> Iterable[Req]:
         ready, self._ready = self._ready, {}
