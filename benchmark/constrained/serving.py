@@ -107,7 +107,7 @@ class Served:
 
     @property
     def running(self) -> int:
-        return self._assembled.loop.lane.size
+        return self._assembled.scheduler.lanes.size
 
     @property
     def open(self) -> int:

@@ -128,8 +128,7 @@ def scheduler(folder: Path, rows: int, steps: int, *, stream: bool, shared: bool
             rid=f"{row:032x}", input_ids=pack_ids(ids), sampling_params=params, stream=stream, extra_key=""
         )
         sender.send(message)
-    lane = assembled.loop.lane
-    while lane.size < rows:
+    while assembled.scheduler.lanes.size < rows:
         assembled.loop.step()
     sender.close()
     return assembled

@@ -84,7 +84,8 @@ class Changing(LateScheduler):
 
     def ask(self, command: Command) -> list[ControlReqOutput]:
         self.requests.send(command)
-        self.turn()
+        # The step in flight is settled first.
+        self.turn(2)
         return self.replies_now()
 
 
@@ -121,7 +122,7 @@ def test_those_that_wait_for_new_weights_are_counted() -> None:
         scheduler.send(name, PROMPT, 20)
     scheduler.requests.send(GetInternalStateReq(id=2))
     scheduler.turn()
-    scheduler.assembled.scheduler.beat(scheduler.assembled.loop.lane)
+    scheduler.assembled.scheduler.beat()
     *_, state, beat = scheduler.replies.drain()
     assert isinstance(state, GetInternalStateReqOutput) and isinstance(beat, HeartBeat)
     assert (state.num_running_reqs, state.num_waiting_reqs) == (1, 2)

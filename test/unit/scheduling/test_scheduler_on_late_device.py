@@ -450,7 +450,7 @@ def test_mixed_steps_bound_both_waits(page_size: int) -> None:
     )
     for i in range(40):
         scheduler.send(f"running{i}", [i + 1], 60, ignore_eos=True)
-    while scheduler.assembled.loop.lane.size < 40:
+    while scheduler.assembled.scheduler.lanes.size < 40:
         scheduler.turn()
     before = len(scheduler.worker.steps)
     for i in range(3):

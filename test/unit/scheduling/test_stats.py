@@ -13,7 +13,6 @@ from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.messages.control import HeartBeat, SchedulerFigures
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Instrument
-from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.stats import Occupancy
 from mysglang.srt.scheduling.step_planner import OrderName
 
@@ -21,7 +20,7 @@ from mysglang.srt.scheduling.step_planner import OrderName
 def figures(scheduler: LateScheduler) -> SchedulerFigures:
     """As of now."""
     scheduler.replies.drain()
-    scheduler.assembled.scheduler.beat(Lane())
+    scheduler.assembled.scheduler.beat()
     (beat,) = scheduler.replies.drain()
     assert isinstance(beat, HeartBeat)
     return beat.figures
@@ -144,7 +143,7 @@ def test_requests_by_priority_and_routing_key() -> None:
         scheduler.send(f"r{number}", [2, 3, number + 4], 5, ignore_eos=True, priority=priority, routing_key=key)
     scheduler.turn(2)
     scheduler.replies.drain()
-    scheduler.assembled.scheduler.beat(scheduler.assembled.loop.lane)
+    scheduler.assembled.scheduler.beat()
     (beat,) = scheduler.replies.drain()
     assert isinstance(beat, HeartBeat)
     census = beat.figures.census

@@ -1,4 +1,5 @@
-"""Two schedulers with the same messages plan the same steps, however their clocks, compilers, disks and copies run.
+"""Two schedulers with the same messages plan the same steps, however their clocks, compilers, grammars, disks and
+copies run.
 
 The second one has none of its own: it stands for another rank, and hears what the first one's turns brought.
 """
@@ -14,11 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fixtures.late_scheduler import LateRunner, LateScheduler, Setup
+from fixtures.late_scheduler import VOCAB, LateRunner, LateScheduler, Setup
 from fixtures.late_storm import drawn_beginnings, drawn_tokens
 from fixtures.storages import MemoryStorage
+from fixtures.timed_grammars import timed_grammars
+from mysglang.srt.constrained.grammar_queue import GrammarNews, GrammarTooSlow, NoTurn
+from mysglang.srt.constrained.patience import SLOW_S
 from mysglang.srt.mem_cache.storage.runner import Work
-from mysglang.srt.scheduling.intake import Message, OneRank, Share
+from mysglang.srt.scheduling.intake import Message, OneRank, Share, Told
 from mysglang.srt.scheduling.timeouts import RequestTimeouts
 
 SETUP = Setup(num_tokens=256, max_context=160, num_slots=6, chunk=24, conservativeness=0.1)
@@ -34,6 +38,11 @@ class Log:
     def share(self, messages: list[Message]) -> list[Message]:
         self.turns.append(list(messages))
         return messages
+
+    @property
+    def kinds(self) -> set[type]:
+        """Of the news in it."""
+        return {type(message.news) for turn in self.turns for message in turn if isinstance(message, Told)}
 
 
 class FromLog:
@@ -57,18 +66,24 @@ class PromptRunner(LateRunner):
 
 
 class Slow(LateScheduler):
-    """Its clock runs, and what it waits for takes a while."""
+    """Its clock runs, and what it waits for takes a while. Every fourth grammar is slow from its fifth token on."""
 
     def __init__(self, setup: Setup, share: Share, clock: Callable[[], float]) -> None:
         timeouts = RequestTimeouts(30.0, 60.0, clock)
-        super().__init__(replace(setup, timeouts=timeouts, grammar_delay=3), share=share)
+        grammars = timed_grammars(VOCAB, delay=3, patience_s=2.0, clock=clock, step_time=slow_now_and_then)
+        super().__init__(replace(setup, timeouts=timeouts), share=share, grammars=grammars)
+
+
+def slow_now_and_then(number: int, place: int) -> float:
+    return 2 * SLOW_S if number % 4 == 0 and place >= 5 else 0.0
 
 
 class Prompt(LateScheduler):
     """Its clock stands still, and what it waits for is there at once."""
 
     def __init__(self, setup: Setup, share: Share) -> None:
-        super().__init__(replace(setup, grammar_delay=0), share=share)
+        grammars = timed_grammars(VOCAB, delay=0, patience_s=1.0, clock=lambda: 0.0, step_time=lambda _n, _place: 0.0)
+        super().__init__(setup, share=share, grammars=grammars)
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
@@ -98,8 +113,8 @@ def first_difference(one: LateScheduler, other: LateScheduler) -> int | None:
     return next(differing, None if len(one.worker.steps) == len(other.worker.steps) else -1)
 
 
-def run(setup: Setup, seed: int, *, shared: bool) -> tuple[LateScheduler, LateScheduler]:
-    """Both through the same storm; with `shared`, the second one hears only what the first one did."""
+def run(setup: Setup, seed: int, *, shared: bool) -> tuple[LateScheduler, LateScheduler, Log]:
+    """Both through the same storm, and what the first one heard; with `shared`, the second one hears only that."""
     rng = random.Random(seed)
     now = [0.0]
     log = Log()
@@ -117,7 +132,7 @@ def run(setup: Setup, seed: int, *, shared: bool) -> tuple[LateScheduler, LateSc
 
     for number in range(60):
         prompt = rng.choice(beginnings)[: rng.randrange(20, 90)] + drawn_tokens(rng, 4)
-        asked: dict[str, Any] = {"regex": str(rng.randrange(1000))} if rng.random() < 0.3 else {"ignore_eos": True}
+        asked: dict[str, Any] = {"regex": str(rng.randrange(40))} if rng.random() < 0.4 else {"ignore_eos": True}
         for each in (first, second):
             each.send(f"r{number}", prompt, 2 + number % 23, **asked)
         turn(rng.randrange(6))
@@ -130,20 +145,24 @@ def run(setup: Setup, seed: int, *, shared: bool) -> tuple[LateScheduler, LateSc
             break
         turn(1)
     assert not first.assembled.scheduler.reqs and not second.assembled.scheduler.reqs
-    return first, second
+    return first, second, log
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("setup", [SETUP, BELOW], ids=["device alone", "host and storage below"])
 def test_the_same_messages_make_the_same_steps(setup: Setup, overlap: bool) -> None:
+    kinds: set[type] = set()
     for seed in range(3):
-        first, second = run(replace(setup, overlap=overlap), seed, shared=True)
+        first, second, log = run(replace(setup, overlap=overlap), seed, shared=True)
+        kinds |= log.kinds
         assert first_difference(first, second) is None
         assert first.answers == second.answers
         assert len(first.worker.steps) > 100
+    assert {GrammarNews, GrammarTooSlow, NoTurn} <= kinds
 
 
 @pytest.mark.parametrize("setup", [SETUP, BELOW], ids=["device alone", "host and storage below"])
 def test_left_to_themselves_they_differ(setup: Setup) -> None:
     """Or the test above would show nothing."""
-    assert first_difference(*run(setup, 0, shared=False)) is not None
+    first, second, _ = run(setup, 0, shared=False)
+    assert first_difference(first, second) is not None

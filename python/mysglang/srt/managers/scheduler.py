@@ -20,20 +20,21 @@ from mysglang.srt.messages.codec import ToTokenizer
 from mysglang.srt.messages.control import HeartBeat
 from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
-from mysglang.srt.scheduling.batch import Asked, ScheduleBatch
+from mysglang.srt.scheduling.batch import Asked, Launched, ScheduleBatch
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
 from mysglang.srt.scheduling.gathering import Gathering
 from mysglang.srt.scheduling.intake import Intake, Message, Told
 from mysglang.srt.scheduling.invariants import Invariants
 from mysglang.srt.scheduling.jump_forward import Jumps
-from mysglang.srt.scheduling.lane import Lane
-from mysglang.srt.scheduling.loops import Launched
+from mysglang.srt.scheduling.lane import Lane, Lanes
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
 from mysglang.srt.scheduling.output_streamer import OutputStreamer
 from mysglang.srt.scheduling.pace import Pace
 from mysglang.srt.scheduling.request import NO_SLOT, Req
+from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.result_processor import ResultProcessor
 from mysglang.srt.scheduling.role import Role
+from mysglang.srt.scheduling.settling import settle_first
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.scheduling.step_planner import StepPlanner
 from mysglang.srt.scheduling.timeline import Timeline
@@ -57,7 +58,7 @@ HEARTBEAT_S = 1.0
 NO_SLOTS = np.zeros(0, dtype=np.int64)
 
 Handlers = dict[type, Callable[..., None]]
-"""Message type -> handler(message, lane)."""
+"""Message type -> handler(message)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,8 @@ class SchedulerParts:
     """What a scheduler is made of."""
 
     worker: Worker
+    lanes: Lanes
+    table: RequestTable
     intake: Intake
     timeouts: Timeouts
     role: Role
@@ -93,6 +96,7 @@ class Scheduler:
 
     def __init__(self, parts: SchedulerParts) -> None:
         self._parts = parts
+        self.lanes = parts.lanes
         self.reqs: dict[str, Req] = {}
         self._handlers: Handlers = {
             TokenizedGenerateReqInput: self.handle_generate_request,
@@ -106,39 +110,49 @@ class Scheduler:
         """Why no step is launched and requests that come are refused; empty if they are not."""
         self.step_observers: list[Callable[[], None]] = []
         """Called after each step."""
-        self.turn_observers: list[Callable[[Lane], None]] = []
+        self.turn_observers: list[Callable[[], None]] = []
         """Called on each turn of the loop."""
         self.standstill = Standstill()
         self._beat_at = 0.0
         self._idle = False
         self._decodes = False
-        """Whether rows decode in the last step, which nobody's prompts may hold up then."""
+        """Whether rows decode in a step of the last turn. Nobody's prompts may hold them up then."""
 
     @property
     def busy(self) -> bool:
         """Whether a request is open."""
         return bool(self.reqs)
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was launched whose result is not applied."""
+        return self.lanes.in_flight
+
+    @property
+    def holders(self) -> int:
+        """Requests that hold memory, or may get some at any moment; while generation is paused nobody gets any."""
+        return self.lanes.size if self.paused else len(self.reqs)
+
     def add_handlers(self, handlers: Handlers) -> None:
         """Rows of the dispatch table, contributed by a part: message type -> what to do with it."""
         self._handlers.update(handlers)
 
-    def recv_requests(self, lane: Lane) -> None:
+    def recv_requests(self) -> None:
         """Take every message that is there, and end who has had enough time."""
         own: list[Message] = [*self._parts.timeouts.expired(self.reqs)]
         for number, part in enumerate(self._outside):
             if news := part.look():
                 own += [Told(number, each) for each in news]
-        self.process_input_requests(self._parts.intake.drain(own), lane)
+        self.process_input_requests(self._parts.intake.drain(own))
         if not self._decodes:
-            self._gather(lane)
+            self._gather()
+        self._decodes = False
         for observe in self.turn_observers:
-            observe(lane)
-        self.standstill.turn(self, lane)
-        if time.monotonic() - self._beat_at >= HEARTBEAT_S:
-            self.beat(lane)
+            observe()
+        self.standstill.turn(self)
+        self.pulse()
 
-    def _gather(self, lane: Lane) -> None:
+    def _gather(self) -> None:
         """Take more of a batch that is on its way, while a step of those that are there would not be full."""
         gathering = self._parts.gathering
         if self.paused or self.refuses or not gathering.worth_waiting:
@@ -146,23 +160,23 @@ class Scheduler:
         for _ in range(GATHER_TIMES):
             spare_ms = int(self._parts.pace.spare() * 1e3)
             messages = self._parts.intake.drain_within(min(max(spare_ms, GATHER_MS), MOST_GATHER_MS))
-            self.process_input_requests(messages, lane)
+            self.process_input_requests(messages)
             if not gathering.worth_waiting:
                 return
             if not messages:
                 break
         gathering.give_up()
 
-    def process_input_requests(self, messages: list[Message], lane: Lane) -> None:
+    def process_input_requests(self, messages: list[Message]) -> None:
         """Handle messages in the order they came."""
         for message in messages:
-            self._handlers[type(message)](message, lane)
+            self._handlers[type(message)](message)
 
-    def learn(self, message: Told, lane: Lane) -> None:
+    def learn(self, message: Told) -> None:
         """A part hears of what happened outside."""
         self._outside[message.part].learn(message.news)
 
-    def handle_generate_request(self, message: TokenizedGenerateReqInput, lane: Lane) -> None:
+    def handle_generate_request(self, message: TokenizedGenerateReqInput) -> None:
         """A request arrived: it waits until its role says it is ready and the planner finds it a place."""
         if self.standstill.holds(message):
             return
@@ -176,7 +190,7 @@ class Scheduler:
         else:
             self._parts.role.admit(req)
 
-    def abort_request(self, message: AbortReq, lane: Lane) -> None:
+    def abort_request(self, message: AbortReq) -> None:
         """End a request, wherever it is, and answer it with what it has; the unknown is no error."""
         for held in self.standstill.give(None if message.abort_all else message.rid):
             self.reqs[held.rid] = self._parts.make_req(held)
@@ -186,7 +200,7 @@ class Scheduler:
         waiting = []
         for req in aborted:
             if req.slot != NO_SLOT:
-                self._parts.results.end(req.slot, reason, lane)
+                self._parts.results.end(req.slot, reason)
             elif self._parts.role.abort(req.rid) is None:
                 waiting.append(req)
             req.finish = reason
@@ -194,7 +208,7 @@ class Scheduler:
         self._answer(aborted)
 
     def get_next_batch_to_run(self, lane: Lane) -> ScheduleBatch | None:
-        """Plan the next step; memory is taken and positions advance here, token values follow later."""
+        """Plan the next step of `lane`; memory is taken and positions advance here, token values follow later."""
         unable = []
         for req in self._parts.role.ready():
             if req.finish is None:
@@ -205,18 +219,19 @@ class Scheduler:
             self._parts.gathering.planned()
         if unable:
             self._answer(unable)
-        if self.paused or self.refuses:
-            return None
-        batch = self._parts.planner.next_batch(lane)
+        halted = self.paused or bool(self.refuses)
+        batch = None if halted else self._parts.planner.next_batch(lane)
         if failed := self._parts.planner.take_failed():
             self._answer(failed)
+        if (reason := settle_first(lane, batch, self._parts.table, halted=halted)) is not None:
+            self._parts.stats.settled_first(reason)
         return batch
 
     def run_batch(self, batch: ScheduleBatch) -> Launched:
         """Hand the step to the worker, which returns before it is done if it can."""
         self._idle = False
         decodes = batch.mode.is_decode
-        self._decodes = decodes or batch.decoding > 0
+        self._decodes |= decodes or batch.decoding > 0
         step = self._parts.builder.build(batch)
         self._parts.lower.launch()
         at = time.perf_counter()
@@ -231,35 +246,35 @@ class Scheduler:
             launched.result.sample(self._parts.masks.of(launched.batch))
 
     def process_batch_result(self, launched: Launched, lane: Lane) -> None:
-        """Wait for the step's tokens, apply them, tell the detokenizer."""
+        """Wait for the tokens of the oldest step of `lane`, apply them, tell the detokenizer."""
         parts = self._parts
+        lane.short = False
         output = launched.result.complete()
         if not launched.batch.mode.is_decode:
             parts.pace.finished(launched.batch.new_tokens, launched.at)
-        ended = parts.results.apply(launched.batch, output, launched.asked, lane)
+        ended = parts.results.apply(launched.batch, output, launched.asked)
         self._answer(ended, lane)
         parts.jumps.jump(lane)
         parts.timeline.applied(launched.batch)
-        parts.stats.record(launched, lane, parts.waiting)
+        parts.stats.record(launched, parts.waiting)
         for observe in self.step_observers:
             observe()
 
-    def on_idle(self, lane: Lane) -> None:
+    def on_idle(self) -> None:
         """Nothing to run. On falling idle look for leaks; then sleep until a message comes."""
         lower = self._parts.lower
         lower.launch()
-        self._decodes = False
         if not self._idle and not lower.busy:
             self._idle = True
             self._parts.stats.fall_idle()
-            self.self_check_during_idle(lane)
+            self.self_check_during_idle()
         expecting = self._parts.role.expecting or lower.busy
         with self._parts.stats.idling():
             self._parts.intake.wait(EXPECTING_WAIT_MS if expecting else IDLE_WAIT_MS)
 
-    def self_check_during_idle(self, lane: Lane) -> None:
+    def self_check_during_idle(self) -> None:
         """If really nobody is here, nothing may be held."""
-        if not self.reqs and lane.size == 0:
+        if not self.reqs and self.lanes.size == 0:
             self._parts.ratio.reset()
             self._parts.invariants.check()
 
@@ -269,27 +284,24 @@ class Scheduler:
             del self.reqs[req.rid]
         self._parts.streamer.send(NO_SLOTS if lane is None else lane.slots, ended)
 
-    def pulse(self, lane: Lane) -> Callable[[], None]:
-        """Gives a sign of life if the last one is not fresh: for whoever keeps the loop from turning."""
+    def pulse(self) -> None:
+        """Give a sign of life if the last one is not fresh. Also for whoever keeps the loop from turning."""
+        if time.monotonic() - self._beat_at >= HEARTBEAT_S:
+            self.beat()
 
-        def pulse() -> None:
-            if time.monotonic() - self._beat_at >= HEARTBEAT_S:
-                self.beat(lane)
-
-        return pulse
-
-    def beat(self, lane: Lane) -> None:
+    def beat(self) -> None:
         """Give a sign of life."""
         self._beat_at = time.monotonic()
         parts = self._parts
-        compiling = max(len(self.reqs) - lane.size - len(parts.waiting), 0)
+        running = self.lanes.size
+        compiling = max(len(self.reqs) - running - len(parts.waiting), 0)
         parts.to_tokenizer.send(
             HeartBeat(
                 rank=parts.rank,
                 forward_steps=parts.stats.forward_steps,
-                num_running_reqs=lane.size,
+                num_running_reqs=running,
                 num_waiting_reqs=len(parts.waiting) + len(self.standstill.held),
                 weight_version=parts.weight_version.name,
-                figures=parts.stats.figures(lane, parts.waiting, compiling=compiling),
+                figures=parts.stats.figures(parts.waiting, compiling=compiling),
             )
         )

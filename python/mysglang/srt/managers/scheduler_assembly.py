@@ -41,6 +41,7 @@ from mysglang.srt.scheduling.hybrid_builder import forward_builder
 from mysglang.srt.scheduling.intake import Intake, OneRank, Share
 from mysglang.srt.scheduling.invariants import Invariants
 from mysglang.srt.scheduling.jump_forward import JumpForward, NoJumps
+from mysglang.srt.scheduling.lane import Lanes
 from mysglang.srt.scheduling.logprobs import LogprobBook
 from mysglang.srt.scheduling.loops import OverlapLoop, SyncLoop
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
@@ -87,6 +88,8 @@ class SchedulerOptions:
     """Between whom shares are fair; None: nobody is looked at."""
     conservativeness: float = 1.0
     overlap: bool = True
+    lanes: int = 1
+    """Batches that take turns on the device. Stages of a pipeline need as many as there are stages."""
     jump_forward: bool = False
     """Whether what a grammar forces is computed together where few run."""
     order: OrderName = "prefill_first"
@@ -230,11 +233,13 @@ def assemble(
     role = role or UnifiedRole()
     capacity = worker.capacity
     table = RequestTable(capacity.num_slots, capacity.max_context, stream_interval=options.stream_interval)
+    lanes = Lanes(capacity.num_slots, options.lanes)
     sampling = SamplingBuilder(table, options.eos_token_ids)
     ratio = NewTokenRatio(options.conservativeness)
     stats = SchedulerStats(
         table,
         kv,
+        lanes,
         decode_log_interval=options.decode_log_interval,
         urgent_sign=URGENT_SIGNS[options.priorities],
         costs=options.costs,
@@ -243,22 +248,27 @@ def assemble(
     version = WeightVersion(options.weight_version)
     clock = PromptClock()
     policy, accounts = _policy(options, table, kv, clock)
-    residency = Residency(table, kv, sampling, accounts, stats)
+    residency = Residency(table, kv, lanes, sampling, accounts, stats)
     waiting = WaitingQueue(policy)
     groups = NoPrefixGroups() if options.cascade is None else PrefixGroups(kv, options.cascade)
-    retraction = Retraction(table, residency, waiting, stats)
-    results = ResultProcessor(table, residency, Distrust(table, kv, residency, retraction), options.eos_token_ids)
+    retraction = Retraction(table, lanes, residency, waiting, stats)
+    distrust = Distrust(table, kv, lanes, residency, retraction)
+    results = ResultProcessor(table, residency, distrust, options.eos_token_ids)
     prefill = PrefillPlanner(
-        table, kv, residency, waiting, ratio, limits=options.limits, clock=clock, rules=options.rules
+        table, kv, lanes, residency, waiting, ratio, limits=options.limits, clock=clock, rules=options.rules
     )
     preemption: Preemption = NoPreemption()
     if options.preemption_threshold is not None:
-        preemption = PriorityPreemption(table, kv, waiting, prefill, retraction, threshold=options.preemption_threshold)
-    decode = DecodePlanner(table, kv, ratio, retraction, tokens_per_step=worker.tokens_per_step, end=results.end)
+        preemption = PriorityPreemption(
+            table, kv, lanes, waiting, prefill, retraction, threshold=options.preemption_threshold
+        )
+    decode = DecodePlanner(table, kv, lanes, ratio, retraction, tokens_per_step=worker.tokens_per_step, end=results.end)
     order = step_order(options.order, prefill, decode, decode_wait_tokens=options.decode_wait_tokens)
     scheduler = Scheduler(
         SchedulerParts(
             worker=worker,
+            lanes=lanes,
+            table=table,
             intake=Intake(channels.requests, share or OneRank()),
             timeouts=options.timeouts,
             role=role,
@@ -275,7 +285,7 @@ def assemble(
                 table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids
             ),
             results=results,
-            jumps=JumpForward(table, kv, residency, waiting) if options.jump_forward else NoJumps(),
+            jumps=JumpForward(table, kv, lanes, residency, waiting) if options.jump_forward else NoJumps(),
             streamer=OutputStreamer(table, channels.to_detokenizer, version, timeline),
             ratio=ratio,
             invariants=Invariants(kv, strict=options.strict),
@@ -298,5 +308,5 @@ def assemble(
         scheduler.add_handlers(part.handlers())
     scheduler.turn_observers.append(updates.on_turn)
     scheduler.step_observers += [profiler.on_step, control.on_step]
-    loop = OverlapLoop(scheduler) if options.overlap else SyncLoop(scheduler)
+    loop = OverlapLoop(scheduler, lanes) if options.overlap else SyncLoop(scheduler, lanes)
     return Assembled(scheduler, loop, kv)

@@ -135,7 +135,7 @@ def build_scheduler(
         weights=worker.weights,
         memory=worker.occupation,
     )
-    assembled.scheduler.turn_observers.append(lambda _lane: events.flush())
+    assembled.scheduler.turn_observers.append(events.flush)
     assembled.scheduler.step_observers.append(events.flush)
     max_len = max_request_len(worker)
     facts = SchedulerFacts(

@@ -21,7 +21,6 @@ from mysglang.srt.messages.control import (
 )
 from mysglang.srt.messages.requests import AbortReq
 from mysglang.srt.messages.weights import SlowDownReq
-from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.retraction import Retraction
 from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.utils.process import freeze_heap
@@ -59,36 +58,36 @@ class SchedulerControl:
             SlowDownReq: self.slow_down,
         }
 
-    def flush_cache(self, message: FlushCacheReqInput, lane: Lane) -> None:
+    def flush_cache(self, message: FlushCacheReqInput) -> None:
         """Empty the prefix cache if nobody is here, or all who are wait for a pause to end and hold nothing."""
-        busy = lane.size if self._scheduler.paused else len(self._scheduler.reqs)
+        busy = self._scheduler.holders
         flushed = busy == 0 and self._kv.flush()
         text = "Cache flushed." if flushed else f"Cache not flushed: {busy} requests are running or waiting."
         self._to_tokenizer.send(FlushCacheReqOutput(id=message.id, success=flushed, message=text))
 
-    def pause_generation(self, message: PauseGenerationReq, lane: Lane) -> None:
+    def pause_generation(self, message: PauseGenerationReq) -> None:
         """Launch nothing any more. A step in flight is waited for; what it brings counts for those that go on."""
         count = len(self._scheduler.reqs)
         match message.mode:
             case "abort":
                 everybody = AbortReq(abort_all=True, message="Aborted, since generation was paused.")
-                self._scheduler.abort_request(everybody, lane)
+                self._scheduler.abort_request(everybody)
             case "retract":
-                self._retraction.retract_all(lane)
+                self._retraction.retract_all()
         self._scheduler.paused = True
         self._done(message.id, f"Generation paused ({message.mode}); there were {count} requests.")
 
-    def continue_generation(self, message: ContinueGenerationReq, lane: Lane) -> None:
+    def continue_generation(self, message: ContinueGenerationReq) -> None:
         """Go on."""
         self._scheduler.paused = False
         self._done(message.id, "Generation continues.")
 
-    def freeze_gc(self, message: FreezeGcReq, lane: Lane) -> None:
+    def freeze_gc(self, message: FreezeGcReq) -> None:
         """What is alive now need not be looked at again."""
         freeze_heap()
         self._done(message.id, "Frozen.")
 
-    def slow_down(self, message: SlowDownReq, lane: Lane) -> None:
+    def slow_down(self, message: SlowDownReq) -> None:
         """Sleep at each step, or no more."""
         self._sleep_s = message.forward_sleep_time or 0.0
         self._done(message.id, f"Each step sleeps for {self._sleep_s:g} s.")
@@ -101,14 +100,15 @@ class SchedulerControl:
     def _done(self, number: int, text: str) -> None:
         self._to_tokenizer.send(ControlReqOutput(id=number, success=True, message=text))
 
-    def get_internal_state(self, message: GetInternalStateReq, lane: Lane) -> None:
+    def get_internal_state(self, message: GetInternalStateReq) -> None:
         """What is held now."""
         kv, copied = self._kv.state(), self._kv.cache.lower.counts
+        running = self._scheduler.lanes.size
         self._to_tokenizer.send(
             GetInternalStateReqOutput(
                 id=message.id,
-                num_running_reqs=lane.size,
-                num_waiting_reqs=len(self._scheduler.reqs) - lane.size + len(self._scheduler.standstill.held),
+                num_running_reqs=running,
+                num_waiting_reqs=len(self._scheduler.reqs) - running + len(self._scheduler.standstill.held),
                 free_tokens=kv.free,
                 evictable_tokens=kv.evictable,
                 protected_tokens=kv.protected,

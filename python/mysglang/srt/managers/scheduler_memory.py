@@ -15,7 +15,6 @@ from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToTokenizer
 from mysglang.srt.messages.control import ControlReqOutput
 from mysglang.srt.messages.weights import ReleaseMemoryOccupationReq, ResumeMemoryOccupationReq
-from mysglang.srt.scheduling.lane import Lane
 
 GIB = 1 << 30
 
@@ -37,14 +36,14 @@ class SchedulerMemory:
         """The rows that this part contributes to the dispatch table."""
         return {ReleaseMemoryOccupationReq: self.release, ResumeMemoryOccupationReq: self.resume}
 
-    def release(self, message: ReleaseMemoryOccupationReq, lane: Lane) -> None:
+    def release(self, message: ReleaseMemoryOccupationReq) -> None:
         """If nobody is here, or all who are wait for a pause to end and hold nothing."""
 
         def release() -> str:
-            busy = lane.size if self._scheduler.paused else len(self._scheduler.reqs)
+            busy = self._scheduler.holders
             if busy:
                 raise InvalidRequest(f"{busy} requests are running or waiting; memory is given back by an idle engine.")
-            freed = self._memory.release(frozenset(message.tags), self._scheduler.pulse(lane))
+            freed = self._memory.release(frozenset(message.tags), self._scheduler.pulse)
             flushed = self._kv.flush()
             assert flushed, "nobody runs"
             self._scheduler.refuses = REFUSED
@@ -52,11 +51,11 @@ class SchedulerMemory:
 
         self._settle(message.id, release)
 
-    def resume(self, message: ResumeMemoryOccupationReq, lane: Lane) -> None:
+    def resume(self, message: ResumeMemoryOccupationReq) -> None:
         """Serve again once all is there."""
 
         def resume() -> str:
-            self._memory.resume(frozenset(message.tags), self._scheduler.pulse(lane))
+            self._memory.resume(frozenset(message.tags), self._scheduler.pulse)
             if not self._memory.released:
                 self._scheduler.refuses = ""
             return f"Taken again; released now: {self._released() or 'nothing'}."

@@ -13,7 +13,6 @@ from mysglang.srt.managers.scheduler import Handlers
 from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToTokenizer
 from mysglang.srt.messages.control import ControlReqOutput, StartProfileReq, StopProfileReq
-from mysglang.srt.scheduling.lane import Lane
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class SchedulerProfiler:
             if self._steps_left == 0:
                 self._finish()
 
-    def start_profile(self, message: StartProfileReq, lane: Lane) -> None:
+    def start_profile(self, message: StartProfileReq) -> None:
         """Begin to record."""
         if self._recording is not None:
             self._reply(message.id, False, "A profile is being recorded already.")
@@ -58,7 +57,7 @@ class SchedulerProfiler:
         self._steps_left = message.num_steps
         self._reply(message.id, True, f"Recording a profile into {message.output_dir}.")
 
-    def stop_profile(self, message: StopProfileReq, lane: Lane) -> None:
+    def stop_profile(self, message: StopProfileReq) -> None:
         """End the recording, which takes as long as its trace is large."""
         if self._recording is None:
             self._reply(message.id, False, "No profile is being recorded.")

@@ -7,7 +7,6 @@ from mysglang.srt.messages.channels import Sender
 from mysglang.srt.messages.codec import ToTokenizer
 from mysglang.srt.messages.control import ControlReqOutput
 from mysglang.srt.messages.settings import SetInternalStateReq
-from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.stats import SchedulerStats
@@ -28,7 +27,7 @@ class SchedulerSettings:
         """The row that this part contributes to the dispatch table."""
         return {SetInternalStateReq: self.set_internal_state}
 
-    def set_internal_state(self, message: SetInternalStateReq, lane: Lane) -> None:
+    def set_internal_state(self, message: SetInternalStateReq) -> None:
         """Requests that run keep the stream interval that they began with."""
         if message.schedule_conservativeness is not None:
             self._ratio.change(message.schedule_conservativeness)

@@ -28,7 +28,6 @@ from mysglang.srt.messages.weights import (
     UpdateWeightVersionReq,
     WeightUpdate,
 )
-from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.weight_version import WeightVersion
 
 ABORTED = "Aborted, since the weights change."
@@ -68,35 +67,34 @@ class SchedulerWeights:
             CheckWeightsReq: self.check_weights,
         }
 
-    def on_turn(self, lane: Lane) -> None:
+    def on_turn(self) -> None:
         """Tell of groups that have come together, or have not."""
         for number, future in list(self._joining.items()):
             if future.done():
                 del self._joining[number]
                 self._settle(number, partial(_joined, future))
 
-    def update_weights(self, message: UpdateWeightsReq, lane: Lane) -> None:
+    def update_weights(self, message: UpdateWeightsReq) -> None:
         """From files."""
 
-        def load(lane: Lane) -> int:
-            pulse = self._scheduler.pulse(lane)
-            return self._weights.update_from_files(message.path, whole=message.whole, pulse=pulse)
+        def load() -> int:
+            return self._weights.update_from_files(message.path, whole=message.whole, pulse=self._scheduler.pulse)
 
-        self._change(message.id, message.update, load, lane)
+        self._change(message.id, message.update, load)
 
-    def update_weights_from_distributed(self, message: UpdateWeightsFromDistributedReq, lane: Lane) -> None:
+    def update_weights_from_distributed(self, message: UpdateWeightsFromDistributedReq) -> None:
         """From rank 0 of a group."""
         tensors = [
             TensorFacts(name, dtype, tuple(shape))
             for name, dtype, shape in zip(message.names, message.dtypes, message.shapes, strict=True)
         ]
 
-        def load(lane: Lane) -> int:
-            return self._weights.receive(tensors, message.group_name, self._scheduler.pulse(lane))
+        def load() -> int:
+            return self._weights.receive(tensors, message.group_name, self._scheduler.pulse)
 
-        self._change(message.id, message.update, load, lane)
+        self._change(message.id, message.update, load)
 
-    def init_weights_update_group(self, message: InitWeightsUpdateGroupReq, lane: Lane) -> None:
+    def init_weights_update_group(self, message: InitWeightsUpdateGroupReq) -> None:
         """Join in the background; steps go on."""
         group = GroupFacts(
             name=message.group_name,
@@ -111,7 +109,7 @@ class SchedulerWeights:
         except RequestError as error:
             self._refuse(message.id, error)
 
-    def destroy_weights_update_group(self, message: DestroyWeightsUpdateGroupReq, lane: Lane) -> None:
+    def destroy_weights_update_group(self, message: DestroyWeightsUpdateGroupReq) -> None:
         """Leave."""
 
         def leave() -> str:
@@ -120,14 +118,14 @@ class SchedulerWeights:
 
         self._settle(message.id, leave)
 
-    def update_weight_version(self, message: UpdateWeightVersionReq, lane: Lane) -> None:
+    def update_weight_version(self, message: UpdateWeightVersionReq) -> None:
         """Only the name."""
         if message.abort_all_requests:
-            self._scheduler.abort_request(AbortReq(abort_all=True, message=ABORTED), lane)
-        self._rename(message.new_version, lane)
+            self._scheduler.abort_request(AbortReq(abort_all=True, message=ABORTED))
+        self._rename(message.new_version)
         self._reply(message.id, f"The weights are called {message.new_version!r} now.")
 
-    def get_weights_by_name(self, message: GetWeightsByNameReq, lane: Lane) -> None:
+    def get_weights_by_name(self, message: GetWeightsByNameReq) -> None:
         """As they are between two steps."""
 
         def read() -> dict[str, Any]:
@@ -135,11 +133,11 @@ class SchedulerWeights:
 
         self._settle(message.id, lambda: "", read)
 
-    def check_weights(self, message: CheckWeightsReq, lane: Lane) -> None:
+    def check_weights(self, message: CheckWeightsReq) -> None:
         """Checksums."""
 
         def check() -> dict[str, Any]:
-            found = self._weights.checksums(self._scheduler.pulse(lane))
+            found = self._weights.checksums(self._scheduler.pulse)
             match message.action:
                 case "snapshot":
                     self._snapshot = found
@@ -152,40 +150,41 @@ class SchedulerWeights:
 
         self._settle(message.id, lambda: "", check)
 
-    def _change(self, number: int, update: WeightUpdate, load: Callable[[Lane], int], lane: Lane) -> None:
+    def _change(self, number: int, update: WeightUpdate, load: Callable[[], int]) -> None:
         """Load once nobody computes with the old weights any more."""
 
-        def change(lane: Lane) -> None:
-            if update.flush_cache and lane.size:
+        def change() -> None:
+            running = self._scheduler.lanes.size
+            if update.flush_cache and running:
                 raise InvalidRequest(
-                    f"flush_cache: {lane.size} requests hold the cache; pause with mode retract or abort, or send "
+                    f"flush_cache: {running} requests hold the cache; pause with mode retract or abort, or send "
                     "flush_cache=false.",
                     param="flush_cache",
                 )
             paused = len(self._scheduler.reqs)
-            count = load(lane)
+            count = load()
             self._kv.cache.lower.weights_changed()
             if update.flush_cache:
                 flushed = self._kv.flush()
                 assert flushed, "nobody runs"
             if update.weight_version is not None:
-                self._rename(update.weight_version, lane)
+                self._rename(update.weight_version)
             self._reply(number, f"{count} tensors were changed.", {"num_paused_requests": paused})
 
-        def attempt(lane: Lane) -> None:
+        def attempt() -> None:
             try:
-                change(lane)
+                change()
             except RequestError as error:
                 self._refuse(number, error)
 
         if update.abort_all_requests:
-            self._scheduler.abort_request(AbortReq(abort_all=True, message=ABORTED), lane)
+            self._scheduler.abort_request(AbortReq(abort_all=True, message=ABORTED))
         self._scheduler.standstill.ask(attempt)
 
-    def _rename(self, name: str, lane: Lane) -> None:
+    def _rename(self, name: str) -> None:
         self._version.name = name
         # Before the reply: who has that may ask for the name.
-        self._scheduler.beat(lane)
+        self._scheduler.beat()
 
     def _settle(
         self, number: int, text: Callable[[], str], details: Callable[[], dict[str, Any]] = dict[str, Any]

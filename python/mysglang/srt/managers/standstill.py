@@ -1,6 +1,6 @@
 """Standstill: work that nobody's step may fall into. Requests that came before it are finished, those after it wait.
 
-While generation is paused it is done at once, since nothing is launched anyway.
+While generation is paused it is done as soon as no step is in flight, since nothing is launched anyway.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
-from mysglang.srt.scheduling.lane import Lane
 
-Work: TypeAlias = Callable[[Lane], None]
+Work: TypeAlias = Callable[[], None]
 
 
 class Halts(Protocol):
@@ -25,7 +24,12 @@ class Halts(Protocol):
         """Whether a request is open."""
         ...
 
-    def handle_generate_request(self, message: TokenizedGenerateReqInput, lane: Lane) -> None: ...
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was launched whose result is not applied."""
+        ...
+
+    def handle_generate_request(self, message: TokenizedGenerateReqInput) -> None: ...
 
 
 class Standstill:
@@ -52,12 +56,12 @@ class Standstill:
         rids = list(self.held) if rid is None else [rid]
         return [self.held.pop(name) for name in rids if name in self.held]
 
-    def turn(self, scheduler: Halts, lane: Lane) -> None:
+    def turn(self, scheduler: Halts) -> None:
         """Do what can be done now, then let in whoever waited for it."""
-        while self._works and (scheduler.paused or not scheduler.busy):
-            self._works[0](lane)
+        while self._works and (scheduler.paused or not scheduler.busy) and not scheduler.in_flight:
+            self._works[0]()
             self._works.popleft()
         if not self._works and self.held:
             held, self.held = list(self.held.values()), {}
             for message in held:
-                scheduler.handle_generate_request(message, lane)
+                scheduler.handle_generate_request(message)

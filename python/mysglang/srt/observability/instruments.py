@@ -140,6 +140,14 @@ PREFILL_GRAPHS = Counter("sglang:cuda_graph_passes_total", "Steps that were a ca
 DECODE_GRAPHS = Counter(PREFILL_GRAPHS.name, PREFILL_GRAPHS.help, (("mode", "decode"),))
 IDLE_SECONDS = Counter("sglang:scheduler_idle_seconds_total", "Time that the scheduler had nothing to do.")
 CPU_SECONDS = Counter("sglang:scheduler_process_cpu_seconds_total", "Processor time of the scheduler's process.")
+SETTLED_FIRST = {
+    reason: Counter(
+        "sglang:settled_first_total",
+        "Steps whose result had to be applied before the next step could go on, by the reason.",
+        (("reason", reason),),
+    )
+    for reason in ("pause", "memory", "limit", "mask")
+}
 BACKUP = Counter("sglang:hicache_backup_tokens_total", "Tokens copied to the tier of the cache on the host.")
 LOAD_BACK = Counter("sglang:load_back_tokens_total", "Tokens copied back from there, instead of being computed.")
 BACKUP_DROPPED = Counter(
@@ -167,6 +175,7 @@ SCHEDULER = Layout(
         DECODE_GRAPHS,
         IDLE_SECONDS,
         CPU_SECONDS,
+        *SETTLED_FIRST.values(),
         BACKUP,
         LOAD_BACK,
         BACKUP_DROPPED,

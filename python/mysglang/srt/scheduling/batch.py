@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import Bools, HiddenColumns, Ints, LogprobColumns, Longs, Slots
 
 
@@ -60,3 +61,16 @@ class ScheduleBatch:
             new_tokens=self.new_tokens + decode.new_tokens,
             decoding=len(decode),
         )
+
+
+class Launched:
+    """A step that the worker has taken."""
+
+    __slots__ = ("asked", "at", "batch", "result")
+
+    def __init__(self, batch: ScheduleBatch, asked: Asked, result: BatchResult, at: float) -> None:
+        """`at`: when, in seconds."""
+        self.batch = batch
+        self.asked = asked
+        self.result = result
+        self.at = at

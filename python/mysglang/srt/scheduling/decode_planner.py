@@ -12,7 +12,7 @@ from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.messages.outputs import Abort, FinishReason
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.lane import Lane, Lanes
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -43,14 +43,16 @@ class DecodePlanner:
         self,
         table: RequestTable,
         kv: KvManager,
+        lanes: Lanes,
         ratio: NewTokenRatio,
         retraction: Retraction,
         *,
         tokens_per_step: int,
-        end: Callable[[int, FinishReason, Lane], Req],
+        end: Callable[[int, FinishReason], Req],
     ) -> None:
         self._table = table
         self._kv = kv
+        self._lanes = lanes
         self._ratio = ratio
         self._retraction = retraction
         self._tokens_per_step = tokens_per_step
@@ -63,6 +65,10 @@ class DecodePlanner:
         """The next decode step for `lane`, or None if nobody in it has a token to come."""
         slots, after = self._live(lane)
         if len(slots) and not self._reserve(slots, after):
+            if lane.pending is not None:
+                # Its result may end somebody, who gives memory back; nobody is retracted before that is known.
+                lane.short = True
+                return None
             slots, after = self._make_room(lane)
         if not len(slots):
             return None
@@ -105,14 +111,12 @@ class DecodePlanner:
         return self._kv.extend_rows(slots, after + more if more else after)
 
     def _make_room(self, lane: Lane) -> tuple[Slots, Ints]:
-        """Retract until the rest fits; rows as `_live` gives them, none if others are about to give memory back."""
+        """Retract until the rest fits; rows as `_live` gives them."""
         slots, after = self._live(lane)
-        if len(lane.slots) > len(slots):
-            return slots[:0], after[:0]
         while len(slots) and not self._reserve(slots, after):
-            if self._retraction.retract_one(lane, slots) is None:
+            if self._retraction.retract_one() is None:
                 # The last one, alone with all the memory, and still it does not fit.
-                self.failed.append(self._end(int(slots[0]), OUT_OF_MEMORY, lane))
+                self.failed.append(self._end(int(slots[0]), OUT_OF_MEMORY))
             slots, after = self._live(lane)
         if len(slots):
             table = self._table

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.messages.outputs import Abort
-from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.lane import Lanes
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Residency
@@ -30,25 +30,28 @@ NOT_FINITE = Abort(
 class Distrust:
     """Ends rows whose result is not finite, and takes what they read out of the cache."""
 
-    def __init__(self, table: RequestTable, kv: KvManager, residency: Residency, retraction: Retraction) -> None:
+    def __init__(
+        self, table: RequestTable, kv: KvManager, lanes: Lanes, residency: Residency, retraction: Retraction
+    ) -> None:
         self._table = table
+        self._lanes = lanes
         self._kv = kv
         self._residency = residency
         self._retraction = retraction
 
-    def end(self, broken: Sequence[int], lane: Lane) -> list[Req]:
+    def end(self, broken: Sequence[int]) -> list[Req]:
         """The rows in these slots had no finite result, all others of the step had: their tokens are applied already.
 
         Returns the requests that end by it; the others wait to be computed again.
         """
-        table = self._table
+        table, decoding = self._table, self._lanes.slots
         # The prompts of those that have had a finite result, also of who is broken now, were sound.
-        for slot in lane.slots[table.known[lane.slots] > table.opened_len[lane.slots]].tolist():
+        for slot in decoding[table.known[decoding] > table.opened_len[decoding]].tolist():
             self._kv.confirm(slot)
         misled = [slot for slot in broken if self._kv.condemn(slot) and table.opened_cached[slot] > 0]
         ended = []
         for slot in broken:
-            req = self._residency.drop(slot, lane)
+            req = self._residency.drop(slot)
             if slot in misled and not req.doubted:
                 req.doubted = True
                 self._retraction.put_back(req)

@@ -53,7 +53,7 @@ class ForwardBuilder:
             logprobs=self._logprobs(batch),
             hidden=self._hidden(batch),
             embeds=self._embeds(batch) if batch.num_prompts else None,
-            waits_for_mask=self._waits_for_mask(batch),
+            waits_for_mask=self._table.waits_for_mask(batch.slots, batch.yields),
             second_texts=None if decode else self._table.second_text[batch.slots],
             shared=self._prefix_groups.find(batch.slots) if decode else None,
         )
@@ -64,10 +64,6 @@ class ForwardBuilder:
         rows = zip(*(column[prompts].tolist() for column in (batch.slots, batch.starts, batch.lens)), strict=True)
         ids = [tokens[slot, start : start + n] for slot, start, n in rows]
         return np.concatenate([*ids, self._unknown_ids[: batch.decoding]])
-
-    def _waits_for_mask(self, batch: ScheduleBatch) -> bool:
-        constrained = self._table.constrained
-        return constrained.count > 0 and bool(batch.yields[constrained.rows(batch.slots)].any())
 
     def _embeds(self, batch: ScheduleBatch) -> EmbedColumns | None:
         rows = self._table.embedded.rows(batch.slots[: batch.num_prompts])

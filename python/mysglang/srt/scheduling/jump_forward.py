@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.lane import Lane, Lanes
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Residency
@@ -31,7 +31,7 @@ class Jumps(Protocol):
     """Lets answers jump over what is forced."""
 
     def jump(self, lane: Lane) -> None:
-        """Called when a step's tokens are applied and told of."""
+        """Called when the tokens of a step of `lane` are applied and told of."""
         ...
 
 
@@ -45,9 +45,12 @@ class NoJumps:
 class JumpForward:
     """Implements Jumps; `count` of them since the start."""
 
-    def __init__(self, table: RequestTable, kv: KvManager, residency: Residency, waiting: WaitingQueue) -> None:
+    def __init__(
+        self, table: RequestTable, kv: KvManager, lanes: Lanes, residency: Residency, waiting: WaitingQueue
+    ) -> None:
         self._table = table
         self._kv = kv
+        self._lanes = lanes
         self._residency = residency
         self._waiting = waiting
         self.count = 0
@@ -55,13 +58,14 @@ class JumpForward:
     def jump(self, lane: Lane) -> None:
         constrained = self._table.constrained
         # Whoever waits would come between, and with a prompt half computed nobody is admitted.
-        if not constrained.count or lane.size > MOST_RUNNING or lane.chunked is not None or len(self._waiting):
+        lanes = self._lanes
+        if not constrained.count or lanes.size > MOST_RUNNING or lanes.chunked or len(self._waiting):
             return
         jumping = []
         for slot in lane.slots[constrained.rows(lane.slots)].tolist():
             forced = self._forced(slot)
-            if len(forced) >= LEAST_FORCED and self._fits(lane):
-                jumping.append(self._leave(slot, forced, lane))
+            if len(forced) >= LEAST_FORCED and self._fits():
+                jumping.append(self._leave(slot, forced))
         for req in reversed(jumping):
             self._waiting.add_retracted(req)
         self.count += len(jumping)
@@ -76,13 +80,13 @@ class JumpForward:
         room = int(self._table.final_len[slot] - self._table.known[slot]) - 1
         return list(req.grammar.forced()[: max(room, 0)])
 
-    def _fits(self, lane: Lane) -> bool:
+    def _fits(self) -> bool:
         """Whether all that run could run to their ends, so that whoever leaves is admitted again at once."""
-        longest = int(self._table.final_len[lane.slots].sum())
+        longest = int(self._table.final_len[self._lanes.slots].sum())
         return longest + (MOST_RUNNING + 1) * self._kv.page_size <= self._kv.available_tokens()
 
-    def _leave(self, slot: int, forced: list[int], lane: Lane) -> Req:
-        req = self._residency.leave(slot, lane)
+    def _leave(self, slot: int, forced: list[int]) -> Req:
+        req = self._residency.leave(slot)
         assert req.grammar is not None, "it forces tokens"
         for token in forced:
             accepted = req.grammar.accept(token)

@@ -1,38 +1,87 @@
-"""Lane: the requests that decode together, and the one among the running whose prompt is half computed."""
+"""Lanes: the requests that decode together, and the step of theirs that is in flight. A slot knows its lane.
+
+    lane 0   rows 3 1 4      in flight: step n
+    lane 1   rows 2 5        in flight: step n + 1
+
+The steps of one lane come one after another; those of different lanes are independent. There is one lane today, and
+stages of a pipeline will have as many as there are stages, so that none of them waits for another.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from mysglang.srt.forward.worker_batch import Slots
+from mysglang.srt.scheduling.batch import Launched
 from mysglang.srt.scheduling.request import Req
 
 
 class Lane:
-    """`slots` in the order of joining: another array whenever somebody joined or left, the same while nobody did.
-
-    A loop owns its lanes; no request is in two.
-    """
+    """`slots` in the order of joining: another array whenever somebody joined or left, the same while nobody did."""
 
     def __init__(self) -> None:
         self.slots: Slots = np.zeros(0, dtype=np.int64)
+        """Requests whose prompt is computed."""
         self.chunked: Req | None = None
-        """Its next chunk comes before any other prefill; it holds its slot and pages meanwhile."""
+        """A request whose prompt is half computed. Its next chunk comes before any other prefill; it holds its slot and
+        pages meanwhile.
+        """
+        self.pending: Launched | None = None
+        """The step in flight, whose result is not applied."""
+        self.short = False
+        """Whether memory lacked for the next token of the rows when the step in flight was already there."""
+        self.waited = 0
+        """Prompt tokens that were planned since the rows had their last step."""
 
     def join(self, slots: Slots) -> None:
         """Requests whose prompt is computed start to decode."""
         self.slots = np.concatenate([self.slots, slots])
 
-    def leave(self, slots: Slots) -> None:
-        """Requests that ended or were retracted."""
-        if self.chunked is not None and self.chunked.slot in slots:
+    def leave(self, slot: int) -> None:
+        """A request ended or was retracted."""
+        if self.chunked is not None and self.chunked.slot == slot:
             self.chunked = None
-        if len(slots) == 1:
-            self.slots = self.slots[self.slots != slots[0]]
-        else:
-            self.slots = self.slots[~np.isin(self.slots, slots)]
+        self.slots = self.slots[self.slots != slot]
 
     @property
     def size(self) -> int:
         """Requests that hold a slot."""
         return len(self.slots) + (self.chunked is not None)
+
+
+class Lanes:
+    """All lanes of a scheduler. What concerns every request that runs, whatever its lane, is asked here."""
+
+    def __init__(self, num_slots: int, count: int = 1) -> None:
+        self.all = tuple(Lane() for _ in range(count))
+        self._of = [self.all[0]] * num_slots
+        """By slot; true of a slot that is open."""
+
+    def enter(self, slot: int, lane: Lane) -> None:
+        """A request that got this slot will decode in `lane`."""
+        self._of[slot] = lane
+
+    def leave(self, slot: int) -> None:
+        """The request in this slot ended or was retracted."""
+        self._of[slot].leave(slot)
+
+    @property
+    def slots(self) -> Slots:
+        """Those that decode, one lane after another. Where there is one lane, its own array."""
+        first, *others = self.all
+        return np.concatenate([first.slots, *(lane.slots for lane in others)]) if others else first.slots
+
+    @property
+    def chunked(self) -> list[Req]:
+        """Requests whose prompt is half computed."""
+        return [lane.chunked for lane in self.all if lane.chunked is not None]
+
+    @property
+    def size(self) -> int:
+        """Requests that hold a slot."""
+        return sum(lane.size for lane in self.all)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was launched whose result is not applied."""
+        return any(lane.pending is not None for lane in self.all)

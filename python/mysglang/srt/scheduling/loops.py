@@ -1,31 +1,21 @@
-"""Loops: how far planning runs ahead of results. A loop owns its lanes; everything else is the scheduler's."""
+"""Loops: how far planning runs ahead of results. Everything else is the scheduler's.
+
+What a step changes, it changes at three places that stand here: positions and memory when it is planned, what the
+device writes when it is launched, tokens and ends when its result is applied.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from mysglang.srt.forward.outputs import BatchResult
-from mysglang.srt.scheduling.batch import Asked, ScheduleBatch
-from mysglang.srt.scheduling.lane import Lane
-
-
-class Launched:
-    """A step that the worker has taken."""
-
-    __slots__ = ("asked", "at", "batch", "result")
-
-    def __init__(self, batch: ScheduleBatch, asked: Asked, result: BatchResult, at: float) -> None:
-        """`at`: when, in seconds."""
-        self.batch = batch
-        self.asked = asked
-        self.result = result
-        self.at = at
+from mysglang.srt.scheduling.batch import Launched, ScheduleBatch
+from mysglang.srt.scheduling.lane import Lane, Lanes
 
 
 class Stepped(Protocol):
     """What a loop drives (managers/scheduler.py)."""
 
-    def recv_requests(self, lane: Lane) -> None: ...
+    def recv_requests(self) -> None: ...
 
     def get_next_batch_to_run(self, lane: Lane) -> ScheduleBatch | None: ...
 
@@ -35,7 +25,7 @@ class Stepped(Protocol):
 
     def process_batch_result(self, launched: Launched, lane: Lane) -> None: ...
 
-    def on_idle(self, lane: Lane) -> None: ...
+    def on_idle(self) -> None: ...
 
 
 class Loop(Protocol):
@@ -47,44 +37,50 @@ class Loop(Protocol):
 
 
 class SyncLoop:
-    """Plan, run, take the result. One lane, nothing in flight between turns. (SGLang's `event_loop_normal`.)"""
+    """Plan, run, take the result. Nothing is in flight between turns. (SGLang's `event_loop_normal`.)"""
 
-    def __init__(self, scheduler: Stepped) -> None:
+    def __init__(self, scheduler: Stepped, lanes: Lanes) -> None:
         self._scheduler = scheduler
-        self.lane = Lane()
+        self._lanes = lanes.all
 
     def step(self) -> None:
-        scheduler, lane = self._scheduler, self.lane
-        scheduler.recv_requests(lane)
-        batch = scheduler.get_next_batch_to_run(lane)
-        if batch is None:
-            scheduler.on_idle(lane)
-            return
-        launched = scheduler.run_batch(batch)
-        scheduler.choose_tokens(launched)
-        scheduler.process_batch_result(launched, lane)
+        scheduler = self._scheduler
+        scheduler.recv_requests()
+        idle = True
+        for lane in self._lanes:
+            batch = scheduler.get_next_batch_to_run(lane)
+            if batch is not None:
+                idle = False
+                launched = scheduler.run_batch(batch)
+                scheduler.choose_tokens(launched)
+                scheduler.process_batch_result(launched, lane)
+        if idle:
+            scheduler.on_idle()
 
 
 class OverlapLoop:
-    """Launch a step, then read the one before while the device works. One lane, one step in flight.
+    """Launch a step, then read the one before while the device works. One step of each lane is in flight.
 
     (SGLang's `event_loop_overlap`.)
     """
 
-    def __init__(self, scheduler: Stepped) -> None:
+    def __init__(self, scheduler: Stepped, lanes: Lanes) -> None:
         self._scheduler = scheduler
-        self._pending: Launched | None = None
-        self.lane = Lane()
+        self._lanes = lanes.all
 
     def step(self) -> None:
-        scheduler, lane = self._scheduler, self.lane
-        scheduler.recv_requests(lane)
-        batch = scheduler.get_next_batch_to_run(lane)
-        launched = scheduler.run_batch(batch) if batch is not None else None
-        if self._pending is not None:
-            scheduler.process_batch_result(self._pending, lane)
-        elif launched is None:
-            scheduler.on_idle(lane)
-        if launched is not None:
-            scheduler.choose_tokens(launched)
-        self._pending = launched
+        scheduler = self._scheduler
+        scheduler.recv_requests()
+        idle = True
+        for lane in self._lanes:
+            batch = scheduler.get_next_batch_to_run(lane)
+            launched = scheduler.run_batch(batch) if batch is not None else None
+            before, lane.pending = lane.pending, launched
+            if before is not None:
+                idle = False
+                scheduler.process_batch_result(before, lane)
+            if launched is not None:
+                idle = False
+                scheduler.choose_tokens(launched)
+        if idle:
+            scheduler.on_idle()

@@ -11,7 +11,7 @@ import numpy as np
 
 from mysglang.srt.forward.worker_batch import Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.lane import Lanes
 from mysglang.srt.scheduling.prefill_planner import PrefillPlanner
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -22,15 +22,15 @@ from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 class Preemption(Protocol):
     """Asked before each step is planned."""
 
-    def make_room(self, lane: Lane) -> None:
-        """Retract from `lane` whoever must give way to the request that is next."""
+    def make_room(self) -> None:
+        """Retract whoever must give way to the request that is next."""
         ...
 
 
 class NoPreemption:
     """Who runs, runs on."""
 
-    def make_room(self, lane: Lane) -> None:
+    def make_room(self) -> None:
         pass
 
 
@@ -45,6 +45,7 @@ class PriorityPreemption:
         self,
         table: RequestTable,
         kv: KvManager,
+        lanes: Lanes,
         waiting: WaitingQueue,
         prefill: PrefillPlanner,
         retraction: Retraction,
@@ -53,38 +54,39 @@ class PriorityPreemption:
     ) -> None:
         self._table = table
         self._kv = kv
+        self._lanes = lanes
         self._waiting = waiting
         self._prefill = prefill
         self._retraction = retraction
         self._threshold = threshold
         self._asked: tuple[int, Slots | None] = (-1, None)
-        """The queue's changes and the lane's slots when last asked."""
+        """The queue's changes and the slots that decoded when last asked."""
 
-    def make_room(self, lane: Lane) -> None:
-        if not len(self._waiting) or not lane.size or self._asked_already(lane):
+    def make_room(self) -> None:
+        if not len(self._waiting) or not self._lanes.size or self._asked_already():
             return
         req = next(iter(self._waiting.ordered()))
-        for slot in self._victims(req, lane):
-            if not self._lacks(req, lane):
+        for slot in self._victims(req):
+            if not self._lacks(req):
                 break
-            self._retraction.retract(lane, slot, "A more urgent request waits")
+            self._retraction.retract(slot, "A more urgent request waits")
             self._kv.settle()
-        self._asked = (self._waiting.changes, lane.slots)
+        self._asked = (self._waiting.changes, self._lanes.slots)
 
-    def _asked_already(self, lane: Lane) -> bool:
+    def _asked_already(self) -> bool:
         """Whether the answer is as before: the same run and wait, and none of these can have a place.
 
         Where a place is free, those who run may have taken the memory for it since.
         """
         changes, slots = self._asked
-        return self._kv.free_slots == 0 and changes == self._waiting.changes and slots is lane.slots
+        return self._kv.free_slots == 0 and changes == self._waiting.changes and slots is self._lanes.slots
 
-    def _lacks(self, req: Req, lane: Lane) -> bool:
-        return self._kv.free_slots == 0 or self._prefill.tokens_lacking(req, lane) > 0
+    def _lacks(self, req: Req) -> bool:
+        return self._kv.free_slots == 0 or self._prefill.tokens_lacking(req) > 0
 
-    def _victims(self, req: Req, lane: Lane) -> list[int]:
+    def _victims(self, req: Req) -> list[int]:
         """Who gives way, in that order; none if they all would not be enough."""
-        slots = [*lane.slots.tolist(), *([] if lane.chunked is None else [lane.chunked.slot])]
+        slots = [*self._lanes.slots.tolist(), *(req.slot for req in self._lanes.chunked)]
         urgency = {slot: self._table.req(slot).urgency for slot in slots}
         outranked = [slot for slot in reversed(slots) if req.urgency - urgency[slot] > self._threshold]
         if not outranked:
@@ -95,4 +97,4 @@ class PriorityPreemption:
         # What two victims share with nobody else comes free too; that is not reckoned with.
         held = sum(map(self._kv.tokens_alone, outranked))
         aside = float(self._prefill.reserved(np.asarray(outranked, dtype=np.int64)).sum())
-        return outranked if self._prefill.tokens_lacking(req, lane) <= held + aside else []
+        return outranked if self._prefill.tokens_lacking(req) <= held + aside else []

@@ -19,7 +19,7 @@ from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.window_room import WindowRoom
 from mysglang.srt.scheduling.admission import AdmissionRule
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.lane import Lane, Lanes
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
 from mysglang.srt.scheduling.policy import PromptClock
 from mysglang.srt.scheduling.request import Req
@@ -78,6 +78,7 @@ class PrefillPlanner:
         self,
         table: RequestTable,
         kv: KvManager,
+        lanes: Lanes,
         residency: Residency,
         waiting: WaitingQueue,
         ratio: NewTokenRatio,
@@ -88,6 +89,7 @@ class PrefillPlanner:
     ) -> None:
         self._table = table
         self._kv = kv
+        self._lanes = lanes
         self._residency = residency
         self._waiting = waiting
         self._ratio = ratio
@@ -97,11 +99,9 @@ class PrefillPlanner:
 
     def plan(self, lane: Lane, *, decoding: int = 0) -> ScheduleBatch | None:
         """The next prefill step for `lane`, beside so many rows that decode; None if no request can be taken."""
-        if lane.chunked is None and not len(self._waiting):
+        if lane.short or (lane.chunked is None and not len(self._waiting)):
             return None
-        reserved = self.reserved(lane.slots)
-        budget = max(self._limits.budget(decoding), self._kv.page_size)
-        step = PrefillStep(budget, float(reserved.sum()), self._kv.window_room(lane.slots, reserved))
+        step = self._begun(max(self._limits.budget(decoding), self._kv.page_size))
         if lane.chunked is not None:
             self._continue(lane.chunked, step, lane)
         if lane.chunked is None:
@@ -115,14 +115,19 @@ class PrefillPlanner:
         shares: Floats = to_come * np.where(table.obeys_eos[slots], self._ratio.value, 1.0).astype(np.float32)
         return shares
 
-    def tokens_lacking(self, req: Req, lane: Lane) -> float:
+    def tokens_lacking(self, req: Req) -> float:
         """Tokens that would have to come free for `req` to be admitted now, were a slot free; 0 or less: none."""
-        if not lane.size:
+        if not self._lanes.size:
             return 0
         match = req.cached_prefix(self._kv)
-        reserved = self.reserved(lane.slots)
-        step = PrefillStep(self._limits.budget(0), float(reserved.sum()), self._kv.window_room(lane.slots, reserved))
+        step = self._begun(self._limits.budget(0))
         return self._lacking(req, match, max(self._fit(step, match.reach, len(req.ids) - match.reach), 1), step)
+
+    def _begun(self, budget: int) -> PrefillStep:
+        """A step of so many new tokens at most, beside all that run."""
+        slots = self._lanes.slots
+        reserved = self.reserved(slots)
+        return PrefillStep(budget, float(reserved.sum()), self._kv.window_room(slots, reserved))
 
     def _continue(self, req: Req, step: PrefillStep, lane: Lane) -> None:
         """The next chunk of a request that holds its slot already."""
@@ -133,10 +138,13 @@ class PrefillPlanner:
             self._take(req, planned, take, step, lane)
 
     def _admit_waiting(self, step: PrefillStep, lane: Lane) -> None:
-        """Admit waiting requests in the policy's order until one does not fit."""
-        if self._kv.free_slots == 0:
+        """Admit waiting requests in the policy's order until one does not fit.
+
+        No two prompts are half computed at once, in whatever lanes: each might hold what the other one lacks.
+        """
+        if self._kv.free_slots == 0 or self._lanes.chunked:
             return
-        others = [self._table.req(slot) for slot in lane.slots.tolist()] if self._rules else []
+        others = [self._table.req(slot) for slot in self._lanes.slots.tolist()] if self._rules else []
         others.extend(req for req, _, _ in step.rows)
         for req in self._waiting.ordered():
             if step.budget <= 0 or lane.chunked is not None or self._kv.free_slots == 0:
@@ -156,7 +164,7 @@ class PrefillPlanner:
         extend = len(req.ids) - cached
         # Alone it always fits, since requests larger than the memory are refused on arrival; a share of what it
         # may generate is asked for only where somebody else would suffer.
-        alone = lane.size == 0 and not step.rows
+        alone = self._lanes.size == 0 and not step.rows
         take = self._fit(step, cached, extend)
         if take <= 0 or not (alone or self._lacking(req, match, take, step) <= 0):
             return False
@@ -164,7 +172,7 @@ class PrefillPlanner:
         extended = kv.extend(slot, cached + take)
         assert extended, "a request was admitted that does not fit"
         kv.load_back(slot, match)
-        self._residency.enter(req, slot, cached=cached)
+        self._residency.enter(req, slot, lane, cached=cached)
         step.admitted.append(req)
         step.cached += cached
         step.reserved += self._to_come(req)

@@ -131,6 +131,10 @@ class RequestTable:
         """[R] whether masks say which tokens a row may have."""
         return self.constrained.of(slots)
 
+    def waits_for_mask(self, slots: Slots, yields: Bools) -> bool:
+        """Whether a mask must be made for some row of these that yields a token."""
+        return self.constrained.count > 0 and bool(yields[self.constrained.rows(slots)].any())
+
     def output_ids(self, slot: int) -> Ints:
         """The known tokens that were generated. A view: copy to keep."""
         return self.tokens[slot, self.prompt_len[slot] : self.known[slot]]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.scheduling.accounts import Accounts
-from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.lane import Lane, Lanes
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
@@ -20,6 +18,7 @@ class Residency:
         self,
         table: RequestTable,
         kv: KvManager,
+        lanes: Lanes,
         sampling: SamplingBuilder,
         accounts: Accounts,
         stats: SchedulerStats,
@@ -28,10 +27,12 @@ class Residency:
         self._table = table
         self._accounts = accounts
         self._kv = kv
+        self._lanes = lanes
         self._sampling = sampling
 
-    def enter(self, req: Req, slot: int, *, cached: int) -> None:
+    def enter(self, req: Req, slot: int, lane: Lane, *, cached: int) -> None:
         """`req` starts to run in `slot`, which `KvManager.open` gave, with `cached` tokens in the KV cache already."""
+        self._lanes.enter(slot, lane)
         if not req.started:
             req.started = True
             req.cached_tokens = cached
@@ -41,13 +42,13 @@ class Residency:
         if req.logprobs is not None and not req.logprobs.prompt_done:
             req.logprobs.open_prompt(int(req.ids[0]))
 
-    def leave(self, slot: int, lane: Lane) -> Req:
+    def leave(self, slot: int) -> Req:
         """The request in `slot` runs no more; its whole pages stay in the prefix cache while there is room, and also
         the last page if it is of a session.
 
         Results of steps in flight will find another life in the slot and be dropped.
         """
-        lane.leave(np.asarray([slot], dtype=np.int64))
+        self._lanes.leave(slot)
         ids_with_kv = self._table.ids_with_kv(slot)
         had_result = bool(self._table.known[slot] > self._table.opened_len[slot])
         if had_result:
@@ -62,9 +63,9 @@ class Residency:
         self._sampling.close(slot)
         return req
 
-    def drop(self, slot: int, lane: Lane) -> Req:
+    def drop(self, slot: int) -> Req:
         """The same for a row whose keys and values are not to be trusted: nothing more of it is cached."""
-        lane.leave(np.asarray([slot], dtype=np.int64))
+        self._lanes.leave(slot)
         self._accounts.close(slot)
         req = self._table.close(slot)
         self._kv.discard(slot)

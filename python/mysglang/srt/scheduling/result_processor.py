@@ -15,7 +15,6 @@ from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.scheduling.batch import Asked, ScheduleBatch
 from mysglang.srt.scheduling.distrust import NOT_FINITE, Distrust
 from mysglang.srt.scheduling.hidden_states import hidden_by_row
-from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.logprobs import by_row
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -47,7 +46,7 @@ class ResultProcessor:
         self._distrust = distrust
         self._eos = eos_token_ids
 
-    def apply(self, batch: ScheduleBatch, output: StepOutput, asked: Asked, lane: Lane) -> list[Req]:
+    def apply(self, batch: ScheduleBatch, output: StepOutput, asked: Asked) -> list[Req]:
         """Take a step's outcome; returns the requests that ended, their slots already free."""
         alive = self._table.life[batch.slots] == batch.lives
         if asked.logprobs is not None:
@@ -55,9 +54,9 @@ class ResultProcessor:
         if asked.hidden is not None and output.hidden is not None:
             self._take_hidden(batch, output.hidden, asked.hidden, alive)
         if output.vectors is not None:
-            return self._take_vectors(batch, output.vectors, alive, lane)
+            return self._take_vectors(batch, output.vectors, alive)
         if everyone_has_one(output.counts, len(output.tokens)) and np.count_nonzero(alive) == len(alive):
-            return self._end_all(self._accept(batch.slots, output.tokens), lane)
+            return self._end_all(self._accept(batch.slots, output.tokens))
         ended: list[Req] = []
         firsts = np.cumsum(output.counts) - output.counts
         # One turn without speculation; as many as the longest accepted run with speculation.
@@ -65,21 +64,21 @@ class ResultProcessor:
             rows = np.flatnonzero((output.counts > depth) & alive)
             if len(rows):
                 finished = self._accept(batch.slots[rows], output.tokens[firsts[rows] + depth])
-                ended.extend(self._end_all(finished, lane))
+                ended.extend(self._end_all(finished))
                 alive = self._table.life[batch.slots] == batch.lives
         return ended
 
-    def end(self, slot: int, reason: FinishReason, lane: Lane) -> Req:
+    def end(self, slot: int, reason: FinishReason) -> Req:
         """The request in `slot` is over."""
-        req = self._residency.leave(slot, lane)
+        req = self._residency.leave(slot)
         req.finish = reason
         return req
 
-    def _end_all(self, finished: list[tuple[int, FinishReason]], lane: Lane) -> list[Req]:
+    def _end_all(self, finished: list[tuple[int, FinishReason]]) -> list[Req]:
         """End these. Whose result is not finite comes last: by then all finite results of the step are known."""
         broken = [slot for slot, reason in finished if reason is NOT_FINITE]
-        ended = [self.end(slot, reason, lane) for slot, reason in finished if reason is not NOT_FINITE]
-        return ended + self._distrust.end(broken, lane) if broken else ended
+        ended = [self.end(slot, reason) for slot, reason in finished if reason is not NOT_FINITE]
+        return ended + self._distrust.end(broken) if broken else ended
 
     def _accept(self, slots: Slots, tokens: Ints) -> list[tuple[int, FinishReason]]:
         """One more token for each of `slots`; returns those that end by it, and why. Token -1: it was no number."""
@@ -116,7 +115,7 @@ class ResultProcessor:
                 reasons[index] = end
         return [(int(slots[index]), reason) for index, reason in reasons.items()]
 
-    def _take_vectors(self, batch: ScheduleBatch, vectors: Floats, alive: Bools, lane: Lane) -> list[Req]:
+    def _take_vectors(self, batch: ScheduleBatch, vectors: Floats, alive: Bools) -> list[Req]:
         """Give the rows that yield their vectors, by which they end. vectors: [rows that yield, width]."""
         ended: list[Req] = []
         broken: list[int] = []
@@ -124,10 +123,10 @@ class ResultProcessor:
             if alive[row] and not np.isfinite(vector).all():
                 broken.append(int(batch.slots[row]))
             elif alive[row]:
-                req = self.end(int(batch.slots[row]), Length(0), lane)
+                req = self.end(int(batch.slots[row]), Length(0))
                 req.vector = vector
                 ended.append(req)
-        return ended + self._distrust.end(broken, lane) if broken else ended
+        return ended + self._distrust.end(broken) if broken else ended
 
     def _follow(self, slot: int, token: int) -> FinishReason | None:
         """Tell the grammar of `slot` its token; why the request ends by that, if it does."""

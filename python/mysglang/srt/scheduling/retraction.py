@@ -11,7 +11,7 @@ import logging
 import numpy as np
 
 from mysglang.srt.forward.worker_batch import Slots
-from mysglang.srt.scheduling.lane import Lane
+from mysglang.srt.scheduling.lane import Lanes
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Residency
@@ -24,34 +24,42 @@ logger = logging.getLogger(__name__)
 class Retraction:
     """Chooses victims and takes their memory; `count` of them since the start."""
 
-    def __init__(self, table: RequestTable, residency: Residency, waiting: WaitingQueue, stats: SchedulerStats) -> None:
+    def __init__(
+        self,
+        table: RequestTable,
+        lanes: Lanes,
+        residency: Residency,
+        waiting: WaitingQueue,
+        stats: SchedulerStats,
+    ) -> None:
         self._stats = stats
         self._table = table
+        self._lanes = lanes
         self._residency = residency
         self._waiting = waiting
         self.count = 0
 
-    def retract_one(self, lane: Lane, candidates: Slots) -> Req | None:
-        """Retract whoever loses least; None if only one request holds memory in `lane`.
+    def retract_one(self) -> Req | None:
+        """Retract whoever loses least; None if only one request holds memory.
 
         That is the one that has generated fewest tokens, of equals the one with the longest prompt, of equals the one
-        that joined last. The request whose prompt is half computed goes only when one decoding row is left.
+        that joined last. A request whose prompt is half computed goes only when one decoding row is left.
         """
-        if len(candidates) > 1:
-            return self.retract(lane, self._youngest(candidates))
-        if lane.chunked is not None:
-            return self.retract(lane, lane.chunked.slot)
+        decoding = self._lanes.slots
+        if len(decoding) > 1:
+            return self.retract(self._youngest(decoding))
+        for req in self._lanes.chunked:
+            return self.retract(req.slot)
         return None
 
-    def retract_all(self, lane: Lane) -> None:
+    def retract_all(self) -> None:
         """Retract everybody; those that joined first will be first again."""
-        slots = lane.slots.tolist() + ([] if lane.chunked is None else [lane.chunked.slot])
-        for slot in reversed(slots):
-            self.retract(lane, slot, "Paused")
+        for slot in reversed([*self._lanes.slots.tolist(), *(req.slot for req in self._lanes.chunked)]):
+            self.retract(slot, "Paused")
 
-    def retract(self, lane: Lane, slot: int, why: str = "KV cache is full") -> Req:
+    def retract(self, slot: int, why: str = "KV cache is full") -> Req:
         """Put the request in `slot` back in the queue, in front."""
-        req = self._residency.leave(slot, lane)
+        req = self._residency.leave(slot)
         self.put_back(req)
         logger.info("%s: request %s retracted after %d tokens", why, req.rid, len(req.output_ids))
         return req

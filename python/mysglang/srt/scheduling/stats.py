@@ -11,12 +11,12 @@ from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.messages.control import SchedulerFigures
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Sheet
-from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.batch import Launched, ScheduleBatch
 from mysglang.srt.scheduling.census import UrgentSign, take_census
-from mysglang.srt.scheduling.lane import Lane
-from mysglang.srt.scheduling.loops import Launched
+from mysglang.srt.scheduling.lane import Lanes
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
+from mysglang.srt.scheduling.settling import SettleReason
 from mysglang.srt.scheduling.step_costs import NoCosts, StepCosts
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 
@@ -68,6 +68,7 @@ class SchedulerStats:
         self,
         table: RequestTable,
         kv: KvManager,
+        lanes: Lanes,
         *,
         decode_log_interval: int,
         urgent_sign: UrgentSign = 0,
@@ -77,6 +78,7 @@ class SchedulerStats:
         self._urgent_sign = urgent_sign
         self._costs = costs
         self._kv = kv
+        self._lanes = lanes
         self.decode_log_interval = decode_log_interval
         self.forward_steps = 0
         self.last_gen_throughput = 0.0
@@ -93,7 +95,7 @@ class SchedulerStats:
         self._cpu_seconds = 0.0
         self._occupancy = Occupancy(decode_log_interval)
 
-    def record(self, launched: Launched, lane: Lane, waiting: WaitingQueue) -> None:
+    def record(self, launched: Launched, waiting: WaitingQueue) -> None:
         """A step's result was applied."""
         batch = launched.batch
         self.forward_steps += 1
@@ -102,18 +104,22 @@ class SchedulerStats:
         self._occupancy.add(step_time, self._last_result)
         self._count(batch, step_time)
         if batch.num_prompts and logger.isEnabledFor(logging.INFO):
-            self._log_prefill(batch, lane, waiting, step_time)
+            self._log_prefill(batch, waiting, step_time)
         # A step of prompts may have rows that decode beside them.
         if decoding := len(batch) - batch.num_prompts:
             self._decode_steps += 1
             self._generated += decoding
             if self._decode_steps % self.decode_log_interval == 0:
-                self._log_decode(lane, waiting, step_time)
+                self._log_decode(waiting, step_time)
 
     def started(self, req: Req) -> None:
         """A request got its first place."""
         req.started_at = time.perf_counter()
         self._sheet.observe(told.QUEUE_TIME, req.started_at - req.arrived_at)
+
+    def settled_first(self, reason: SettleReason) -> None:
+        """The step in flight comes before the next one."""
+        self._sheet.add(told.SETTLED_FIRST[reason])
 
     def retracted(self, req: Req) -> None:
         """A request lost its place."""
@@ -121,9 +127,9 @@ class SchedulerStats:
         self._sheet.add(told.RETRACTED_INPUT, req.prompt_len)
         self._sheet.add(told.RETRACTED_OUTPUT, len(req.output_ids))
 
-    def figures(self, lane: Lane, waiting: WaitingQueue, *, compiling: int) -> SchedulerFigures:
-        """`lane`: the requests that run. `compiling`: how many wait for their grammar."""
-        running = lane.size
+    def figures(self, waiting: WaitingQueue, *, compiling: int) -> SchedulerFigures:
+        """`compiling`: how many requests wait for their grammar."""
+        running = self._lanes.size
         spent = time.process_time()
         self._sheet.add(told.CPU_SECONDS, spent - self._cpu_seconds)
         self._cpu_seconds = spent
@@ -143,13 +149,12 @@ class SchedulerStats:
             swa_free_tokens=sum(window.free for window in windows),
             swa_evictable_tokens=sum(window.evictable for window in windows),
             fwd_occupancy=self._occupancy.percent if running else 0.0,
-            census=take_census(self._running(lane), waiting, self._urgent_sign),
+            census=take_census(self._running(), waiting, self._urgent_sign),
             counted=self._sheet.total_row(),
         )
 
-    def _running(self, lane: Lane) -> list[Req]:
-        decoding = [self._table.req(int(slot)) for slot in lane.slots]
-        return decoding if lane.chunked is None else [*decoding, lane.chunked]
+    def _running(self) -> list[Req]:
+        return [*map(self._table.req, self._lanes.slots.tolist()), *self._lanes.chunked]
 
     def _count_memory(self) -> None:
         self._sheet.add(told.EVICTED, self._kv.evicted_tokens - self._evicted)
@@ -198,7 +203,7 @@ class SchedulerStats:
         if batch.new_seqs:
             self._cache_hit_rate = batch.cached_tokens / (batch.cached_tokens + computed)
 
-    def _log_prefill(self, batch: ScheduleBatch, lane: Lane, waiting: WaitingQueue, step_time: float) -> None:
+    def _log_prefill(self, batch: ScheduleBatch, waiting: WaitingQueue, step_time: float) -> None:
         now = time.perf_counter()
         computed = batch.new_tokens - batch.decoding
         speed = computed / max(now - self._last_prefill, 1e-9)
@@ -207,19 +212,19 @@ class SchedulerStats:
             "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, %s, #running-req: %d, "
             "#queue-req: %d, #pending-token: %d, cuda graph: %s, input throughput (token/s): %.2f, "
             "cache hit rate: %.2f, step time (ms): %.2f",
-            *(batch.new_seqs, computed, batch.cached_tokens, self._usage(), lane.size),
-            *(len(waiting), waiting.pending_tokens() + self._rest(lane.chunked), self._on_graph, speed),
+            *(batch.new_seqs, computed, batch.cached_tokens, self._usage(), self._lanes.size),
+            *(len(waiting), waiting.pending_tokens() + self._rest(), self._on_graph, speed),
             *(self._cache_hit_rate, step_time * 1e3),
         )
 
-    def _log_decode(self, lane: Lane, waiting: WaitingQueue, step_time: float) -> None:
+    def _log_decode(self, waiting: WaitingQueue, step_time: float) -> None:
         now = time.perf_counter()
         self.last_gen_throughput = self._generated / max(now - self._since, 1e-9)
         self._restart(now)
         logger.info(
             "Decode batch, #running-req: %d, %s, cuda graph: %s, "
             "gen throughput (token/s): %.2f, #queue-req: %d, step time (ms): %.2f",
-            *(lane.size, self._usage(tokens=True), self._on_graph),
+            *(self._lanes.size, self._usage(tokens=True), self._on_graph),
             *(self.last_gen_throughput, len(waiting), step_time * 1e3),
         )
 
@@ -227,9 +232,9 @@ class SchedulerStats:
         self._generated = 0
         self._since = self._last_prefill = now
 
-    def _rest(self, chunked: Req | None) -> int:
-        """Tokens to come of a prompt of which a part was computed."""
-        return 0 if chunked is None else len(chunked.ids) - int(self._table.planned[chunked.slot])
+    def _rest(self) -> int:
+        """Tokens to come of prompts of which a part was computed."""
+        return sum(len(req.ids) - int(self._table.planned[req.slot]) for req in self._lanes.chunked)
 
     def _used(self) -> int:
         return self._kv.total_tokens - self._kv.available_tokens()

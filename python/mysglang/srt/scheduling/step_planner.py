@@ -43,19 +43,17 @@ class BoundedWaits:
         self._prefill = prefill
         self._decode = decode
         self._limit = limit
-        self._waited = 0
-        """Prompt tokens that were planned since the running had their last step."""
 
     def next_step(self, lane: Lane) -> ScheduleBatch | None:
         if not len(lane.slots):
-            self._waited = 0
+            lane.waited = 0
             return self._prefill.plan(lane)
-        if self._waited < self._limit:
+        if lane.waited < self._limit:
             prompts = self._prefill.plan(lane)
             if prompts is not None:
-                self._waited += prompts.new_tokens
+                lane.waited += prompts.new_tokens
                 return prompts
-        self._waited = 0
+        lane.waited = 0
         return self._decode.plan(lane) or self._prefill.plan(lane)
 
 
@@ -108,7 +106,7 @@ class StepPlanner:
 
     def next_batch(self, lane: Lane) -> ScheduleBatch | None:
         """The step to run now, or None if there is nothing to do."""
-        self._preemption.make_room(lane)
+        self._preemption.make_room()
         return self._coordinator.agree(self._order.next_step(lane))
 
     def take_failed(self) -> list[Req]:
