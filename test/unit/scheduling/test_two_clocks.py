@@ -82,7 +82,7 @@ class Prompt(LateScheduler):
     """Its clock stands still, and what it waits for is there at once."""
 
     def __init__(self, setup: Setup, share: Share) -> None:
-        grammars = timed_grammars(VOCAB, delay=0, patience_s=1.0, clock=lambda: 0.0, step_time=lambda _n, _place: 0.0)
+        grammars = timed_grammars(VOCAB, delay=0, patience_s=2.0, clock=lambda: 0.0, step_time=lambda _n, _place: 0.0)
         super().__init__(setup, share=share, grammars=grammars)
 
     def turn(self, times: int = 1) -> None:
