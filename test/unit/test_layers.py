@@ -60,8 +60,8 @@ MAY_IMPORT = {
     "managers": "scheduling mem_cache forward.worker forward.weights forward.occupation forward.host_pages multimodal "
     "parser sampling messages server_args args configs",
     "managers.scheduler_builder": PLUG_INS + " distributed",
-    "managers.worker_factory": "model_executor.tp_worker model_executor.pooling_worker model_executor.encoder_worker "
-    "model_executor.runner_config speculative",
+    "managers.worker_factory": "model_executor.executor model_executor.model_launch model_executor.runner_config "
+    "speculative",
     "entrypoints": "managers function_call parser sampling messages server_args args configs",
     "entrypoints.launcher": "disaggregation.bootstrap_server",
     # the package's own top
@@ -239,7 +239,7 @@ class TestTheseTests:
         "a unit without a row": (upward_imports, {"srt/helpers/x.py": "import mysglang.srt.utils.text"}),
         "a file's privilege used by another": (
             upward_imports,
-            {"srt/managers/scheduler.py": "from mysglang.srt.model_executor.tp_worker import TpModelWorker"},
+            {"srt/managers/scheduler.py": "from mysglang.srt.model_executor.executor import Executor"},
         ),
         "a way round": (
             forbidden_reaches,
@@ -279,7 +279,7 @@ class TestTheseTests:
 
     def test_passes_a_sound_package(self, tmp_path: Path) -> None:
         files = {
-            "srt/managers/worker_factory.py": "from mysglang.srt.model_executor.tp_worker import TpModelWorker",
+            "srt/managers/worker_factory.py": "from mysglang.srt.model_executor.executor import Executor",
             "srt/scheduling/x.py": "from mysglang.srt.forward import a",
             "srt/messages/x.py": "def child():\n    import torch",
         }
@@ -290,7 +290,7 @@ class TestTheseTests:
     @staticmethod
     def package(root: Path, files: dict[str, str]) -> ImportGraph:
         empty = (
-            "srt/utils/text.py srt/forward/a.py srt/layers/linear.py srt/model_executor/tp_worker.py "
+            "srt/utils/text.py srt/forward/a.py srt/layers/linear.py srt/model_executor/executor.py "
             "srt/managers/__init__.py srt/managers/scheduler.py"
         )
         for name, text in (dict.fromkeys(empty.split(), "") | files).items():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fixtures.attention_cases import PLAIN, SPECS, Step, check_story, every_story
+from fixtures.executors import start_executor
 from fixtures.invariant_attention import check_bits
 from fixtures.solo_runs import check_worker
 from fixtures.tiny_checkpoints import make_checkpoint
@@ -21,7 +22,6 @@ from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
 from mysglang.srt.kernels.op import use_ops
 from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBackend
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.promise(26)]
 
@@ -51,7 +51,7 @@ def test_promise_26_as_alone(tmp_path: Path, dtype: str, graphs: bool) -> None:
         cuda_graph_bs=(1, 2, 8, 20),
     )
     try:
-        check_worker(lambda page: TpModelWorker(replace(config, page_size=page), model, LoadConfig()), seeds=range(2))
+        check_worker(lambda page: start_executor(replace(config, page_size=page), model, LoadConfig()), seeds=range(2))
     finally:
         use_ops("fastest")
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fixtures.executors import start_executor
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 from mysglang.srt.utils.hardware import GIB
 
 CONFIG = {
@@ -43,12 +44,12 @@ def tick() -> None:
     """A sign of life."""
 
 
-def started(folder: Path, load: LoadConfig = LoadConfig()) -> TpModelWorker:  # noqa: B008  a frozen value
+def started(folder: Path, load: LoadConfig = LoadConfig()) -> Executor:  # noqa: B008  a frozen value
     config = RunnerConfig(device="cuda", max_total_tokens=TOKENS, max_running_requests=16, cuda_graph_bs=SIZES)
-    return TpModelWorker(config, ModelConfig.from_path(str(folder)), load)
+    return start_executor(config, ModelConfig.from_path(str(folder)), load)
 
 
-def says(worker: TpModelWorker) -> list[list[list[int]]]:
+def says(worker: Executor) -> list[list[list[int]]]:
     """One, two and eight rows: the kernel of whole steps, and steps layer by layer."""
     found = []
     for rows in SIZES:

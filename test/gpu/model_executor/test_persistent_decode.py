@@ -8,17 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from fixtures.executors import start_executor
 from fixtures.forward_batches import Row, worker_batch
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver, columns
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.model_executor.decode_graph_runner import Captured, DecodeGraphRunner
+from mysglang.srt.model_executor.decode_graph_runner import CapturedStep, DecodeGraphRunner
+from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.persistent_decode import PersistentStep
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_program import LayerByLayer
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
 pytestmark = [
     pytest.mark.timeout(400),  # the kernel is compiled at first use
@@ -38,10 +39,10 @@ FAMILIES = {
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((150, 3, 70))]
 
 
-def make_worker(folder: Path, **options: Any) -> TpModelWorker:
+def make_worker(folder: Path, **options: Any) -> Executor:
     options = {"disable_hybrid_swa_memory": True, **options}
     config = RunnerConfig(device="cuda", max_total_tokens=2048, max_running_requests=12, **options)
-    return TpModelWorker(config, ModelConfig.from_path(str(folder), dtype="bfloat16"), LoadConfig())
+    return start_executor(config, ModelConfig.from_path(str(folder), dtype="bfloat16"), LoadConfig())
 
 
 def step(driver: Driver, ids: list[int]) -> tuple[list[int], Tensor]:
@@ -53,8 +54,9 @@ def step(driver: Driver, ids: list[int]) -> tuple[list[int], Tensor]:
     return tokens, captured_for(driver.worker, len(ids)).left.logits[: len(ids)].float().cpu()
 
 
-def captured_for(worker: TpModelWorker, rows: int) -> Captured:
-    graphs = worker._runner._graphs
+def captured_for(worker: Executor, rows: int) -> CapturedStep:
+    """What a plain decode step of so many rows replays."""
+    graphs = next(graphs for graphs in worker.steps._programs if rows <= getattr(graphs, "_sizes", (0,))[-1])
     assert isinstance(graphs, DecodeGraphRunner)
     return graphs._captured_for(rows)
 

@@ -2,12 +2,12 @@
 
 import importlib.util
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fixtures.executors import pool_of, programs_of, start_executor
 from fixtures.forward_batches import Row, worker_batch
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Choice, Driver, columns
@@ -22,12 +22,9 @@ from mysglang.srt.forward.worker_batch import (
     SamplingColumns,
     TableWrites,
 )
-from mysglang.srt.mem_cache.kv_pool.base import KvPool
-from mysglang.srt.model_executor import kv_setup, model_runner
-from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
+from mysglang.srt.model_executor.executor import Executor
+from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 from mysglang.srt.sampling.logit_bias import LOGIT_BIAS
 from mysglang.srt.sampling.logit_edits import edits
 from mysglang.srt.sampling.min_new_tokens import MIN_NEW_TOKENS
@@ -58,9 +55,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def make_worker(folder: str, dtype: str = "float32", **changes: object) -> TpModelWorker:
+def make_worker(folder: str, dtype: str = "float32", **changes: object) -> Executor:
     config = ModelConfig.from_path(folder, dtype=dtype)
-    return TpModelWorker(replace(CUDA, **changes), config, LoadConfig())
+    return start_executor(replace(CUDA, **changes), config, LoadConfig())
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
@@ -110,8 +107,7 @@ def test_replayed_prompts_are_eager_prompts(
         monkeypatch.setattr(f"mysglang.srt.layers.attention.{module}.WORTH_A_RUN", 40)
     options = {"dtype": "bfloat16", "attention_backend": "flashinfer", "page_size": page_size}
     workers = [make_worker(folder, disable_prefill_cuda_graph=eager, **options) for eager in (False, True)]
-    graphs, none = (worker._runner._prompts for worker in workers)
-    assert isinstance(graphs, PromptGraphRunner) and not isinstance(none, PromptGraphRunner)
+    assert [CAPTURED_PROMPTS in programs_of(worker) for worker in workers] == [True, False]
     prompts = [np.random.default_rng(9).integers(3, VOCAB_SIZE, 150).tolist(), *PROMPTS]
     drivers = [Driver.start(worker, [GREEDY, *CHOICES]) for worker in (workers[0], *workers)]
     answers = drivers[0].generate(prompts, 8, chunk)
@@ -182,21 +178,14 @@ def test_more_table_writes_than_a_captured_step_takes(folder: str, on_cpu: list[
     assert [*zip(first, output.tokens.tolist(), strict=True)] == [tuple(row[:2]) for row in on_cpu]
 
 
-def test_a_broken_row_is_alone_in_a_replay(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_row_is_alone_in_a_replay(folder: str) -> None:
     """A NaN in one row's cached keys."""
-    pools: list[KvPool] = []
-
-    def make_pool(*args: Any) -> tuple[KvPool, DeviceTables]:
-        pool, tables = kv_setup.make_pool(*args)
-        pools.append(pool)
-        return pool, tables
-
-    monkeypatch.setattr(model_runner, "make_pool", make_pool)
-    driver, good = (Driver.start(make_worker(folder, "bfloat16"), [GREEDY] * 5) for _ in range(2))
+    workers = [make_worker(folder, "bfloat16") for _ in range(2)]
+    driver, good = (Driver.start(worker, [GREEDY] * 5) for worker in workers)
     driver.prefill(PROMPTS)
     good.prefill(PROMPTS)
     location = int(driver.pages.locations(2, 3, 1)[0])
-    pools[0].slots(0)[0][location] = float("nan")
+    pool_of(workers[0]).slots(0)[0][location] = float("nan")
     broken, whole = np.array(driver.decode(3)), np.array(good.decode(3))
     assert (broken[2] == -1).all()
     assert np.array_equal(np.delete(broken, 2, 0), np.delete(whole, 2, 0))
@@ -247,7 +236,7 @@ def test_nothing_on_the_way_synchronises(folder: str, backend: str) -> None:
         assert np.isfinite(output.output_logprobs.chosen).all()
 
 
-def hidden_of(worker: TpModelWorker, steps: int) -> list[np.ndarray]:
+def hidden_of(worker: Executor, steps: int) -> list[np.ndarray]:
     """The hidden states of all prompts' tokens, and of those of some decode steps; of all rows but one."""
     driver = Driver.start(worker, [GREEDY] * len(PROMPTS))
     batch = worker_batch([Row(slot, prompt) for slot, prompt in enumerate(PROMPTS)], driver.pages)

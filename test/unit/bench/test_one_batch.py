@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fixtures.executors import start_executor
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang import bench_one_batch
@@ -17,8 +18,8 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
 TINY = Path(__file__).parents[3] / "python" / "mysglang" / "assets" / "tiny"
 
@@ -28,7 +29,7 @@ class Watched:
 
     tokens_per_step = 1
 
-    def __init__(self, worker: TpModelWorker) -> None:
+    def __init__(self, worker: Executor) -> None:
         self.capacity = worker.capacity
         self.steps: list[tuple[ModelWorkerBatch, list[int]]] = []
         self._worker = worker
@@ -40,20 +41,20 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def worker() -> TpModelWorker:
+def worker() -> Executor:
     torch.set_num_threads(1)
     config = RunnerConfig(device="cpu", page_size=4, max_total_tokens=256, max_running_requests=5)
-    return TpModelWorker(config, ModelConfig.from_path(str(TINY), dtype="float32"), LoadConfig())
+    return start_executor(config, ModelConfig.from_path(str(TINY), dtype="float32"), LoadConfig())
 
 
-def by_driver(worker: TpModelWorker, size: int, length: int, count: int) -> list[list[int]]:
+def by_driver(worker: Executor, size: int, length: int, count: int) -> list[list[int]]:
     """The same prompts by the driver of the executor's tests: [row][token]."""
     ids = np.random.default_rng(7).integers(0, worker.capacity.vocab_size, (size, length), dtype=np.int32)
     return Driver.start(worker, [GREEDY] * size).generate(ids.tolist(), count)
 
 
 @pytest.mark.parametrize("chunk", [8, 10, 13, 26, 1000])
-def test_tokens_do_not_depend_on_the_chunk(worker: TpModelWorker, chunk: int) -> None:
+def test_tokens_do_not_depend_on_the_chunk(worker: Executor, chunk: int) -> None:
     watched = Watched(worker)
     result = OneBatch(watched, chunk).run(3, 13, 5, seed=7)
     prefill, decode = watched.steps[:-4], watched.steps[-4:]
@@ -84,7 +85,7 @@ class Noting:
 
     tokens_per_step = 1
 
-    def __init__(self, worker: TpModelWorker) -> None:
+    def __init__(self, worker: Executor) -> None:
         self.capacity = worker.capacity
         self.notes: list[str] = []
 
@@ -101,14 +102,14 @@ class Noting:
         (True, "launch 1, launch 2, wait 1, launch 3, wait 2, wait 3"),
     ],
 )
-def test_steps_are_waited_for_or_one_is_kept_in_flight(worker: TpModelWorker, overlap: bool, order: str) -> None:
+def test_steps_are_waited_for_or_one_is_kept_in_flight(worker: Executor, overlap: bool, order: str) -> None:
     noting = Noting(worker)
     result = OneBatch(noting, 64).run(2, 8, 4, seed=0, overlap=overlap)  # type: ignore[arg-type]
     assert noting.notes == ["launch 0", "wait 0", *order.split(", ")]
     assert len(result.decode_latencies) == 3
 
 
-def test_what_does_not_fit(worker: TpModelWorker) -> None:
+def test_what_does_not_fit(worker: Executor) -> None:
     bench = OneBatch(worker, 64)
     assert bench.why_not(4, 60, 4) is None
     assert "can run at once" in (bench.why_not(6, 1, 1) or "")
@@ -150,11 +151,11 @@ def test_layers_with_windows_from_pools_of_their_own(tmp_path: Path) -> None:
     config = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=5, chunked_prefill_size=32)
     tokens = []
     for options in ({"swa_full_tokens_ratio": 0.4}, {"disable_hybrid_swa_memory": True}):
-        worker = TpModelWorker(replace(config, **options), model, LoadConfig())  # type: ignore[arg-type]
+        worker = start_executor(replace(config, **options), model, LoadConfig())  # type: ignore[arg-type]
         watched = Watched(worker)
         OneBatch(watched, 32).run(5, 60, 40, seed=7)
         tokens.append([step[1] for step in watched.steps])
     assert tokens[0] == tokens[1]
-    hybrid = OneBatch(TpModelWorker(replace(config, swa_full_tokens_ratio=0.2), model, LoadConfig()), 32)
+    hybrid = OneBatch(start_executor(replace(config, swa_full_tokens_ratio=0.2), model, LoadConfig()), 32)
     assert hybrid.why_not(5, 60, 40) == "5 x 34 tokens and a chunk are more than the pool of window 16 holds"
     assert hybrid.why_not(2, 60, 40) is None

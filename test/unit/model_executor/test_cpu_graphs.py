@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from fixtures.executors import programs_of, start_executor
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Choice, Driver, columns
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner
+from mysglang.srt.model_executor.executor import Executor
+from mysglang.srt.model_executor.programs import CAPTURED_DECODE, WHOLE_STEP
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_program import LayerByLayer
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
 SIZES = (1, 2, 4)
 CPU = RunnerConfig(device="cpu", max_total_tokens=900, max_running_requests=6, cuda_graph_bs=SIZES)
@@ -30,11 +31,11 @@ ANSWERS = [np.random.default_rng(9 + i).integers(3, VOCAB_SIZE, 12).tolist() for
 CHOICES = [GREEDY, Choice(0.9, top_p=0.95, top_k=50, seed=1), Choice(0.7, min_p=0.05, seed=2), GREEDY]
 
 
-def started(folder: Path, load: LoadConfig = PLAIN, **options: object) -> TpModelWorker:
+def started(folder: Path, load: LoadConfig = PLAIN, **options: object) -> Executor:
     """With captured steps, unless the options say otherwise."""
     model = ModelConfig.from_path(str(folder), dtype="bfloat16")
-    worker = TpModelWorker(replace(CPU, **options), model, load)  # type: ignore[arg-type]
-    captured = isinstance(worker._runner._graphs, DecodeGraphRunner)
+    worker = start_executor(replace(CPU, **options), model, load)  # type: ignore[arg-type]
+    captured = CAPTURED_DECODE in programs_of(worker)
     assert captured == ("disable_cuda_graph" not in options)
     return worker
 
@@ -65,7 +66,10 @@ def test_in_eight_bits(tmp_path: Path) -> None:
 def test_more_rows_than_were_captured_run_eagerly(tmp_path: Path) -> None:
     make_checkpoint("qwen3", tmp_path)
     prompts = [*PROMPTS, PROMPTS[0]]
-    driver = Driver.start(started(tmp_path), [GREEDY] * 5)
+    worker = started(tmp_path)
+    assert worker.programs[CAPTURED_DECODE] == "decode steps of up to 4 rows"
+    assert worker.programs[WHOLE_STEP] == "not used: it is written for CUDA devices"
+    driver = Driver.start(worker, [GREEDY] * 5)
     driver.prefill(prompts)
     assert not driver.launch(columns(driver.choices)).on_graph
     few = Driver.start(driver.worker, [GREEDY] * 3)
@@ -99,10 +103,10 @@ def test_a_step_that_looks_at_values_runs_eagerly(
     monkeypatch.setattr(LayerByLayer, "run", looking)
     model = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
     with caplog.at_level(logging.WARNING):
-        worker = TpModelWorker(CPU, model, PLAIN)
+        worker = start_executor(CPU, model, PLAIN)
     assert "Decode steps are not captured" in caplog.text and "looks at values" in caplog.text
     assert says(worker) == wanted
 
 
-def says(worker: TpModelWorker) -> list[list[int]]:
+def says(worker: Executor) -> list[list[int]]:
     return Driver.start(worker, [GREEDY] * 2).generate(PROMPTS[:2], 12)

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from fixtures.executors import start_executor
 from fixtures.solo_runs import PROMPTS, answer, answer_together, check_worker
 from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.kernels.op import use_ops
+from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +25,7 @@ def plain_ops_afterwards() -> Iterator[None]:
     use_ops("fastest")
 
 
-def make_worker(
-    folder: Path, dtype: str, page_size: int = 1, numerics: str = "invariant", **more: object
-) -> TpModelWorker:
+def make_worker(folder: Path, dtype: str, page_size: int = 1, numerics: str = "invariant", **more: object) -> Executor:
     config = RunnerConfig(
         device="cpu",
         max_total_tokens=6400,
@@ -35,7 +34,7 @@ def make_worker(
         numerics=numerics,
         **more,
     )
-    return TpModelWorker(config, ModelConfig.from_path(str(folder), dtype=dtype), LoadConfig())
+    return start_executor(config, ModelConfig.from_path(str(folder), dtype=dtype), LoadConfig())
 
 
 @pytest.mark.promise(26)

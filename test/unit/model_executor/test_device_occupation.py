@@ -10,14 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fixtures.executors import pool_of, start_executor
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.forward.occupation import FixedOccupation
+from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 from mysglang.srt.platforms.cpu import CpuPlatform
 from mysglang.srt.platforms.interface import DeviceMemory
 
@@ -30,11 +31,11 @@ def tick() -> None:
     """A sign of life."""
 
 
-def started(folder: Path) -> TpModelWorker:
-    return TpModelWorker(CPU, ModelConfig.from_path(str(folder)), LoadConfig())
+def started(folder: Path) -> Executor:
+    return start_executor(CPU, ModelConfig.from_path(str(folder)), LoadConfig())
 
 
-def says(worker: TpModelWorker) -> list[int]:
+def says(worker: Executor) -> list[int]:
     return Driver.start(worker, [GREEDY]).generate([[5, 9, 33, 7, 120, 64]], 12)[0]
 
 
@@ -64,10 +65,9 @@ def test_all_is_as_it_was(family: str, tied: bool, tmp_path: Path) -> None:
 def test_nothing_stands_behind_what_is_released(tmp_path: Path) -> None:
     make_checkpoint("qwen3", tmp_path / "a", dtype=torch.bfloat16)
     worker = started(tmp_path / "a")
-    runner = worker._runner
     worker.occupation.release(ALL, tick)
-    tensors = [*runner.weights._update._model.parameters()]
-    tensors += [buffer for pair in runner.occupation._pool._layers.values() for buffer in pair]  # type: ignore[union-attr]
+    tensors = [*worker.weights._update._model.parameters()]
+    tensors += [buffer for pair in pool_of(worker)._layers.values() for buffer in pair]  # type: ignore[union-attr]
     assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == 0
 
 

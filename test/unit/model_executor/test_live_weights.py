@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fixtures.executors import start_executor
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
@@ -21,8 +22,8 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import Conflict, InvalidRequest
 from mysglang.srt.forward.weights import GroupFacts, ModelWeights, NoWeights, TensorFacts
 from mysglang.srt.model_executor import live_weights
+from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
 CPU = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=6)
 PROMPT = [5, 9, 33, 7, 120, 64]
@@ -35,11 +36,11 @@ def tick() -> None:
     """A sign of life."""
 
 
-def started(folder: Path) -> TpModelWorker:
-    return TpModelWorker(CPU, ModelConfig.from_path(str(folder)), LoadConfig())
+def started(folder: Path) -> Executor:
+    return start_executor(CPU, ModelConfig.from_path(str(folder)), LoadConfig())
 
 
-def says(worker: TpModelWorker) -> list[int]:
+def says(worker: Executor) -> list[int]:
     return Driver.start(worker, [GREEDY]).generate([PROMPT], 12)[0]
 
 

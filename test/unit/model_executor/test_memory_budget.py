@@ -11,7 +11,7 @@ from mysglang.srt.forward.worker import WindowShape
 from mysglang.srt.kernels.cuda import invariant_cut
 from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
 from mysglang.srt.mem_cache.window_pages import least_tokens
-from mysglang.srt.model_executor.kv_setup import kv_cost
+from mysglang.srt.model_executor.kv_setup import ModelStores, kv_cost
 from mysglang.srt.model_executor.memory_budget import (
     KvBudget,
     KvCost,
@@ -19,6 +19,7 @@ from mysglang.srt.model_executor.memory_budget import (
     cpu_budget,
     cuda_budget,
     static_fraction,
+    storeless_budget,
 )
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.interface import DeviceMemory
@@ -144,25 +145,39 @@ def test_pools_of_windows_are_in_the_budget() -> None:
     assert room - 10_000 < HYBRID.nbytes(on_device.num_pages) + tables <= room
 
 
-def specs_of(*windows: int | None) -> list[AttentionSpec]:
-    return [
+def stores(*windows: int | None) -> list[ModelStores]:
+    """Of one model whose layers have these windows."""
+    specs = [
         AttentionSpec(layer_id=n, num_heads=4, num_kv_heads=2, head_dim=64, scale=1.0, window=window)
         for n, window in enumerate(windows)
     ]
+    return [ModelStores(tuple(specs), torch.bfloat16)]
 
 
 def test_layers_are_grouped_by_their_windows() -> None:
     """Where that saves something: a window of nearly the context does not."""
     layer = 2 * 2 * 64 * 2
     config = RunnerConfig(chunked_prefill_size=100, max_prefill_tokens=50)
-    cost = kv_cost(config, specs_of(None, 16, 16, 400, 1000, None), torch.bfloat16, 1000)
+    cost = kv_cost(config, stores(None, 16, 16, 400, 1000, None), 1000)
     assert (cost.token_bytes, cost.ratio) == (3 * layer, 0.8)
     assert [(each.window, each.token_bytes) for each in cost.windows] == [(16, 2 * layer), (400, layer)]
     assert [each.least_tokens for each in cost.windows] == [least_tokens(window, 1, 50, 1000) for window in (16, 400)]
-    assert kv_cost(config, specs_of(None, None), torch.bfloat16, 1000) == KvCost(2 * layer, (), 0.8)
+    assert kv_cost(config, stores(None, None), 1000) == KvCost(2 * layer, (), 0.8)
     one_pool = replace(config, disable_hybrid_swa_memory=True)
-    assert kv_cost(one_pool, specs_of(None, 16), torch.bfloat16, 1000) == KvCost(2 * layer, (), 0.8)
+    assert kv_cost(one_pool, stores(None, 16), 1000) == KvCost(2 * layer, (), 0.8)
     asked = replace(config, swa_full_tokens_ratio=0.5)
-    assert kv_cost(asked, specs_of(16, 16), torch.bfloat16, 1000).ratio == 0.5
+    assert kv_cost(asked, stores(16, 16), 1000).ratio == 0.5
     with pytest.raises(ConfigError, match="no layer of the model has a sliding window"):
-        kv_cost(asked, specs_of(None, 1000), torch.bfloat16, 1000)
+        kv_cost(asked, stores(None, 1000), 1000)
+
+
+def test_a_token_costs_what_all_models_keep_of_it() -> None:
+    layer, config = 2 * 2 * 64 * 2, RunnerConfig()
+    cost = kv_cost(config, [*stores(None, 16), *stores(16, None, None)], 1000)
+    assert cost.token_bytes == 3 * layer
+    assert [(each.window, each.token_bytes) for each in cost.windows] == [(16, 2 * layer)]
+
+
+def test_a_model_that_keeps_nothing_has_rows_and_no_pages() -> None:
+    budget = storeless_budget(RunnerConfig(max_running_requests=7), context=300)
+    assert (budget.num_pages, budget.num_slots, budget.max_context, budget.max_pages) == (0, 7, 300, 0)

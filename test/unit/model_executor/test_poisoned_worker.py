@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fixtures.executors import start_executor
 from fixtures.poisoned_worker import PoisonedWorker
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
@@ -11,7 +12,6 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.worker_batch import PLAIN_SAMPLING
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 17))]
 
@@ -25,7 +25,7 @@ def test_who_reads_a_freed_page_has_no_number(tmp_path_factory: pytest.TempPathF
     make_checkpoint("qwen3", folder)
     config = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=6, page_size=page_size)
     model = ModelConfig.from_path(str(folder), dtype="float32")
-    worker = PoisonedWorker(TpModelWorker(config, model, LoadConfig()))
+    worker = PoisonedWorker(start_executor(config, model, LoadConfig()))
     # Whatever lies in memory that nobody wrote yet, nobody reads.
     worker.poison(np.arange(1, worker.capacity.num_pages + 1, dtype=np.int32))
     driver = Driver.start(worker, [GREEDY, GREEDY])

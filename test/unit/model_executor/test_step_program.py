@@ -13,7 +13,8 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.model_executor.persistent_decode import decoder_tensors, describe_for_kernel, lacks
-from mysglang.srt.model_executor.step_program import LayerByLayer, programs_of
+from mysglang.srt.model_executor.programs import DoesNotCover
+from mysglang.srt.model_executor.step_program import LayerByLayer, whole_steps
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.dense_decoder import CannotDescribe, describe
@@ -33,10 +34,9 @@ def pool_of(model: CausalLM) -> MhaKvPool:
 
 
 def test_another_device_computes_layer_by_layer(model: CausalLM) -> None:
-    unused: Any = None
     table = torch.zeros(3, 4, dtype=torch.int32)
-    programs = programs_of(model, unused, unused, pool_of(model), table, persistent=True)
-    assert isinstance(programs.for_size(1), LayerByLayer)
+    with pytest.raises(DoesNotCover, match="CUDA"):
+        whole_steps(model, pool_of(model), table, (1, 2))
 
 
 def test_layer_by_layer_plans_computes_and_chooses() -> None:
@@ -45,7 +45,7 @@ def test_layer_by_layer_plans_computes_and_chooses() -> None:
     logits: Any = SimpleNamespace(next_token_logits=lambda hidden, rows: torch.tensor([[0.0, 2.0, 1.0]]))
     backend: Any = SimpleNamespace(begin_step=lambda batch: calls.append("begin"))
     batch: Any = "batch"
-    left = LayerByLayer(model, logits, backend).for_size(7).run(batch)
+    left = LayerByLayer(model, logits, backend).run(batch)
     assert (calls, left.tokens.tolist(), left.logits.shape) == (["begin", "forward"], [1], (1, 3))
     assert left.hidden == "batch", "what the model gave"
 

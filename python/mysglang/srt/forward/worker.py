@@ -24,7 +24,8 @@ class WorkerCapacity:
     """What the worker's memory was found to hold, after the model was loaded."""
 
     num_pages: int
-    """Pages of the KV cache that may be allocated. They are numbered 1 … num_pages; page 0 is for padding."""
+    """Pages of the KV cache that may be allocated. They are numbered 1 … num_pages; page 0 is for padding. 0: the model
+    keeps nothing of a prompt."""
     page_size: int
     """Tokens of a page."""
     num_slots: int

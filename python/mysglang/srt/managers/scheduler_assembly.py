@@ -190,7 +190,8 @@ def max_request_len(worker: Worker) -> int:
 
     The last token of a request needs no KV entry, but a step in flight may reserve for it.
     """
-    return min(worker.capacity.max_context, worker.capacity.num_tokens)
+    capacity = worker.capacity
+    return min(capacity.max_context, capacity.num_tokens) if capacity.num_pages else capacity.max_context
 
 
 def _policy(

@@ -5,7 +5,7 @@ Everything else works with what it is given here and asks nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -42,6 +42,7 @@ from mysglang.srt.mem_cache.lower_tier import LowerTier
 from mysglang.srt.mem_cache.page_listener import PageListener
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts
+from mysglang.srt.mem_cache.storeless_manager import StorelessKvManager
 from mysglang.srt.messages.channels import Pull
 from mysglang.srt.messages.codec import scheduler_codec
 from mysglang.srt.messages.fanout import to_detokenizers, to_fronts
@@ -69,6 +70,9 @@ class NamedWorker(Worker, Protocol):
 
     @property
     def attention_backend(self) -> str: ...
+
+    @property
+    def programs(self) -> Mapping[str, str]: ...
 
     @property
     def weights(self) -> ModelWeights: ...
@@ -111,14 +115,7 @@ def build_scheduler(
     worker = makers.worker(args, model)
     capacity = worker.capacity
     events = _kv_events(args, capacity, tp_rank)
-    make_kv = partial(makers.hybrid_kv, windows=capacity.windows) if capacity.windows else makers.kv
-    kv = make_kv(
-        capacity.num_pages,
-        capacity.page_size,
-        capacity.num_slots,
-        capacity.max_context,
-        _prefix_cache(args, model, tp_rank, worker, events, makers),
-    )
+    kv = _kv_manager(capacity, _prefix_cache(args, model, tp_rank, worker, events, makers), makers)
     channels = Channels(
         requests=Pull(ports.scheduler_input_ipc_name, scheduler_codec()),
         to_detokenizer=to_detokenizers(ports.detokenizer_ipc_names),
@@ -150,6 +147,7 @@ def build_scheduler(
         device=worker.device_name,
         dtype=model.dtype,
         attention_backend=worker.attention_backend,
+        programs=dict(worker.programs),
         priorities=args.schedule.has_priorities,
         eos_token_ids=list(model.eos_token_ids),
         hidden_states=args.kernels.enable_return_hidden_states and model.pooling is None,
@@ -161,6 +159,14 @@ def build_scheduler(
         startup_times=capacity.startup_times,
     )
     return assembled.loop, facts
+
+
+def _kv_manager(capacity: WorkerCapacity, prefix_cache: MakePrefixCache, makers: Makers) -> KvManager:
+    """Rows over pages, or without any where the model keeps nothing."""
+    if not capacity.num_pages:
+        return StorelessKvManager(capacity.num_slots, capacity.max_context)
+    make = partial(makers.hybrid_kv, windows=capacity.windows) if capacity.windows else makers.kv
+    return make(capacity.num_pages, capacity.page_size, capacity.num_slots, capacity.max_context, prefix_cache)
 
 
 def _prefix_cache(

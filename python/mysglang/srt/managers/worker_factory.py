@@ -5,30 +5,24 @@ from __future__ import annotations
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.model_executor.encoder_worker import EncoderWorker
-from mysglang.srt.model_executor.pooling_worker import PoolingWorker
+from mysglang.srt.model_executor.executor import Executor
+from mysglang.srt.model_executor.model_launch import ModelLaunch
 from mysglang.srt.model_executor.runner_config import HostTierConfig, RunnerConfig
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 from mysglang.srt.server_args import ServerArgs
 
 
-def make_worker(args: ServerArgs, model: ModelConfig) -> TpModelWorker | PoolingWorker | EncoderWorker:
+def make_worker(args: ServerArgs, model: ModelConfig) -> Executor:
     """Load the model and size its memory. Raises ConfigError for what the user must change."""
     if args.kernels.enable_deterministic_inference and model.pooling is not None:
         raise ConfigError("--enable-deterministic-inference is for models that generate; leave it out for this one.")
     if args.hicache.enable_hierarchical_cache and model.pooling is not None:
         raise ConfigError("--enable-hierarchical-cache is for models that generate; leave it out for this one.")
-    if args.memory.swa_full_tokens_ratio is not None and model.encoder is not None:
-        raise ConfigError("--swa-full-tokens-ratio is for models with a KV cache; leave it out for this one.")
     load = LoadConfig(
         load_format=args.model.load_format,
         quantization=args.model.quantization,
         seed=args.model.random_seed or 0,
     )
-    runner = _runner_config(args, model)
-    if model.encoder is not None:
-        return EncoderWorker(runner, model, load)
-    return TpModelWorker(runner, model, load) if model.pooling is None else PoolingWorker(runner, model, load)
+    return Executor(_runner_config(args, model), [ModelLaunch(model, load)])
 
 
 def _host_tier(args: ServerArgs) -> HostTierConfig | None:

@@ -16,7 +16,7 @@ class PageAllocator:
     __slots__ = ("_num_free", "_stack", "num_pages", "page_size")
 
     def __init__(self, num_pages: int, page_size: int) -> None:
-        assert num_pages >= 1 and page_size >= 1
+        assert num_pages >= 0 and page_size >= 1
         self.num_pages = num_pages
         self.page_size = page_size
         """Tokens of a page."""

@@ -241,6 +241,11 @@ class KvManager:
         """Tokens for which there are pages: free now, or after evicting all that nobody stands on."""
         return (self.allocator.num_free + self.cache.evictable_pages) * self.page_size
 
+    @property
+    def used_tokens(self) -> int:
+        """Tokens in pages that open rows hold."""
+        return self.total_tokens - self.available_tokens()
+
     def free_tokens(self) -> int:
         """Tokens for which there are pages without evicting anything."""
         return self.allocator.num_free * self.page_size

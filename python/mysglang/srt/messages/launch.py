@@ -27,6 +27,8 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     attention_backend: str
+    programs: dict[str, str] = {}
+    """Name of each way to run steps, the fastest first -> the steps that it takes, or why it is not used."""
     priorities: bool = False
     """Whether requests are scheduled by priority."""
     estimates: bool = False

@@ -9,35 +9,24 @@ slot 0, and touch nothing that a request owns. A replay's outputs are good until
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
+from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.graph_buffers import GraphBuffers
 from mysglang.srt.model_executor.graph_capture import capture_all
 from mysglang.srt.model_executor.padding import padding_decode
-from mysglang.srt.model_executor.step_program import Programs, StepProgram, StepTensors
+from mysglang.srt.model_executor.step_program import StepProgram, StepTensors
+from mysglang.srt.model_executor.token_end import ForwardOutput, TokenEnd
 from mysglang.srt.platforms.interface import Graph, GraphRecorder, Platform
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """What a replay leaves, cut to the step's rows: slots [R] int64, logits [R, vocab], greedy tokens [R] int64, and
-    hidden states [R, hidden_size] if these are kept.
-    """
-
-    slots: Tensor
-    logits: Tensor
-    tokens: Tensor
-    hidden: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedStep:
     """One batch size."""
 
     graph: Graph
@@ -47,41 +36,34 @@ class Captured:
     left: StepTensors
 
 
-class StepGraphs:
-    """The null object: no step is covered, each runs eagerly."""
-
-    nbytes = 0
-    """Device memory of the graphs."""
-
-    def covers(self, batch: ModelWorkerBatch) -> bool:
-        """Whether `run` can take the step."""
-        return False
-
-    def run(self, batch: ModelWorkerBatch) -> Replayed:
-        """Queue a step that is covered, its table writes and its recording of greedy tokens included."""
-        raise AssertionError("no step is covered")
-
-
-class DecodeGraphRunner(StepGraphs):
-    """Captures on construction."""
+class DecodeGraphRunner:
+    """Implements `programs.Program`; captures on construction."""
 
     def __init__(
         self,
-        sizes: tuple[int, ...],
-        programs: Programs,
+        name: str,
+        programs: Mapping[int, StepProgram],
         tables: DeviceTables,
         platform: Platform,
+        recorder: GraphRecorder,
+        end: TokenEnd,
+        arrivals: Arrivals,
         *,
         keep_hidden: bool = False,
     ) -> None:
-        """`sizes` ascend, and there is at least one. `keep_hidden`: also for steps that want hidden states."""
-        self._sizes = sizes
+        """`programs`: what is captured, by the number of rows; there is at least one. `arrivals`: pages that a replay
+        must wait for. `keep_hidden`: steps that want hidden states are covered too.
+        """
+        self.name = name
+        self._sizes = sorted(programs)
+        self.takes = f"decode steps of up to {self._sizes[-1]} rows"
         self._programs = programs
         self._tables = tables
         self._platform = platform
+        self._end = end
+        self._arrivals = arrivals
         self._keep_hidden = keep_hidden
-        captures = capture_all(sizes, self._capture, platform, "batch sizes")
-        self._captured, self.nbytes = captures.by_size, captures.nbytes
+        self._captured = capture_all(self._sizes, self._capture, recorder, f"batch sizes ({name})")
 
     def covers(self, batch: ModelWorkerBatch) -> bool:
         if not batch.mode.is_decode or len(batch.slots) > self._sizes[-1]:
@@ -91,7 +73,9 @@ class DecodeGraphRunner(StepGraphs):
             return False
         return captured.program.backend.covers(batch.seq_lens)
 
-    def run(self, batch: ModelWorkerBatch) -> Replayed:
+    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+        self._arrivals.wait_for_all()
+        inputs = self._end.stage(batch, {})
         rows = len(batch.slots)
         captured = self._captured_for(rows)
         seq_lens = captured.buffers.fill(batch)
@@ -99,20 +83,26 @@ class DecodeGraphRunner(StepGraphs):
         captured.graph.replay()
         left = captured.left
         hidden = None if left.hidden is None else left.hidden[:rows]
-        return Replayed(captured.buffers.slots[:rows], left.logits[:rows], left.tokens[:rows], hidden)
+        if inputs.sampling.plain_greedy and not batch.waits_for_mask:
+            result = self._end.chosen(batch, inputs, left.tokens[:rows], hidden)
+        else:
+            output = ForwardOutput(left.logits[:rows], hidden=hidden)
+            result = self._end.choose(batch, inputs, captured.buffers.slots[:rows], output)
+        result.on_graph = True
+        return result
 
-    def _captured_for(self, rows: int) -> Captured:
+    def _captured_for(self, rows: int) -> CapturedStep:
         return self._captured[self._sizes[bisect.bisect_left(self._sizes, rows)]]
 
-    def _capture(self, size: int, recorder: GraphRecorder) -> Captured:
-        program = self._programs.for_size(size)
+    def _capture(self, size: int, recorder: GraphRecorder) -> CapturedStep:
+        program = self._programs[size]
         buffers = GraphBuffers(size, self._tables, self._platform, program.backend)
         host = padding_decode(size, self._tables.padding_slot)
         buffers.fill(host)
         batch = buffers.forward_batch(host)
         batch.attn_metadata = program.backend.open_graph(batch)
         graph, left = recorder.record(self._step(program, batch, buffers))
-        return Captured(graph, program, buffers, batch.attn_metadata, left)
+        return CapturedStep(graph, program, buffers, batch.attn_metadata, left)
 
     def _step(self, program: StepProgram, batch: ForwardBatch, buffers: GraphBuffers) -> Callable[[], StepTensors]:
         tables = self._tables

@@ -7,7 +7,7 @@ is there again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -29,23 +29,13 @@ class Captures(Protocol):
     def restore(self) -> None: ...
 
 
-class NoCaptures:
-    """The null object: every step runs eagerly."""
-
-    def drop(self) -> None:
-        """There are none."""
-
-    def restore(self) -> None:
-        """There are none."""
-
-
 class DeviceOccupation:
     """Implements `forward.occupation.Occupation`."""
 
-    def __init__(self, weights: LiveWeights, pool: KvPool | None, captures: Captures, platform: Platform) -> None:
-        """`pool` is None for a worker that keeps nothing of a prompt."""
+    def __init__(self, weights: LiveWeights, pools: Sequence[KvPool], captures: Captures, platform: Platform) -> None:
+        """`pools`: those of all models."""
         self._weights = weights
-        self._pool = pool
+        self._pools = pools
         self._captures = captures
         self._platform = platform
         self._released: set[str] = set()
@@ -65,8 +55,9 @@ class DeviceOccupation:
             self._weights.release(pulse)
         if not self._released:
             self._captures.drop()
-        if KV_CACHE in wanted and self._pool is not None:
-            self._pool.release()
+        if KV_CACHE in wanted:
+            for pool in self._pools:
+                pool.release()
         self._released |= wanted
         if self._platform.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -76,8 +67,11 @@ class DeviceOccupation:
         wanted = tags & self._released
         if not wanted:
             raise InvalidRequest("tags: none of these is released.", param="tags")
-        parts: dict[str, Callable[[], None]] = {WEIGHTS: lambda: self._weights.resume(pulse), GRAPHS: _nothing}
-        parts[KV_CACHE] = _nothing if self._pool is None else self._pool.resume
+        parts: dict[str, Callable[[], None]] = {
+            WEIGHTS: lambda: self._weights.resume(pulse),
+            KV_CACHE: self._resume_pools,
+            GRAPHS: _nothing,
+        }
         for tag in (WEIGHTS, KV_CACHE, GRAPHS):
             if tag in wanted:
                 try:
@@ -88,6 +82,10 @@ class DeviceOccupation:
                 pulse()
         if not self._released:
             self._captures.restore()
+
+    def _resume_pools(self) -> None:
+        for pool in self._pools:
+            pool.resume()
 
     def _synchronize(self) -> None:
         """Until no step is on the device."""

@@ -14,7 +14,7 @@ LEAST_PROMPT_TOKENS, MOST_PROMPT_TOKENS = 256, 8192
 
 def graph_sizes(config: RunnerConfig, platform: Platform) -> tuple[int, ...]:
     """Ascending; empty where steps run without graphs. No size exceeds max_running_requests."""
-    if config.disable_cuda_graph or not platform.has_graphs:
+    if why_no_graphs(config, platform):
         return ()
     if config.cuda_graph_bs is not None:
         return tuple(sorted(set(config.cuda_graph_bs)))
@@ -24,13 +24,20 @@ def graph_sizes(config: RunnerConfig, platform: Platform) -> tuple[int, ...]:
     return tuple(sorted({*stepped(platform.graph_steps, largest), largest}))
 
 
+def why_no_graphs(config: RunnerConfig, platform: Platform) -> str:
+    """Why no step is captured, whatever the model; empty where steps are."""
+    if config.disable_cuda_graph:
+        return "--disable-cuda-graph was given"
+    return "" if platform.has_graphs else "steps cannot be captured here"
+
+
 def prompt_sizes(config: RunnerConfig, platform: Platform, max_context: int, layer_weights: int) -> tuple[int, ...]:
     """The numbers of new tokens to capture, ascending; empty where such steps run without graphs.
 
     layer_weights: of one layer, about. A step of so many tokens that the device computes as long at a layer as the host
     takes to queue it needs no graph.
     """
-    if config.disable_cuda_graph or config.disable_prefill_cuda_graph or not platform.has_graphs:
+    if config.disable_prefill_cuda_graph or why_no_graphs(config, platform):
         return ()
     largest = config.cuda_graph_max_bs_prefill
     if largest is None:

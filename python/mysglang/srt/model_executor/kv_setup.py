@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,7 +12,6 @@ import torch
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.host_pages import HostPages, NoHostPages
-from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.mem_cache.kv_pool.host import HostKvPool, page_bytes
 from mysglang.srt.mem_cache.kv_pool.hybrid import HybridKvPool
@@ -38,30 +38,43 @@ SWA_RATIO = 0.8
 """Tokens in the pool of layers with a window for each in the cache, where nobody says another."""
 
 
+@dataclass(frozen=True, slots=True)
+class ModelStores:
+    """What one model keeps of every token: keys and values of these layers, in this dtype; nothing for an encoder."""
+
+    specs: tuple[AttentionSpec, ...]
+    dtype: torch.dtype
+
+    def token_bytes(self, windows: Collection[int | None]) -> int:
+        """Bytes that one token takes in the layers with these windows."""
+        return mha_bytes_per_token([spec for spec in self.specs if spec.window in windows], self.dtype)
+
+
 def plan_kv(
     config: RunnerConfig,
     platform: Platform,
-    specs: Sequence[AttentionSpec],
-    dtype: torch.dtype,
+    stores: Sequence[ModelStores],
     *,
     context: int,
     graph_sizes: tuple[int, ...],
     before: DeviceMemory,
-    attention: ChosenBackends,
+    workspace: int = 0,
 ) -> KvBudget:
-    """What fits now that the weights are loaded. `before`: the memory before they were."""
-    after, cost = platform.memory(), kv_cost(config, specs, dtype, context)
+    """What fits now that the weights are loaded. `before`: the memory before they were. `workspace`: bytes that
+    attention takes beside.
+    """
+    after, cost = platform.memory(), kv_cost(config, stores, context)
     if platform.name == "cpu":
         return cpu_budget(config, after=after, cost=cost, context=context)
     chunk = config.chunked_prefill_size or config.max_prefill_tokens
-    workspace = workspace_bytes(attention, specs, max_tokens=chunk, max_context=context)
     fraction = static_fraction(config, before.total, graph_sizes, chunk, workspace)
     return cuda_budget(config, fraction=fraction, before=before, after=after, cost=cost, context=context)
 
 
-def kv_cost(config: RunnerConfig, specs: Sequence[AttentionSpec], dtype: torch.dtype, context: int) -> KvCost:
+def kv_cost(config: RunnerConfig, stores: Sequence[ModelStores], context: int) -> KvCost:
     """Layers with the same window have a pool of their own, unless that saves nothing or is not wanted."""
-    windows = sorted({spec.window for spec in specs if spec.window is not None})
+    found = {spec.window for each in stores for spec in each.specs}
+    windows = sorted(window for window in found if window is not None)
     saving = [] if config.disable_hybrid_swa_memory else [each for each in windows if saves(each, config, context)]
     ratio = config.swa_full_tokens_ratio
     if ratio is not None and not saving:
@@ -70,11 +83,11 @@ def kv_cost(config: RunnerConfig, specs: Sequence[AttentionSpec], dtype: torch.d
             f"context of {context} tokens. Leave it out."
         )
     return KvCost(
-        mha_bytes_per_token([spec for spec in specs if spec.window not in saving], dtype),
+        sum(each.token_bytes(found.difference(saving)) for each in stores),
         tuple(
             WindowCost(
                 window,
-                mha_bytes_per_token([spec for spec in specs if spec.window == window], dtype),
+                sum(each.token_bytes((window,)) for each in stores),
                 least_tokens(window, config.page_size, config.row_chunk, context),
             )
             for window in saving
@@ -110,20 +123,18 @@ def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platf
     return PageMover(pool, host, platform, config.io_backend)
 
 
-def make_pool(
-    budget: KvBudget, specs: Sequence[AttentionSpec], dtype: torch.dtype, platform: Platform
-) -> tuple[KvPool, DeviceTables]:
-    """Allocate both."""
-    device, windows = platform.device, [shape.window for shape in budget.windows]
-    make = partial(MhaKvPool, page_size=budget.page_size, dtype=dtype, device=device)
-    try:
-        pool = _hybrid_pool(budget, specs, make) if windows else make(specs, num_pages=budget.num_pages)
-        return pool, DeviceTables(budget.num_slots, budget.max_pages, device, windows)
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            f"a KV cache of {budget.num_pages * budget.page_size} tokens does not fit into the memory of {device}. "
-            "Lower --mem-fraction-static or --max-total-tokens, or free memory on the device."
-        ) from error
+def make_tables(budget: KvBudget, platform: Platform) -> DeviceTables:
+    """Allocate the tables of the rows."""
+    windows = [shape.window for shape in budget.windows]
+    return DeviceTables(budget.num_slots, budget.max_pages, platform.device, windows)
+
+
+def make_pool(budget: KvBudget, stores: ModelStores, platform: Platform) -> KvPool:
+    """Allocate one model's keys and values."""
+    make = partial(MhaKvPool, page_size=budget.page_size, dtype=stores.dtype, device=platform.device)
+    if budget.windows:
+        return _hybrid_pool(budget, stores.specs, make)
+    return make(stores.specs, num_pages=budget.num_pages)
 
 
 def _hybrid_pool(budget: KvBudget, specs: Sequence[AttentionSpec], make: Callable[..., KvPool]) -> KvPool:

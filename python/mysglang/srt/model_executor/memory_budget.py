@@ -25,6 +25,8 @@ CPU_FRACTION = 0.5
 MIN_SLOTS, MAX_SLOTS = 2048, 4096
 SLOTS_PER_CONTEXT = 512
 """Rows for each full context that fits; most requests are much shorter than the context."""
+STORELESS_SLOTS = 512
+"""Rows of a model that keeps nothing: enough prompts for two steps, the one that runs and the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class KvBudget:
     """The shape of the KV cache and of the page table."""
 
     num_pages: int
+    """0 where no model keeps anything: there is no KV cache."""
     page_size: int
     num_slots: int
     max_context: int
@@ -42,7 +45,7 @@ class KvBudget:
     @property
     def max_pages(self) -> int:
         """Columns of the page table."""
-        return -(-self.max_context // self.page_size)
+        return -(-self.max_context // self.page_size) if self.num_pages else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,13 @@ def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, cost: KvCost, conte
         "Free some, or give --max-total-tokens or --mem-fraction-static."
     )
     return _budget(config, wanted, slots, context, cost, advice)
+
+
+def storeless_budget(config: RunnerConfig, *, context: int) -> KvBudget:
+    """Rows without pages, for models that keep nothing of a prompt."""
+    return KvBudget(
+        num_pages=0, page_size=1, num_slots=config.max_running_requests or STORELESS_SLOTS, max_context=context
+    )
 
 
 def _budget(config: RunnerConfig, tokens: int, slots: int, context: int, cost: KvCost, advice: str) -> KvBudget:

@@ -11,6 +11,9 @@ from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import PLAIN_SAMPLING, ModelWorkerBatch, SamplingColumns
 from mysglang.srt.sampling.drawing import drawing_columns
 
+WARM_UP_TOKENS = 16
+"""Length of a prompt that compiles what is compiled at first use."""
+
 
 def padding_decode(size: int, slot: int) -> ModelWorkerBatch:
     """A greedy decode step of `size` rows of length 1."""

@@ -7,6 +7,7 @@ order of sums. It attends by itself, so there is nothing for an attention backen
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import NO_COLUMNS, GraphAttentionBackend, HostColumns
 from mysglang.srt.layers.parameter import dtype_name
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
-from mysglang.srt.model_executor.step_program import Programs, StepProgram, StepTensors
+from mysglang.srt.model_executor.programs import DoesNotCover
+from mysglang.srt.model_executor.step_program import StepProgram, StepTensors
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.dense_decoder import CannotDescribe, DenseDecoder, DenseLayer, describe
 
@@ -26,24 +28,6 @@ logger = logging.getLogger(__name__)
 
 MOST_ROWS = 4
 """Steps of more rows run layer by layer: beside that, the kernel was measured up to here."""
-
-
-class PersistentDecode:
-    """One kernel for the sizes that fit it, the model's general program for the others."""
-
-    def __init__(self, model: decoder.DecoderTensors, pool: KvPool, general: Programs) -> None:
-        self._model = model
-        self._pool = pool
-        self._general = general
-
-    def for_size(self, size: int) -> StepProgram:
-        if size > MOST_ROWS:
-            return self._general.for_size(size)
-        try:
-            return PersistentStep(decoder.DecodeStep(self._model, size), self._pool)
-        except decoder.DoesNotFitError as error:
-            logger.debug("Steps of %d rows run layer by layer: %s", size, error)
-            return self._general.for_size(size)
 
 
 class PersistentStep:
@@ -89,18 +73,26 @@ class NothingToPlan:
         return True
 
 
-def with_persistent_decode(general: Programs, model: CausalLM, pool: KvPool, page_table: Tensor) -> Programs:
-    """The general programs, with this kernel before them if it takes the model and runs on this device."""
+def persistent_steps(model: CausalLM, pool: KvPool, page_table: Tensor, sizes: Sequence[int]) -> dict[int, StepProgram]:
+    """By size, for those of these sizes that the kernel takes; at least one. Raises DoesNotCover."""
     try:
         described = describe_for_kernel(model)
         tensors = decoder_tensors(described, pool, page_table)
         decoder.check(tensors, 1)
     except (CannotDescribe, decoder.DoesNotFitError) as error:
-        logger.info("Small decode steps run layer by layer: %s", error)
-        return general
+        raise DoesNotCover(str(error)) from error
     if not decoder.available([described.layers[0].spec.head_dim]):
-        return general
-    return PersistentDecode(tensors, pool, general)
+        raise DoesNotCover("the kernel is neither built nor can be compiled here")
+    steps: dict[int, StepProgram] = {}
+    for size in sizes:
+        if size <= MOST_ROWS:
+            try:
+                steps[size] = PersistentStep(decoder.DecodeStep(tensors, size), pool)
+            except decoder.DoesNotFitError as error:
+                logger.debug("Steps of %d rows run layer by layer: %s", size, error)
+    if not steps:
+        raise DoesNotCover(f"it takes steps of up to {MOST_ROWS} rows, and none of these sizes is captured")
+    return steps
 
 
 def describe_for_kernel(model: CausalLM) -> DenseDecoder:

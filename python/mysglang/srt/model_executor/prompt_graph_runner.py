@@ -16,13 +16,17 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, ForwardBatch
+from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import PromptCapture
-from mysglang.srt.model_executor.device_tables import DeviceTables
+from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.model_executor.graph_capture import capture_all
+from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.padding import padding_prompt
+from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS
 from mysglang.srt.model_executor.prompt_buffers import PromptBuffers, rows_of
-from mysglang.srt.model_executor.step_columns import wants_all_tokens
+from mysglang.srt.model_executor.step_columns import sampled_columns, wants_all_tokens
+from mysglang.srt.model_executor.token_end import ForwardOutput, TokenEnd
 from mysglang.srt.models.interfaces import CausalModel
 from mysglang.srt.platforms.interface import Graph, GraphRecorder, Platform
 
@@ -37,45 +41,35 @@ class CapturedPrompt:
     hidden: Tensor
 
 
-class PromptGraphs:
-    """The null object: no step is covered, each runs eagerly."""
+class PromptGraphRunner:
+    """Implements `programs.Program`; captures on construction."""
 
-    nbytes = 0
-    """Device memory of the graphs."""
-
-    def covers(self, batch: ModelWorkerBatch) -> bool:
-        """Whether `run` can take the step."""
-        return False
-
-    def run(self, batch: ModelWorkerBatch) -> Tensor:
-        """Queue a step that is covered, its table writes included.
-
-        Returns [R, hidden_size] of the last token of each row, good until the next replay.
-        """
-        raise AssertionError("no step is covered")
-
-
-class PromptGraphRunner(PromptGraphs):
-    """Captures on construction."""
+    name = CAPTURED_PROMPTS
 
     def __init__(
         self,
         sizes: tuple[int, ...],
         model: CausalModel,
+        logits: LogitsProcessor,
         backend: AttentionBackend,
         attention: PromptCapture,
-        tables: DeviceTables,
+        memory: ModelMemory,
         platform: Platform,
+        recorder: GraphRecorder,
+        end: TokenEnd,
     ) -> None:
         """`sizes`, in tokens, ascend, and there is at least one. `attention` is the backend's."""
+        self.takes = f"other steps of up to {sizes[-1]} new tokens"
         self._sizes = sizes
         self._model = model
+        self._logits = logits
         self._backend = backend
         self._attention = attention
-        self._tables = tables
+        self._tables = memory.tables
+        self._arrivals = memory.pool.arrivals
         self._platform = platform
-        captures = capture_all(sizes, self._capture, platform, "prompt lengths")
-        self._captured, self.nbytes = captures.by_size, captures.nbytes
+        self._end = end
+        self._captured = capture_all(sizes, self._capture, recorder, "prompt lengths")
 
     def covers(self, batch: ModelWorkerBatch) -> bool:
         if batch.mode.is_decode or batch.num_tokens > self._sizes[-1]:
@@ -85,12 +79,20 @@ class PromptGraphRunner(PromptGraphs):
         # One row is kept for the padding tokens.
         return batch.num_rows < rows_of(self._size_for(batch)) and self._attention.covers(batch.seq_lens)
 
-    def run(self, batch: ModelWorkerBatch) -> Tensor:
+    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+        self._arrivals.wait_for_all()
         captured = self._captured[self._size_for(batch)]
         seq_lens, extend_lens = captured.buffers.fill(batch)
         self._attention.plan_replay(captured.metadata, seq_lens, extend_lens)
         captured.graph.replay()
-        return captured.hidden[: batch.num_rows]
+        # The device is at work from here on.
+        inputs = self._end.stage(batch, sampled_columns(batch))
+        up, logits = inputs.tokens, None
+        if batch.yields.any():
+            logits = self._logits.next_token_logits(captured.hidden[: batch.num_rows], up["logits_rows"])
+        result = self._end.choose(batch, inputs, up["sample_slots"], ForwardOutput(logits))
+        result.on_graph = True
+        return result
 
     def _size_for(self, batch: ModelWorkerBatch) -> int:
         return self._sizes[bisect.bisect_left(self._sizes, batch.num_tokens)]

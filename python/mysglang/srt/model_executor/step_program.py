@@ -1,14 +1,13 @@
-"""StepProgram: how a decode step of one batch size comes to its logits. What is captured in a graph is a program.
+"""StepProgram: how a decode step of one batch size comes to its logits; what a graph of that size captures.
 
-Layer by layer is the general one. Others exist for some sizes of some models; whoever has none for a size takes the
-general one.
+Layer by layer is the general way. The kernel for whole steps computes small steps of some models.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -18,6 +17,7 @@ from mysglang.srt.kernels.sampling import greedy_tokens
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.model_executor.programs import DoesNotCover
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.interfaces import CausalModel
 
@@ -46,14 +46,6 @@ class StepProgram(Protocol):
         ...
 
 
-class Programs(Protocol):
-    """The programs of a model."""
-
-    def for_size(self, size: int) -> StepProgram:
-        """To be captured for steps of `size` rows."""
-        ...
-
-
 class LayerByLayer:
     """The model as it is. One program for all sizes."""
 
@@ -62,9 +54,6 @@ class LayerByLayer:
         self._logits = logits
         self.backend = backend
 
-    def for_size(self, size: int) -> StepProgram:
-        return self
-
     def run(self, batch: ForwardBatch) -> StepTensors:
         self.backend.begin_step(batch)
         hidden = self._model.forward(batch)
@@ -72,22 +61,15 @@ class LayerByLayer:
         return StepTensors(logits, greedy_tokens(logits), hidden)
 
 
-def programs_of(
-    model: CausalLM,
-    logits: LogitsProcessor,
-    backend: GraphAttentionBackend,
-    pool: KvPool,
-    page_table: Tensor,
-    *,
-    persistent: bool,
-) -> Programs:
-    """The model's programs; with `persistent`, the kernel for whole steps comes first where it can be had.
+def whole_steps(model: CausalLM, pool: KvPool, page_table: Tensor, sizes: Sequence[int]) -> Mapping[int, StepProgram]:
+    """The kernel for whole steps, for those of these sizes that it takes; at least one.
 
-    Its module, and the package of kernels that it needs, is imported only then.
+    Its module, and the package of kernels that it needs, is imported only now. Raises DoesNotCover.
     """
-    general = LayerByLayer(model, logits, backend)
-    if not persistent or page_table.device.type != "cuda" or importlib.util.find_spec("mysgl_kernel") is None:
-        return general
-    add: Callable[[Programs, CausalLM, KvPool, Tensor], Programs]
-    add = importlib.import_module(PERSISTENT).with_persistent_decode
-    return add(general, model, pool, page_table)
+    if page_table.device.type != "cuda":
+        raise DoesNotCover("it is written for CUDA devices")
+    if importlib.util.find_spec("mysgl_kernel") is None:
+        raise DoesNotCover("the package mysgl_kernel is not installed here")
+    make: Callable[[CausalLM, KvPool, Tensor, Sequence[int]], Mapping[int, StepProgram]]
+    make = importlib.import_module(PERSISTENT).persistent_steps
+    return make(model, pool, page_table, sizes)

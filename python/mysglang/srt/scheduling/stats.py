@@ -144,7 +144,7 @@ class SchedulerStats:
             cache_hit_rate=self._cache_hit_rate,
             is_cuda_graph=self._on_graph and bool(running),
             num_free_tokens=self._kv.free_tokens(),
-            num_available_tokens=self._kv.available_tokens(),
+            num_available_tokens=self._kv.total_tokens - self._kv.used_tokens,
             swa_used_tokens=sum(window.read for window in windows),
             swa_free_tokens=sum(window.free for window in windows),
             swa_evictable_tokens=sum(window.evictable for window in windows),
@@ -237,7 +237,7 @@ class SchedulerStats:
         return sum(len(req.ids) - int(self._table.planned[req.slot]) for req in self._lanes.chunked)
 
     def _used(self) -> int:
-        return self._kv.total_tokens - self._kv.available_tokens()
+        return self._kv.used_tokens
 
     def _usage(self, *, tokens: bool = False) -> str:
         """Which part of each pool is used, for the log; with `tokens`, also how many of them."""
@@ -246,6 +246,6 @@ class SchedulerStats:
             read, total = sum(window.read for window in windows), sum(window.total for window in windows)
             pools = [("full ", *pools[0][1:]), ("swa ", read, total)]
         return ", ".join(
-            f"{f'#{name}token: {used}, ' if tokens else ''}{name}token usage: {used / total:.2f}"
+            f"{f'#{name}token: {used}, ' if tokens else ''}{name}token usage: {used / max(total, 1):.2f}"
             for name, used, total in pools
         )

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fixtures.executors import start_executor
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
@@ -16,8 +17,8 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import GatedColumnParallelLinear, ReplicatedLinear
 from mysglang.srt.layers.quantization.int8wo import Int8WeightOnly, quantize
+from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -83,8 +84,8 @@ def test_a_model_whose_weights_change(tmp_path: Path) -> None:
     make_checkpoint("qwen3", tmp_path / "other", dtype=torch.bfloat16, seed=1)
     model = ModelConfig.from_path(str(tmp_path / "model"))
     runner = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=6)
-    worker = TpModelWorker(runner, model, LoadConfig(quantization="int8wo"))
-    plain = TpModelWorker(runner, model, LoadConfig())
+    worker = start_executor(runner, model, LoadConfig(quantization="int8wo"))
+    plain = start_executor(runner, model, LoadConfig())
     assert worker.capacity.memory_usage["weights"] < plain.capacity.memory_usage["weights"]
     before, says = worker.weights.checksums(lambda: None), speaks(worker)
     name = "model.layers.1.self_attn.k_proj.weight"
@@ -97,5 +98,5 @@ def test_a_model_whose_weights_change(tmp_path: Path) -> None:
     assert worker.weights.checksums(lambda: None) == before and speaks(worker) == says
 
 
-def speaks(worker: TpModelWorker) -> list[int]:
+def speaks(worker: Executor) -> list[int]:
     return Driver.start(worker, [GREEDY]).generate([[5, 9, 33, 7]], 12)[0]

@@ -128,7 +128,7 @@ def _load(state: GetInternalStateReqOutput, figures: SchedulerFigures, sections:
         "num_total_tokens": held,
         "max_total_num_tokens": state.max_total_num_tokens,
         "max_running_requests": state.max_running_requests,
-        "token_usage": held / state.max_total_num_tokens,
+        "token_usage": held / max(state.max_total_num_tokens, 1),
         "gen_throughput": state.last_gen_throughput,
         "cache_hit_rate": figures.cache_hit_rate,
         "utilization": state.num_running_reqs / state.max_running_requests,

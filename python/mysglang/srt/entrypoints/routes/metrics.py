@@ -160,7 +160,7 @@ def _gauge_scheduler(page: Page, beat: HeartBeat, facts: SchedulerFacts) -> None
     page.gauge(FWD_OCCUPANCY, figures.fwd_occupancy)
     page.gauge(NUM_GRAMMAR_QUEUE_REQS, figures.num_grammar_queue_reqs)
     page.gauge(NUM_USED_TOKENS, figures.num_used_tokens)
-    usage = figures.num_used_tokens / facts.max_total_num_tokens
+    usage = figures.num_used_tokens / max(facts.max_total_num_tokens, 1)
     if facts.max_total_num_tokens_swa:
         swa_usage = figures.swa_used_tokens / facts.max_total_num_tokens_swa
         page.gauge(FULL_TOKEN_USAGE, usage)

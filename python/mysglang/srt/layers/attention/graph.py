@@ -91,3 +91,13 @@ class PromptGraphBackend(AttentionBackend, Protocol):
     def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
         """For models with these layers; None if there is a layer that it cannot capture."""
         ...
+
+
+def decode_capture(backend: AttentionBackend) -> GraphAttentionBackend | None:
+    """The backend as one whose decode steps can be captured, if it is one."""
+    return backend if isinstance(backend, GraphAttentionBackend) else None
+
+
+def prompt_capture(backend: AttentionBackend, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
+    """How steps with new tokens are captured with this backend and these layers; None if they cannot be."""
+    return backend.prompt_capture(specs) if isinstance(backend, PromptGraphBackend) else None

@@ -1,30 +1,16 @@
-"""EagerRunner: runs the model on a step as it is. Any mode, any size."""
+"""HiddenStates: a decoder over pages, run on a step as it is: any mode, any size."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, Embeds, ForwardBatch
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
-from mysglang.srt.layers.logits_processor import LogitsProcessor, PromptQuery
-from mysglang.srt.layers.logprobs import Logprobs
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.step_columns import window_loc
 from mysglang.srt.model_executor.step_inputs import Uploaded
 from mysglang.srt.model_executor.tail import tail_of
-from mysglang.srt.models.interfaces import CausalModel, Decoder
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardOutput:
-    """logits: [S, vocab] of the rows that yield a token; None if none does."""
-
-    logits: Tensor | None
-    prompt_logprobs: Logprobs | None = None
-    hidden: Tensor | None = None
-    """Of all tokens of the step, or of the last of each row where no other is wanted."""
+from mysglang.srt.models.interfaces import Decoder
 
 
 class HiddenStates:
@@ -61,24 +47,3 @@ class HiddenStates:
         if "last_tokens" in up:
             forward.tail = tail_of(forward, up["last_tokens"])
         return self._model.forward(forward)
-
-
-class EagerRunner:
-    """Owns nothing but its partners."""
-
-    def __init__(
-        self, model: CausalModel, logits: LogitsProcessor, backend: AttentionBackend, tables: DeviceTables
-    ) -> None:
-        self._hidden = HiddenStates(model, backend, tables)
-        self._logits = logits
-
-    def run(self, batch: ModelWorkerBatch, up: Uploaded, prompt: PromptQuery | None) -> ForwardOutput:
-        """up: the uploaded `token_columns` of the batch. The page table is up to date."""
-        hidden = self._hidden.of(batch, up)
-        logits_rows = up.get("logits_rows")
-        wants_logits = logits_rows is None or len(logits_rows) > 0
-        return ForwardOutput(
-            logits=self._logits.next_token_logits(hidden, logits_rows) if wants_logits else None,
-            prompt_logprobs=self._logits.prompt_logprobs(hidden, prompt) if prompt is not None else None,
-            hidden=hidden,
-        )

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fixtures.executors import start_executor
 from fixtures.forward_batches import PageRows, Row, worker_batch
 from fixtures.pooling_checkpoints import (
     Saved,
@@ -28,8 +29,7 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.outputs import StepOutput
 from mysglang.srt.forward.worker import Worker
 from mysglang.srt.forward.worker_batch import Floats
-from mysglang.srt.model_executor.encoder_worker import EncoderWorker
-from mysglang.srt.model_executor.pooling_worker import PoolingWorker
+from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 
 # What a step must say of windows' pages is the scheduler's affair: test/server/test_sliding_windows.py.
@@ -48,12 +48,12 @@ def config_of(folder: Path, **options: Any) -> ModelConfig:
     return ModelConfig.from_path(str(folder), dtype="float32", **options)
 
 
-def encoder(folder: Path, **options: Any) -> EncoderWorker:
-    return EncoderWorker(CPU, config_of(folder, **options), LoadConfig())
+def encoder(folder: Path, **options: Any) -> Executor:
+    return start_executor(CPU, config_of(folder, **options), LoadConfig())
 
 
-def decoder(folder: Path, **options: Any) -> PoolingWorker:
-    return PoolingWorker(CPU, config_of(folder, **options), LoadConfig())
+def decoder(folder: Path, **options: Any) -> Executor:
+    return start_executor(CPU, config_of(folder, **options), LoadConfig())
 
 
 def run(worker: Worker, prompts: Sequence[Sequence[int]], second_texts: Sequence[int] | None = None) -> Floats:
@@ -61,7 +61,7 @@ def run(worker: Worker, prompts: Sequence[Sequence[int]], second_texts: Sequence
     capacity = worker.capacity
     pages = PageRows(
         page_size=capacity.page_size,
-        num_pages=capacity.num_pages,
+        num_pages=capacity.num_pages or 1000,  # an encoder looks at none
         num_slots=capacity.num_slots,
         max_context=capacity.max_context,
     )
@@ -207,9 +207,9 @@ def test_in_bfloat16(labels: int | None, tmp_path: Path) -> None:
     """The checkpoint's float32 becomes bfloat16 where nobody says otherwise; vectors are float32 all the same."""
     save_encoder(tmp_path / "encoder", "bert", labels=labels)
     save_decoder(tmp_path / "decoder", "qwen3", labels=labels)
-    for worker, folder in ((EncoderWorker, tmp_path / "encoder"), (PoolingWorker, tmp_path / "decoder")):
-        exact = run(worker(CPU, config_of(folder), LoadConfig()), PROMPTS)
+    for folder in (tmp_path / "encoder", tmp_path / "decoder"):
+        exact = run(start_executor(CPU, config_of(folder)), PROMPTS)
         config = ModelConfig.from_path(str(folder))
-        found = run(worker(CPU, config, LoadConfig()), PROMPTS)
+        found = run(start_executor(CPU, config), PROMPTS)
         assert config.dtype == "bfloat16" and found.dtype == np.float32
         assert np.linalg.norm(found - exact) < 0.05 * np.linalg.norm(exact)

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from fixtures.executors import programs_of, start_executor
 from fixtures.forward_batches import Row, worker_batch
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Choice, Driver, columns
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import (
     LogprobColumns,
     ModelWorkerBatch,
@@ -19,8 +21,10 @@ from mysglang.srt.forward.worker_batch import (
     TokenMask,
     mask_words,
 )
+from mysglang.srt.model_executor.executor import Executor
+from mysglang.srt.model_executor.model_launch import ModelLaunch
+from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS, EAGER, WHOLE_STEP, Program
 from mysglang.srt.model_executor.runner_config import RunnerConfig
-from mysglang.srt.model_executor.tp_worker import TpModelWorker
 from mysglang.srt.sampling.logit_bias import LOGIT_BIAS
 from mysglang.srt.sampling.logit_edits import edits
 from mysglang.srt.sampling.min_new_tokens import MIN_NEW_TOKENS
@@ -42,14 +46,14 @@ def model_config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 def make_worker(model_config: ModelConfig):
     torch.set_num_threads(1)
 
-    def make(page_size: int = 1) -> TpModelWorker:
-        return TpModelWorker(replace(CPU, page_size=page_size), model_config, LoadConfig())
+    def make(page_size: int = 1) -> Executor:
+        return start_executor(replace(CPU, page_size=page_size), model_config, LoadConfig())
 
     return make
 
 
 @pytest.fixture
-def worker(make_worker) -> TpModelWorker:
+def worker(make_worker) -> Executor:
     return make_worker()
 
 
@@ -74,7 +78,7 @@ def test_together_is_like_alone(make_worker, alone, name: str, chunk: int, page_
     assert driver.generate(PROMPTS, 8, chunk) == alone[name]
 
 
-def test_capacity(worker: TpModelWorker) -> None:
+def test_capacity(worker: Executor) -> None:
     capacity = worker.capacity
     assert (capacity.num_pages, capacity.page_size, capacity.num_slots) == (600, 1, 6)
     assert (capacity.max_context, capacity.vocab_size) == (256, VOCAB_SIZE)
@@ -82,7 +86,7 @@ def test_capacity(worker: TpModelWorker) -> None:
     assert worker.tokens_per_step == 1
 
 
-def test_a_decoding_row_beside_a_prompt(worker: TpModelWorker, alone) -> None:
+def test_a_decoding_row_beside_a_prompt(worker: Executor, alone) -> None:
     """An id that only the device knows, in a step of new tokens."""
     driver = Driver.start(worker, [GREEDY] * 2)
     first = driver.prefill(PROMPTS[:1]).tokens.tolist()
@@ -92,21 +96,21 @@ def test_a_decoding_row_beside_a_prompt(worker: TpModelWorker, alone) -> None:
     assert int(step.tokens[1]) == alone["greedy"][1][0]
 
 
-def test_a_chunk_without_a_token(worker: TpModelWorker) -> None:
+def test_a_chunk_without_a_token(worker: Executor) -> None:
     driver = Driver.start(worker, [GREEDY])
     batch = worker_batch([Row(0, PROMPTS[0][:7], yields=False)], driver.pages)
     output = worker.forward_batch_generation(batch).complete()
     assert len(output.tokens) == 0 and output.counts.tolist() == [0]
 
 
-def prompt_step(worker: TpModelWorker, **changes: object) -> ModelWorkerBatch:
+def prompt_step(worker: Executor, **changes: object) -> ModelWorkerBatch:
     """All prompts in one step."""
     driver = Driver.start(worker, [GREEDY] * 4)
     batch = worker_batch([Row(slot, prompt) for slot, prompt in enumerate(PROMPTS)], driver.pages)
     return replace(batch, **changes)
 
 
-def test_forbidden_and_bias(worker: TpModelWorker, alone) -> None:
+def test_forbidden_and_bias(worker: Executor, alone) -> None:
     """Edits count batch rows, also where some rows have no logits."""
     best = [tokens[0] for tokens in alone["greedy"]]
     yields = np.array([True, False, True, True])
@@ -117,7 +121,7 @@ def test_forbidden_and_bias(worker: TpModelWorker, alone) -> None:
     assert worker.forward_batch_generation(batch).complete().tokens.tolist() == [best[0], 77, 5]
 
 
-def test_a_step_waits_for_its_mask(worker: TpModelWorker, alone) -> None:
+def test_a_step_waits_for_its_mask(worker: Executor, alone) -> None:
     """It chooses under the mask when that comes, and the next step goes on from what was chosen."""
     best = [tokens[0] for tokens in alone["greedy"]]
     driver = Driver.start(worker, [GREEDY] * 4)
@@ -133,14 +137,14 @@ def test_a_step_waits_for_its_mask(worker: TpModelWorker, alone) -> None:
     assert following.complete().tokens[[0, 3]].tolist() == [alone["greedy"][0][1], alone["greedy"][3][1]]
 
 
-def test_a_step_that_waited_in_vain_chooses_freely(worker: TpModelWorker, alone) -> None:
+def test_a_step_that_waited_in_vain_chooses_freely(worker: Executor, alone) -> None:
     launched = worker.forward_batch_generation(prompt_step(worker, waits_for_mask=True))
     nothing = TokenMask(np.zeros(0, dtype=np.int32), np.zeros((0, mask_words(VOCAB_SIZE)), dtype=np.int32))
     launched.sample(nothing)
     assert launched.complete().tokens.tolist() == [tokens[0] for tokens in alone["greedy"]]
 
 
-def test_penalties_count_what_the_worker_samples(worker: TpModelWorker, alone) -> None:
+def test_penalties_count_what_the_worker_samples(worker: Executor, alone) -> None:
     """With a presence penalty that forbids every token seen, no token comes twice."""
     none = np.zeros(0, dtype=np.int32)
     line, zero, one = np.array([9], dtype=np.int32), np.zeros(1, dtype=np.float32), np.ones(1, dtype=np.float32)
@@ -156,7 +160,7 @@ def test_penalties_count_what_the_worker_samples(worker: TpModelWorker, alone) -
     assert tokens[:8, [0, 2, 3]].T.tolist() == [alone["greedy"][row] for row in (0, 2, 3)]
 
 
-def test_logprobs(worker: TpModelWorker) -> None:
+def test_logprobs(worker: Executor) -> None:
     """Against a softmax over logits that the worker itself reports for every token of the vocabulary."""
     everything = np.arange(VOCAB_SIZE, dtype=np.int32)
     none = np.zeros(0, dtype=np.int32)
@@ -196,7 +200,7 @@ def test_logprobs(worker: TpModelWorker) -> None:
 @pytest.mark.promise(35)
 def test_a_broken_row_gets_minus_one_alone(make_worker, alone, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = make_worker()
-    logits = worker._runner._eager._logits
+    logits = programs_of(worker)[EAGER]._logits
     compute = logits.next_token_logits
 
     def break_row_one(hidden: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
@@ -222,21 +226,46 @@ def test_a_broken_row_gets_minus_one_alone(make_worker, alone, monkeypatch: pyte
 )
 def test_what_does_not_fit_is_refused(model_config: ModelConfig, change: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        TpModelWorker(replace(CPU, **change), model_config, LoadConfig())
+        start_executor(replace(CPU, **change), model_config, LoadConfig())
 
 
-@pytest.mark.parametrize("kind", ["_graphs", "_prompts"])
-def test_a_replayed_step_says_so(worker: TpModelWorker, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Graphs need a device; what stands in for them computes the same eagerly."""
+class Named:
+    """A program that notes which steps it was given, and covers some of them."""
 
-    class Covering:
-        def covers(self, batch: ModelWorkerBatch) -> bool:
-            return True
+    def __init__(self, name: str, inner: Program, covered: bool, given: list[str]) -> None:
+        self.name = name
+        self.takes = "steps of a test"
+        self._inner = inner
+        self._covered = covered
+        self._given = given
 
-    runner = worker._runner
-    step = prompt_step(worker)
-    assert not worker.forward_batch_generation(step).on_graph
-    monkeypatch.setattr(runner, kind, Covering())
-    monkeypatch.setattr(runner, "_replay" if kind == "_graphs" else "_replay_prompts", runner._run_eagerly)
-    result = worker.forward_batch_generation(step)
-    assert result.on_graph and len(result.complete().tokens) == len(PROMPTS)
+    def covers(self, batch: ModelWorkerBatch) -> bool:
+        return self._covered
+
+    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+        self._given.append(self.name)
+        return self._inner.run(batch)
+
+
+def test_the_first_program_that_covers_a_step_runs_it(worker: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    eager = programs_of(worker)[EAGER]
+    order = [Named(name, eager, covered, given) for name, covered in (("a", False), ("b", True), ("c", True))]
+    monkeypatch.setattr(worker.steps, "_programs", (*order, eager))
+    assert len(worker.forward_batch_generation(prompt_step(worker)).complete().tokens) == len(PROMPTS)
+    assert given == ["b"]
+
+
+def test_programs_say_what_they_take_or_why_they_are_left_out(worker: Executor) -> None:
+    assert list(worker.programs)[-1] == EAGER
+    assert worker.programs[WHOLE_STEP] == "not used: its attention backend cannot be captured"
+    assert worker.programs[CAPTURED_PROMPTS].startswith("not used: ")
+
+
+def test_several_models_share_one_budget(model_config: ModelConfig, alone) -> None:
+    """Each has a pool of its own under the same pages, so a page costs the sum of both."""
+    launch = ModelLaunch(model_config, LoadConfig())
+    one, two = (Executor(CPU, [launch] * count) for count in (1, 2))
+    for purpose in ("weights", "kvcache"):
+        assert two.capacity.memory_usage[purpose] == 2 * one.capacity.memory_usage[purpose]
+    assert Driver.start(two, [GREEDY] * 4).generate(PROMPTS, 8) == alone["greedy"]

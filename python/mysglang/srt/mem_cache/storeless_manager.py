@@ -1,0 +1,52 @@
+"""StorelessKvManager: rows of a model that keeps nothing of a prompt. A slot is all that a row takes.
+
+Its verbs are the KvManager's, so that planning need not know: every prompt has room, no prefix is cached, and nothing
+is written anywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mysglang.srt.forward.worker_batch import Ints, Slots
+from mysglang.srt.mem_cache.chunk_cache import ChunkCache
+from mysglang.srt.mem_cache.kv_manager import KvManager
+
+ROOM = 2
+"""Longest prompts for which each free slot counts as room: one, and as much for what planning sets aside beside it."""
+
+
+class StorelessKvManager(KvManager):
+    """No page exists, so nothing is ever evicted or lacking."""
+
+    def __init__(self, num_slots: int, max_context: int) -> None:
+        super().__init__(0, 1, num_slots, max_context, ChunkCache)
+        self._max_context = max_context
+
+    def extend(self, slot: int, new_len: int) -> bool:
+        return True
+
+    def extend_rows(self, slots: Slots, new_lens: Ints) -> bool:
+        return True
+
+    def commit(self, slot: int, ids: Ints) -> None:
+        """There is nothing to share."""
+
+    def release(self, slot: int, ids: Ints, urgency: int = 0, tail_end: int = 0) -> None:
+        self.discard(slot)
+
+    def available_tokens(self) -> int:
+        return ROOM * self._max_context * self.free_slots
+
+    @property
+    def used_tokens(self) -> int:
+        return 0
+
+    def pages_short(self, slots: Slots, new_lens: Ints) -> int:
+        return 0
+
+    def locations(self, slots: Slots, starts: Ints, lens: Ints) -> Ints:
+        return np.zeros(int(lens.sum()), dtype=np.int32)
+
+    def next_locations(self, slots: Slots, positions: Ints) -> Ints:
+        return np.zeros(len(slots), dtype=np.int32)

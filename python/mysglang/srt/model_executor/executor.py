@@ -1,0 +1,158 @@
+"""Executor: the models of one rank, their memory, and the programs that run their steps. The worker of every model.
+
+    load models ──> plan memory over the stores of all of them ──> programs, in order ──> a step: the first that covers
+
+It knows no kind of model: which programs there are is the business of generation.py, pooling.py and encoding.py.
+Everything of a step is queued on one stream, so steps take effect in the order in which they come.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker import WorkerCapacity
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.kernels.op import use_ops
+from mysglang.srt.model_executor.device_occupation import DeviceOccupation
+from mysglang.srt.model_executor.encoding import encoder
+from mysglang.srt.model_executor.generation import generation
+from mysglang.srt.model_executor.graph_sizes import graph_sizes
+from mysglang.srt.model_executor.kv_setup import make_host_pages
+from mysglang.srt.model_executor.live_weights import LiveWeights
+from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
+from mysglang.srt.model_executor.model_memory import allocate, plan_memory
+from mysglang.srt.model_executor.pooling import pooling_decoder
+from mysglang.srt.model_executor.programs import Captured, Load, Program, Runnable, ServedModel
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.weight_memory import addresses, weight_bytes
+from mysglang.srt.platforms import platform_named
+from mysglang.srt.utils.hardware import GIB
+from mysglang.srt.utils.logging import measured
+
+logger = logging.getLogger(__name__)
+
+
+class Executor:
+    """Implements `forward.worker.Worker`. One token for each row that yields, in every step."""
+
+    tokens_per_step = 1
+
+    def __init__(self, config: RunnerConfig, launches: Sequence[ModelLaunch]) -> None:
+        """Load, plan, allocate, capture. The first model is the one that is served; the others share its memory.
+
+        Raises ConfigError where the launch's values and this machine do not fit.
+        """
+        self.platform = platform = platform_named(config.device)
+        use_ops(config.numerics)
+        setup = Setup(config, platform, graph_sizes(config, platform))
+        loads = [recipe(launch)(setup, launch) for launch in launches]
+        before = platform.memory()
+        with measured(setup.startup_times, "load_weight"):
+            models = [load() for load in loads]
+        served, launch = models[0], launches[0]
+        self.weights = LiveWeights(served.model, launch.config, launch.load, platform, self._weights_changed)
+        context = launch.config.context_len
+        budget = plan_memory(config, platform, models, context=context, graph_sizes=setup.graph_sizes, before=before)
+        with measured(setup.startup_times, "kv_cache_allocation"):
+            memories = allocate(budget, models, platform)
+            self.host_pages = make_host_pages(config.host_tier, memories[0].pool, platform)
+        self.steps = StepPrograms(served, served.ready(memories[0]))
+        pools = [memory.pool for memory in memories]
+        self.occupation = DeviceOccupation(self.weights, pools, self.steps, platform)
+        self.device_name = platform.device_name
+        self.attention_backend = served.attention
+        self.capacity = WorkerCapacity(
+            num_pages=budget.num_pages,
+            page_size=budget.page_size,
+            num_slots=budget.num_slots,
+            max_context=budget.max_context,
+            windows=budget.windows,
+            vocab_size=launch.config.vocab_size,
+            memory_usage={
+                "weights": sum(weight_bytes(model.model) for model in models) / GIB,
+                "kvcache": sum(pool.nbytes for pool in pools) / GIB,
+                "graph": self.steps.nbytes / GIB,
+            },
+            startup_times=setup.startup_times,
+        )
+        self.programs = self.steps.described()
+        """Name of each program -> the steps that it takes, or why it is not used."""
+        self.steps.warm_up()
+
+    def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
+        """Queue the step. On CUDA it returns while the device still works; on a CPU when the step is done."""
+        return self.steps.run(batch)
+
+    def _weights_changed(self) -> None:
+        self.steps.weights_changed()
+
+
+class StepPrograms:
+    """The ordered programs of the served model, and their captures, which know addresses."""
+
+    def __init__(self, served: ServedModel, runnable: Runnable) -> None:
+        self._served = served
+        self._runnable = runnable
+        self._captured = Captured()
+        self._captured_over: tuple[int, ...] | None = None
+        """Addresses of the weights that the captures know; None: there are no captures."""
+        self._programs: tuple[Program, ...] = (runnable.eager,)
+        self.restore()
+        for name, line in self.described().items():
+            logger.info("Program %s: %s.", name, line)
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of the captures."""
+        return self._captured.nbytes
+
+    def described(self) -> dict[str, str]:
+        """Name of each program -> the steps that it takes, or why it is not used."""
+        eager = self._runnable.eager
+        return {**dict(self._captured.lines), eager.name: eager.takes}
+
+    @torch.inference_mode()
+    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+        """Queue the step by the first program that covers it."""
+        for program in self._programs:
+            if program.covers(batch):
+                return program.run(batch)
+        raise AssertionError("the last program covers every step")
+
+    def drop(self) -> None:
+        """Forget the captures, and with them every address; no step may be launched until `restore`."""
+        self._captured, self._captured_over = Captured(), None
+        self._programs = (self._runnable.eager,)
+        gc.collect()  # a graph that sits in a cycle would keep its memory
+
+    def restore(self) -> None:
+        """Capture again."""
+        self._captured = self._runnable.capture()
+        self._captured_over = addresses(self._served.model)
+        self._programs = (*self._captured.programs, self._runnable.eager)
+
+    def weights_changed(self) -> None:
+        """Capture again if captures know weights where they are no more."""
+        if self._captured_over is not None and self._captured_over != addresses(self._served.model):
+            self.drop()
+            self.restore()
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run what is compiled at first use, so that no request waits for it and what cannot be built is found here."""
+        for batch in self._runnable.warm_ups:
+            self.run(batch).complete()
+        if self._captured.programs:
+            self._runnable.eager.run(self._runnable.warm_ups[0]).complete()
+
+
+def recipe(launch: ModelLaunch) -> Callable[[Setup, ModelLaunch], Load]:
+    """How a model of this kind is served."""
+    if launch.config.encoder is not None:
+        return encoder
+    return generation if launch.config.pooling is None else pooling_decoder

@@ -1,0 +1,228 @@
+"""GenerationModel: a model that predicts tokens, with the programs that run its steps.
+
+whole-step kernel   captured decode steps of a few rows, of models that the kernel takes
+captured decode     the other captured decode steps, layer by layer
+captured prompts    short steps with new tokens
+eager               all other steps
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import torch
+
+from mysglang.srt.kernels.ahead import compile_ahead
+from mysglang.srt.layers.attention.factory import ChosenBackends, create_attention_backend, workspace_bytes
+from mysglang.srt.layers.attention.graph import decode_capture, prompt_capture
+from mysglang.srt.layers.logits_processor import LogitsProcessor
+from mysglang.srt.layers.sampler import Sampler, SamplingOps
+from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner
+from mysglang.srt.model_executor.eager_program import EagerProgram
+from mysglang.srt.model_executor.feature_stager import FeatureStager
+from mysglang.srt.model_executor.graph_sizes import prompt_sizes, why_no_graphs
+from mysglang.srt.model_executor.hidden_states import HiddenStates
+from mysglang.srt.model_executor.kv_setup import ModelStores
+from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
+from mysglang.srt.model_executor.model_memory import ModelMemory
+from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
+from mysglang.srt.model_executor.programs import (
+    CAPTURED_DECODE,
+    CAPTURED_PROMPTS,
+    WHOLE_STEP,
+    Captured,
+    DoesNotCover,
+    Load,
+    Runnable,
+)
+from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
+from mysglang.srt.model_executor.step_columns import token_columns
+from mysglang.srt.model_executor.step_inputs import StepStager
+from mysglang.srt.model_executor.step_output import StepReturns
+from mysglang.srt.model_executor.step_program import LayerByLayer, StepProgram, whole_steps
+from mysglang.srt.model_executor.token_end import TokenEnd
+from mysglang.srt.model_executor.weight_memory import weight_bytes
+from mysglang.srt.model_loader.loader import load_model
+from mysglang.srt.models.causal_lm import CausalLM
+from mysglang.srt.platforms.interface import CannotCapture
+from mysglang.srt.platforms.upload import Uploader
+from mysglang.srt.sampling.feature import DeviceFacts
+from mysglang.srt.sampling.logit_processors import load_processors
+from mysglang.srt.sampling.sampling_params import TOP_K_ALL
+from mysglang.srt.utils.logging import measured
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_TOP_K = (1, 2, TOP_K_ALL)
+"""Greedy, filtered, drawn from all."""
+
+
+def generation(setup: Setup, launch: ModelLaunch) -> Load:
+    """A model that generates. Raises ConfigError for what cannot run here."""
+    platform = setup.platform
+    setup.check_numerics()
+    compile_ahead(platform.name, head_dim=launch.config.plan.layers[0].attention.head_dim, dtype=launch.dtype)
+    processors = load_processors(setup.config.logit_processors)
+    ops = SamplingOps.choose(reference=setup.wants_reference)
+
+    def load() -> GenerationModel:
+        model = load_model(launch.config, launch.load, platform.device, launch.dtype)
+        features = FeatureStager(DeviceFacts(launch.config.vocab_size, platform.device, ops.draw))
+        stager = StepStager(Uploader(platform), features, ops, processors)
+        return GenerationModel(setup, launch, model, stager, Sampler(ops))
+
+    return load
+
+
+class GenerationModel:
+    """Implements `programs.ServedModel`."""
+
+    def __init__(
+        self, setup: Setup, launch: ModelLaunch, model: CausalLM, stager: StepStager, sampler: Sampler
+    ) -> None:
+        self.model = model
+        self.stores = ModelStores(tuple(model.attention_specs()), launch.dtype)
+        self._setup = setup
+        self._launch = launch
+        self._stager = stager
+        self._sampler = sampler
+        self._warm_sampler()
+        self._chosen = setup.choose_attention(self.stores.specs, launch.dtype)
+
+    @property
+    def attention(self) -> str:
+        return str(self._chosen)
+
+    def workspace(self, *, max_tokens: int, max_context: int) -> int:
+        return workspace_bytes(self._chosen, self.stores.specs, max_tokens=max_tokens, max_context=max_context)
+
+    def ready(self, memory: ModelMemory) -> Runnable:
+        tables, budget = memory.tables, memory.budget
+        returns = StepReturns(self._setup.platform, tables.padding_slot)
+        end = TokenEnd(self._stager, self._sampler, tables, returns)
+        captures = TokenCaptures(self._setup, self._launch, self.model, self._chosen, memory, end)
+        hidden = HiddenStates(self.model, captures.backend, tables)
+        length = min(WARM_UP_TOKENS, budget.max_context)
+        return Runnable(
+            eager=EagerProgram(hidden, captures.logits, tables, end),
+            warm_ups=[padding_prompt(length, tables.padding_slot, top_k=top_k) for top_k in WARM_UP_TOP_K],
+            capture=captures.take,
+        )
+
+    @torch.inference_mode()
+    def _warm_sampler(self) -> None:
+        """Choose tokens once in each way: its kernels are compiled while others still are in the background."""
+        logits = torch.zeros(
+            1, self._launch.config.vocab_size, dtype=self._launch.dtype, device=self._setup.platform.device
+        )
+        for top_k in WARM_UP_TOP_K:
+            batch = padding_prompt(1, 0, top_k=top_k)
+            self._sampler.sample(logits, self._stager.stage(batch, token_columns(batch)).sampling)
+
+
+class TokenCaptures:
+    """Makes the captured programs of a model that generates, as often as its weights or its memory move."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        launch: ModelLaunch,
+        model: CausalLM,
+        chosen: ChosenBackends,
+        memory: ModelMemory,
+        end: TokenEnd,
+    ) -> None:
+        self._setup = setup
+        self._model = model
+        self._memory = memory
+        self._end = end
+        self._specs = model.attention_specs()
+        tables = memory.tables
+        self.backend = create_attention_backend(chosen, memory.pool, tables.pages, self._specs, tables.windows)
+        self.logits = LogitsProcessor(model.compute_logits, launch.config.vocab_size)
+        layer_weights = weight_bytes(model) // launch.dtype.itemsize // len(self._specs)
+        self._prompt_sizes = prompt_sizes(setup.config, setup.platform, memory.budget.max_context, layer_weights)
+
+    def take(self) -> Captured:
+        """Capture all that is declared. A capture that fails ends the start, unless the platform says that it cannot
+        capture such a step.
+        """
+        captured = Captured()
+        for parts in (self._decode_steps, self._prompts):
+            parts(captured)
+        return captured
+
+    def _decode_steps(self, captured: Captured) -> None:
+        """The kernel's graphs and those layer by layer, in one pool of memory: what is largest is captured first."""
+        setup, memory, tables = self._setup, self._memory, self._memory.tables
+        backend, hidden = decode_capture(self.backend), setup.config.enable_return_hidden_states
+        if not setup.graph_sizes or backend is None:
+            reason = why_no_graphs(setup.config, setup.platform) or "its attention backend cannot be captured"
+            captured.left_out |= {WHOLE_STEP: reason, CAPTURED_DECODE: reason}
+            return
+        whole: Mapping[int, StepProgram] = {}
+        try:
+            self._check_whole_steps()
+            whole = whole_steps(self._model, memory.pool, tables.pages, setup.graph_sizes)
+        except DoesNotCover as error:
+            captured.left_out[WHOLE_STEP] = str(error)
+        general = LayerByLayer(self._model, self.logits, backend)
+        layered = {size: general for size in setup.graph_sizes if size not in whole}
+        try:
+            with measured(setup.startup_times, "cuda_graph_decode"), setup.platform.recorder() as recorder:
+                made = [
+                    DecodeGraphRunner(
+                        name,
+                        programs,
+                        tables,
+                        setup.platform,
+                        recorder,
+                        self._end,
+                        memory.pool.arrivals,
+                        keep_hidden=hidden,
+                    )
+                    for name, programs in ((CAPTURED_DECODE, layered), (WHOLE_STEP, whole))
+                    if programs
+                ]
+                captured.programs += reversed(made)
+                captured.nbytes += recorder.nbytes
+        except CannotCapture as error:
+            logger.warning("Decode steps are not captured: %s.", error)
+            captured.left_out |= {CAPTURED_DECODE: str(error)}
+
+    def _check_whole_steps(self) -> None:
+        """Raises DoesNotCover for what the launch wants of every step and the kernel does not do."""
+        config = self._setup.config
+        if config.disable_persistent_decode:
+            raise DoesNotCover("--disable-persistent-decode was given")
+        if config.enable_return_hidden_states:
+            raise DoesNotCover("it keeps no hidden states, and --enable-return-hidden-states was given")
+        if self._memory.tables.windows:
+            raise DoesNotCover("layers with a window have pages of their own")
+
+    def _prompts(self, captured: Captured) -> None:
+        setup, config = self._setup, self._setup.config
+        if not self._prompt_sizes:
+            reason = why_no_graphs(config, setup.platform) or "--disable-prefill-cuda-graph was given"
+            captured.left_out[CAPTURED_PROMPTS] = reason
+            return
+        attention = prompt_capture(self.backend, self._specs)
+        if attention is None:
+            captured.left_out[CAPTURED_PROMPTS] = "its attention backend cannot be captured with these layers"
+            return
+        with measured(setup.startup_times, "cuda_graph_prefill"), setup.platform.recorder() as recorder:
+            captured.programs.append(
+                PromptGraphRunner(
+                    self._prompt_sizes,
+                    self._model,
+                    self.logits,
+                    self.backend,
+                    attention,
+                    self._memory,
+                    setup.platform,
+                    recorder,
+                    self._end,
+                )
+            )
+            captured.nbytes += recorder.nbytes

@@ -1,0 +1,89 @@
+"""What a launch says of the models of one executor, and what is chosen for them before weights are read."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import torch
+
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.platforms.interface import Platform
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLaunch:
+    """One model of an executor."""
+
+    config: ModelConfig
+    load: LoadConfig
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.config.dtype)
+        return dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all models of an executor share."""
+
+    config: RunnerConfig
+    platform: Platform
+    graph_sizes: tuple[int, ...] = ()
+    """Rows of the decode steps that are to be captured, ascending."""
+    startup_times: dict[str, float] = field(default_factory=dict)
+    """Seconds by phase of the start; each phase adds its own."""
+
+    def choose_attention(self, specs: tuple[AttentionSpec, ...], dtype: torch.dtype) -> ChosenBackends:
+        """The attention of layers like these; without layers, only what was asked for is checked. Raises ConfigError
+        for what does not run here, or not with these layers.
+        """
+        config = self.config
+        asked = AskedBackends(
+            config.attention_backend, config.prefill_attention_backend, config.decode_attention_backend
+        )
+        return choose_backends(asked, self._attentions(), specs, dtype)
+
+    def _attentions(self) -> tuple[str, ...]:
+        """The backends that may be chosen from."""
+        if self.config.numerics == "fastest":
+            return self.platform.attention_backends
+        return self.platform.invariant_attention_backends
+
+    def check_numerics(self) -> None:
+        """Raises ConfigError where kernels are asked for by name that are not invariant."""
+        config = self.config
+        if config.numerics == "fastest":
+            return
+        asked = {
+            "attention-backend": config.attention_backend,
+            "prefill-attention-backend": config.prefill_attention_backend,
+            "decode-attention-backend": config.decode_attention_backend,
+            "sampling-backend": config.sampling_backend,
+        }
+        given = [f"--{flag} {name}" for flag, name in asked.items() if name not in (None, "auto")]
+        if given:
+            raise ConfigError(f"--enable-deterministic-inference has kernels of its own: leave out {', '.join(given)}.")
+        logger.info(
+            "Deterministic: attention %s, products of fixed tiles, no cascade, no whole-step kernel, no captured "
+            "prompts.",
+            ", ".join(self._attentions()),
+        )
+
+    @property
+    def wants_reference(self) -> bool:
+        """Whether tokens are chosen in plain torch. Raises ConfigError for a sampling backend that is not here."""
+        asked, known = self.config.sampling_backend, self.platform.sampling_backends
+        if asked in (None, "auto"):
+            return False
+        if asked not in known:
+            raise ConfigError(f"--sampling-backend {asked} does not run here. Choose one of {', '.join(known)}.")
+        return asked == "pytorch"

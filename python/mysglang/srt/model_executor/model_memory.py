@@ -1,0 +1,80 @@
+"""ModelMemory: what the models of one executor keep between steps, planned together and then allocated for each.
+
+    stores of model 0, 1, … ─> one budget of pages and rows ─> the device's tables, shared by all models
+                                                           └─> for each model a pool under the same page numbers
+
+A model that keeps nothing, an encoder, has no stores: its pool has no layers, and no pages stand behind its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.model_executor.device_tables import DeviceTables
+from mysglang.srt.model_executor.kv_setup import ModelStores, make_pool, make_tables, plan_kv
+from mysglang.srt.model_executor.memory_budget import KvBudget, storeless_budget
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.platforms.interface import DeviceMemory, Platform
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """What one model runs over."""
+
+    budget: KvBudget
+    tables: DeviceTables
+    pool: KvPool
+
+
+class Keeps(Protocol):
+    """A loaded model that says what it keeps and needs."""
+
+    @property
+    def stores(self) -> ModelStores: ...
+
+    def workspace(self, *, max_tokens: int, max_context: int) -> int:
+        """Bytes beside arguments and results, in a step of so many new tokens and rows that long."""
+        ...
+
+
+def plan_memory(
+    config: RunnerConfig,
+    platform: Platform,
+    models: Sequence[Keeps],
+    *,
+    context: int,
+    graph_sizes: tuple[int, ...],
+    before: DeviceMemory,
+) -> KvBudget:
+    """What fits beside the weights of all models, for the stores of all. `before`: the memory before they were loaded.
+
+    context: positions of the longest row. Raises ConfigError if no useful cache fits.
+    """
+    stores = [model.stores for model in models if model.stores.specs]
+    if not stores:
+        if config.swa_full_tokens_ratio is not None:
+            raise ConfigError("--swa-full-tokens-ratio is for models with a KV cache; leave it out for this one.")
+        return storeless_budget(config, context=context)
+    chunk = config.chunked_prefill_size or config.max_prefill_tokens
+    workspace = max(model.workspace(max_tokens=chunk, max_context=context) for model in models)
+    return plan_kv(
+        config, platform, stores, context=context, graph_sizes=graph_sizes, before=before, workspace=workspace
+    )
+
+
+def allocate(budget: KvBudget, models: Sequence[Keeps], platform: Platform) -> list[ModelMemory]:
+    """The tables, and a pool for each model. Raises ConfigError where they do not fit into the device."""
+    try:
+        tables = make_tables(budget, platform)
+        return [ModelMemory(budget, tables, make_pool(budget, model.stores, platform)) for model in models]
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"a KV cache of {budget.num_pages * budget.page_size} tokens does not fit into the memory of "
+            f"{platform.device}. Lower --mem-fraction-static or --max-total-tokens, or free memory on the device."
+        ) from error

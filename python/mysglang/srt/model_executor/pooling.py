@@ -1,0 +1,104 @@
+"""PoolingModel: a decoder that makes one vector of each prompt. It attends over pages, as one that generates does.
+
+Where only the last token counts, prompts may come in chunks and begin with what others have computed; else the
+scheduler sends them whole.
+"""
+
+from __future__ import annotations
+
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
+from mysglang.srt.layers.pooler import Pooler
+from mysglang.srt.model_executor.device_tables import DeviceTables
+from mysglang.srt.model_executor.hidden_states import HiddenStates
+from mysglang.srt.model_executor.kv_setup import ModelStores
+from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
+from mysglang.srt.model_executor.model_memory import ModelMemory
+from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
+from mysglang.srt.model_executor.programs import EAGER, Load, Runnable
+from mysglang.srt.model_executor.step_columns import table_columns, token_columns
+from mysglang.srt.model_executor.vector_end import queue_vectors
+from mysglang.srt.model_loader.loader import load_as
+from mysglang.srt.models.pooling_decoder import PoolingDecoder
+from mysglang.srt.platforms.interface import Platform
+from mysglang.srt.platforms.upload import Uploader
+
+
+def pooling_decoder(setup: Setup, launch: ModelLaunch) -> Load:
+    """A decoder that makes vectors. Raises ConfigError for what cannot run here."""
+
+    def load() -> PoolingModel:
+        model = load_as(PoolingDecoder, launch.config, launch.load, setup.platform.device, launch.dtype)
+        return PoolingModel(setup, launch, model)
+
+    return load
+
+
+class PoolingModel:
+    """Implements `programs.ServedModel`."""
+
+    def __init__(self, setup: Setup, launch: ModelLaunch, model: PoolingDecoder) -> None:
+        self.model = model
+        self.stores = ModelStores(tuple(model.attention_specs()), launch.dtype)
+        self._setup = setup
+        self._launch = launch
+        self._chosen = setup.choose_attention(self.stores.specs, launch.dtype)
+
+    @property
+    def attention(self) -> str:
+        return str(self._chosen)
+
+    def workspace(self, *, max_tokens: int, max_context: int) -> int:
+        return workspace_bytes(self._chosen, self.stores.specs, max_tokens=max_tokens, max_context=max_context)
+
+    def ready(self, memory: ModelMemory) -> Runnable:
+        pooling, tables = self._launch.config.pooling, memory.tables
+        assert pooling is not None, "the model pools"
+        backend = create_attention_backend(self._chosen, memory.pool, tables.pages, self.stores.specs, tables.windows)
+        eager = PoolingProgram(
+            HiddenStates(self.model, backend, tables),
+            Pooler(pooling.mode, normalize=pooling.normalize, head=self.model.head),
+            tables,
+            self._setup.platform,
+            whole_prompts=pooling.needs_whole_prompts,
+        )
+        length = min(WARM_UP_TOKENS, memory.budget.max_context)
+        return Runnable(eager, [padding_prompt(length, tables.padding_slot)])
+
+
+class PoolingProgram:
+    """Implements `programs.Program`: all steps, eagerly."""
+
+    name = EAGER
+    takes = "every step"
+
+    def __init__(
+        self, hidden: HiddenStates, pooler: Pooler, tables: DeviceTables, platform: Platform, *, whole_prompts: bool
+    ) -> None:
+        self._hidden = hidden
+        self._pooler = pooler
+        self._tables = tables
+        self._platform = platform
+        self._uploader = Uploader(platform)
+        self._whole_prompts = whole_prompts
+
+    def covers(self, batch: ModelWorkerBatch) -> bool:
+        return True
+
+    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+        tables = self._tables
+        writes = table_columns(batch.table_writes, tables.pages.shape[1], batch.windows)
+        columns = {**writes, **token_columns(batch)}
+        if self._whole_prompts:
+            columns.pop("last_tokens", None)
+        up = self._uploader.upload(columns)
+        tables.write(up)
+        hidden = self._hidden.of(batch, up)
+        if not batch.yields.any():
+            return queue_vectors(batch, None, self._platform)
+        if self._whole_prompts:
+            vectors = self._pooler.rows(hidden, up["extend_lens"].long())
+        else:
+            vectors = self._pooler.tokens(hidden.index_select(0, up["logits_rows"]))
+        return queue_vectors(batch, vectors, self._platform)

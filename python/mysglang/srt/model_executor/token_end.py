@@ -1,0 +1,65 @@
+"""TokenEnd: the end of every step that makes tokens, whichever program has computed it.
+
+logits -> sampling features -> tokens -> remembered as the newest of their slots -> on their way to the host
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
+from mysglang.srt.layers.logprobs import Logprobs
+from mysglang.srt.layers.sampler import Sampler
+from mysglang.srt.layers.sampling_step import Sampled
+from mysglang.srt.model_executor.device_tables import DeviceTables
+from mysglang.srt.model_executor.step_columns import Columns
+from mysglang.srt.model_executor.step_inputs import StepInputs, StepStager
+from mysglang.srt.model_executor.step_output import StepReturns
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """logits: [S, vocab] of the rows that yield a token; None if none does."""
+
+    logits: Tensor | None
+    prompt_logprobs: Logprobs | None = None
+    hidden: Tensor | None = None
+    """Of all tokens of the step, or of the last of each row where no other is wanted."""
+
+
+class TokenEnd:
+    """Shared by all programs of a model that generates."""
+
+    def __init__(self, stager: StepStager, sampler: Sampler, tables: DeviceTables, returns: StepReturns) -> None:
+        self._stager = stager
+        self._sampler = sampler
+        self._tables = tables
+        self._returns = returns
+
+    def stage(self, batch: ModelWorkerBatch, columns: Columns) -> StepInputs:
+        """Upload `columns` and what choosing the step's tokens needs."""
+        return self._stager.stage(batch, columns)
+
+    def chosen(self, batch: ModelWorkerBatch, inputs: StepInputs, tokens: Tensor, hidden: Tensor | None) -> BatchResult:
+        """The result of a step whose tokens are chosen and remembered already."""
+        return self._returns.queue(batch, inputs, Sampled(tokens), None, hidden)
+
+    def choose(self, batch: ModelWorkerBatch, inputs: StepInputs, slots: Tensor, output: ForwardOutput) -> BatchResult:
+        """Choose the tokens of `slots`, those rows that yield: now, or when the mask is there that they wait for."""
+
+        @torch.inference_mode()
+        def choose(mask: TokenMask | None) -> BatchResult:
+            sampled = Sampled(slots[:0])
+            if output.logits is not None:
+                step = inputs.sampling
+                if mask is not None:
+                    step = step.then(self._stager.stage_late(batch, mask))
+                sampled = self._sampler.sample(output.logits, step)
+                self._tables.record(slots, sampled.tokens)
+            return self._returns.queue(batch, inputs, sampled, output.prompt_logprobs, output.hidden)
+
+        return BatchResult.waiting(choose) if batch.waits_for_mask else choose(None)
