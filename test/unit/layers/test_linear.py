@@ -21,7 +21,7 @@ from mysglang.srt.layers.linear import (
     split_kv_heads,
 )
 from mysglang.srt.layers.parameter import Section, WeightParameter
-from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from mysglang.srt.layers.vocab_parallel_embedding import TiedLMHead, VocabParallelEmbedding
 
 HIDDEN = 24
 SIZES = [1, 2, 4]
@@ -123,7 +123,7 @@ class TestParts:
         def work(tp: ThreadGroup) -> tuple[Tensor, Tensor]:
             embedding = VocabParallelEmbedding(vocab_size, HIDDEN, context(tp))
             embedding.weight.load(table)
-            return embedding(ids), ParallelLMHead(vocab_size, embedding)(X)
+            return embedding(ids), TiedLMHead(vocab_size, embedding, context(tp))(X)
 
         for vectors, logits in run_on_ranks(size, work):
             assert torch.equal(vectors, table[ids])

@@ -9,8 +9,9 @@ gate and up), or a single one. Of each section this rank holds a run of consecut
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +115,26 @@ class WeightParameter(nn.Parameter):
             )
             target_at += part.size
             source_at += part.full
+
+
+@runtime_checkable
+class FinishesWeights(Protocol):
+    """A module that computes with what it makes of its parameters. Who loads values calls these, by this ability."""
+
+    def process_weights_after_loading(self) -> None:
+        """Make it; afterwards nothing can be loaded until `reopen_weights`."""
+        ...
+
+    def reopen_weights(self, layouts: Mapping[str, WeightParameter]) -> None:
+        """The opposite: parameters that can be loaded, with the values that the module has.
+
+        layouts: the module's own parameters as they were made, by name, without memory.
+        """
+        ...
+
+    def values_of(self, name: str) -> Tensor:
+        """The values that it computes with, of its parameter of that name."""
+        ...
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mysglang.srt.distributed.groups import Group
-from mysglang.srt.kernels.gemm import linear, pack_linear_weight
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter, restore_parameter
-from mysglang.srt.layers.quantization.unquantized import reopen_weight
+from mysglang.srt.layers.linear import LinearBase
+from mysglang.srt.layers.parameter import Section, WeightParameter, restore_parameter
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -23,10 +23,9 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int, context: LayerContext) -> None:
         super().__init__()
         self.tp: Group = context.tp
-        rows = -(-vocab_size // self.tp.size)
-        self.first = rows * self.tp.rank
-        section = Section(vocab_size, min(self.first, vocab_size), rows)
-        self.weight = WeightParameter((rows, hidden_size), (section,), dtype=context.dtype)
+        section = vocabulary_rows(vocab_size, self.tp)
+        self.first = section.size * self.tp.rank
+        self.weight = WeightParameter((section.size, hidden_size), (section,), dtype=context.dtype)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[T] int64 -> [T, hidden_size]."""
@@ -38,32 +37,36 @@ class VocabParallelEmbedding(nn.Module):
         return self.tp.all_reduce(vectors.masked_fill(elsewhere.unsqueeze(-1), 0))
 
 
-class ParallelLMHead(nn.Module):
-    """Vectors to logits, with the weight of an embedding: a model's own (tied weights), or one made for this alone."""
+class ParallelLMHead(LinearBase):
+    """Vectors to logits."""
 
-    weight: Tensor
-
-    def __init__(self, vocab_size: int, table: VocabParallelEmbedding, *, tied: bool = False) -> None:
-        """`tied`: whether the table is the model's embedding too."""
-        super().__init__()
-        # In a tuple, where torch does not count it among the parts of this one.
-        self._tied_to = (table,) if tied else ()
-        self.tp: Group = table.tp
+    def __init__(self, vocab_size: int, hidden_size: int, context: LayerContext) -> None:
+        rows = vocabulary_rows(vocab_size, context.tp)
+        super().__init__(Section(hidden_size, 0, hidden_size), (rows,), bias=False, context=context)
         self.vocab_size = vocab_size
-        self.weight = table.weight
-
-    def process_weights_after_loading(self) -> None:
-        """A tied embedding keeps the plain weight."""
-        plain = self._tied_to[0].weight if self._tied_to else self.weight
-        replace_parameter(self, "weight", pack_linear_weight(plain))
-
-    def reopen_weights(self, layouts: Mapping[str, WeightParameter]) -> None:
-        """The opposite."""
-        if not self._tied_to:
-            reopen_weight(self, layouts)
-        elif self.weight is not self._tied_to[0].weight:
-            restore_parameter(self, "weight", self._tied_to[0].weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], the same on every rank."""
-        return self.tp.all_gather(linear(hidden, self.weight, None))[:, : self.vocab_size]
+        return self.tp.all_gather(self.method.apply(self, hidden, None))[:, : self.vocab_size]
+
+
+class TiedLMHead(ParallelLMHead):
+    """With the weight of the model's embedding, which stays a plain one there whatever is made of it here."""
+
+    def __init__(self, vocab_size: int, table: VocabParallelEmbedding, context: LayerContext) -> None:
+        with torch.device("meta"):  # a weight that is not kept
+            super().__init__(vocab_size, table.weight.shape[1], context)
+        # In a tuple, where torch does not count it among the parts of this one.
+        self._tied_to = (table,)
+        self.weight = table.weight
+
+    def reopen_weights(self, layouts: Mapping[str, WeightParameter]) -> None:
+        (table,) = self._tied_to
+        if self.weight is not table.weight:
+            restore_parameter(self, "weight", table.weight)
+
+
+def vocabulary_rows(vocab_size: int, tp: Group) -> Section:
+    """The tokens of one rank, padding included."""
+    rows = -(-vocab_size // tp.size)
+    return Section(vocab_size, min(rows * tp.rank, vocab_size), rows)

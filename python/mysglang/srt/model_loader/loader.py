@@ -20,9 +20,8 @@ from mysglang.srt.distributed.groups import Group, SoloGroup
 from mysglang.srt.distributed.pipeline import Stage, WholeModel
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.linear import LinearBase
+from mysglang.srt.layers.parameter import FinishesWeights
 from mysglang.srt.layers.quantization.factory import quant_config
-from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.checkpoint_model import CheckpointModel, weight_parameters
@@ -77,7 +76,7 @@ def load_as(
             num_bytes = sum(parameter.nbytes for parameter in model.parameters())
             model.layouts = {name: parameter.without_memory() for name, parameter in weight_parameters(model).items()}
             for module in model.modules():
-                if isinstance(module, LinearBase | ParallelLMHead):
+                if isinstance(module, FinishesWeights):
                     module.process_weights_after_loading()
     except torch.OutOfMemoryError as error:
         raise ConfigError(

@@ -16,10 +16,7 @@ from torch import Tensor
 
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.layers.linear import LinearBase
-from mysglang.srt.layers.parameter import WeightParameter
-from mysglang.srt.layers.quantization.unquantized import plain_weight
-from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
+from mysglang.srt.layers.parameter import FinishesWeights, WeightParameter
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files
 from mysglang.srt.models.checkpoint_model import CheckpointModel, Matching, Place, weight_parameters
 
@@ -92,8 +89,8 @@ class WeightUpdate:
         """Give the memory of all parameters back. They stay, with nothing behind them."""
         for module, layouts in self._laid_out():
             module.reopen_weights(layouts)
-            for parameter in module.parameters(recurse=False):
-                parameter.untyped_storage().resize_(0)
+            for name in layouts:
+                getattr(module, name).untyped_storage().resize_(0)
         for parameter in weight_parameters(self._model).values():
             parameter.untyped_storage().resize_(0)
 
@@ -138,20 +135,18 @@ class WeightUpdate:
     def _values(self, parameter: str) -> WeightParameter:
         module, _, name = parameter.rpartition(".")
         holder, layout = self._model.get_submodule(module), self._model.layouts[parameter]
-        held = holder.values_of(name) if isinstance(holder, LinearBase) else plain_weight(getattr(holder, name))
+        held = holder.values_of(name) if isinstance(holder, FinishesWeights) else getattr(holder, name)
         return layout.filled(held.data.to(layout.dtype))
 
-    def _laid_out(self) -> Iterator[tuple[LinearBase | ParallelLMHead, Mapping[str, WeightParameter]]]:
-        """The modules that may hold something made of their parameters, and the layouts of these."""
+    def _laid_out(self) -> Iterator[tuple[FinishesWeights, Mapping[str, WeightParameter]]]:
+        """The modules that hold something made of their parameters, and the layouts of these."""
+        by_module: dict[str, dict[str, WeightParameter]] = {}
+        for name, layout in self._model.layouts.items():
+            path, _, own = name.rpartition(".")
+            by_module.setdefault(path, {})[own] = layout
         for path, module in self._model.named_modules():
-            if isinstance(module, LinearBase | ParallelLMHead):
-                prefix = f"{path}."
-                mine = {
-                    name.removeprefix(prefix): layout
-                    for name, layout in self._model.layouts.items()
-                    if name.startswith(prefix)
-                }
-                yield module, mine
+            if isinstance(module, FinishesWeights):
+                yield module, by_module.get(path, {})
 
 
 def checkpoint_tensors(path: Path) -> NamedTensors:

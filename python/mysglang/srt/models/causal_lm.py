@@ -7,7 +7,7 @@ from torch import Tensor
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, TiedLMHead
 from mysglang.srt.models.decoder import Decoder
 
 
@@ -16,9 +16,12 @@ class CausalLM(Decoder):
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)
-        tied = config.plan.tied_embeddings
-        table = self.embed_tokens if tied else VocabParallelEmbedding(config.vocab_size, config.hidden_size, context)
-        self.lm_head = ParallelLMHead(config.vocab_size, table, tied=tied)
+        head = context.under("lm_head")
+        self.lm_head: ParallelLMHead = (
+            TiedLMHead(config.vocab_size, self.embed_tokens, head)
+            if self.plan.tied_embeddings
+            else ParallelLMHead(config.vocab_size, config.hidden_size, head)
+        )
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], in the model's dtype."""

@@ -80,7 +80,7 @@ def describe(model: CausalLM) -> DenseDecoder:
         embedding=model.embed_tokens.weight,
         layers=tuple(_layer(layer) for layer in model.decoder_layers()),
         norm=_norm(model.norm),
-        lm_head=model.lm_head.weight,
+        lm_head=_linear(model.lm_head).weight,
     )
 
 

@@ -15,10 +15,11 @@ from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.linear import GatedColumnParallelLinear, ReplicatedLinear
+from mysglang.srt.layers.linear import GatedColumnParallelLinear, LinearBase, ReplicatedLinear
 from mysglang.srt.layers.quantization.int8wo import Int8WeightOnly, quantize
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_loader.loader import load_model
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -100,3 +101,18 @@ def test_a_model_whose_weights_change(tmp_path: Path) -> None:
 
 def speaks(worker: Executor) -> list[int]:
     return Driver.start(worker, [GREEDY]).generate([[5, 9, 33, 7]], 12)[0]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_projection_to_logits_stays_as_it_is(tied: bool, tmp_path: Path) -> None:
+    """A quantization is asked for each linear by its name, and this one says that of the logits is none of its own."""
+    make_checkpoint("qwen3", tmp_path, tie_word_embeddings=tied)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    device = torch.device("cpu")
+    rounded, plain = (
+        load_model(config, LoadConfig(quantization=name), device, torch.float32) for name in ("int8wo", None)
+    )
+    x = draw(3, config.hidden_size, seed=7, dtype=torch.float32)
+    assert torch.equal(rounded.compute_logits(x), plain.compute_logits(x))
+    down = rounded.get_submodule("layers.0.mlp.down_proj")
+    assert isinstance(down, LinearBase) and down.method.dense_weight(down) is None

@@ -21,9 +21,11 @@ from mysglang.srt.kernels.int8_gemm import int8_gated_linear, int8_linear, pack_
 from mysglang.srt.layers.moe.method import ExpertsMethod
 from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter, restore_parameter
 from mysglang.srt.layers.quantization.base import LinearMethod
-from mysglang.srt.layers.quantization.unquantized import create_weight
+from mysglang.srt.layers.quantization.unquantized import UnquantizedLinearMethod, create_weight
 
 LARGEST = 127
+LM_HEAD = "lm_head"
+"""What the parameters of the projection to logits begin with."""
 
 
 class Int8LinearMethod:
@@ -64,10 +66,10 @@ class Int8LinearMethod:
 
 
 class Int8WeightOnly:
-    """Every linear layer is rounded."""
+    """Every linear layer is rounded but the projection to logits."""
 
     def linear_method(self, prefix: str) -> LinearMethod:
-        return Int8LinearMethod()
+        return UnquantizedLinearMethod() if prefix == LM_HEAD else Int8LinearMethod()
 
     def experts_method(self, prefix: str) -> ExpertsMethod:
         raise ConfigError(
