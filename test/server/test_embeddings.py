@@ -158,6 +158,15 @@ def test_is_well_and_says_what_it_is(server: ServerProcess) -> None:
     assert info["is_generation"] is False and info["architectures"] == ["BertModel"]
 
 
+def test_an_encoder_keeps_nothing_and_says_so(server: ServerProcess, expected: np.ndarray) -> None:
+    """No page is invented for it, and what is a part of its memory is 0."""
+    info = httpx.get(f"{server.url}/server_info").json()
+    assert info["max_total_num_tokens"] == 0 and info["memory_usage"]["kvcache"] == 0
+    assert info["scheduler_info"]["programs"] == {"eager": "every step"}
+    core = httpx.get(f"{server.url}/v1/loads").json()["loads"][0]
+    assert core["token_usage"] == core["num_used_tokens"] == 0
+
+
 def test_engine(expected: np.ndarray) -> None:
     with Engine(model_path=MODEL, dtype="float32") as engine:
         close([answer["embedding"] for answer in engine.encode(TEXTS)], expected)

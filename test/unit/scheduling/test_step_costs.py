@@ -11,7 +11,7 @@ from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.observability.sheet import Counter, Sheet
 from mysglang.srt.scheduling.batch import ScheduleBatch
-from mysglang.srt.scheduling.step_costs import DecoderCosts, DecoderShape, keys_read, keys_seen
+from mysglang.srt.scheduling.step_costs import AttentionShape, DecoderCosts, DecoderShape, keys_read, keys_seen
 
 ROWS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), min_size=1, max_size=5)
 
@@ -29,17 +29,12 @@ def test_keys_are_counted_as_one_by_one(rows: list[tuple[int, int]], window: int
 
 @pytest.mark.parametrize("tp_size", [1, 2])
 def test_a_step_of_a_small_model(tp_size: int) -> None:
-    shape = DecoderShape.of_model(
-        hidden_size=8,
-        vocab_size=32,
+    shape = DecoderShape(
         layer_parameters=2 * (2 * 64 + 2 * 32 + 3 * 128),
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=2,
-        windows=(None, 3),
+        head_parameters=8 * 32,
+        layers=(AttentionShape(4, 2, 2), AttentionShape(4, 2, 2, window=3)),
         dtype_bytes=2,
-        tp_size=tp_size,
-    )
+    ).part(tp_size)
     # Per layer: queries and output 8 x 8, keys and values 8 x 4, three matrices 8 x 16; and logits 8 x 32.
     layers, head = shape.layer_parameters, 256 // tp_size
     assert layers == 2 * (2 * 64 + 2 * 32 + 3 * 128) // tp_size

@@ -11,7 +11,7 @@ from typing import Literal
 
 from mysglang.srt.forward.occupation import FixedOccupation, Occupation
 from mysglang.srt.forward.weights import ModelWeights, NoWeights
-from mysglang.srt.forward.worker import Worker
+from mysglang.srt.forward.worker import Worker, WorkerCapacity
 from mysglang.srt.managers.scheduler import Scheduler, SchedulerParts
 from mysglang.srt.managers.scheduler_control import SchedulerControl
 from mysglang.srt.managers.scheduler_memory import SchedulerMemory
@@ -213,6 +213,80 @@ def _policy(
     return shares, shares
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residents:
+    """The requests that wait or run, and the parts that move them in and out of rows."""
+
+    table: RequestTable
+    lanes: Lanes
+    kv: KvManager
+    waiting: WaitingQueue
+    residency: Residency
+    retraction: Retraction
+    ratio: NewTokenRatio
+    stats: SchedulerStats
+    sampling: SamplingBuilder
+    clock: PromptClock
+
+    @classmethod
+    def make(cls, worker: Worker, kv: KvManager, options: SchedulerOptions) -> Residents:
+        """With as many rows as the worker holds."""
+        capacity = worker.capacity
+        table = RequestTable(capacity.num_slots, capacity.max_context, stream_interval=options.stream_interval)
+        lanes = Lanes(capacity.num_slots, options.lanes)
+        stats = SchedulerStats(
+            table,
+            kv,
+            lanes,
+            decode_log_interval=options.decode_log_interval,
+            urgent_sign=URGENT_SIGNS[options.priorities],
+            costs=options.costs,
+        )
+        clock, sampling = PromptClock(), SamplingBuilder(table, options.eos_token_ids)
+        policy, accounts = _policy(options, table, kv, clock)
+        residency, waiting = Residency(table, kv, lanes, sampling, accounts, stats), WaitingQueue(policy)
+        return cls(
+            table=table,
+            lanes=lanes,
+            kv=kv,
+            waiting=waiting,
+            residency=residency,
+            retraction=Retraction(table, lanes, residency, waiting, stats),
+            ratio=NewTokenRatio(options.conservativeness),
+            stats=stats,
+            sampling=sampling,
+            clock=clock,
+        )
+
+    def results(self, options: SchedulerOptions) -> ResultProcessor:
+        """What is done with the tokens of a step."""
+        distrust = Distrust(self.table, self.kv, self.lanes, self.residency, self.retraction)
+        return ResultProcessor(self.table, self.residency, distrust, options.eos_token_ids)
+
+    def planner(self, options: SchedulerOptions, *, tokens_per_step: int, results: ResultProcessor) -> StepPlanner:
+        """Chooses the rows of each step."""
+        table, kv, lanes, waiting, retraction = self.table, self.kv, self.lanes, self.waiting, self.retraction
+        prefill = PrefillPlanner(
+            table,
+            kv,
+            lanes,
+            self.residency,
+            waiting,
+            self.ratio,
+            limits=options.limits,
+            clock=self.clock,
+            rules=options.rules,
+        )
+        preemption: Preemption = NoPreemption()
+        if (threshold := options.preemption_threshold) is not None:
+            preemption = PriorityPreemption(table, kv, lanes, waiting, prefill, retraction, threshold=threshold)
+        decode = DecodePlanner(
+            table, kv, lanes, self.ratio, retraction, tokens_per_step=tokens_per_step, end=results.end
+        )
+        order = step_order(options.order, prefill, decode, decode_wait_tokens=options.decode_wait_tokens)
+        return StepPlanner(order, decode, preemption, SoloCoordinator())
+
+
 def assemble(
     worker: Worker,
     kv: KvManager,
@@ -231,40 +305,13 @@ def assemble(
     `role` gives requests their grammars, if any have some, and `filler` knows these grammars. `weights` and
     `memory`: the worker's. `share`: how this rank has the messages of a turn from the first one.
     """
-    role = role or UnifiedRole()
     capacity = worker.capacity
-    table = RequestTable(capacity.num_slots, capacity.max_context, stream_interval=options.stream_interval)
-    lanes = Lanes(capacity.num_slots, options.lanes)
-    sampling = SamplingBuilder(table, options.eos_token_ids)
-    ratio = NewTokenRatio(options.conservativeness)
-    stats = SchedulerStats(
-        table,
-        kv,
-        lanes,
-        decode_log_interval=options.decode_log_interval,
-        urgent_sign=URGENT_SIGNS[options.priorities],
-        costs=options.costs,
-    )
+    rows = Residents.make(worker, kv, options)
+    table, lanes, waiting = rows.table, rows.lanes, rows.waiting
     timeline = RequestTimeline(table) if options.timed else NoTimeline()
     version = WeightVersion(options.weight_version)
-    clock = PromptClock()
-    policy, accounts = _policy(options, table, kv, clock)
-    residency = Residency(table, kv, lanes, sampling, accounts, stats)
-    waiting = WaitingQueue(policy)
     groups = NoPrefixGroups() if options.cascade is None else PrefixGroups(kv, options.cascade)
-    retraction = Retraction(table, lanes, residency, waiting, stats)
-    distrust = Distrust(table, kv, lanes, residency, retraction)
-    results = ResultProcessor(table, residency, distrust, options.eos_token_ids)
-    prefill = PrefillPlanner(
-        table, kv, lanes, residency, waiting, ratio, limits=options.limits, clock=clock, rules=options.rules
-    )
-    preemption: Preemption = NoPreemption()
-    if options.preemption_threshold is not None:
-        preemption = PriorityPreemption(
-            table, kv, lanes, waiting, prefill, retraction, threshold=options.preemption_threshold
-        )
-    decode = DecodePlanner(table, kv, lanes, ratio, retraction, tokens_per_step=worker.tokens_per_step, end=results.end)
-    order = step_order(options.order, prefill, decode, decode_wait_tokens=options.decode_wait_tokens)
+    results = rows.results(options)
     scheduler = Scheduler(
         SchedulerParts(
             worker=worker,
@@ -272,7 +319,7 @@ def assemble(
             table=table,
             intake=Intake(channels.requests, share or OneRank()),
             timeouts=options.timeouts,
-            role=role,
+            role=role or UnifiedRole(),
             waiting=waiting,
             gathering=Gathering(
                 waiting,
@@ -280,17 +327,17 @@ def assemble(
                 cached=lambda req: req.cached_prefix(kv).reach,
             ),
             pace=Pace(options.limits.budget(0)),
-            planner=StepPlanner(order, decode, preemption, SoloCoordinator()),
-            builder=forward_builder(table, kv, sampling, groups),
+            planner=rows.planner(options, tokens_per_step=worker.tokens_per_step, results=results),
+            builder=forward_builder(table, kv, rows.sampling, groups),
             masks=TokenMasks(
                 table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids
             ),
             results=results,
-            jumps=JumpForward(table, kv, lanes, residency, waiting) if options.jump_forward else NoJumps(),
+            jumps=JumpForward(table, kv, lanes, rows.residency, waiting) if options.jump_forward else NoJumps(),
             streamer=OutputStreamer(table, channels.to_detokenizer, version, timeline),
-            ratio=ratio,
+            ratio=rows.ratio,
             invariants=Invariants(kv, strict=options.strict),
-            stats=stats,
+            stats=rows.stats,
             timeline=timeline,
             lower=kv.cache.lower,
             to_tokenizer=channels.to_tokenizer,
@@ -299,15 +346,27 @@ def assemble(
             rank=options.rank,
         )
     )
+    updates = SchedulerWeights(scheduler, kv, weights or NoWeights(), version, channels.to_tokenizer, rank=options.rank)
+    _answer_control_requests(scheduler, rows, updates, memory or FixedOccupation(), channels, capacity)
+    loop = OverlapLoop(scheduler, lanes) if options.overlap else SyncLoop(scheduler, lanes)
+    return Assembled(scheduler, loop, kv)
+
+
+def _answer_control_requests(
+    scheduler: Scheduler,
+    rows: Residents,
+    updates: SchedulerWeights,
+    memory: Occupation,
+    channels: Channels,
+    capacity: WorkerCapacity,
+) -> None:
+    """Add the parts that answer what is asked beside generation, each for its own kinds of requests."""
     replies = channels.to_tokenizer
-    control = SchedulerControl(scheduler, kv, retraction, stats, replies, capacity=capacity)
-    updates = SchedulerWeights(scheduler, kv, weights or NoWeights(), version, replies, rank=options.rank)
-    settings = SchedulerSettings(table, ratio, stats, replies)
-    lent = SchedulerMemory(scheduler, kv, memory or FixedOccupation(), replies)
+    control = SchedulerControl(scheduler, rows.kv, rows.retraction, rows.stats, replies, capacity=capacity)
+    settings = SchedulerSettings(rows.table, rows.ratio, rows.stats, replies)
+    lent = SchedulerMemory(scheduler, rows.kv, memory, replies)
     profiler = SchedulerProfiler(replies)
     for part in (control, updates, settings, lent, profiler):
         scheduler.add_handlers(part.handlers())
     scheduler.turn_observers.append(updates.on_turn)
     scheduler.step_observers += [profiler.on_step, control.on_step]
-    loop = OverlapLoop(scheduler, lanes) if options.overlap else SyncLoop(scheduler, lanes)
-    return Assembled(scheduler, loop, kv)

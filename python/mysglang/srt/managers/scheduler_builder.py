@@ -54,7 +54,7 @@ from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.scheduling.prefetch_queue import PrefetchQueue
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
 from mysglang.srt.scheduling.role import Role
-from mysglang.srt.scheduling.step_costs import DecoderCosts, DecoderShape, NoCosts, StepCosts
+from mysglang.srt.scheduling.step_costs import AttentionShape, DecoderCosts, DecoderShape, NoCosts, StepCosts
 from mysglang.srt.scheduling.step_planner import OrderName
 from mysglang.srt.scheduling.timeouts import NoTimeouts, RequestTimeouts, Timeouts
 from mysglang.srt.server_args import PortArgs, ServerArgs
@@ -206,19 +206,14 @@ def _reckons(args: ServerArgs, model: ModelConfig) -> bool:
 def _costs(args: ServerArgs, model: ModelConfig) -> StepCosts:
     if not _reckons(args, model):
         return NoCosts()
-    attention = model.plan.layers[0].attention
-    shape = DecoderShape.of_model(
-        hidden_size=model.hidden_size,
-        vocab_size=model.vocab_size,
+    layers = (layer.attention for layer in model.plan.layers)
+    shape = DecoderShape(
         layer_parameters=model.plan.used_parameters(model.hidden_size),
-        num_heads=attention.num_heads,
-        num_kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
-        windows=model.plan.windows,
+        head_parameters=model.hidden_size * model.vocab_size,
+        layers=tuple(AttentionShape(each.num_heads, each.num_kv_heads, each.head_dim, each.window) for each in layers),
         dtype_bytes=DTYPE_BYTES.get(model.dtype, 2),
-        tp_size=args.parallel.tp_size,
     )
-    return DecoderCosts(shape)
+    return DecoderCosts(shape.part(args.parallel.tp_size))
 
 
 def _cascade(args: ServerArgs, model: ModelConfig) -> CascadeCosts | None:

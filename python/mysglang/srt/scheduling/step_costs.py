@@ -8,7 +8,7 @@ a row once in each step of that row, which is the least that any kernel reads.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -20,45 +20,49 @@ from mysglang.srt.observability.sheet import Sheet
 from mysglang.srt.scheduling.batch import ScheduleBatch
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """One attention layer, whole or one rank's part of it."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    """Keys that a query sees, itself included; None: all."""
+
+    @property
+    def query_size(self) -> int:
+        """Elements of all heads of a query."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Elements of all heads of a key; a value has as many."""
+        return self.num_kv_heads * self.head_dim
+
+    def part(self, tp_size: int) -> AttentionShape:
+        """What each of `tp_size` ranks has of it: at least one head of keys."""
+        return replace(self, num_heads=self.num_heads // tp_size, num_kv_heads=max(self.num_kv_heads // tp_size, 1))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """One rank's part of a decoder with gated MLPs."""
+    """A decoder, whole or one rank's part of it."""
 
     layer_parameters: int
-    """Elements of all matrices of all layers."""
+    """Elements of all layers' matrices that a token is multiplied with."""
     head_parameters: int
     """Elements of the matrix that makes logits."""
-    windows: tuple[int | None, ...]
-    """Keys that a query sees in each layer, itself included; None: all."""
-    query_size: int
-    """Heads times elements of a head."""
-    kv_size: int
-    """Key heads times elements of a head; values have as many."""
+    layers: tuple[AttentionShape, ...]
     dtype_bytes: int
 
-    @classmethod
-    def of_model(
-        cls,
-        *,
-        hidden_size: int,
-        vocab_size: int,
-        layer_parameters: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        windows: tuple[int | None, ...],
-        dtype_bytes: int,
-        tp_size: int,
-    ) -> DecoderShape:
-        """The part of each of `tp_size` ranks. layer_parameters: those of all layers that a token meets."""
-        queries, keys = num_heads * head_dim, num_kv_heads * head_dim
-        return cls(
-            layer_parameters=layer_parameters // tp_size,
-            head_parameters=hidden_size * vocab_size // tp_size,
-            windows=windows,
-            query_size=queries // tp_size,
-            kv_size=max(keys // tp_size, head_dim),
-            dtype_bytes=dtype_bytes,
+    def part(self, tp_size: int) -> DecoderShape:
+        """What each of `tp_size` ranks has of it."""
+        return replace(
+            self,
+            layer_parameters=self.layer_parameters // tp_size,
+            head_parameters=self.head_parameters // tp_size,
+            layers=tuple(layer.part(tp_size) for layer in self.layers),
         )
 
 
@@ -82,21 +86,23 @@ class DecoderCosts:
 
     def __init__(self, shape: DecoderShape) -> None:
         self._shape = shape
-        self._layers = Counter(shape.windows)
+        self._layers = Counter(shape.layers)
 
     def count(self, batch: ScheduleBatch, sheet: Sheet) -> None:
         shape, yields = self._shape, int(batch.yields.sum())
-        kv_bytes = 2 * shape.kv_size * shape.dtype_bytes
         flops = 2.0 * (shape.layer_parameters * batch.new_tokens + shape.head_parameters * yields)
         read = shape.layer_parameters + (shape.head_parameters if yields else 0)
         read_bytes = float(read * shape.dtype_bytes)
-        for window, layers in self._layers.items():
+        write_bytes = 0
+        for layer, number in self._layers.items():
+            kv_bytes = number * 2 * layer.kv_size * shape.dtype_bytes
             # A product of a query and a key, and one of its score and a value.
-            flops += layers * 4.0 * shape.query_size * keys_seen(batch.starts, batch.lens, window)
-            read_bytes += layers * kv_bytes * keys_read(batch.starts, batch.lens, window)
+            flops += number * 4.0 * layer.query_size * keys_seen(batch.starts, batch.lens, layer.window)
+            read_bytes += kv_bytes * keys_read(batch.starts, batch.lens, layer.window)
+            write_bytes += kv_bytes * batch.new_tokens
         sheet.add(told.ESTIMATED_FLOPS, flops)
         sheet.add(told.ESTIMATED_READ_BYTES, read_bytes)
-        sheet.add(told.ESTIMATED_WRITE_BYTES, kv_bytes * len(shape.windows) * batch.new_tokens)
+        sheet.add(told.ESTIMATED_WRITE_BYTES, write_bytes)
 
 
 def keys_seen(starts: Ints, lens: Ints, window: int | None) -> float:
