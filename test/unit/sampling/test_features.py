@@ -103,6 +103,7 @@ class Decoder:
             lives=self.table.life[slots],
             starts=known - lens,
             lens=lens,
+            high_lens=known,
             yields=np.array(yields),
             new_tokens=int(lens.sum()),
         )

@@ -46,6 +46,7 @@ def test_a_step_of_a_small_model(tp_size: int) -> None:
         lives=np.zeros(2, dtype=np.int64),
         starts=np.array([0, 4], dtype=np.int32),
         lens=np.array([2, 1], dtype=np.int32),
+        high_lens=np.array([2, 5], dtype=np.int32),
         yields=ones.astype(bool),
         new_tokens=3,
     )

@@ -55,9 +55,11 @@ class Worker(Protocol):
     """Runs steps in the order they are given. Steps may finish late; their effects on KV pages are in order.
 
     `tokens_per_step` bounds the tokens that a decode step may commit for one row; planning reserves as many.
+    `late_lengths`: whether steps may begin where only the device knows, since the step before is not done.
     """
 
     tokens_per_step: int
+    late_lengths: bool
     capacity: WorkerCapacity
 
     def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:

@@ -27,7 +27,10 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 ON_DEVICE = -1
-"""In `input_ids`: the token is the newest one sampled for this row's slot, and only the device knows it yet."""
+"""Only the device knows it yet. In `input_ids`: the newest token sampled for this row's slot. In `seq_lens`: the length
+that the step before leaves behind, with this step's tokens. In `out_cache_loc`: where such a row's table says."""
+DRAFTED = -2
+"""In `input_ids`: the token is one that the device proposes itself, behind the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,10 @@ class TableWrites:
     slots: Slots
     columns: Longs
     pages: Ints
+
+    def only(self, which: Bools) -> TableWrites:
+        """Some of them."""
+        return TableWrites(self.slots[which], self.columns[which], self.pages[which])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,15 +155,16 @@ class ModelWorkerBatch:
 
     mode: ForwardMode
     input_ids: Ints
-    """[T] token ids, or ON_DEVICE."""
+    """[T] token ids, ON_DEVICE or DRAFTED."""
     slots: Slots
     """[R] row of the page table and of the newest-token table."""
     seq_lens: Ints
-    """[R] tokens in the KV cache after this step, new ones included."""
+    """[R] tokens in the KV cache after this step, new ones included; or ON_DEVICE: at most what `high_lens` say."""
     extend_lens: Ints
-    """[R] new tokens of each row, >= 1; all ones in DECODE. Positions are seq_len - extend_len … seq_len - 1."""
+    """[R] new tokens of each row, >= 1; in DECODE one and its drafts. Positions are seq_len - extend_len … seq_len - 1.
+    """
     out_cache_loc: Ints
-    """[T] KV slot (page * page_size + offset) that each new token writes."""
+    """[T] KV slot (page * page_size + offset) that each new token writes, or ON_DEVICE."""
     yields: Bools
     """[R] whether the row's last token predicts its next token (false for all chunks but the last)."""
     sampling: SamplingColumns = PLAIN_SAMPLING
@@ -168,6 +176,8 @@ class ModelWorkerBatch:
     embeds: EmbedColumns | None = None
     waits_for_mask: bool = False
     """Whether tokens are chosen only when `BatchResult.sample` brings a TokenMask: it depends on the step before."""
+    high_lens: Ints | None = None
+    """[R] as `seq_lens`, at most: memory is there for so many. None: all `seq_lens` are known."""
     second_texts: Ints | None = None
     """Per row: where the second text of a pair begins; its length where there is none. None: there are no pairs."""
     windows: tuple[WindowColumns, ...] = ()

@@ -248,7 +248,7 @@ class Scheduler:
     def process_batch_result(self, launched: Launched, lane: Lane) -> None:
         """Wait for the tokens of the oldest step of `lane`, apply them, tell the detokenizer."""
         parts = self._parts
-        lane.short = False
+        lane.short = lane.late = False
         output = launched.result.complete()
         if not launched.batch.mode.is_decode:
             parts.pace.finished(launched.batch.new_tokens, launched.at)

@@ -36,6 +36,7 @@ from mysglang.srt.scheduling.fair_shares import FairShares
 from mysglang.srt.scheduling.finish import StopText, StopWatch
 from mysglang.srt.scheduling.gathering import Gathering
 from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
+from mysglang.srt.scheduling.growth import Growth, growth_of
 from mysglang.srt.scheduling.hidden_states import HiddenBook
 from mysglang.srt.scheduling.hybrid_builder import forward_builder
 from mysglang.srt.scheduling.intake import Intake, OneRank, Share
@@ -176,15 +177,6 @@ class ReqMaker:
         return req
 
 
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """A scheduler ready to turn."""
-
-    scheduler: Scheduler
-    loop: SyncLoop | OverlapLoop
-    kv: KvManager = field(repr=False)
-
-
 def max_request_len(worker: Worker) -> int:
     """Tokens, output included, of the longest request that can run alone.
 
@@ -218,6 +210,7 @@ class Residents:
     """The requests that wait or run, and the parts that move them in and out of rows."""
 
     table: RequestTable
+    growth: Growth
     lanes: Lanes
     kv: KvManager
     waiting: WaitingQueue
@@ -232,7 +225,12 @@ class Residents:
     def make(cls, worker: Worker, kv: KvManager, options: SchedulerOptions) -> Residents:
         """With as many rows as the worker holds."""
         capacity = worker.capacity
-        table = RequestTable(capacity.num_slots, capacity.max_context, stream_interval=options.stream_interval)
+        table = RequestTable(
+            capacity.num_slots,
+            capacity.max_context,
+            stream_interval=options.stream_interval,
+            tokens_per_step=worker.tokens_per_step,
+        )
         lanes = Lanes(capacity.num_slots, options.lanes)
         stats = SchedulerStats(
             table,
@@ -247,6 +245,7 @@ class Residents:
         residency, waiting = Residency(table, kv, lanes, sampling, accounts, stats), WaitingQueue(policy)
         return cls(
             table=table,
+            growth=growth_of(worker, table, kv),
             lanes=lanes,
             kv=kv,
             waiting=waiting,
@@ -261,9 +260,9 @@ class Residents:
     def results(self, options: SchedulerOptions) -> ResultProcessor:
         """What is done with the tokens of a step."""
         distrust = Distrust(self.table, self.kv, self.lanes, self.residency, self.retraction)
-        return ResultProcessor(self.table, self.residency, distrust, options.eos_token_ids)
+        return ResultProcessor(self.table, self.growth, self.residency, distrust, options.eos_token_ids)
 
-    def planner(self, options: SchedulerOptions, *, tokens_per_step: int, results: ResultProcessor) -> StepPlanner:
+    def planner(self, options: SchedulerOptions, results: ResultProcessor) -> StepPlanner:
         """Chooses the rows of each step."""
         table, kv, lanes, waiting, retraction = self.table, self.kv, self.lanes, self.waiting, self.retraction
         prefill = PrefillPlanner(
@@ -280,11 +279,19 @@ class Residents:
         preemption: Preemption = NoPreemption()
         if (threshold := options.preemption_threshold) is not None:
             preemption = PriorityPreemption(table, kv, lanes, waiting, prefill, retraction, threshold=threshold)
-        decode = DecodePlanner(
-            table, kv, lanes, self.ratio, retraction, tokens_per_step=tokens_per_step, end=results.end
-        )
+        decode = DecodePlanner(table, kv, lanes, self.ratio, retraction, growth=self.growth, end=results.end)
         order = step_order(options.order, prefill, decode, decode_wait_tokens=options.decode_wait_tokens)
         return StepPlanner(order, decode, preemption, SoloCoordinator())
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A scheduler ready to turn."""
+
+    scheduler: Scheduler
+    loop: SyncLoop | OverlapLoop
+    kv: KvManager = field(repr=False)
+    rows: Residents = field(repr=False)
 
 
 def assemble(
@@ -327,7 +334,7 @@ def assemble(
                 cached=lambda req: req.cached_prefix(kv).reach,
             ),
             pace=Pace(options.limits.budget(0)),
-            planner=rows.planner(options, tokens_per_step=worker.tokens_per_step, results=results),
+            planner=rows.planner(options, results),
             builder=forward_builder(table, kv, rows.sampling, groups),
             masks=TokenMasks(
                 table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids
@@ -349,7 +356,7 @@ def assemble(
     updates = SchedulerWeights(scheduler, kv, weights or NoWeights(), version, channels.to_tokenizer, rank=options.rank)
     _answer_control_requests(scheduler, rows, updates, memory or FixedOccupation(), channels, capacity)
     loop = OverlapLoop(scheduler, lanes) if options.overlap else SyncLoop(scheduler, lanes)
-    return Assembled(scheduler, loop, kv)
+    return Assembled(scheduler, loop, kv, rows)
 
 
 def _answer_control_requests(

@@ -151,6 +151,13 @@ class KvManager:
         self.rows.append_rows(slots, counts, self.allocator.alloc(total))
         return True
 
+    def trim_rows(self, slots: Slots, lens: Ints) -> None:
+        """Take back the pages of these rows behind so many tokens, which no step in flight writes to. Both [R]."""
+        wanted = self._pages_of(lens)
+        for slot, count in zip(slots.tolist(), wanted.tolist(), strict=True):
+            if count < self.rows.held[slot]:
+                self.allocator.free(self.rows.truncate(slot, count))
+
     def commit(self, slot: int, ids: Ints) -> None:
         """Share the whole pages of `ids`: other rows may match them from now on, in the same step even.
 

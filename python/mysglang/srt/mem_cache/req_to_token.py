@@ -3,8 +3,9 @@
     table[slot] = [ page of positions 0 … p-1 | page of p … 2p-1 | … | last page held | 0 0 0 … ]
                     <------------------------ held[slot] ------------------------->
 
-A row only grows until its slot is freed, and no entry of a held page is ever replaced. So what the device must be told
-are the entries that were appended since it was told last, but for those of slots that were freed.
+No entry of a held page is ever replaced. So what the device must be told are the entries that were appended since it
+was told last, but for those that were taken back. An entry that is taken back stands in the device's table until
+another is appended there, and no step reads or writes so far meanwhile.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ReqToTokenPool:
 
     def free(self, slot: int) -> None:
         """Forget the row; its pages are the caller's business."""
-        self._untold = [without(writes, slot) for writes in self._untold]
+        self._untold = [writes.only(writes.slots != slot) for writes in self._untold]
         self.pages(slot)[:] = 0  # Whoever still asks for its locations by mistake is led to the page for padding.
         self.held[slot] = 0
         self._free.append(slot)
@@ -51,6 +52,14 @@ class ReqToTokenPool:
     def pages(self, slot: int) -> Ints:
         """The pages that the row holds: a view, for as long as the slot is not freed."""
         return self.table[slot, : self.held[slot]]
+
+    def truncate(self, slot: int, count: int) -> Ints:
+        """Take back the pages beyond the row's first `count`, which no step may use any more, and return them."""
+        freed = self.table[slot, count : self.held[slot]].copy()
+        self._untold = [writes.only((writes.slots != slot) | (writes.columns < count)) for writes in self._untold]
+        self.table[slot, count : self.held[slot]] = 0
+        self.held[slot] = count
+        return freed
 
     def append(self, slot: int, pages: Ints) -> None:
         """Put pages behind those that the row holds."""
@@ -123,12 +132,6 @@ class ReqToTokenPool:
         assert not self.table[-1].any(), "an entry in the row for padding"
         assert len(set(self._free)) == len(self._free), "a slot is free twice"
         assert not self.held[self._free].any(), "a free slot holds pages"
-
-
-def without(writes: TableWrites, slot: int) -> TableWrites:
-    """The writes to other rows."""
-    kept = writes.slots != slot
-    return TableWrites(writes.slots[kept], writes.columns[kept], writes.pages[kept])
 
 
 def joined(pieces: list[TableWrites]) -> TableWrites | None:

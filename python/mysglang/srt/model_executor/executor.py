@@ -41,6 +41,7 @@ class Executor:
     """Implements `forward.worker.Worker`. One token for each row that yields, in every step."""
 
     tokens_per_step = 1
+    late_lengths = False
 
     def __init__(self, config: RunnerConfig, launches: Sequence[ModelLaunch]) -> None:
         """Load, plan, allocate, capture. The first model is the one that is served; the others share its memory.

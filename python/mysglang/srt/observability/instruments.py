@@ -146,7 +146,7 @@ SETTLED_FIRST = {
         "Steps whose result had to be applied before the next step could go on, by the reason.",
         (("reason", reason),),
     )
-    for reason in ("pause", "memory", "limit", "mask")
+    for reason in ("pause", "memory", "lengths", "limit", "mask")
 }
 BACKUP = Counter("sglang:hicache_backup_tokens_total", "Tokens copied to the tier of the cache on the host.")
 LOAD_BACK = Counter("sglang:load_back_tokens_total", "Tokens copied back from there, instead of being computed.")

@@ -126,6 +126,9 @@ class StepRows(Protocol):
 class HostSide:
     """What a scheduler keeps of a feature, by slot. A feature overrides what it needs."""
 
+    widest: ClassVar[int] = 1
+    """Tokens that a row may try in one step, so that each is chosen exactly as it would be in a step of its own."""
+
     def open(self, slot: int, params: SamplingParams) -> bool:
         """A request, which the table has already, starts to run; returns whether it uses the feature. Every slot is
         opened, so this also settles what neighbours in a step read of a slot that does not.

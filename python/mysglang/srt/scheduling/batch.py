@@ -27,9 +27,13 @@ class ScheduleBatch:
     slots: Slots
     lives: Longs
     starts: Ints
-    """Tokens in the KV cache before this step."""
+    """Tokens in the KV cache before this step; ON_DEVICE where only the device knows."""
     lens: Ints
-    """New tokens."""
+    """New tokens, drafts included."""
+    high_lens: Ints
+    """Tokens in the KV cache after this step, at most; so many where `starts` is known."""
+    late: Bools | None = None
+    """Which rows start where only the device knows; None: there are no such rows."""
     yields: Bools
     """Whether the row's next token will be sampled."""
     new_tokens: int
@@ -49,6 +53,11 @@ class ScheduleBatch:
         """The first rows, of which prompt tokens are computed."""
         return 0 if self.mode.is_decode else len(self.slots) - self.decoding
 
+    @property
+    def prompt_tokens(self) -> int:
+        """New tokens of these."""
+        return int(self.lens[: self.num_prompts].sum())
+
     def beside(self, decode: ScheduleBatch) -> ScheduleBatch:
         """This step of prompts together with a decode step of other rows."""
         return replace(
@@ -57,6 +66,8 @@ class ScheduleBatch:
             lives=np.concatenate([self.lives, decode.lives]),
             starts=np.concatenate([self.starts, decode.starts]),
             lens=np.concatenate([self.lens, decode.lens]),
+            high_lens=np.concatenate([self.high_lens, decode.high_lens]),
+            late=None if decode.late is None else np.concatenate([np.zeros(len(self), np.bool_), decode.late]),
             yields=np.concatenate([self.yields, decode.yields]),
             new_tokens=self.new_tokens + decode.new_tokens,
             decoding=len(decode),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
+from mysglang.srt.forward.worker_batch import Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.messages.outputs import Abort, FinishReason
 from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.growth import DecodingRows, Grown, Growth
 from mysglang.srt.scheduling.lane import Lane, Lanes
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
 from mysglang.srt.scheduling.request import Req
@@ -25,19 +25,8 @@ OUT_OF_MEMORY = Abort(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """What does not change while the same rows decode."""
-
-    slots: Slots
-    lives: Longs
-    final_len: Ints
-    ones: Ints
-    yields: Bools
-
-
 class DecodePlanner:
-    """Plans decode steps. `tokens_per_step` slots are reserved for each row, as many as a worker may commit."""
+    """Plans decode steps. How many tokens a row may get in one is `growth`'s business."""
 
     def __init__(
         self,
@@ -47,7 +36,7 @@ class DecodePlanner:
         ratio: NewTokenRatio,
         retraction: Retraction,
         *,
-        tokens_per_step: int,
+        growth: Growth,
         end: Callable[[int, FinishReason], Req],
     ) -> None:
         self._table = table
@@ -55,72 +44,74 @@ class DecodePlanner:
         self._lanes = lanes
         self._ratio = ratio
         self._retraction = retraction
-        self._tokens_per_step = tokens_per_step
+        self._growth = growth
         self._end = end
-        self._rows: DecodeRows | None = None
+        self._rows: DecodingRows | None = None
         self.failed: list[Req] = []
         """Requests that had to be ended for want of memory; whoever plans answers them."""
 
     def plan(self, lane: Lane) -> ScheduleBatch | None:
-        """The next decode step for `lane`, or None if nobody in it has a token to come."""
-        slots, after = self._live(lane)
-        if len(slots) and not self._reserve(slots, after):
-            if lane.pending is not None:
+        """The next decode step for `lane`, or None if nobody in it has a token to come, or the step in flight comes
+        first: then the lane says why.
+        """
+        growth = self._growth
+        rows = self._rows_of(lane.slots)
+        if growth.must_settle(rows):
+            lane.late = True
+            return None
+        grown = growth.grow(rows)
+        if len(grown) and not self._reserve(grown):
+            least = growth.without_drafts(rows)
+            if least is not None and self._reserve(least):
+                grown = least
+            elif lane.pending is not None:
                 # Its result may end somebody, who gives memory back; nobody is retracted before that is known.
                 lane.short = True
                 return None
-            slots, after = self._make_room(lane)
-        if not len(slots):
+            else:
+                grown = self._make_room(lane)
+        if not len(grown):
             return None
         self._ratio.after_decode()
+        slots = grown.slots
         rows = self._rows_of(slots)
-        starts = after - rows.ones
-        self._table.planned[slots] = after
+        starts, late = growth.begin(grown)
         return ScheduleBatch(
             mode=ForwardMode.DECODE,
             slots=slots,
             lives=rows.lives,
             starts=starts,
-            lens=rows.ones,
+            lens=grown.lens,
+            high_lens=grown.after,
+            late=late,
             yields=rows.yields,
-            new_tokens=len(slots),
+            new_tokens=grown.new_tokens,
         )
 
-    def _live(self, lane: Lane) -> tuple[Slots, Ints]:
-        """The rows that have a token to come, and their tokens with KV entries after the next step.
-
-        Those that are sure to end by length only wait for their result. While there are none the slots are the lane's
-        own array, by which others know that nothing changed.
-        """
-        slots = lane.slots
-        rows = self._rows_of(slots)
-        after = self._table.planned[slots] + rows.ones
-        live = after < rows.final_len
-        return (slots, after) if np.count_nonzero(live) == len(slots) else (slots[live], after[live])
-
-    def _rows_of(self, slots: Slots) -> DecodeRows:
+    def _rows_of(self, slots: Slots) -> DecodingRows:
         """A slot of a lane begins another life only after it left the lane, which then has another array."""
         if self._rows is None or self._rows.slots is not slots:
             ones = np.ones(len(slots), dtype=np.int32)
             table = self._table
-            self._rows = DecodeRows(slots, table.life[slots], table.final_len[slots], ones, ones.astype(np.bool_))
+            self._rows = DecodingRows(slots, table.life[slots], table.final_len[slots], ones, ones.astype(np.bool_))
         return self._rows
 
-    def _reserve(self, slots: Slots, after: Ints) -> bool:
-        more = self._tokens_per_step - 1
-        return self._kv.extend_rows(slots, after + more if more else after)
+    def _reserve(self, grown: Grown) -> bool:
+        return self._kv.extend_rows(grown.slots, grown.after)
 
-    def _make_room(self, lane: Lane) -> tuple[Slots, Ints]:
-        """Retract until the rest fits; rows as `_live` gives them."""
-        slots, after = self._live(lane)
-        while len(slots) and not self._reserve(slots, after):
+    def _make_room(self, lane: Lane) -> Grown:
+        """Retract until the rest fits."""
+        growth = self._growth
+        growth.give_back(self._lanes.slots)
+        grown = growth.grow_least(self._rows_of(lane.slots))
+        while len(grown) and not self._reserve(grown):
             if self._retraction.retract_one() is None:
                 # The last one, alone with all the memory, and still it does not fit.
-                self.failed.append(self._end(int(slots[0]), OUT_OF_MEMORY))
-            slots, after = self._live(lane)
-        if len(slots):
-            table = self._table
+                self.failed.append(self._end(int(grown.slots[0]), OUT_OF_MEMORY))
+            grown = growth.grow_least(self._rows_of(lane.slots))
+        if len(grown):
+            slots, table = grown.slots, self._table
             generated = int((table.known[slots] - table.prompt_len[slots]).sum())
             max_new = int((table.final_len[slots] - table.prompt_len[slots]).sum())
             self._ratio.after_retraction(generated, max_new, len(slots))
-        return slots, after
+        return grown

@@ -92,9 +92,9 @@ class FairShares:
     def _count(self, slots: Slots) -> None:
         """Add to the tenants' counters what these rows have used since they were last looked at."""
         table = self._table
-        planned, opened = table.planned[slots], table.opened_len[slots]
-        prompt = np.minimum(planned, opened) - table.opened_cached[slots]
-        total = (prompt + GENERATED_WEIGHT * np.maximum(planned - opened, 0)).astype(np.int64)
+        computed, opened = table.low[slots], table.opened_len[slots]
+        prompt = np.minimum(computed, opened) - table.opened_cached[slots]
+        total = (prompt + GENERATED_WEIGHT * np.maximum(computed - opened, 0)).astype(np.int64)
         for slot, more in zip(slots.tolist(), (total - self._counted[slots]).tolist(), strict=True):
             tenant = table.req(slot).tenant
             self.used[tenant] = self._of(tenant) + more

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from mysglang.srt.forward.worker_batch import (
+    DRAFTED,
     ON_DEVICE,
+    Bools,
     EmbedColumns,
     HiddenColumns,
     Ints,
@@ -39,13 +41,11 @@ class ForwardBuilder:
         decode = batch.mode.is_decode
         return ModelWorkerBatch(
             mode=batch.mode,
-            input_ids=self._unknown_ids[: len(batch)] if decode else self._token_ids(batch),
+            input_ids=self._token_ids(batch),
             slots=batch.slots,
-            seq_lens=batch.starts + batch.lens,
+            seq_lens=batch.high_lens if batch.late is None else late_lens(batch.high_lens, batch.late),
             extend_lens=batch.lens,
-            out_cache_loc=self._kv.next_locations(batch.slots, batch.starts)
-            if decode
-            else self._kv.locations(batch.slots, batch.starts, batch.lens),
+            out_cache_loc=self._locations(batch),
             yields=batch.yields,
             sampling=self._sampling.columns(batch),
             table_writes=self._kv.take_writes(),
@@ -54,16 +54,37 @@ class ForwardBuilder:
             hidden=self._hidden(batch),
             embeds=self._embeds(batch) if batch.num_prompts else None,
             waits_for_mask=self._table.waits_for_mask(batch.slots, batch.yields),
+            high_lens=None if batch.late is None else batch.high_lens,
             second_texts=None if decode else self._table.second_text[batch.slots],
             shared=self._prefix_groups.find(batch.slots) if decode else None,
         )
 
     def _token_ids(self, batch: ScheduleBatch) -> Ints:
+        if batch.mode.is_decode:
+            return self._decoded_ids(batch.lens, batch.new_tokens)
         tokens = self._table.tokens
         prompts = slice(batch.num_prompts)
         rows = zip(*(column[prompts].tolist() for column in (batch.slots, batch.starts, batch.lens)), strict=True)
         ids = [tokens[slot, start : start + n] for slot, start, n in rows]
-        return np.concatenate([*ids, self._unknown_ids[: batch.decoding]])
+        lens = batch.lens[batch.num_prompts :]
+        return np.concatenate([*ids, self._decoded_ids(lens, int(lens.sum()))])
+
+    def _decoded_ids(self, lens: Ints, total: int) -> Ints:
+        """Of rows that decode: the newest token, and the drafts behind it. lens: [R], `total` their sum."""
+        if total == len(lens):
+            return self._unknown_ids[:total]
+        ids: Ints = np.full(total, DRAFTED, dtype=np.int32)
+        ids[np.cumsum(lens) - lens] = ON_DEVICE
+        return ids
+
+    def _locations(self, batch: ScheduleBatch) -> Ints:
+        """[T] where the new tokens are written."""
+        if batch.mode.is_decode and batch.new_tokens == len(batch) and batch.late is None:
+            return self._kv.next_locations(batch.slots, batch.starts)
+        found = self._kv.locations(batch.slots, batch.high_lens - batch.lens, batch.lens)
+        if batch.late is not None:
+            found[np.repeat(batch.late, batch.lens)] = ON_DEVICE
+        return found
 
     def _embeds(self, batch: ScheduleBatch) -> EmbedColumns | None:
         rows = self._table.embedded.rows(batch.slots[: batch.num_prompts])
@@ -136,3 +157,9 @@ class ForwardBuilder:
         first = max(book.prompt_start, start + 1)
         end = min(start + length + 1, int(self._table.prompt_len[slot]))
         return first, end
+
+
+def late_lens(high_lens: Ints, late: Bools) -> Ints:
+    """[R] lengths that are known, among those that only the device knows."""
+    lens: Ints = np.where(late, np.int32(ON_DEVICE), high_lens)
+    return lens

@@ -30,6 +30,8 @@ class Lane:
         """The step in flight, whose result is not applied."""
         self.short = False
         """Whether memory lacked for the next token of the rows when the step in flight was already there."""
+        self.late = False
+        """Whether its rows cannot be planned before their lengths are known, which the step in flight tells."""
         self.waited = 0
         """Prompt tokens that were planned since the rows had their last step."""
 

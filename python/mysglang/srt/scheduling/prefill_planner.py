@@ -131,11 +131,11 @@ class PrefillPlanner:
 
     def _continue(self, req: Req, step: PrefillStep, lane: Lane) -> None:
         """The next chunk of a request that holds its slot already."""
-        planned = int(self._table.planned[req.slot])
-        take = self._fit(step, planned, len(req.ids) - planned)
-        if take > 0 and self._kv.extend(req.slot, planned + take):
+        start = int(self._table.low[req.slot])
+        take = self._fit(step, start, len(req.ids) - start)
+        if take > 0 and self._kv.extend(req.slot, start + take):
             lane.chunked = None
-            self._take(req, planned, take, step, lane)
+            self._take(req, start, take, step, lane)
 
     def _admit_waiting(self, step: PrefillStep, lane: Lane) -> None:
         """Admit waiting requests in the policy's order until one does not fit.
@@ -212,7 +212,7 @@ class PrefillPlanner:
         step.rows.append((req, start, take))
         step.budget -= take
         self._clock.tokens += take
-        self._table.planned[req.slot] = end
+        self._table.low[req.slot] = self._table.high[req.slot] = end
         self._kv.commit(req.slot, req.ids[:end])
         if end < len(req.ids):
             lane.chunked = req
@@ -221,15 +221,18 @@ class PrefillPlanner:
         """The step, with its finished prompts joined to the lane."""
         table = self._table
         slots = np.asarray([req.slot for req, _, _ in step.rows], dtype=np.int64)
+        starts = np.asarray([start for _, start, _ in step.rows], dtype=np.int32)
         lens = np.asarray([take for _, _, take in step.rows], dtype=np.int32)
-        yields = table.planned[slots] >= table.known[slots]
+        ends = starts + lens
+        yields = ends >= table.known[slots]
         lane.join(slots[yields])
         return ScheduleBatch(
             mode=ForwardMode.EXTEND,
             slots=slots,
             lives=table.life[slots],
-            starts=np.asarray([start for _, start, _ in step.rows], dtype=np.int32),
+            starts=starts,
             lens=lens,
+            high_lens=ends,
             yields=yields,
             new_tokens=int(lens.sum()),
             cached_tokens=step.cached,

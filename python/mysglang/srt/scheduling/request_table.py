@@ -7,9 +7,10 @@ opened again, so a result can still be streamed after the request gave its memor
        tokens[slot]   p p p p p p o o o o . . .        p = prompt, o = generated
        prompt_len ----------------^       ^
        known -----------------------------'            tokens whose value the host knows
-       planned                                         KV entries written by the steps planned so far
+       low, high                                       KV entries written by the steps planned so far: surely, at most
 
-A row that decodes has planned >= known - 1; the token after the last planned one is known as soon as its step is done.
+A row that decodes has low >= known - 1. Where each step gives each row one token, low and high are one column, and the
+token after them is known as soon as its step is done (growth.py).
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ NON_STREAM_INTERVAL = 50
 class RequestTable:
     """Columns of the running requests. `num_slots` rows, each of `max_context` tokens."""
 
-    def __init__(self, num_slots: int, max_context: int, *, stream_interval: int = 1) -> None:
-        """`stream_interval`: tokens between two pieces of a streamed answer, where the request does not say."""
+    def __init__(self, num_slots: int, max_context: int, *, stream_interval: int = 1, tokens_per_step: int = 1) -> None:
+        """`stream_interval`: tokens between two pieces of a streamed answer, where the request does not say.
+        `tokens_per_step`: of a decoding row, at most.
+        """
         self.num_slots = num_slots
+        self.tokens_per_step = tokens_per_step
         self.stream_interval = stream_interval
         self.tokens: Ints = np.zeros((num_slots, max_context + 1), dtype=np.int32)
         self._flat_tokens: Ints = self.tokens.reshape(-1)
@@ -39,7 +43,10 @@ class RequestTable:
         self.life: Longs = np.zeros(num_slots, dtype=np.int64)
         """Counts the ends of the slot's requests: a late result is applied only to the life that it was made for."""
         self.known: Ints = np.zeros(num_slots, dtype=np.int32)
-        self.planned: Ints = np.zeros(num_slots, dtype=np.int32)
+        self.high: Ints = np.zeros(num_slots, dtype=np.int32)
+        self.low: Ints = self.high if tokens_per_step == 1 else np.zeros(num_slots, dtype=np.int32)
+        self.widest: Ints = np.ones(num_slots, dtype=np.int32)
+        """Tokens that the row may get in one step."""
         self.opened_len: Ints = np.zeros(num_slots, dtype=np.int32)
         """Tokens that were known when the slot was opened: who knows more has had a finite result since."""
         self.opened_cached: Ints = np.zeros(num_slots, dtype=np.int32)
@@ -80,7 +87,7 @@ class RequestTable:
         req.slot = slot
         self.tokens[slot, : len(req.ids)] = req.ids
         self.known[slot] = len(req.ids)
-        self.planned[slot] = cached
+        self.low[slot] = self.high[slot] = cached
         self.opened_len[slot] = len(req.ids)
         self.opened_cached[slot] = cached
         self.prompt_len[slot] = req.prompt_len
@@ -103,6 +110,13 @@ class RequestTable:
         self.second_text[slot] = req.prompt_len if req.second_text is None else req.second_text
         self.cached_tokens[slot] = req.cached_tokens
         self.retractions[slot] = req.retractions
+
+    def limit_width(self, slot: int, most: int | None) -> None:
+        """So many tokens of the row can be chosen in one step; None: as many as a step gives. What its books or masks
+        say of each token is said of one at a time.
+        """
+        told = self.wants_logprobs[slot] or self.wants_hidden[slot] or self.constrained[slot]
+        self.widest[slot] = 1 if told else min(most or self.tokens_per_step, self.tokens_per_step)
 
     def close(self, slot: int) -> Req:
         """End the row's life. The request keeps its known tokens and what it has sent."""
@@ -141,7 +155,7 @@ class RequestTable:
 
     def ids_with_kv(self, slot: int) -> Ints:
         """The known tokens whose KV entries are, or are being, written. A view: copy to keep."""
-        return self.tokens[slot, : min(self.known[slot], self.planned[slot])]
+        return self.tokens[slot, : min(self.known[slot], self.low[slot])]
 
     def take_tokens(self, slots: Slots, positions: Ints) -> Ints:
         """[R] one token of each row."""
@@ -153,6 +167,6 @@ class RequestTable:
         self._flat_tokens[slots * self.tokens.shape[1] + positions] = tokens
 
     def will_know(self, slots: Slots) -> Ints:
-        """Tokens that will be known once every planned step of these decoding rows is done."""
-        expected: Ints = self.planned[slots] + 1
+        """Tokens that will be known, at least, once every planned step of these decoding rows is done."""
+        expected: Ints = self.low[slots] + 1
         return expected

@@ -39,6 +39,7 @@ class Residency:
             self._stats.started(req)
         self._table.open(req, slot, cached=cached)
         self._sampling.open(slot, req.sampling)
+        self._table.limit_width(slot, self._sampling.widest(slot))
         if req.logprobs is not None and not req.logprobs.prompt_done:
             req.logprobs.open_prompt(int(req.ids[0]))
 

@@ -14,6 +14,7 @@ from mysglang.srt.forward.worker_batch import Bools, Floats, HiddenColumns, Ints
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.scheduling.batch import Asked, ScheduleBatch
 from mysglang.srt.scheduling.distrust import NOT_FINITE, Distrust
+from mysglang.srt.scheduling.growth import Growth
 from mysglang.srt.scheduling.hidden_states import hidden_by_row
 from mysglang.srt.scheduling.logprobs import by_row
 from mysglang.srt.scheduling.request import Req
@@ -39,9 +40,15 @@ class ResultProcessor:
     """Applies results to the request table and ends requests."""
 
     def __init__(
-        self, table: RequestTable, residency: Residency, distrust: Distrust, eos_token_ids: tuple[int, ...]
+        self,
+        table: RequestTable,
+        growth: Growth,
+        residency: Residency,
+        distrust: Distrust,
+        eos_token_ids: tuple[int, ...],
     ) -> None:
         self._table = table
+        self._growth = growth
         self._residency = residency
         self._distrust = distrust
         self._eos = eos_token_ids
@@ -49,6 +56,7 @@ class ResultProcessor:
     def apply(self, batch: ScheduleBatch, output: StepOutput, asked: Asked) -> list[Req]:
         """Take a step's outcome; returns the requests that ended, their slots already free."""
         alive = self._table.life[batch.slots] == batch.lives
+        self._growth.settle(batch, output.counts, alive)
         if asked.logprobs is not None:
             self._take_logprobs(batch, output, asked.logprobs, alive)
         if asked.hidden is not None and output.hidden is not None:

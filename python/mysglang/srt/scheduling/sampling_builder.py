@@ -40,6 +40,10 @@ class SamplingBuilder:
             users[slot] = uses = side.open(slot, params)
             self._uses += uses
 
+    def widest(self, slot: int) -> int | None:
+        """New tokens of a step that all features of this slot can do exactly; None: as many as anybody likes."""
+        return min((side.widest for side, users in self._sides if users[slot]), default=None)
+
     def close(self, slot: int) -> None:
         for side, users in self._sides:
             if users[slot]:

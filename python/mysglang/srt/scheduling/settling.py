@@ -15,7 +15,7 @@ from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.lane import Lane
 from mysglang.srt.scheduling.request_table import RequestTable
 
-SettleReason = Literal["pause", "memory", "limit", "mask"]
+SettleReason = Literal["pause", "memory", "lengths", "limit", "mask"]
 
 
 def settle_first(lane: Lane, batch: ScheduleBatch | None, table: RequestTable, *, halted: bool) -> SettleReason | None:
@@ -32,5 +32,8 @@ def settle_first(lane: Lane, batch: ScheduleBatch | None, table: RequestTable, *
         return "pause"
     if lane.short:
         return "memory"
+    if lane.late:
+        # Drafts were tried, and the worker does not take rows whose length only the device knows.
+        return "lengths"
     # Its rows have all the tokens that they may have, and whether they end by the last one only its value says.
     return "limit" if len(lane.slots) else None

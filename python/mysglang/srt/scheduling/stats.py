@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.messages.control import SchedulerFigures
 from mysglang.srt.observability import instruments as told
@@ -102,13 +104,14 @@ class SchedulerStats:
         self._on_graph = launched.result.on_graph
         step_time = self._time(launched)
         self._occupancy.add(step_time, self._last_result)
-        self._count(batch, step_time)
+        generated = int(np.add.reduce(launched.result.complete().counts[batch.num_prompts :]))
+        self._count(batch, generated, step_time)
         if batch.num_prompts and logger.isEnabledFor(logging.INFO):
             self._log_prefill(batch, waiting, step_time)
         # A step of prompts may have rows that decode beside them.
-        if decoding := len(batch) - batch.num_prompts:
+        if len(batch) > batch.num_prompts:
             self._decode_steps += 1
-            self._generated += decoding
+            self._generated += generated
             if self._decode_steps % self.decode_log_interval == 0:
                 self._log_decode(waiting, step_time)
 
@@ -186,10 +189,9 @@ class SchedulerStats:
         began, self._last_result = max(launched.at, self._last_result), now
         return now - began
 
-    def _count(self, batch: ScheduleBatch, step_time: float) -> None:
+    def _count(self, batch: ScheduleBatch, generated: int, step_time: float) -> None:
         sheet, prompts = self._sheet, batch.num_prompts
-        decoding = len(batch) - prompts
-        sheet.add(told.DECODE, decoding)
+        sheet.add(told.DECODE, generated)
         self._costs.count(batch, sheet)
         sheet.observe(told.PREFILL_STEP if prompts else told.DECODE_STEP, step_time)
         sheet.add(told.EXTEND_SECONDS if prompts else told.DECODE_SECONDS, step_time)
@@ -197,7 +199,7 @@ class SchedulerStats:
             sheet.add(told.PREFILL_GRAPHS if prompts else told.DECODE_GRAPHS)
         if not prompts:
             return
-        computed = batch.new_tokens - decoding
+        computed = batch.prompt_tokens
         sheet.add(told.PREFILL_COMPUTE, computed)
         sheet.add(told.PREFILL_CACHE, batch.cached_tokens)
         if batch.new_seqs:
@@ -205,7 +207,7 @@ class SchedulerStats:
 
     def _log_prefill(self, batch: ScheduleBatch, waiting: WaitingQueue, step_time: float) -> None:
         now = time.perf_counter()
-        computed = batch.new_tokens - batch.decoding
+        computed = batch.prompt_tokens
         speed = computed / max(now - self._last_prefill, 1e-9)
         self._last_prefill = now
         logger.info(
@@ -234,7 +236,7 @@ class SchedulerStats:
 
     def _rest(self) -> int:
         """Tokens to come of prompts of which a part was computed."""
-        return sum(len(req.ids) - int(self._table.planned[req.slot]) for req in self._lanes.chunked)
+        return sum(len(req.ids) - int(self._table.low[req.slot]) for req in self._lanes.chunked)
 
     def _used(self) -> int:
         return self._kv.used_tokens

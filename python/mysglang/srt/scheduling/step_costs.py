@@ -93,12 +93,13 @@ class DecoderCosts:
         flops = 2.0 * (shape.layer_parameters * batch.new_tokens + shape.head_parameters * yields)
         read = shape.layer_parameters + (shape.head_parameters if yields else 0)
         read_bytes = float(read * shape.dtype_bytes)
+        starts = batch.high_lens - batch.lens
         write_bytes = 0
         for layer, number in self._layers.items():
             kv_bytes = number * 2 * layer.kv_size * shape.dtype_bytes
             # A product of a query and a key, and one of its score and a value.
-            flops += number * 4.0 * layer.query_size * keys_seen(batch.starts, batch.lens, layer.window)
-            read_bytes += kv_bytes * keys_read(batch.starts, batch.lens, layer.window)
+            flops += number * 4.0 * layer.query_size * keys_seen(starts, batch.lens, layer.window)
+            read_bytes += kv_bytes * keys_read(starts, batch.lens, layer.window)
             write_bytes += kv_bytes * batch.new_tokens
         sheet.add(told.ESTIMATED_FLOPS, flops)
         sheet.add(told.ESTIMATED_READ_BYTES, read_bytes)
