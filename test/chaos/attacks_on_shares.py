@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,8 +22,11 @@ COMPILER = "mysglang::grammar_compiler"
 FILE_BYTES = 1 << 20
 FILES_GB = 0.02
 """The room for files of a server that is attacked."""
-LEAST_FILES = 5
-"""Of the ten that are half of that room: uploads that the same key left unfinished take a part until they end."""
+LEAST_FILES = 10
+"""That many are half of that room."""
+UNFINISHED_S = 30.0
+"""Seconds by which the server has surely ended an upload that its client left unfinished. Until then it takes a part of
+its key's room."""
 LEAST_BATCHES = 30
 """Of the hundred that may be open: half of them, but for those that were over before the others had begun."""
 CHAT_LINE = {
@@ -57,8 +61,8 @@ async def sessions(target: Target, attack: Attack) -> None:
 async def files(target: Target, attack: Attack) -> None:
     """As many as there is room for. One may come too slowly, since this process attacks in other ways too."""
     async with target.client() as client:
-        kept, status = 0, 200
-        while status in (200, 408):
+        kept, status, until = 0, 200, time.monotonic() + UNFINISHED_S
+        while status in (200, 408) or (kept < LEAST_FILES and time.monotonic() < until):
             status = (await upload(client, b"a" * FILE_BYTES)).status_code
             target.heard(attack, status)
             kept += status == 200
