@@ -24,7 +24,7 @@ PROMPT = list(range(1, 30))
 def turn_within_bounds(scheduler: LateScheduler) -> None:
     """One turn; then low <= real <= high holds in every row that decodes."""
     scheduler.turn()
-    table, slots = scheduler.assembled.table, scheduler.assembled.loop.lane.slots
+    table, slots = scheduler.assembled.rows.table, scheduler.assembled.rows.lanes.slots
     real = scheduler.worker.real_lens()[slots]
     assert (table.low[slots] <= real).all() and (real <= table.high[slots]).all()
 

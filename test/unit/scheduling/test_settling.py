@@ -34,6 +34,11 @@ def reach_the_limit(scheduler: LateScheduler) -> None:
     scheduler.run()
 
 
+def try_drafts(scheduler: LateScheduler) -> None:
+    scheduler.send("r", [3, 4, 5], 100, ignore_eos=True)
+    scheduler.turn(20)
+
+
 def follow_a_grammar(scheduler: LateScheduler) -> None:
     scheduler.send("r", [3, 4, 5], 8, regex="5")
     scheduler.turn(8)
@@ -49,6 +54,7 @@ def pause(scheduler: LateScheduler) -> None:
 CASES = {
     "memory": (FULL, run_out_of_memory),
     "limit": (PLAIN, reach_the_limit),
+    "lengths": (Setup(drafts=4, late_lengths=False), try_drafts),
     "mask": (PLAIN, follow_a_grammar),
     "pause": (PLAIN, pause),
 }
