@@ -54,7 +54,7 @@ def make_case(
     likely[:, -1] += 0.7
     ids = likely.topk(top_k, dim=-1).indices.to(torch.int32)
     gates = torch.rand(rows, top_k, generator=draw)
-    return Case(x, (gate_up, down), (pack_experts(gate_up), pack_experts(down)), ids, gates)
+    return Case(x, (gate_up, down), pack_experts(gate_up, down), ids, gates)
 
 
 def error(found: Tensor, expected: Tensor) -> float:
@@ -83,8 +83,9 @@ def test_the_reference(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
 @pytest.mark.parametrize("inner", [INNER, 48])
 def test_what_one_kernel_does_not_take_others_do(inner: int, activation: str) -> None:
-    """An activation that it does not know, and widths that are no whole panels."""
+    """An activation that it does not know, and widths that are no whole panels: then neither matrix is packed."""
     case = make_case(9, torch.bfloat16, inner=inner)
+    assert [compiled.is_packed(weight) for weight in case.packed] == [packed_experts.available() and inner == INNER] * 2
     expected = fused_experts.reference(case.x, *case.weights, case.ids, case.gates, activation)  # type: ignore[arg-type]
     found = fused_experts(case.x, *case.packed, case.ids, case.gates, activation)  # type: ignore[arg-type]
     assert error(found, expected.float()) < 1e-2
@@ -97,9 +98,10 @@ def test_no_rows() -> None:
 
 
 def test_packing_keeps_the_values() -> None:
-    weights = make_case(1, torch.bfloat16).weights[0]
-    assert torch.equal(unpack_experts(pack_experts(weights)), weights)
-    assert unpack_experts(weights) is weights
+    case = make_case(1, torch.bfloat16)
+    for packed, plain_weights in zip(case.packed, case.weights, strict=True):
+        assert torch.equal(unpack_experts(packed), plain_weights)
+        assert unpack_experts(plain_weights) is plain_weights
 
 
 @pytest.mark.skipif(not packed_experts.available(), reason="no kernel for this processor")

@@ -79,13 +79,13 @@ def test_experts(width: int, inner: int, dtype: torch.dtype) -> None:
     """However many other rows go to a row's experts."""
     x, logits = torch.randn(ROWS, width).to(dtype), torch.randn(ROWS, 9).to(dtype)
     logits[:, 4] += 2
-    plain = [
+    plain = (
         torch.randn(9, 2 * inner, width).mul_(width**-0.5).to(dtype),
         torch.randn(9, width, inner).mul_(inner**-0.5).to(dtype),
-    ]
+    )
     check_rows(lambda rows: torch.cat(topk_softmax(logits[rows], 3, True), dim=1))
     ids, gates = topk_softmax(logits, 3, True)
-    for weights in (plain, [pack_experts(weight) for weight in plain]):
+    for weights in (plain, pack_experts(*plain)):
         found = check_rows(
             lambda rows, weights=weights: fused_experts(x[rows], *weights, ids[rows], gates[rows], "silu")
         )

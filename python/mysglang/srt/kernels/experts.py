@@ -42,15 +42,13 @@ def _fused_experts(
     return total.to(x.dtype)
 
 
-def _pack_experts(weights: Tensor) -> Tensor:
-    """Weights [E, output, input] in the form that `fused_experts` is quickest with: themselves, or a copy that nothing
-    else may look into.
-    """
-    return weights
+def _pack_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the form that `fused_experts` is quickest with: themselves, or copies that nothing else may look into."""
+    return gate_up, down
 
 
 def _unpack_experts(weights: Tensor) -> Tensor:
-    """The opposite."""
+    """The weights [E, output, input] that were packed; others as they are."""
     return weights
 
 

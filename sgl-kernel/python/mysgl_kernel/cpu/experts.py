@@ -15,12 +15,7 @@ from mysgl_kernel.cpu.library import CpuLibrary
 
 _LIBRARY = CpuLibrary("cpu/experts.cpp")
 
-compiles = _LIBRARY.available
-
-
-def available() -> bool:
-    """Whether experts with bfloat16 weights are best computed here; see `gemm.available`."""
-    return gemm.available() and compiles()
+available = _LIBRARY.available
 
 
 def packs(weights: Tensor) -> bool:

@@ -5,6 +5,7 @@ The kernel reads the routing itself: for whoever records a step, it is one call 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from mysgl_kernel.cpu import experts as packed
@@ -14,21 +15,23 @@ from mysglang.srt.kernels.cpu import experts
 from mysglang.srt.kernels.cpu.native import is_matrix
 
 available = packed.available
+"""Also where other products are better left to oneDNN: it would lay an expert's weights out anew in every call."""
 
 
 def fused_experts(
     x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
 ) -> Tensor:
     """See `kernels/experts.py`."""
-    both = packed.is_packed(gate_up) and packed.is_packed(down)
-    if both and activation in ACTIVATIONS and is_matrix(x):
+    if packed.is_packed(gate_up) and activation in ACTIVATIONS and is_matrix(x):
         return packed.experts(x, gate_up, down, ids, gates, activation=activation)
-    return experts.fused_experts(x, gate_up, down, ids, gates, activation)
+    return experts.fused_experts(x, unpack_experts(gate_up), unpack_experts(down), ids, gates, activation)
 
 
-def pack_experts(weights: Tensor) -> Tensor:
-    """See `kernels/experts.py`. Of packed weights, those of each expert are a packed weight of `kernels/gemm.py`."""
-    return packed.pack(weights) if packed.packs(weights) else weights
+def pack_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """See `kernels/experts.py`."""
+    if gate_up.dtype is torch.bfloat16 and packed.packs(gate_up) and packed.packs(down):
+        return packed.pack(gate_up), packed.pack(down)
+    return gate_up, down
 
 
 def unpack_experts(weights: Tensor) -> Tensor:

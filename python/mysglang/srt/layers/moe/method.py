@@ -59,20 +59,21 @@ class UnquantizedExpertsMethod:
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Where the device has a form of its own for weights, it takes the place of the loaded one."""
-        for name in NAMES:
-            replace_parameter(layer, name, pack_experts(_tensor(layer, name)))
+        for name, weights in zip(NAMES, pack_experts(*_tensors(layer)), strict=True):
+            replace_parameter(layer, name, weights)
 
     def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
         """The plain weights in their old places."""
         for name in NAMES:
-            if not isinstance(_tensor(layer, name), WeightParameter):
+            if not isinstance(getattr(layer, name), WeightParameter):
                 restore_parameter(layer, name, layouts[name].filled(self.plain_weight(layer, name)))
 
     def plain_weight(self, layer: nn.Module, name: str) -> Tensor:
-        return unpack_experts(_tensor(layer, name))
+        return unpack_experts(_tensors(layer)[NAMES.index(name)])
 
     def apply(self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation) -> Tensor:
-        return fused_experts(x, _tensor(layer, NAMES[0]), _tensor(layer, NAMES[1]), ids, gates, activation)
+        w13, w2 = _tensors(layer)
+        return fused_experts(x, w13, w2, ids, gates, activation)
 
 
 def create_expert_weights(layer: nn.Module, sizes: ExpertSizes, dtype: torch.dtype) -> None:
@@ -84,7 +85,7 @@ def create_expert_weights(layer: nn.Module, sizes: ExpertSizes, dtype: torch.dty
         layer.register_parameter(name, parameter)
 
 
-def _tensor(layer: nn.Module, name: str) -> Tensor:
-    tensor = getattr(layer, name)
-    assert isinstance(tensor, Tensor)
-    return tensor
+def _tensors(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    w13, w2 = layer.w13_weight, layer.w2_weight
+    assert isinstance(w13, Tensor) and isinstance(w2, Tensor)
+    return w13, w2
