@@ -14,6 +14,7 @@ from mysglang.srt.configs.families.llama import LlamaConfig
 from mysglang.srt.configs.families.mistral import MistralConfig
 from mysglang.srt.configs.families.qwen2 import Qwen2Config
 from mysglang.srt.configs.families.qwen3 import Qwen3Config
+from mysglang.srt.configs.families.qwen3_moe import Qwen3MoeConfig
 
 Task: TypeAlias = Literal["generate", "embed", "classify"]
 """What a model gives: text, a vector for each prompt, or a score for each of its labels."""
@@ -46,6 +47,7 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "Mistral": MistralConfig,
     "Qwen2": Qwen2Config,
     "Qwen3": Qwen3Config,
+    "Qwen3Moe": Qwen3MoeConfig,
 }
 """Families, by what the names of their architectures begin with."""
 

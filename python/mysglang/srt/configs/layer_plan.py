@@ -13,6 +13,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 NormKind = Literal["rms", "rms_plus_one"]
 """An RMSNorm that multiplies by its weight, or by 1 + its weight."""
 
+RouterKind = Literal["softmax"]
+"""How logits become experts and their gates: the likeliest experts, with their probabilities."""
+
 
 class Size(NamedTuple):
     """One dimension of a matrix."""
@@ -108,6 +111,37 @@ class GatedMlpPlan:
         yield Matrix("mlp.gate_proj.weight", inner, hidden)
         yield Matrix("mlp.up_proj.weight", inner, hidden)
         yield Matrix("mlp.down_proj.weight", hidden, inner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterPlan:
+    """Which experts a token goes to, and with which gates."""
+
+    kind: RouterKind
+    top_k: int
+    """Experts of a token."""
+    renormalize: bool
+    """Whether the gates of a token's experts are divided by their sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixturePlan:
+    """The sum over a token's experts, gated MLPs themselves, of gate * expert(x)."""
+
+    experts: int
+    intermediate_size: int
+    """Of each expert."""
+    activation: str
+    """As config.json names it."""
+    router: RouterPlan
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        inner = Size("moe_intermediate_size", self.intermediate_size)
+        every = {"copies": self.experts, "used": self.router.top_k}
+        yield Matrix("mlp.gate.weight", Size("num_experts", self.experts), hidden)
+        yield Matrix("mlp.experts.{}.gate_proj.weight", inner, hidden, **every)
+        yield Matrix("mlp.experts.{}.up_proj.weight", inner, hidden, **every)
+        yield Matrix("mlp.experts.{}.down_proj.weight", hidden, inner, **every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

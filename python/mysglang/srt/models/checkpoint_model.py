@@ -81,7 +81,7 @@ class Matching:
         """Where the tensor of that name goes; None if the model does not know it."""
         target = self._names.target(name)
         parameter = self._parameters.get(target.parameter)
-        if parameter is None:
+        if parameter is None or (target.section or 0) >= len(parameter.sections):
             self._unknown.append(name)
             return None
         sections = range(len(parameter.sections)) if target.section is None else (target.section,)
@@ -91,9 +91,12 @@ class Matching:
         return Place(target.parameter, parameter, target.section, first)
 
     def lacking(self) -> list[str]:
-        """A line if some parameter got no tensor."""
-        names = listed(sorted(name for name, _ in self._missing))
-        return [f"the checkpoint lacks tensors for {names}"] if self._missing else []
+        """A line if some parameter, or a part of it, got no tensor."""
+        missing = [
+            self._names.sections(name, len(self._parameters[name].sections))[section]
+            for name, section in sorted(self._missing)
+        ]
+        return [f"the checkpoint lacks tensors for {listed(missing)}"] if missing else []
 
     def unknown(self) -> list[str]:
         """A line if some tensor belongs to no parameter."""

@@ -12,13 +12,24 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan, LayerPlan, MlpPlan, NormPlan, RopePlan
+from mysglang.srt.configs.layer_plan import (
+    AttentionPlan,
+    GatedMlpPlan,
+    LayerPlan,
+    MixturePlan,
+    MlpPlan,
+    NormPlan,
+    RopePlan,
+)
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
+from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention
 from mysglang.srt.layers.layernorm import NORMS, RMSNorm
+from mysglang.srt.layers.moe.experts import MixtureOfExperts
+from mysglang.srt.layers.moe.router import Routing
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 from mysglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -69,6 +80,10 @@ class Decoder(CheckpointModel):
         "qkv_proj": ("q_proj", "k_proj", "v_proj"),
         "gate_up_proj": ("gate_proj", "up_proj"),
     }
+    experts: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "w13_weight": ("gate_proj.weight", "up_proj.weight"),
+        "w2_weight": ("down_proj.weight",),
+    }
     ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
@@ -109,7 +124,8 @@ class Decoder(CheckpointModel):
         return [module.spec for module in self.modules() if isinstance(module, RadixAttention)]
 
     def weight_names(self) -> WeightNames:
-        return WeightNames(self.stacked, {"lm_head": "embed_tokens"} if self.plan.tied_embeddings else {})
+        renamed = {"lm_head": "embed_tokens"} if self.plan.tied_embeddings else {}
+        return WeightNames(self.stacked, renamed, experts=self.experts)
 
 
 class Rotaries:
@@ -159,7 +175,22 @@ def gated_mlp(plan: GatedMlpPlan, hidden_size: int, context: LayerContext) -> nn
     return GatedMLP(hidden_size, plan.intermediate_size, plan.activation, bias=plan.bias, context=context)
 
 
-MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], nn.Module]] = {GatedMlpPlan: gated_mlp}
+def mixture(plan: MixturePlan, hidden_size: int, context: LayerContext) -> nn.Module:
+    router = plan.router
+    return MixtureOfExperts(
+        hidden_size,
+        plan.experts,
+        plan.intermediate_size,
+        gated_activation(plan.activation),
+        Routing(kind=router.kind, top_k=router.top_k, renormalize=router.renormalize),
+        context=context,
+    )
+
+
+MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], nn.Module]] = {
+    GatedMlpPlan: gated_mlp,
+    MixturePlan: mixture,
+}
 """(plan, hidden_size, context) -> the module: x [W, hidden_size] -> the same shape, which may be x itself, used up."""
 
 

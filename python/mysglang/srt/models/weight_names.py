@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
+
+_EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,5})\.(.+)", re.ASCII)
 
 
 class Target(NamedTuple):
@@ -20,19 +23,33 @@ class WeightNames:
     `{"qkv_proj": ("q_proj", "k_proj", "v_proj")}` sends `layers.0.self_attn.k_proj.bias` to section 1 of
     `layers.0.self_attn.qkv_proj.bias`. renamed: a part of a name -> what it is called here. The names of the
     transformer's own parts carry a prefix, which ours do not; a checkpoint without it is as good.
+
+    experts: a parameter of ours that holds a matrix of every expert -> the tensors of one expert in it, in order.
+    `{"w13_weight": ("gate_proj.weight", "up_proj.weight")}` sends `layers.0.mlp.experts.3.up_proj.weight` to section
+    3 * 2 + 1 of `layers.0.mlp.experts.w13_weight`.
     """
 
     def __init__(
-        self, stacked: Mapping[str, tuple[str, ...]], renamed: Mapping[str, str], *, prefix: str = "model."
+        self,
+        stacked: Mapping[str, tuple[str, ...]],
+        renamed: Mapping[str, str],
+        *,
+        experts: Mapping[str, tuple[str, ...]] | None = None,
+        prefix: str = "model.",
     ) -> None:
         self._prefix = prefix
         self._renamed = renamed
+        self._experts = experts or {}
+        self._expert_parts = {part: (name, i) for name, parts in self._experts.items() for i, part in enumerate(parts)}
         self._sections = {part: (name, i) for name, parts in stacked.items() for i, part in enumerate(parts)}
 
     def sections(self, parameter: str, count: int) -> list[str]:
         """The names of the `count` checkpoint tensors that a parameter is made of, without the prefix; its own if it
         is one.
         """
+        module, _, own = parameter.rpartition(".")
+        if (of_expert := self._experts.get(own)) is not None:
+            return [f"{module}.{expert}.{part}" for expert in range(count // len(of_expert)) for part in of_expert]
         parts = parameter.split(".")
         found = [""] * count
         for name, (stacked, section) in self._sections.items():
@@ -41,7 +58,13 @@ class WeightNames:
         return found if count > 1 else [parameter]
 
     def target(self, name: str) -> Target:
-        """The parameter, and the section of it, that a checkpoint tensor of this name is."""
+        """The parameter, and the section of it, that a checkpoint tensor of this name is. There may be no such section,
+        of an expert.
+        """
+        expert = _EXPERT.fullmatch(name.removeprefix(self._prefix))
+        if expert is not None and expert[3] in self._expert_parts:
+            matrix, place = self._expert_parts[expert[3]]
+            return Target(f"{expert[1]}.{matrix}", int(expert[2]) * len(self._experts[matrix]) + place)
         parts = [self._renamed.get(part, part) for part in name.removeprefix(self._prefix).split(".")]
         for at, part in enumerate(parts):
             if part in self._sections:

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from mysglang.srt.kernels.experts import topk_softmax
-
-RouterKind = Literal["softmax"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """What a model says of its router."""
 
-    kind: RouterKind
+    kind: str
+    """A row of `ROUTERS`."""
     top_k: int
     """Experts of a token."""
     renormalize: bool
@@ -36,4 +34,4 @@ def _softmax(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     return topk_softmax(logits, routing.top_k, routing.renormalize)
 
 
-ROUTERS: Mapping[RouterKind, Route] = {"softmax": _softmax}
+ROUTERS: Mapping[str, Route] = {"softmax": _softmax}
