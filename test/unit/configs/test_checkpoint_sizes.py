@@ -73,6 +73,29 @@ def test_a_size_that_is_not_the_checkpoints(changes: dict[str, Any], says: str, 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        ({"num_experts": 1 << 14}, "num_experts makes 16384, and tensor model.layers.0.mlp.gate.weight .*: 9 in its"),
+        ({"moe_intermediate_size": 63}, r"moe_intermediate_size makes 63, .*experts.\d.down_proj.weight .*: 64 in its"),
+    ],
+)
+def test_sizes_of_experts(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    make_checkpoint("qwen3_moe", tmp_path)
+    set_config(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=f"config.json: {says}"):
+        check(tmp_path)
+
+
+@pytest.mark.promise(49)
+def test_experts_that_no_machine_holds(tmp_path: Path) -> None:
+    """All of them count, however few a token goes to."""
+    model = config(tmp_path, architectures=["Qwen3MoeForCausalLM"], moe_intermediate_size=1 << 14, num_experts=4096)
+    with pytest.raises(ConfigError, match=r"take 48.0 GiB, and a GPU has 40.0 GiB .* moe_intermediate_size 16384"):
+        check_memory(model, memory=40, tp_size=1, place="a GPU")
+
+
+@pytest.mark.promise(49)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
         ({"max_position_embeddings": 1 << 30}, "max_position_embeddings makes 1073741824"),
         ({"type_vocab_size": 1 << 20}, "type_vocab_size makes 1048576"),
         ({"intermediate_size": 1 << 20}, "intermediate_size makes 1048576"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fixtures.tiny_checkpoints import FAMILIES
 from mysglang.srt.configs.architectures import ARCHITECTURES, DECODERS
-from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan
+from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan, MixturePlan, MlpPlan, RouterPlan
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 
@@ -28,6 +28,7 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 2048,
 }
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
+MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 4}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -84,6 +85,29 @@ class TestFacts:
         needed = {key: written[key] for key in LLAMA if key in written and key != "max_position_embeddings"}
         needed |= {"num_attention_heads": 32, "hidden_size": 128}
         assert_same(read(tmp_path, needed), transformers.AutoConfig.for_model(**needed))
+
+    @pytest.mark.parametrize(
+        ("keys", "sparse"),
+        [
+            ({}, [0, 1, 2, 3]),
+            ({"decoder_sparse_step": 2}, [1, 3]),
+            ({"decoder_sparse_step": 2, "mlp_only_layers": [3, 9]}, [1]),
+            ({"num_experts": 0}, []),
+        ],
+    )
+    def test_layers_with_experts(self, keys: dict[str, Any], sparse: list[int], tmp_path: Path) -> None:
+        layers = read(tmp_path, MOE | keys).plan.layers
+        assert [index for index, layer in enumerate(layers) if isinstance(layer.mlp, MixturePlan)] == sparse
+
+    @pytest.mark.parametrize(
+        ("keys", "number"), [({"num_experts": 16}, 16), ({"num_local_experts": 12}, 12), ({}, 128)]
+    )
+    def test_the_number_of_experts_has_two_names(self, keys: dict[str, int], number: int, tmp_path: Path) -> None:
+        (mlp,) = {layer.mlp for layer in read(tmp_path, MOE | keys).plan.layers}
+        assert isinstance(mlp, MixturePlan) and mlp.experts == number and mlp.router.top_k == 8
+
+    def test_fewer_experts_than_a_token_goes_to(self, tmp_path: Path) -> None:
+        assert "8 experts (num_experts_per_tok), and a layer has 7" in problem(tmp_path, MOE | {"num_experts": 7})
 
     def test_eos_of_both_files(self, tmp_path: Path) -> None:
         config = read(tmp_path, LLAMA | {"eos_token_id": 2}, {"eos_token_id": [7, 2, 9], "temperature": 0.6})
@@ -252,13 +276,13 @@ def test_needs_neither_torch_nor_transformers() -> None:
 
 
 def type_name(family: str) -> str:
-    return next(f"{name}ForCausalLM" for name in DECODERS if name.lower() == family)
+    return next(f"{name}ForCausalLM" for name in DECODERS if name.lower() == family.replace("_", ""))
 
 
 def assert_same(ours: ModelConfig, theirs: transformers.PretrainedConfig) -> None:
     layers = ours.plan.layers
     assert ours.num_layers == len(layers) == theirs.num_hidden_layers
-    for layer in layers:
+    for index, layer in enumerate(layers):
         plan = layer.attention
         assert plan.num_heads == theirs.num_attention_heads
         assert plan.num_kv_heads == theirs.num_key_value_heads
@@ -266,8 +290,7 @@ def assert_same(ours: ModelConfig, theirs: transformers.PretrainedConfig) -> Non
         assert plan.output_bias == getattr(theirs, "attention_bias", False)
         assert plan.rope is not None and plan.rope.parameters == theirs.rope_parameters
         assert layer.norms.norm.eps == theirs.rms_norm_eps
-        activation = getattr(theirs, "hidden_activation", None) or theirs.hidden_act
-        assert layer.mlp == GatedMlpPlan(intermediate_size=theirs.intermediate_size, activation=activation)
+        assert layer.mlp == mlp_of(theirs, index)
     assert ours.plan.tied_embeddings == theirs.tie_word_embeddings
     assert ours.context_len == theirs.max_position_embeddings
     types = getattr(theirs, "layer_types", None)
@@ -276,10 +299,27 @@ def assert_same(ours: ModelConfig, theirs: transformers.PretrainedConfig) -> Non
     assert ours.plan.windows == tuple(window if each else None for each in slides)
 
 
+def mlp_of(theirs: transformers.PretrainedConfig, index: int) -> MlpPlan:
+    activation = getattr(theirs, "hidden_activation", None) or theirs.hidden_act
+    sparse = getattr(theirs, "decoder_sparse_step", 0)
+    if not sparse or (index + 1) % sparse or index in theirs.mlp_only_layers:
+        return GatedMlpPlan(intermediate_size=theirs.intermediate_size, activation=activation)
+    return MixturePlan(
+        experts=theirs.num_experts,
+        intermediate_size=theirs.moe_intermediate_size,
+        activation=activation,
+        router=RouterPlan(kind="softmax", top_k=theirs.num_experts_per_tok, renormalize=theirs.norm_topk_prob),
+    )
+
+
 FIELDS = [
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("max_position_embeddings", "num_key_value_heads", "head_dim", "sliding_window", "max_window_layers"),
     "rms_norm_eps",
+]
+OF_EXPERTS = [
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step"),
+    "mlp_only_layers",
 ]
 WRONG_NUMBERS: list[Any] = [
     *(-1, 10**12, 10**30, 2.5, float("nan"), float("inf"), "4" * 100_000, [4], {"a": 4}, 10**4000),
@@ -287,12 +327,14 @@ WRONG_NUMBERS: list[Any] = [
 
 
 @pytest.mark.promise(49)
-@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("field", [*FIELDS, *OF_EXPERTS])
 @pytest.mark.parametrize("value", WRONG_NUMBERS, ids=lambda value: str(value)[:12])
 def test_numbers_that_are_none(field: str, value: Any, tmp_path: Path) -> None:
     if field == "rms_norm_eps" and isinstance(value, (int, float)) and not 0 <= value <= 1:
         value = float(value) if abs(value) < 1e300 else value
     family = QWEN2 if field in ("sliding_window", "max_window_layers") else LLAMA
+    if field in OF_EXPERTS:
+        family, value = MOE, [-1] if value == [4] else value  # a list of layers may be one of layer 4
     said = problem(tmp_path, family | {field: value})
     assert "config.json" in said and field in said and len(said) < 1100
 

@@ -24,7 +24,7 @@ from mysglang.srt.model_executor.step_program import LayerByLayer
 SIZES = (1, 2, 4)
 CPU = RunnerConfig(device="cpu", max_total_tokens=900, max_running_requests=6, cuda_graph_bs=SIZES)
 HEADS: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4}
-FAMILIES = {"llama": HEADS, "qwen2": HEADS, "qwen3": {}, "mistral": HEADS | {"sliding_window": None}}
+FAMILIES = {"llama": HEADS, "qwen2": HEADS, "qwen3": {}, "mistral": HEADS | {"sliding_window": None}, "qwen3_moe": {}}
 PLAIN, EIGHT_BITS = LoadConfig(), LoadConfig(quantization="int8wo")
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 90, 1))]
 ANSWERS = [np.random.default_rng(9 + i).integers(3, VOCAB_SIZE, 12).tolist() for i in range(4)]

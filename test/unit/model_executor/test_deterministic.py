@@ -40,7 +40,13 @@ def make_worker(folder: Path, dtype: str, page_size: int = 1, numerics: str = "i
 @pytest.mark.promise(26)
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("model", "dtype"), [("qwen3", "float32"), ("qwen3", "bfloat16"), ("llama", "float32")])
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        *(("qwen3", "float32"), ("qwen3", "bfloat16"), ("llama", "float32")),
+        *(("qwen3_moe", "float32"), ("qwen3_moe", "bfloat16")),
+    ],
+)
 def test_promise_26_as_alone(tmp_path: Path, model: str, dtype: str, threads: int) -> None:
     torch.set_num_threads(threads)
     make_checkpoint(model, tmp_path)

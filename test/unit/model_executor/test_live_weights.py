@@ -29,7 +29,10 @@ CPU = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=6)
 PROMPT = [5, 9, 33, 7, 120, 64]
 
 # bfloat16 is packed on CPUs that have instructions for it, and the output may be tied to the embedding.
-KINDS = [("qwen3", torch.bfloat16, True), ("llama", torch.float32, False), ("qwen2", torch.bfloat16, False)]
+KINDS = [
+    *(("qwen3", torch.bfloat16, True), ("llama", torch.float32, False), ("qwen2", torch.bfloat16, False)),
+    *(("qwen3_moe", torch.bfloat16, False), ("qwen3_moe", torch.float32, True)),
+]
 
 
 def tick() -> None:

@@ -110,7 +110,7 @@ class TestWhatDoesNotFit:
     def test_missing(self, checkpoint: Path) -> None:
         edit(checkpoint, {"model.layers.1.self_attn.k_proj.weight": None, "model.norm.weight": None})
         message = problem(checkpoint)
-        assert "lacks" in message and "layers.1.self_attn.qkv_proj.weight" in message and "norm.weight" in message
+        assert "lacks" in message and "layers.1.self_attn.k_proj.weight, norm.weight" in message
 
     def test_left_over(self, checkpoint: Path) -> None:
         edit(checkpoint, {"model.layers.0.self_attn.q_proj.bias": torch.zeros(96), "score.weight": torch.zeros(2)})
@@ -125,6 +125,18 @@ class TestWhatDoesNotFit:
         edit(checkpoint, {"model.layers.2.mlp.down_proj.weight": torch.zeros(96, 100)})
         message = problem(checkpoint)
         assert "model.layers.2.mlp.down_proj.weight" in message and "[96, 100]" in message and "[96, 136]" in message
+
+    def test_experts_are_named_one_by_one(self, tmp_path: Path) -> None:
+        make_checkpoint("qwen3_moe", tmp_path)
+        experts = "model.layers.2.mlp.experts"
+        edit(tmp_path, {f"{experts}.7.up_proj.weight": None, f"{experts}.0.down_proj.weight": None})
+        message = problem(tmp_path)
+        assert "lacks tensors for layers.2.mlp.experts.7.up_proj.weight, layers.2.mlp.experts.0.down" in message
+        edit(tmp_path, {f"{experts}.9.up_proj.weight": torch.zeros(64, 96)})
+        assert f"does not know: {experts}.9.up_proj.weight" in problem(tmp_path)
+        edit(tmp_path, {f"{experts}.7.up_proj.weight": torch.zeros(63, 96)})
+        message = problem(tmp_path)
+        assert f"{experts}.7.up_proj.weight has shape [63, 96]" in message and "[64, 96]" in message
 
     def test_a_computed_table_may_stand_there(self, checkpoint: Path) -> None:
         edit(checkpoint, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
@@ -158,6 +170,12 @@ class TestDummy:
             centre = 1.0 if "norm" in name else 0.0
             assert abs(parameter.float().mean().item() - centre) < 0.02
             assert 0.015 < parameter.float().std().item() < 0.025
+
+    def test_experts_differ(self, tmp_path: Path) -> None:
+        make_checkpoint("qwen3_moe", tmp_path)
+        (tmp_path / "model.safetensors").unlink()
+        experts = values(self.dummy(tmp_path))["layers.1.mlp.experts.w2_weight"]
+        assert not torch.equal(experts[0], experts[1]) and 0.015 < experts.std().item() < 0.025
 
     def test_layers_differ(self, checkpoint: Path) -> None:
         model = values(self.dummy(checkpoint))

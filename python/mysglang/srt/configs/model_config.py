@@ -32,6 +32,8 @@ DTYPES = {
 OF_THE_WHOLE = ("architectures", "model_type", "auto_map", "quantization_config", "compression_config")
 """Keys that are read where they stand, also in a config.json with a `text_config`."""
 
+MAX_NAMES, MAX_NAME_CHARS = 4, 80
+"""Of unknown architectures that an error names."""
 MAX_EOS_IDS = 1024
 """Entries of a list of eos_token_id. The largest known lists have below ten."""
 
@@ -166,7 +168,7 @@ def _architecture(hf: dict[str, Any], *, embedding: bool) -> tuple[str, Architec
         if isinstance(name, str) and name in ARCHITECTURES:
             headless = ARCHITECTURES[name].embedding if embedding else None
             return headless or name, ARCHITECTURES[headless or name]
-    listed = ", ".join(str(name) for name in names)
+    listed = ", ".join(str(name)[:MAX_NAME_CHARS] for name in names[:MAX_NAMES])
     raise ConfigError(f"architecture {listed} is not supported; supported are " + ", ".join(ARCHITECTURES))
 
 
