@@ -14,6 +14,7 @@ from torch import Tensor
 from mysgl_kernel import gemm_plan
 from mysgl_kernel.compiled import Launch
 from mysgl_kernel.gemm_plan import FORMS, LATE_FORM, WIDE_TILE, Device, Form, Plan, best_plan, has_late_gate
+from mysgl_kernel.gemm_rates import rates_for
 from mysgl_kernel.library import Library, current_stream
 
 GATES = {"silu": (1.0, 0.0), "gelu_tanh": (1.5957691216057308, 0.07135481282)}
@@ -114,4 +115,4 @@ def _device() -> Device:
     """The present one, as the driver counts what fits at once."""
     counts = (c_int * 8)()
     _LIBRARIES[FORMS[0], False].function("mysgl_linear_clusters", c_void_p)(counts)
-    return Device(tuple(counts))
+    return Device(tuple(counts), rates_for(torch.cuda.get_device_name()))

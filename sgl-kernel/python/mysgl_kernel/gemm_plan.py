@@ -1,7 +1,7 @@
 """How a matrix product is cut over a Hopper device, and whether that beats cuBLAS: of up to 256 rows, gated of more.
 
-A model of what bounds a product, with constants fitted to 2,500 timings on one H200: twenty weights of five models, 1
-to 256 rows. The cut that it calls best is on average 2 % slower than the best that was measured. Pure arithmetic on
+A model of what bounds a product, over the figures of a kind of GPU (`gemm_rates.py`). On the H200 that these were
+fitted on, the cut that it calls best is on average 2 % slower than the best that was measured. Pure arithmetic on
 shapes: the same shape is cut alike in every run and on every rank.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+
+from mysgl_kernel.gemm_rates import H200, GemmRates
 
 TILES = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 """Weight rows of one tile: those that are compiled."""
@@ -83,6 +85,7 @@ class Device:
     """clusters[i]: how many clusters of i + 1 blocks fit at once with one block to a processor."""
 
     clusters: tuple[int, ...]
+    rates: GemmRates = H200
 
 
 def takes_tile(form: Form, tile: int) -> bool:
@@ -99,10 +102,11 @@ def best_plan(device: Device, rows: int, outputs: int, inputs: int, gated: bool)
     if rows > MAX_ROWS:
         return plan_of_many(device, rows, outputs, inputs) if gated else None
     plans = candidates(device, rows, outputs, inputs)
-    best = min(plans, key=lambda plan: microseconds(plan, rows, outputs, inputs), default=None)
-    if best is None or microseconds(best, rows, outputs, inputs) > cublas(rows, outputs, inputs, gated):
+    best = min(plans, key=lambda plan: microseconds(plan, rows, outputs, inputs, device.rates), default=None)
+    if best is None:
         return None
-    return best
+    theirs = cublas(rows, outputs, inputs, gated, device.rates)
+    return None if microseconds(best, rows, outputs, inputs, device.rates) > theirs else best
 
 
 @cache
@@ -113,7 +117,7 @@ def whole_plan(device: Device, rows: int, outputs: int, inputs: int) -> Plan | N
     if rows < 1 or inputs % 8 or outputs % 8:
         return None
     plans = (plan for plan in candidates(device, rows, outputs, inputs, least_blocks=1) if plan.split == 1)
-    return min(plans, key=lambda plan: microseconds(plan, rows, outputs, inputs), default=None)
+    return min(plans, key=lambda plan: microseconds(plan, rows, outputs, inputs, device.rates), default=None)
 
 
 def plan_of_many(device: Device, rows: int, outputs: int, inputs: int) -> Plan | None:
@@ -123,7 +127,7 @@ def plan_of_many(device: Device, rows: int, outputs: int, inputs: int) -> Plan |
     plan = Plan(LATE_FORM, MANY_TILE, 1, device.clusters[LATE_FORM.blocks - 1], row_group=ROW_GROUP)
     waves = -(-(-(-outputs // MANY_TILE) * -(-rows // LATE_FORM.rows)) // plan.clusters)
     ours = 2 + waves * (0.5 + 0.8 * -(-inputs // DEPTH))
-    return plan if ours < cublas_of_many(rows, outputs, inputs) else None
+    return plan if ours < cublas_of_many(rows, outputs, inputs, device.rates) else None
 
 
 def has_late_gate(plan: Plan, rows: int, outputs: int, inputs: int) -> bool:
@@ -180,7 +184,7 @@ def _partial_bytes(plan: Plan, rows: int) -> int:
     return min(rows, 64 * plan.form.groups) * (plan.tile + 8) * 4 if plan.split > 1 else 0
 
 
-def microseconds(plan: Plan, rows: int, outputs: int, inputs: int) -> float:
+def microseconds(plan: Plan, rows: int, outputs: int, inputs: int, rates: GemmRates = H200) -> float:
     """Of the product, from one launch to the next of many in a row.
 
     What happens side by side: reading the weight from memory, filling one processor's stages from the cache, waiting
@@ -191,42 +195,46 @@ def microseconds(plan: Plan, rows: int, outputs: int, inputs: int) -> float:
     tiles = -(-outputs // plan.tile)
     passes = 1 if plan.split > 1 else -(-tiles // plan.clusters)
     stages = passes * -(-inputs // (DEPTH * plan.split))
-    read = outputs * inputs * 2 / 4.33e6
-    fill = stages * (plan.tile + _block_rows(plan, rows)) * 2 * DEPTH / 1.49e5
-    wait = stages * max(0.123, 1.32 / _stages(plan, rows))
+    read = outputs * inputs * 2 / rates.read
+    fill = stages * (plan.tile + _block_rows(plan, rows)) * 2 * DEPTH / rates.fill
+    wait = stages * max(rates.stage, rates.latency / _stages(plan, rows))
     # Below 64 columns the tensor cores wait for their 64 rows out of shared memory.
-    multiply = stages * form.groups * max(2 * plan.tile, plan.tile + 64) / 1715
-    streams = float((read**3.16 + fill**3.16 + wait**3.16 + multiply**3.16) ** (1 / 3.16))
+    multiply = stages * form.groups * max(2 * plan.tile, plan.tile + 64) / rates.multiply
+    norm = rates.overlap
+    streams = float((read**norm + fill**norm + wait**norm + multiply**norm) ** (1 / norm))
     # In half of the memory the next kernel's block starts beside this one.
     start = (
-        1.64
-        + 0.45 * (form.groups - 1)
-        + (0.22 if form.pair else 0.0)
-        - (0.15 if plan.shared_bytes < SHARED_BYTES[0] else 0.0)
+        rates.start
+        + rates.start_group * (form.groups - 1)
+        + (rates.start_pair if form.pair else 0.0)
+        - (rates.start_shared if plan.shared_bytes < SHARED_BYTES[0] else 0.0)
     )
-    end = min(rows, 64 * form.groups) * plan.tile / (128 * form.groups) * 0.0146
-    sums = 0.07 + 0.16 * plan.cluster + _partial_bytes(plan, rows) * 4.2e-5 if plan.split > 1 else 0.0
+    end = min(rows, 64 * form.groups) * plan.tile / (128 * form.groups) * rates.tile_end
+    sums = 0.0
+    if plan.split > 1:
+        sums = rates.sums + rates.sums_block * plan.cluster + _partial_bytes(plan, rows) * rates.sums_byte
     return start + streams + end + sums
 
 
-def cublas(rows: int, outputs: int, inputs: int, gated: bool) -> float:
+def cublas(rows: int, outputs: int, inputs: int, gated: bool, rates: GemmRates = H200) -> float:
     """Microseconds of cuBLAS for the same, and of the kernel for the gate after it.
 
-    Within 7 % on average over those weights; few inputs make it quick to start.
+    Within 7 % on average over the weights that were measured; few inputs make it quick to start.
     """
-    read, multiply = outputs * inputs * 2 / 4.6e6, rows * outputs * inputs * 2 / 8e8
-    gate = gate_microseconds(rows, outputs) if gated else 0.0
-    streams = float((read**2.23 + (0.865 * multiply) ** 2.23) ** (1 / 2.23))
-    return 1.84 + 1.32 * min(inputs, 3072) / 1024 + 1.118 * streams + gate
+    read, multiply = outputs * inputs * 2 / rates.cublas_read, rows * outputs * inputs * 2 / rates.cublas_multiply
+    gate = gate_microseconds(rows, outputs, rates) if gated else 0.0
+    norm = rates.cublas_overlap
+    streams = float((read**norm + (rates.cublas_share * multiply) ** norm) ** (1 / norm))
+    start = rates.cublas_start + rates.cublas_inputs * min(inputs, 3072) / 1024
+    return start + rates.cublas_streams * streams + gate
 
 
-def cublas_of_many(rows: int, outputs: int, inputs: int) -> float:
+def cublas_of_many(rows: int, outputs: int, inputs: int, rates: GemmRates = H200) -> float:
     """The same for many rows, gated: at the clocks that are left to the tensor cores after some time."""
-    return (
-        1.84 + 1.32 * min(inputs, 3072) / 1024 + rows * outputs * inputs * 2 / 6.7e8 + gate_microseconds(rows, outputs)
-    )
+    start = rates.cublas_start + rates.cublas_inputs * min(inputs, 3072) / 1024
+    return start + rows * outputs * inputs * 2 / rates.cublas_many + gate_microseconds(rows, outputs, rates)
 
 
-def gate_microseconds(rows: int, outputs: int) -> float:
+def gate_microseconds(rows: int, outputs: int, rates: GemmRates = H200) -> float:
     """Of the gate's own kernel, which reads the product and writes half as much."""
-    return 1.4 + rows * outputs * 3 / 4.3e6
+    return rates.gate_start + rows * outputs * 3 / rates.gate_bytes

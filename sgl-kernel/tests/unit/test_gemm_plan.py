@@ -1,9 +1,11 @@
 """The cuts of matrix products: that they can be launched, and that good shapes have one."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
+from mysgl_kernel import gemm_rates
 from mysgl_kernel.gemm_plan import (
     DEPTH,
     FORMS,
@@ -20,6 +22,7 @@ from mysgl_kernel.gemm_plan import (
     takes_tile,
     whole_plan,
 )
+from mysgl_kernel.gemm_rates import rates_for
 
 H200 = Device((132, 66, 39, 30, 22, 17, 15, 15))
 ROWS = (1, 3, 8, 16, 63, 64, 65, 128, 129, 192, 193, 255, 256)
@@ -37,6 +40,14 @@ def test_every_candidate_can_be_launched(rows: int, weight: tuple[int, int]) -> 
         if plan.split > 1:  # all partial sums of a cluster are in memory at once
             assert min(rows, 64 * plan.form.groups) * (plan.tile + 8) * 4 <= plan.shared_bytes
         assert microseconds(plan, rows, outputs, inputs) > outputs * inputs * 2 / 4.8e6
+
+
+def test_another_device_is_cut_by_its_own_rates() -> None:
+    """Where cuBLAS is slower, it is used less; where nothing was measured, the rates are an H200's."""
+    assert rates_for("NVIDIA H200") is rates_for("NVIDIA H100 80GB HBM3") is gemm_rates.H200
+    slow = replace(H200, rates=replace(gemm_rates.H200, cublas_start=1000.0))
+    assert best_plan(H200, 129, 6144, 4096, False) is None
+    assert best_plan(slow, 129, 6144, 4096, False) is not None
 
 
 def test_each_number_of_rows_has_a_form() -> None:

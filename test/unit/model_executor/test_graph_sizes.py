@@ -2,13 +2,17 @@
 
 from mysglang.srt.model_executor.graph_sizes import graph_sizes, prompt_sizes
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.platforms import profile
 from mysglang.srt.platforms.cpu import CpuPlatform
 from mysglang.srt.platforms.cuda import GRAPH_MAX_BS_BY_MEMORY, CudaPlatform
 from mysglang.srt.platforms.interface import DeviceMemory, Platform
+from mysglang.srt.platforms.profile import described, profile_of
 from mysglang.srt.utils.hardware import GIB
 
 
 class H200(CudaPlatform):
+    device_name = "NVIDIA H200"
+
     def memory(self) -> DeviceMemory:
         return DeviceMemory(free=139 * GIB, total=140 * GIB)
 
@@ -56,6 +60,13 @@ def test_prompts_are_captured_as_far_as_the_host_is_slower() -> None:
     assert sizes(1, cuda_graph_max_bs_prefill=64) == (16, 32, 64)
     assert sizes(1, disable_prefill_cuda_graph=True) == sizes(1, disable_cuda_graph=True) == ()
     assert prompt_sizes(RunnerConfig(), Graphless(), 1000, 1) == ()
+
+
+def test_a_device_that_nobody_measured_has_an_h200s_figures_and_says_so() -> None:
+    known, other = "NVIDIA H200", "NVIDIA B200"
+    assert profile_of(known) is profile_of(other) is profile.H200
+    assert described(profile_of(known), known) == "H200"
+    assert described(profile_of(other), other) == "H200 (nothing was measured on this device)"
 
 
 def test_the_table_by_memory_ascends() -> None:

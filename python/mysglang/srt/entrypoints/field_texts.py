@@ -307,6 +307,7 @@ _ANSWER: Mapping[str, str] = {
     "probs": "Probability of each label, which add up to 1.",
     "prompt_eval_count": "Tokens of the prompt.",
     "prompt_eval_duration": "Nanoseconds until the first token of the answer.",
+    "device_profile": "The kind of device whose figures decide how steps are run, and whether it is this one.",
     "programs": "The ways to run steps, the fastest first, and which steps each takes or why it is not used.",
     "prompt_token_ids": f"Token ids of the prompt. {_IF_ASKED}",
     "prompt_tokens": "Tokens of the prompts.",

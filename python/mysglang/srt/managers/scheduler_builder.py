@@ -72,6 +72,9 @@ class NamedWorker(Worker, Protocol):
     def attention_backend(self) -> str: ...
 
     @property
+    def device_profile(self) -> str: ...
+
+    @property
     def programs(self) -> Mapping[str, str]: ...
 
     @property
@@ -148,6 +151,7 @@ def build_scheduler(
         dtype=model.dtype,
         attention_backend=worker.attention_backend,
         programs=dict(worker.programs),
+        device_profile=worker.device_profile,
         priorities=args.schedule.has_priorities,
         eos_token_ids=list(model.eos_token_ids),
         hidden_states=args.kernels.enable_return_hidden_states and model.pooling is None,

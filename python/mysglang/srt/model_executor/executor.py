@@ -31,6 +31,7 @@ from mysglang.srt.model_executor.programs import Captured, Load, Program, Runnab
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.weight_memory import addresses, weight_bytes
 from mysglang.srt.platforms import platform_named
+from mysglang.srt.platforms.profile import described
 from mysglang.srt.utils.hardware import GIB
 from mysglang.srt.utils.logging import measured
 
@@ -66,6 +67,8 @@ class Executor:
         pools = [memory.pool for memory in memories]
         self.occupation = DeviceOccupation(self.weights, pools, self.steps, platform)
         self.device_name = platform.device_name
+        self.device_profile = described(platform.profile, platform.device_name)
+        logger.info("Figures of the device: %s.", self.device_profile)
         self.attention_backend = served.attention
         self.capacity = WorkerCapacity(
             num_pages=budget.num_pages,

@@ -7,8 +7,6 @@ from mysglang.srt.platforms.interface import Platform
 
 PROMPT_STEPS = ((16, 16), (32, 32), (64, 64), (128, 128), (1024, 256), (2048, 512))
 """As `Platform.graph_steps`, in tokens. Products have tiles of 128 rows, so padding up to these costs little."""
-PRODUCTS_A_LAYER = 200_000_000_000
-"""What an H200 multiplies and adds while the host queues one layer's kernels, 0.45 ms and more."""
 LEAST_PROMPT_TOKENS, MOST_PROMPT_TOKENS = 256, 8192
 
 
@@ -41,7 +39,7 @@ def prompt_sizes(config: RunnerConfig, platform: Platform, max_context: int, lay
         return ()
     largest = config.cuda_graph_max_bs_prefill
     if largest is None:
-        largest = min(MOST_PROMPT_TOKENS, max(LEAST_PROMPT_TOKENS, PRODUCTS_A_LAYER // layer_weights))
+        largest = min(MOST_PROMPT_TOKENS, max(LEAST_PROMPT_TOKENS, platform.profile.layer_products // layer_weights))
     largest = min(largest, max_context)
     return tuple(sorted({*stepped(PROMPT_STEPS, largest), largest}))
 

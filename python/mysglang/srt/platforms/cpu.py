@@ -27,6 +27,7 @@ from mysglang.srt.platforms.interface import (
     Platform,
     SideQueue,
 )
+from mysglang.srt.platforms.profile import HOST, DeviceProfile
 from mysglang.srt.utils.hardware import CGROUP_LIMITS, usable_cores
 
 CGROUP_USAGE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
@@ -56,6 +57,10 @@ class CpuPlatform(Platform):
     def device_name(self) -> str:
         """The processor's name and the cores this process may use."""
         return f"{_processor_name()} ({usable_cores()} cores)"
+
+    @property
+    def profile(self) -> DeviceProfile:
+        return HOST
 
     def memory(self) -> DeviceMemory:
         """The machine's memory, or the container's where that is less."""

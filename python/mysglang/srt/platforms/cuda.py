@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.platforms.interface import DeviceMemory, Event, GraphRecorder, Platform, SideQueue
+from mysglang.srt.platforms.profile import DeviceProfile, profile_of
 from mysglang.srt.utils.hardware import GIB
 
 T = TypeVar("T")
@@ -118,6 +119,10 @@ class CudaPlatform(Platform):
     @property
     def device_name(self) -> str:
         return torch.cuda.get_device_name()
+
+    @property
+    def profile(self) -> DeviceProfile:
+        return profile_of(self.device_name)
 
     def memory(self) -> DeviceMemory:
         free, total = torch.cuda.mem_get_info()

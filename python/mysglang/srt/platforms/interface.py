@@ -11,6 +11,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from mysglang.srt.platforms.profile import DeviceProfile
+
 T = TypeVar("T")
 
 
@@ -107,6 +109,11 @@ class Platform(ABC):
     @abstractmethod
     def device_name(self) -> str:
         """What the vendor calls it."""
+
+    @property
+    @abstractmethod
+    def profile(self) -> DeviceProfile:
+        """The figures of this kind of device, or a stated default."""
 
     @abstractmethod
     def memory(self) -> DeviceMemory:
