@@ -16,6 +16,7 @@ import torch
 
 from mysglang.bench.one_batch import OneBatch
 from mysglang.srt.entrypoints.launcher import find_model
+from mysglang.srt.managers.child_specs import ranks_of
 from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.server_args import ServerArgs
 
@@ -29,7 +30,7 @@ class Ours:
         flags = ["--model-path", folder, "--load-format", "dummy", "--skip-tokenizer-init", "--device", "cpu"]
         room = ["--context-length", "1024", "--max-running-requests", "8"]
         args, model = find_model(ServerArgs.from_cli([*flags, *room, *options]))
-        self._batches = OneBatch(make_worker(args, model), CHUNK)
+        self._batches = OneBatch(make_worker(args, model, ranks_of(args.parallel)[0]), CHUNK)
 
     def decode(self, rows: int, context: int, steps: int) -> list[float]:
         return self._batches.run(rows, context, steps + 1, seed=0).decode_latencies

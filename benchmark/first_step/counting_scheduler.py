@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.forward.host_pages import HostPages, NoHostPages
 from mysglang.srt.forward.occupation import FixedOccupation, Occupation
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
@@ -77,7 +78,7 @@ class TimedDevice:
         return BatchResult(finish)
 
 
-def build(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Loop, SchedulerFacts]:
+def build(args: ServerArgs, ports: PortArgs, ranks: RankContext) -> tuple[Loop, SchedulerFacts]:
     """`build_scheduler` around the device, listening."""
     log = Log(os.environ["FIRST_STEP_LOG"])
     drain = Pull.drain
@@ -90,10 +91,10 @@ def build(args: ServerArgs, ports: PortArgs, tp_rank: int) -> tuple[Loop, Schedu
 
     Pull.drain = logged
 
-    def worker(_args: ServerArgs, model: ModelConfig) -> TimedDevice:
+    def worker(_args: ServerArgs, model: ModelConfig, _ranks: RankContext) -> TimedDevice:
         return TimedDevice(model.vocab_size, log)
 
-    return build_scheduler(args, ports, tp_rank, Makers(worker=worker))
+    return build_scheduler(args, ports, ranks, Makers(worker=worker))
 
 
 if __name__ == "__main__":

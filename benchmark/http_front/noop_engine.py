@@ -120,7 +120,7 @@ def _extended(column: np.ndarray, values: list[int]) -> np.ndarray:
 def run(link: ParentLink) -> None:
     launch = msgspec.json.decode(link.spec, type=SchedulerLaunch)
     ports, step_s = launch.port_args, float(os.environ.get("STEP_US", "0")) / 1e6
-    set_title(scheduler_title(launch.tp_rank))
+    set_title(scheduler_title(launch.ranks))
     tokenizer = load_tokenizer(launch.server_args.model)
     assert tokenizer is not None
     answers = Answers(tokenizer.encode(WORD, add_special_tokens=False)[0])

@@ -30,6 +30,7 @@ from shapes import SHAPES, write_shape
 from mysglang.bench.one_batch import OneBatch
 from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.forward.worker import Worker
+from mysglang.srt.managers.child_specs import ranks_of
 from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.server_args import ServerArgs
 
@@ -180,7 +181,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = str(write_shape(args.model, Path(folder)))
         server_args, model = find_model(ServerArgs.from_cli(["--model-path", path, *own, *sizes, *rest]))
-        worker = make_worker(server_args, model)
+        worker = make_worker(server_args, model, ranks_of(server_args.parallel)[0])
     schedule = server_args.schedule
     bench = OneBatch(worker, schedule.prefill_chunk or schedule.max_prefill_tokens)
     results = []

@@ -18,6 +18,7 @@ from mysglang.bench.refused import Refused, run_tool
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.managers.child_specs import ranks_of
 from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.logging import configure_logging
@@ -61,7 +62,8 @@ def _bench(server_args: ServerArgs, model: ModelConfig) -> OneBatch:
     schedule = server_args.schedule
     chunk = schedule.chunked_prefill_size
     return OneBatch(
-        make_worker(server_args, model), chunk if chunk is not None and chunk > 0 else schedule.max_prefill_tokens
+        make_worker(server_args, model, ranks_of(server_args.parallel)[0]),
+        chunk if chunk is not None and chunk > 0 else schedule.max_prefill_tokens,
     )
 
 

@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "sampling.grammar_spec",
     # the processes
     "managers": "scheduling mem_cache forward.worker forward.weights forward.occupation forward.host_pages multimodal "
-    "parser sampling messages server_args args configs",
+    "distributed.ranks parser sampling messages server_args args configs",
     "managers.scheduler_builder": PLUG_INS + " distributed",
     "managers.worker_factory": "model_executor.executor model_executor.model_launch model_executor.runner_config "
     "speculative",
@@ -71,7 +71,7 @@ MAY_IMPORT = {
     ".bench": "",
     ".bench.one_batch": "forward mem_cache",
     ".bench_serving": ".bench",
-    ".bench_one_batch": ".bench entrypoints server_args configs managers.worker_factory",
+    ".bench_one_batch": ".bench entrypoints server_args configs managers.child_specs managers.worker_factory",
     ".bench_offline_throughput": ".bench entrypoints server_args",
     ".eval": "entrypoints server_args args parser",
     ".lang": "",

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mysglang.srt.distributed.ranks import rank_contexts
 from mysglang.srt.managers.child_specs import DetokenizerLaunch, SchedulerLaunch, scheduler_title
 from mysglang.srt.managers.scheduler_process import cpu_threads
 from mysglang.srt.server_args import PortArgs, ServerArgs
@@ -14,10 +15,10 @@ from mysglang.srt.utils.hardware import Hardware
 
 
 @pytest.mark.parametrize(
-    ("num_cores", "tp_size", "threads"), [(1, 1, 1), (2, 1, 1), (4, 1, 3), (8, 1, 8), (64, 4, 16), (2, 4, 1)]
+    ("num_cores", "num_ranks", "threads"), [(1, 1, 1), (2, 1, 1), (4, 1, 3), (8, 1, 8), (64, 4, 16), (2, 4, 1)]
 )
-def test_cpu_threads(num_cores: int, tp_size: int, threads: int) -> None:
-    assert cpu_threads(num_cores, tp_size) == threads
+def test_cpu_threads(num_cores: int, num_ranks: int, threads: int) -> None:
+    assert cpu_threads(num_cores, num_ranks) == threads
 
 
 def test_launch_survives_the_way_to_the_child(tmp_path: Path) -> None:
@@ -29,7 +30,7 @@ def test_launch_survives_the_way_to_the_child(tmp_path: Path) -> None:
         board="/d",
     )
     for launch in (
-        SchedulerLaunch(server_args=args, port_args=ports, tp_rank=1),
+        SchedulerLaunch(server_args=args, port_args=ports, ranks=rank_contexts(2, device="cuda", first_gpu=1)[1]),
         DetokenizerLaunch(server_args=args, port_args=ports),
     ):
         line = msgspec.json.encode(launch)
@@ -38,4 +39,4 @@ def test_launch_survives_the_way_to_the_child(tmp_path: Path) -> None:
 
 
 def test_title() -> None:
-    assert scheduler_title(3) == "mysglang::scheduler_TP3"
+    assert scheduler_title(rank_contexts(4, device="cpu", first_gpu=0)[3]) == "mysglang::scheduler_TP3"

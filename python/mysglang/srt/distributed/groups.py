@@ -1,6 +1,7 @@
 """Groups of ranks that compute one thing together: built once, passed down, never global.
 
 Layers hold a group and ask it for rank, size and sums; `SoloGroup` is the group of one, in which nothing is exchanged.
+Which groups there are, and where this process stands in them, a `RankContext` says (`ranks.py`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from torch import Tensor
+
+from mysglang.srt.distributed.ranks import Place
 
 
 class Group(Protocol):
@@ -39,3 +42,12 @@ class SoloGroup:
 
     def all_gather(self, x: Tensor) -> Tensor:
         return x
+
+
+SOLO = SoloGroup()
+
+
+def group_of(place: Place) -> Group:
+    """The group in which this process has that place."""
+    assert place.size == 1, "options for several ranks are refused"
+    return SOLO

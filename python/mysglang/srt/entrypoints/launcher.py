@@ -20,7 +20,7 @@ from mysglang.srt.configs.checkpoint_sizes import check_checkpoint, check_contex
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.environ import START_TIMEOUT
 from mysglang.srt.errors import ConfigError, WorkerDied
-from mysglang.srt.managers.child_specs import DetokenizerLaunch, SchedulerLaunch, detokenizer_title, scheduler_title
+from mysglang.srt.managers.child_specs import DetokenizerLaunch, detokenizer_title, scheduler_launches, scheduler_title
 from mysglang.srt.managers.model_files import load_model_config
 from mysglang.srt.messages.launch import Failed, FromChild, Ready, SchedulerFacts
 from mysglang.srt.server_args import PortArgs, ServerArgs
@@ -108,9 +108,8 @@ class Subprocesses:
         self._children: list[Child] = []
         self._grown = asyncio.Event()
         """Set when there is one child more to be watched."""
-        for rank in range(server_args.parallel.tp_size):
-            launch = SchedulerLaunch(server_args=server_args, port_args=self.port_args, tp_rank=rank)
-            self._start(modules.scheduler, scheduler_title(rank), launch)
+        for launch in scheduler_launches(server_args, self.port_args):
+            self._start(modules.scheduler, scheduler_title(launch.ranks), launch)
         for index in range(serving.detokenizer_worker_num):
             spec = DetokenizerLaunch(server_args=server_args, port_args=self.port_args, index=index)
             self._start(modules.detokenizer, detokenizer_title(index), spec)

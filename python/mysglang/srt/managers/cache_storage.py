@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mysglang.srt.args.hicache import read_storage_config
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.host_pages import HostPages
 from mysglang.srt.mem_cache.host_tier import HostTier
@@ -22,7 +23,7 @@ LAYOUT_VERSION = 1
 
 
 def make_storage(
-    args: ServerArgs, model: ModelConfig, pages: HostPages, page_size: int, host: HostTier, rank: int
+    args: ServerArgs, model: ModelConfig, pages: HostPages, page_size: int, host: HostTier, ranks: RankContext
 ) -> Storage:
     """What stands below `host`. Raises ConfigError."""
     if args.hicache.hicache_storage_backend is None:
@@ -39,7 +40,7 @@ def make_storage(
         host,
         pages,
         FileBackend(config.path, largest),
-        identity_of(args, model, page_size, pages.page_bytes, rank),
+        identity_of(args, model, page_size, pages.page_bytes, ranks),
         FetchLimits(
             block_tokens=block_tokens,
             at_least=config.prefetch_threshold,
@@ -51,7 +52,7 @@ def make_storage(
     )
 
 
-def identity_of(args: ServerArgs, model: ModelConfig, page_size: int, page_bytes: int, rank: int) -> str:
+def identity_of(args: ServerArgs, model: ModelConfig, page_size: int, page_bytes: int, ranks: RankContext) -> str:
     """A hash of all that the bytes of a page depend on beside its tokens.
 
     Weights are told apart by their files' sizes and times: a checkpoint that is written anew is another one.
@@ -60,7 +61,7 @@ def identity_of(args: ServerArgs, model: ModelConfig, page_size: int, page_bytes
     facts = {
         "layout": LAYOUT_VERSION,
         "page": [page_size, page_bytes],
-        "rank": [rank, args.parallel.tp_size],
+        "rank": [ranks.tp.rank, ranks.tp.size],
         "dtype": model.dtype,
         "config": model.hf,
         # Which kernels compute, as far as it is asked that their results be the same.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from mysglang.srt.args.parallel import ParallelArgs
+from mysglang.srt.distributed.ranks import RankContext, rank_contexts
 from mysglang.srt.server_args import PortArgs, ServerArgs
 
 DETOKENIZER_TITLE = "mysglang::detokenizer"
@@ -14,7 +16,7 @@ class SchedulerLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
     server_args: ServerArgs
     port_args: PortArgs
-    tp_rank: int
+    ranks: RankContext
 
 
 class DetokenizerLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,8 +28,18 @@ class DetokenizerLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Which of several."""
 
 
-def scheduler_title(tp_rank: int) -> str:
-    return f"mysglang::scheduler_TP{tp_rank}"
+def ranks_of(parallel: ParallelArgs) -> list[RankContext]:
+    """Of each process that computes, the first rank's first."""
+    return rank_contexts(parallel.tp_size, device=parallel.device, first_gpu=parallel.base_gpu_id)
+
+
+def scheduler_launches(args: ServerArgs, ports: PortArgs) -> list[SchedulerLaunch]:
+    """One for each rank."""
+    return [SchedulerLaunch(server_args=args, port_args=ports, ranks=ranks) for ranks in ranks_of(args.parallel)]
+
+
+def scheduler_title(ranks: RankContext) -> str:
+    return f"mysglang::scheduler_{ranks.name}"
 
 
 def detokenizer_title(index: int) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext
 from mysglang.srt.forward.occupation import FixedOccupation, Occupation
 from mysglang.srt.forward.weights import ModelWeights, NoWeights
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
@@ -105,7 +106,7 @@ class SchedulerOptions:
     """Reckons what steps compute, read and write."""
     timed: bool = False
     """Whether it is told with each answer when its request stood where."""
-    rank: int = 0
+    ranks: RankContext = RANKS_OF_ONE
     weight_version: str = FIRST_VERSION
     rules: tuple[AdmissionRule, ...] = ()
     timeouts: Timeouts = field(default_factory=NoTimeouts)
@@ -350,10 +351,12 @@ def assemble(
             to_tokenizer=channels.to_tokenizer,
             make_req=ReqMaker(max_request_len(worker), capacity.vocab_size, make_stop_text, options),
             weight_version=version,
-            rank=options.rank,
+            rank=options.ranks.world.rank,
         )
     )
-    updates = SchedulerWeights(scheduler, kv, weights or NoWeights(), version, channels.to_tokenizer, rank=options.rank)
+    updates = SchedulerWeights(
+        scheduler, kv, weights or NoWeights(), version, channels.to_tokenizer, rank=options.ranks.world.rank
+    )
     _answer_control_requests(scheduler, rows, updates, memory or FixedOccupation(), channels, capacity)
     loop = OverlapLoop(scheduler, lanes) if options.overlap else SyncLoop(scheduler, lanes)
     return Assembled(scheduler, loop, kv, rows)

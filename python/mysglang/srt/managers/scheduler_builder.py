@@ -17,6 +17,7 @@ from mysglang.srt.constrained.backend import JsonStyle
 from mysglang.srt.constrained.compile_messages import CompilerSetup
 from mysglang.srt.constrained.factory import NO_BACKEND, choose_backend
 from mysglang.srt.constrained.structured_output import StructuredOutput
+from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.host_pages import HostPages
 from mysglang.srt.forward.occupation import Occupation
@@ -87,18 +88,18 @@ class NamedWorker(Worker, Protocol):
     def host_pages(self) -> HostPages: ...
 
 
-def _make_worker(args: ServerArgs, model: ModelConfig) -> NamedWorker:
+def _make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> NamedWorker:
     """The worker of a real model. Only it needs torch, which takes two seconds to load."""
     from mysglang.srt.managers.worker_factory import make_worker
 
-    return make_worker(args, model)
+    return make_worker(args, model, ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Makers:
     """What a scheduler stands on. Tests put something in its place that is smaller, or that fails."""
 
-    worker: Callable[[ServerArgs, ModelConfig], NamedWorker] = _make_worker
+    worker: Callable[[ServerArgs, ModelConfig, RankContext], NamedWorker] = _make_worker
     kv: Callable[[int, int, int, int, MakePrefixCache], KvManager] = KvManager
     hybrid_kv: Callable[..., KvManager] = HybridKvManager
     """The same, and `windows`: of models whose layers with a window have pages of their own."""
@@ -109,16 +110,16 @@ THE_MAKERS = Makers()
 
 
 def build_scheduler(
-    args: ServerArgs, ports: PortArgs, tp_rank: int, makers: Makers = THE_MAKERS
+    args: ServerArgs, ports: PortArgs, ranks: RankContext, makers: Makers = THE_MAKERS
 ) -> tuple[Loop, SchedulerFacts]:
     """The scheduler of one rank, connected and ready to turn, and what it found out about itself."""
     model = load_model_config(args.model)
     tokenizer = load_tokenizer(args.model)
     structured = _structured_output(args, model, tokenizer)
-    worker = makers.worker(args, model)
+    worker = makers.worker(args, model, ranks)
     capacity = worker.capacity
-    events = _kv_events(args, capacity, tp_rank)
-    kv = _kv_manager(capacity, _prefix_cache(args, model, tp_rank, worker, events, makers), makers)
+    events = _kv_events(args, capacity, ranks)
+    kv = _kv_manager(capacity, _prefix_cache(args, model, ranks, worker, events, makers), makers)
     channels = Channels(
         requests=Pull(ports.scheduler_input_ipc_name, scheduler_codec()),
         to_detokenizer=to_detokenizers(ports.detokenizer_ipc_names),
@@ -128,7 +129,7 @@ def build_scheduler(
         worker,
         kv,
         channels,
-        _options(args, model, tp_rank),
+        _options(args, model, ranks),
         _stop_text_maker(tokenizer),
         role=_role(args, structured.role, kv.cache.lower),
         filler=structured.filler,
@@ -161,6 +162,7 @@ def build_scheduler(
         is_embedding=model.pooling is not None,
         memory_usage=capacity.memory_usage,
         startup_times=capacity.startup_times,
+        rank_labels=ranks.labels,
     )
     return assembled.loop, facts
 
@@ -174,7 +176,12 @@ def _kv_manager(capacity: WorkerCapacity, prefix_cache: MakePrefixCache, makers:
 
 
 def _prefix_cache(
-    args: ServerArgs, model: ModelConfig, tp_rank: int, worker: NamedWorker, events: EventPublisher, makers: Makers
+    args: ServerArgs,
+    model: ModelConfig,
+    ranks: RankContext,
+    worker: NamedWorker,
+    events: EventPublisher,
+    makers: Makers,
 ) -> MakePrefixCache:
     eviction, hicache = args.memory.radix_eviction_policy, args.hicache
     if not hicache.enable_hierarchical_cache:
@@ -187,7 +194,7 @@ def _prefix_cache(
         write_policy=hicache.hicache_write_policy,
         eviction_policy=eviction,
         listener=events.listener,
-        storage=make_storage(args, model, pages, page_size, host, tp_rank),
+        storage=make_storage(args, model, pages, page_size, host, ranks),
     )
 
 
@@ -207,7 +214,7 @@ def _reckons(args: ServerArgs, model: ModelConfig) -> bool:
     return args.observability.enable_mfu_metrics and model.pooling is None and model.encoder is None
 
 
-def _costs(args: ServerArgs, model: ModelConfig) -> StepCosts:
+def _costs(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> StepCosts:
     if not _reckons(args, model):
         return NoCosts()
     layers = (layer.attention for layer in model.plan.layers)
@@ -217,7 +224,7 @@ def _costs(args: ServerArgs, model: ModelConfig) -> StepCosts:
         layers=tuple(AttentionShape(each.num_heads, each.num_kv_heads, each.head_dim, each.window) for each in layers),
         dtype_bytes=DTYPE_BYTES.get(model.dtype, 2),
     )
-    return DecoderCosts(shape.part(args.parallel.tp_size))
+    return DecoderCosts(shape.part(ranks.tp.size))
 
 
 def _cascade(args: ServerArgs, model: ModelConfig) -> CascadeCosts | None:
@@ -227,7 +234,7 @@ def _cascade(args: ServerArgs, model: ModelConfig) -> CascadeCosts | None:
     return CascadeCosts.of_model(attention.num_heads, attention.num_kv_heads, DTYPE_BYTES.get(model.dtype, 2))
 
 
-def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOptions:
+def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> SchedulerOptions:
     schedule = args.schedule
     return SchedulerOptions(
         limits=PrefillLimits(
@@ -248,18 +255,18 @@ def _options(args: ServerArgs, model: ModelConfig, tp_rank: int) -> SchedulerOpt
         jump_forward=args.grammar.enable_jump_forward,
         timeouts=_timeouts(schedule),
         decode_log_interval=args.observability.decode_log_interval,
-        costs=_costs(args, model),
+        costs=_costs(args, model, ranks),
         timed=args.observability.enable_trace,
-        rank=tp_rank,
+        ranks=ranks,
         weight_version=args.model.weight_version,
     )
 
 
-def _kv_events(args: ServerArgs, capacity: WorkerCapacity, tp_rank: int) -> EventPublisher:
+def _kv_events(args: ServerArgs, capacity: WorkerCapacity, ranks: RankContext) -> EventPublisher:
     """Who tells routers what is cached: the first rank, if anybody asked for it."""
     given = args.observability.kv_events_config
     config = KvEventsConfig() if given is None else read_kv_events(given)
-    if config.publisher == "null" or tp_rank:
+    if config.publisher == "null" or ranks.world.rank:
         return NoPublisher()
     return ZmqPublisher(config, KvEventLog(capacity.num_pages, capacity.page_size))
 

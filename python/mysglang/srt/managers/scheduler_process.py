@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.managers.child import run_child, tell_parent
 from mysglang.srt.managers.child_specs import SchedulerLaunch, scheduler_title
@@ -28,8 +29,8 @@ FEW_CORES = 4
 """Up to here one core is left to the front, whose threads would otherwise wait behind every matrix product."""
 
 
-Build: TypeAlias = Callable[[ServerArgs, PortArgs, int], tuple[Loop, SchedulerFacts]]
-"""Options, links and rank -> a scheduler, connected and ready to turn, and what it found out about itself."""
+Build: TypeAlias = Callable[[ServerArgs, PortArgs, RankContext], tuple[Loop, SchedulerFacts]]
+"""Options, links and ranks -> a scheduler, connected and ready to turn, and what it found out about itself."""
 
 
 def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
@@ -38,19 +39,19 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
     `build` makes the scheduler; `build_scheduler` does, unless a test wants another.
     """
     launch = msgspec.json.decode(link.spec, type=SchedulerLaunch)
-    args, rank = launch.server_args, launch.tp_rank
-    set_title(scheduler_title(rank))
-    configure_logging(args.observability.log_level, f"TP{rank}")
+    args, ranks = launch.server_args, launch.ranks
+    set_title(scheduler_title(ranks))
+    configure_logging(args.observability.log_level, ranks.name)
     times: dict[str, float] = {}
     with timed(logger, "scheduler set up"), measured(times, "scheduler_e2e"), paused_gc():
-        if args.parallel.device == "cpu":
+        if ranks.device == "cpu":
             # Read when the OpenMP runtime is loaded, so before torch is.
-            os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads(usable_cores(), args.parallel.tp_size)))
+            os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads(usable_cores(), ranks.world.size)))
         else:
-            use_gpu(args.parallel.base_gpu_id + rank)
+            use_gpu(ranks.gpu)
         from mysglang.srt.managers.scheduler_builder import build_scheduler
 
-        loop, facts = (build or build_scheduler)(args, launch.port_args, rank)
+        loop, facts = (build or build_scheduler)(args, launch.port_args, ranks)
     logger.info(
         "KV cache: %d tokens in %.2f GiB; at most %d requests run at once, of %d tokens each",
         facts.max_total_num_tokens,
@@ -66,11 +67,11 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
         loop.step()
 
 
-def cpu_threads(num_cores: int, tp_size: int) -> int:
-    """Threads of one rank's computation."""
+def cpu_threads(num_cores: int, num_ranks: int) -> int:
+    """Threads of one rank's computation, where so many share the cores."""
     if num_cores <= FEW_CORES:
         num_cores -= 1
-    return max(1, num_cores // tp_size)
+    return max(1, num_cores // num_ranks)
 
 
 def use_gpu(index: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.model_launch import ModelLaunch
@@ -11,7 +12,7 @@ from mysglang.srt.model_executor.runner_config import HostTierConfig, RunnerConf
 from mysglang.srt.server_args import ServerArgs
 
 
-def make_worker(args: ServerArgs, model: ModelConfig) -> Executor:
+def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Executor:
     """Load the model and size its memory. Raises ConfigError for what the user must change."""
     if args.kernels.enable_deterministic_inference and model.pooling is not None:
         raise ConfigError("--enable-deterministic-inference is for models that generate; leave it out for this one.")
@@ -22,7 +23,7 @@ def make_worker(args: ServerArgs, model: ModelConfig) -> Executor:
         quantization=args.model.quantization,
         seed=args.model.random_seed or 0,
     )
-    return Executor(_runner_config(args, model), [ModelLaunch(model, load)])
+    return Executor(_runner_config(args, model, ranks), [ModelLaunch(model, load)])
 
 
 def _host_tier(args: ServerArgs) -> HostTierConfig | None:
@@ -38,10 +39,11 @@ def _host_tier(args: ServerArgs) -> HostTierConfig | None:
     )
 
 
-def _runner_config(args: ServerArgs, model: ModelConfig) -> RunnerConfig:
+def _runner_config(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> RunnerConfig:
     memory, schedule, kernels = args.memory, args.schedule, args.kernels
     return RunnerConfig(
-        device=args.parallel.device,
+        ranks=ranks,
+        device=ranks.device,
         page_size=memory.page_size,
         mem_fraction_static=memory.mem_fraction_static,
         max_total_tokens=memory.max_total_tokens,

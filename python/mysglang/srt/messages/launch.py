@@ -46,6 +46,8 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the logit processors that requests may ask for."""
     memory_usage: dict[str, float] = {}
     """GiB by purpose: weights, kvcache, graph."""
+    rank_labels: dict[str, str] = {}
+    """Which rank the scheduler is in each kind of group, by the name that its figures have for that."""
     startup_times: dict[str, float] = {}
     """Seconds by phase of the start: load_weight, kv_cache_allocation, cuda_graph_prefill, cuda_graph_decode."""
 

@@ -9,6 +9,7 @@ import torch
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.groups import Group, group_of
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends
@@ -41,6 +42,11 @@ class Setup:
     """Rows of the decode steps that are to be captured, ascending."""
     startup_times: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of the start; each phase adds its own."""
+
+    @property
+    def tp(self) -> Group:
+        """The ranks that share each layer."""
+        return group_of(self.config.ranks.tp)
 
     def choose_attention(self, specs: tuple[AttentionSpec, ...], dtype: torch.dtype) -> ChosenBackends:
         """The attention of layers like these; without layers, only what was asked for is checked. Raises ConfigError

@@ -29,7 +29,7 @@ def pooling_decoder(setup: Setup, launch: ModelLaunch) -> Load:
     """A decoder that makes vectors. Raises ConfigError for what cannot run here."""
 
     def load() -> PoolingModel:
-        model = load_as(PoolingDecoder, launch.config, launch.load, setup.platform.device, launch.dtype)
+        model = load_as(PoolingDecoder, launch.config, launch.load, setup.platform.device, launch.dtype, tp=setup.tp)
         return PoolingModel(setup, launch, model)
 
     return load

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext
 from mysglang.srt.kernels.op import Numerics
 from mysglang.srt.mem_cache.kv_pool.host import MemLayout
 from mysglang.srt.model_executor.page_mover import IoBackend
@@ -27,6 +28,7 @@ class HostTierConfig:
 class RunnerConfig:
     """None means, unless it says otherwise: chosen here, by the platform and its memory."""
 
+    ranks: RankContext = RANKS_OF_ONE
     device: str = "auto"
     """auto, cpu or cuda."""
     page_size: int = 1

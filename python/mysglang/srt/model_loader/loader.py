@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.distributed.groups import Group, SoloGroup
+from mysglang.srt.distributed.groups import SOLO, Group
 from mysglang.srt.distributed.pipeline import Stage, WholeModel
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
@@ -41,7 +41,7 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    tp: Group | None = None,
+    tp: Group = SOLO,
     stage: Stage | None = None,
 ) -> CausalLM:
     """This rank's part of a model that generates, ready to run. Raises ConfigError if the checkpoint is not what it
@@ -57,14 +57,14 @@ def load_as(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    tp: Group | None = None,
+    tp: Group = SOLO,
     stage: Stage | None = None,
 ) -> Model:
     """The same of a model of this kind, which its architecture must be."""
     began = time.perf_counter()
     dummy = load_config.load_format == "dummy"
     files = [] if dummy else open_weight_files(Path(model_config.path))
-    context = LayerContext(dtype=dtype, tp=tp or SoloGroup(), quant=quant_config(load_config.quantization))
+    context = LayerContext(dtype=dtype, tp=tp, quant=quant_config(load_config.quantization))
     try:
         with torch.no_grad():
             with device:

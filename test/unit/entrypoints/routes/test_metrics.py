@@ -71,6 +71,14 @@ async def test_open_http_requests_and_processor_time() -> None:
     assert values["sglang:startup_time_seconds", ("phase", "e2e")] > 0
 
 
+async def test_figures_of_a_scheduler_carry_its_rank() -> None:
+    async with serve(options=COUNTED) as served:
+        values = samples_of((await served.client.get("/metrics")).text)
+    rank = ("moe_ep_rank", "0"), ("pp_rank", "0"), ("tp_rank", "2")
+    assert values["sglang:num_running_reqs", *rank] == 0
+    assert values["sglang:settled_first_total", *rank[:2], ("reason", "memory"), rank[2]] == 0
+
+
 async def test_answers_by_status() -> None:
     async with serve(options=COUNTED) as served:
         await served.post("/generate", {"text": "The fox"}, headers=KEY)

@@ -25,8 +25,6 @@ from mysglang.srt.observability.exposition import CONTENT_TYPE, Gauge, Page, ren
 from mysglang.srt.observability.instruments import ESTIMATES, FRONT, HTTP_RESPONSES, SCHEDULER
 from mysglang.srt.utils.log_output import dropped_lines
 
-RANKS = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
-
 LOG_LINES_DROPPED = Gauge("sglang:log_lines_dropped", "Lines of the log that this process could not write so far.")
 NUM_RUNNING_REQS = Gauge("sglang:num_running_reqs", "Requests that hold a place.")
 NUM_QUEUE_REQS = Gauge("sglang:num_queue_reqs", "Requests that wait for a place.")
@@ -107,7 +105,7 @@ def metrics_router(front: Front, served_model_name: str) -> APIRouter:
     router = APIRouter(tags=["health"])
     labels = {"model_name": served_model_name, "engine_type": "unified"}
     # With priorities each figure of the scheduler has their label: empty for the figure of all of them.
-    ranks = {**labels, **RANKS, **({"priority": ""} if front.facts.priorities else {})}
+    ranks = {**labels, **front.facts.rank_labels, **({"priority": ""} if front.facts.priorities else {})}
     # Routes are made when the engine is ready.
     processor_time = ProcessorTime()
     startup_s = time.time() - _server_process().create_time()

@@ -1,0 +1,67 @@
+"""RankContext: which rank a process is in each of the groups that it belongs to, and which device is its own.
+
+    world          every process of a server that computes
+    tp             those that share each layer
+    attention_tp   those that share each layer's attention: fewer than tp, where attention is split by requests
+    ep             those that share each layer's experts
+    pp             those that have one run of layers each
+    dp             those that have requests of their own
+
+Contexts are made where processes are started, and each is handed to its process; from its composition root on they are
+passed down, and nobody finds out about ranks in another way. These are plain numbers, known before torch is loaded:
+what ranks do together, a `Group` does (`groups.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rank stands in a group: it is `rank` out of 0 … size - 1."""
+
+    rank: int = 0
+    size: int = 1
+
+
+ALONE = Place()
+"""In a group of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """The places of one process, and its device. Without arguments: a process that computes alone, on a CPU."""
+
+    world: Place = ALONE
+    tp: Place = ALONE
+    attention_tp: Place = ALONE
+    ep: Place = ALONE
+    pp: Place = ALONE
+    dp: Place = ALONE
+    device: str = "cpu"
+    """cpu or cuda."""
+    gpu: int = 0
+    """The number of its GPU among those that are visible, if its device is one."""
+
+    @property
+    def name(self) -> str:
+        """For titles of processes and the beginnings of log lines."""
+        return f"TP{self.tp.rank}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """For the figures of this rank, by the names that SGLang's dashboards know."""
+        return {"tp_rank": str(self.tp.rank), "pp_rank": str(self.pp.rank), "moe_ep_rank": str(self.ep.rank)}
+
+
+RANKS_OF_ONE = RankContext()
+
+
+def rank_contexts(tp_size: int, *, device: str, first_gpu: int) -> list[RankContext]:
+    """The context of each process of a server, by its rank in the world."""
+    places = [Place(rank, tp_size) for rank in range(tp_size)]
+    return [
+        RankContext(world=place, tp=place, attention_tp=place, device=device, gpu=first_gpu + place.rank)
+        for place in places
+    ]

@@ -1,0 +1,68 @@
+"""RankContext: a process learns its ranks from what it was handed, and from nowhere else."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mysglang.srt.args.parallel import ParallelArgs
+from mysglang.srt.distributed.groups import SoloGroup, group_of
+from mysglang.srt.distributed.ranks import ALONE, RANKS_OF_ONE, Place, RankContext, rank_contexts
+from mysglang.srt.managers.child_specs import ranks_of, scheduler_title
+
+SOURCES = Path(__file__).parents[3] / "python/mysglang/srt"
+MAY_READ = {
+    "tp_size": {"args", "configs/checkpoint_sizes.py", "entrypoints/launcher.py", "managers/child_specs.py"},
+    "base_gpu_id": {"args", "managers/child_specs.py"},
+    "SoloGroup": {"distributed/groups.py", "layers/context.py"},
+}
+"""Name -> where it may be read: in folders and files of the package. All others have a RankContext, or a group."""
+
+
+def test_one_rank_is_alone_in_every_group() -> None:
+    [ranks] = ranks_of(ParallelArgs(device="cuda", base_gpu_id=3))
+    assert ranks == RankContext(device="cuda", gpu=3)
+    groups = (ranks.world, ranks.tp, ranks.attention_tp, ranks.ep, ranks.pp, ranks.dp)
+    assert set(groups) == {ALONE} and Place(0, 1) == ALONE
+    assert (ranks.name, scheduler_title(ranks)) == ("TP0", "mysglang::scheduler_TP0")
+    assert ranks.labels == {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+
+
+def test_the_group_of_one_exchanges_nothing() -> None:
+    assert isinstance(group_of(RANKS_OF_ONE.tp), SoloGroup)
+    with pytest.raises(AssertionError):
+        group_of(Place(1, 2))
+
+
+def test_ranks_that_share_layers() -> None:
+    first, second = rank_contexts(2, device="cuda", first_gpu=4)
+    assert (first.world, second.world) == (Place(0, 2), Place(1, 2))
+    assert second.tp == second.attention_tp == second.world and second.pp == second.dp == second.ep == ALONE
+    assert (first.gpu, second.gpu) == (4, 5)
+    assert second.labels["tp_rank"] == "1"
+    assert msgspec.json.decode(msgspec.json.encode(second), type=RankContext) == second
+
+
+def test_nobody_asks_for_a_rank_in_another_way() -> None:
+    wrong = [
+        f"{place}:{line} {name}"
+        for path in sorted(SOURCES.rglob("*.py"))
+        for name, line in names_read(ast.parse(path.read_text()))
+        if (place := path.relative_to(SOURCES).as_posix())
+        and name in MAY_READ
+        and MAY_READ[name].isdisjoint({place, place.split("/")[0]})
+    ]
+    assert not wrong
+
+
+def names_read(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Every attribute that is read, and every name that is imported, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.attr, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((alias.name, node.lineno) for alias in node.names)
