@@ -20,7 +20,8 @@ from mysglang.srt.managers.text_pool import LONG_TEXT
 from mysglang.srt.managers.unfold import unfold, unfolding
 from mysglang.srt.messages.generate import MANY_IDS, GenerateReqInput, parse_generate
 from mysglang.srt.messages.outputs import Length
-from mysglang.srt.sampling.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_ENTRIES, SamplingParams
+from mysglang.srt.sampling.request_field import MAX_ENTRIES
+from mysglang.srt.sampling.sampling_params import MAX_ALLOWED_TOKEN_IDS, SamplingParams
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 SCHEMA = json.dumps({"enum": ["a" * 1000] * 100})

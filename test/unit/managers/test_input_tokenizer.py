@@ -22,7 +22,8 @@ from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqInput
-from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+from mysglang.srt.sampling.drawing import TOP_K_ALL
+from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 LIMITS = FrontLimits(context_len=40, max_req_len=30, vocab_size=600, max_running_requests=8)

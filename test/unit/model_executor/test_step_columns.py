@@ -13,13 +13,12 @@ from mysglang.srt.forward.worker_batch import (
     WindowColumns,
 )
 from mysglang.srt.model_executor import step_columns as columns
-from mysglang.srt.sampling.drawing import DrawingOnDevice, drawing_columns
+from mysglang.srt.sampling.drawing import TOP_K_ALL, DrawingOnDevice, drawing_columns
 from mysglang.srt.sampling.draws import uniforms
 from mysglang.srt.sampling.feature import DeviceFacts
 from mysglang.srt.sampling.logit_edits import edits
 from mysglang.srt.sampling.logits_rows import LogitsRows
 from mysglang.srt.sampling.penalties import penalty_columns, reset_columns
-from mysglang.srt.sampling.sampling_params import TOP_K_ALL
 
 
 def ints(*values: int) -> np.ndarray:

@@ -1,14 +1,14 @@
 """The descriptions of fields that have no docstring in their class, for /openapi.json; `field_docs.py` reads them.
 
 `BY_FIELD` holds what a name means wherever it occurs; where that differs, the text stands in `place_texts.py`. What
-follows " Default:" is left out where a field is required.
+follows " Default:" is left out where a field is required. The fields of sampling bring their texts with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mysglang.srt.sampling.sampling_params import MAX_N
+from mysglang.srt.entrypoints.sampling_body import texts
 
 _SECONDS = "in Unix seconds"
 _IF_ASKED = "Present if the request asked for it."
@@ -20,14 +20,11 @@ _REQUEST: Mapping[str, str] = {
     "activities": "What is recorded: the CPU, the GPU or both. Default: the CPU.",
     "add_generation_prompt": "Whether the prompt ends with the head of the assistant's message. Default: true.",
     "add_special_tokens": "Whether the tokenizer puts its own tokens (BOS ...) around a prompt. Default: true.",
-    "allowed_token_ids": "The only token ids that may be chosen. Default: all.",
     "anchor": "From when the seconds count: from the creation of the file.",
     "apply_softmax": "Whether the scores of an item are scaled to add up to 1. Default: false.",
     "at_least_one": "Whether at least one of the structures must occur.",
     "backend": "The library that carries the tensors: `nccl` for GPUs, `gloo` for CPUs. Default: nccl.",
     "background": "Whether the response is made after the answer to this request. Needs `store`. Default: false.",
-    "bad_words": "Words that the answer does not hold, neither at its beginning nor behind a space.",
-    "beam_width": f"Beams that beam search keeps, 1 to {MAX_N}. Default: no beam search.",
     "budget_tokens": "Target for the tokens of a thought, below `max_tokens`. Nothing cuts a thought off there.",
     "cache_control": "A mark for a prompt cache. No effect: every prompt is cached while there is room.",
     "cache_salt": "Namespace of the prefix cache: prompts share cached tokens only under the same one.",
@@ -37,7 +34,6 @@ _REQUEST: Mapping[str, str] = {
     "continue_final_message": "Whether the answer goes on in the last message, and no new one begins. Default: false.",
     "continuous_usage_stats": "Whether every frame of a stream has `usage`. Default: false.",
     "custom_logit_processor": "Name of one of the server's logit processors, which changes this request's logits.",
-    "custom_params": "What the logit processor is told.",
     "decode_log_interval": "Decode steps between two log lines of the scheduler, at least 1.",
     "description": "What it is for, in words that the model reads.",
     "dimensions": "Length to which vectors are cut, for a model trained for it. Default: all of it.",
@@ -54,11 +50,9 @@ _REQUEST: Mapping[str, str] = {
     "extra_key": "Namespace of the prefix cache, beside `cache_salt`: prompts share cached tokens only under the same.",
     "file": "The file's content.",
     "flush_cache": "Whether the prefix cache, which the old weights made, is emptied. Default: true.",
-    "frequency_penalty": "Lowers a token's logit by this for each time it was generated, -2 to 2. Default: 0.",
     "function": "The function.",
     "grammar": "Grammar in EBNF that the answer satisfies.",
     "group_name": "Name of the group of processes that share tensors.",
-    "ignore_eos": "Whether the answer goes on past the model's end token. Default: false.",
     "include": "What the response holds beside the usual: encrypted thoughts, log-probabilities. Default: nothing.",
     "include_usage": "Whether the last frame of a stream has `usage`. Default: false.",
     "input_file_id": "Id of the uploaded file whose lines are the requests.",
@@ -73,29 +67,20 @@ _REQUEST: Mapping[str, str] = {
     "json_schema": "The schema that the answer satisfies.",
     "keep_alive": "How long the model stays loaded. No effect; 0 is refused, as the model is never unloaded.",
     "label_token_ids": "The token ids whose scores are wanted, each with its probability behind the prompt.",
-    "length_penalty": "Beam search: power of an answer's length by which its log-probability is divided. Default: 1.",
     "log_requests": "Whether each request is logged. If unset, this stays as it is.",
-    "logit_bias": "Token id -> number that is added to its logit.",
     "master_address": "Host of the group's rank 0, the trainer.",
     "master_port": "TCP port of the group's rank 0, 1 to 65535.",
     "max_completion_tokens": "Most tokens of the answer, thoughts included. Default: what the context has room for.",
-    "max_new_tokens": "Most tokens of the answer; null for what the context has room for. Default: 128.",
     "max_output_tokens": "Most tokens of the answer, thoughts included. Default: what the context has room for.",
     "max_tokens": "Most tokens of the answer, thoughts included; more than fit are cut to what fits.",
     "messages": "The conversation so far, oldest message first.",
-    "min_new_tokens": "Least tokens of the answer before it may end. Default: 0.",
-    "min_p": "Drops tokens less likely than this part of the likeliest one, 0 to 1.",
-    "min_tokens": "Least tokens of the answer before it may end. Default: 0.",
-    "n": f"Answers for each prompt, 1 to {MAX_N}. Default: 1.",
     "names": "Names of the tensors, as the checkpoint has them.",
     "new_version": "The name that the weights have from now on.",
-    "no_stop_trim": "Whether the answer's text keeps the stop string that ended it. Default: false.",
     "num_predict": "Most tokens of the answer; -1 or -2 for as many as fit. Default: -1.",
     "options": "How to sample, and how much.",
     "output_config": "How hard to think, and which form the answer has.",
     "output_dir": "Directory of the server's machine where the trace is written. Default: /tmp.",
     "output_expires_after": "When the files with the answers are deleted. Default: after 30 days.",
-    "presence_penalty": "Lowers a token's logit by this if it was generated before, -2 to 2. Default: 0.",
     "priority": "How urgent the request is among those that wait, for a server that schedules by priority. Default: 0.",
     "profile_prefix": "What the name of the trace's file begins with.",
     "prompt": "The prompt.",
@@ -104,30 +89,21 @@ _REQUEST: Mapping[str, str] = {
     "reasoning_effort": "How hard to think; `none` for not at all. Default: what the chat template does by itself.",
     "record_shapes": "Whether the shapes of tensors are recorded. Default: false.",
     "regex": "Regular expression that the whole answer matches.",
-    "repeat_penalty": "Divides the logits of tokens that occurred before; `repetition_penalty` by another name.",
-    "repetition_penalty": "Divides the logits of tokens that occurred before, up to 2; 1: off.",
     "response_format": "Which form the answer has: text, any JSON object, or JSON by a schema. Default: text.",
     "return_documents": "Whether the answer has the texts of the documents.",
     "return_logprob": "Whether the answer has log-probabilities; in a batch, a value for each prompt. Default: false.",
     "return_text_in_logprobs": "Whether log-probabilities have the text of each token. Default: false.",
     "return_token_ids": "Whether choices have the ids of their tokens and of their prompt's. Default: false.",
     "sampling_params": "How to sample, and when to end; in a batch, one for all prompts or one for each.",
-    "sampling_seed": "Seed of the draws, a 64-bit integer. Default: one is drawn.",
     "schedule_conservativeness": "How much room the scheduler keeps for tokens to come, above 0; more is more careful.",
     "schema": "JSON schema that the answer satisfies.",
     "seconds": "Seconds from the anchor, from an hour to 30 days.",
-    "seed": "Seed of the draws, a 64-bit integer. Default: one is drawn.",
     "serialized_named_tensors": "Safetensors files in base64, at least one.",
     "server_args": "The options that may change while the server runs, by name.",
     "session_params": "Which earlier request of a session the prompt goes on from. Default: no session.",
     "shapes": "The shape of each tensor, in the order of `names`.",
-    "skip_special_tokens": "Whether the text leaves out special tokens. Default: true.",
-    "stop": "Texts that end the answer, one or a list. They are cut from it, unless `no_stop_trim` is set.",
-    "stop_regex": "Patterns that end the answer like texts of `stop`, one or a list.",
     "stop_sequences": "Texts that end the answer. They are not part of it.",
-    "stop_token_ids": "Token ids that end the answer.",
     "stream": "Whether the answer comes in pieces as it is made. Default: false.",
-    "stream_interval": "Tokens between two frames of a stream, at least 1. Default: the server's.",
     "stream_options": "What a stream carries beside the answer.",
     "strict": "Whether the schema must be kept to, and not only should be.",
     "structural_tag": "Text with parts that keep to schemas, in SGLang's JSON.",
@@ -135,17 +111,14 @@ _REQUEST: Mapping[str, str] = {
     "structures": "Parts of the text: begin, schema and end of each. The older way; use `format`.",
     "system": "The system's message before the conversation.",
     "tags": "Which memory: the weights, the KV cache, or both. Default: all.",
-    "temperature": "Divides the logits before a token is drawn, at least 0; 0 takes the likeliest.",
     "think": "Whether to think, or how hard. Default: what the chat template does by itself.",
     "tool_call_id": "Id of the call that this message is the result of.",
     "tool_choice": "Whether tools may, must or must not be called, or which one must be. Default: auto.",
     "tool_name": "Name of the tool whose result this message is.",
     "tool_use_id": "Id of the call that this is the result of.",
     "tools": "The tools that the model may call. Default: none.",
-    "top_k": "Draws among this many likeliest tokens; -1 for all.",
     "top_logprobs_num": "Likeliest tokens reported for each position; in a batch, one for all or for each. Default: 0.",
     "top_n": "How many of the best documents are returned, at least 1. Default: all.",
-    "top_p": "Draws among the likeliest tokens that together have this probability, up to 1.",
     "triggers": "Texts after which a structure begins.",
     "truncate_size": "Rows of the tensor that are returned, 1 to 100000. Default: 100.",
     "ttl": "How long the mark holds. No effect.",
@@ -156,7 +129,6 @@ _REQUEST: Mapping[str, str] = {
     "user_id": "The client's own name for its user. No effect.",
     "safety_identifier": "The client's own name for its user. No effect.",
     "prompt_cache_key": "The client's own bookkeeping. No effect: every prompt is cached.",
-    "spaces_between_special_tokens": "No effect: this server's tokenizers put no spaces there.",
 }
 
 _ANSWER: Mapping[str, str] = {
@@ -376,6 +348,7 @@ _ANSWER: Mapping[str, str] = {
 }
 
 BY_FIELD: Mapping[str, str] = {
+    **texts(),
     **_REQUEST,
     **_ANSWER,
     "arguments": "The arguments of the call, as JSON.",

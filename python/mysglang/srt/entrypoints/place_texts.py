@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mysglang.srt.entrypoints.field_texts import BY_FIELD
+from mysglang.srt.entrypoints.sampling_body import texts_by_place
 from mysglang.srt.sampling.sampling_params import MAX_N
 
-_USUAL = {"temperature": "1", "top_p": "1", "top_k": "all", "min_p": "0", "repetition_penalty": "1"}
-"""Field of sampling -> its default where the model's generation_config.json says nothing."""
-
-_FROM_THE_MODEL = ("GenerationRequest", "ResponsesRequest", "MessagesRequest", "Options")
-"""Classes in which these fields have their default from that file. On the native route they are constants."""
-
 BY_PLACE: Mapping[str, str] = {
-    **{
-        f"{kind}.{field}": f"{BY_FIELD[field]} Default: what the model's generation_config.json says, else {usual}."
-        for kind in _FROM_THE_MODEL
-        for field, usual in _USUAL.items()
-    },
+    **texts_by_place(),
     "AbortRequest.rid": "Id of the request to end. Default: none.",
     "AnsweredCall.id": "Id of the call; null in the later pieces of a stream.",
     "AnswerMetadata.weight_version": "Name of the weights that made the answer.",

@@ -23,14 +23,11 @@ from mysglang.srt.messages.codec import pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
-from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 
 Generate = Callable[[GenerateReqInput], AsyncGenerator[GenerationChunk, None]]
 
-_IMPOSSIBLE = (
-    *("frequency_penalty", "presence_penalty", "repetition_penalty", "stop", "stop_regex"),
-    *("json_schema", "regex", "ebnf", "structural_tag", "bad_words", "custom_params"),
-)
+_IMPOSSIBLE = tuple(each.name for each in FIELDS if not each.told.with_beams)
 """Parameters that need an answer of one request."""
 
 _NOT_BESIDE = (

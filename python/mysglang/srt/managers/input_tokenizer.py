@@ -32,8 +32,9 @@ from mysglang.srt.messages.codec import ID_BYTES, pack_ids, unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput, HiddenStatesWish
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.messages.requests import LogprobRequest, TokenizedGenerateReqInput
+from mysglang.srt.sampling.drawing import TOP_K_ALL
 from mysglang.srt.sampling.processor_params import THINKING_BUDGET, settle
-from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils.ids import new_id
 from mysglang.srt.utils.tokenizer import IDS_PIECE, Tokenizer
 

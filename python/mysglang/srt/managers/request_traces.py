@@ -22,7 +22,8 @@ from mysglang.srt.messages.fanout import rid_of
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, RequestTimes
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.observability.tracing import Attribute, Part, Whole
-from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+from mysglang.srt.sampling.drawing import TOP_K_ALL
+from mysglang.srt.sampling.sampling_params import SamplingParams
 
 GIVEN_UP = "The client left before the end."
 REFUSED = "It was refused or given up before it was sent to the scheduler."

@@ -16,7 +16,7 @@ import msgspec
 
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.field_report import REFUSED, FieldReport, asks_for_nothing
-from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 from mysglang.srt.utils.json_types import json_type
 
 # Fields of SGLang that would change an answer -> the value with which they may be sent all the same.
@@ -45,9 +45,6 @@ IDLE: dict[str, object] = {
 UNSUPPORTED_SAMPLING: dict[str, object] = {
     "watermark": None,
 }
-
-SAMPLING_WITHOUT_EFFECT = frozenset({"spaces_between_special_tokens"})
-"""Taken and changes nothing: only tokenizers that this server does not use would put such spaces."""
 
 NO_FIELDS: Mapping[str, object] = MappingProxyType({})
 
@@ -212,12 +209,15 @@ _LATER: Mapping[str, Callable[[object], bool]] = {"input_ids": _are_many_ids, "i
 """Fields whose entries are looked at later, if this holds of them."""
 
 
+_LISTS_OR_ONE = tuple(each.name for each in FIELDS if each.or_one)
+
+
 def parse_sampling_params(data: object, path: str = "sampling_params") -> SamplingParams:
     """The `sampling_params` of a native request, types checked; ranges are `SamplingParams.verify`'s."""
     if not isinstance(data, Mapping):
         raise InvalidRequest(f"{path} must be an object, got {json_type(data)}.", param=path)
     fields = settled_fields(data, SamplingParams.__struct_fields__, UNSUPPORTED_SAMPLING, path)
-    for name in ("stop", "stop_regex"):
+    for name in _LISTS_OR_ONE:
         if isinstance(fields.get(name), str):
             fields[name] = [fields[name]]
     if fields.get("beam_width") == 1:

@@ -47,9 +47,9 @@ from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.platforms.interface import CannotCapture
 from mysglang.srt.platforms.upload import Uploader
+from mysglang.srt.sampling.drawing import TOP_K_ALL
 from mysglang.srt.sampling.feature import DeviceFacts
 from mysglang.srt.sampling.logit_processors import load_processors
-from mysglang.srt.sampling.sampling_params import TOP_K_ALL
 from mysglang.srt.utils.logging import measured
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import PLAIN_SAMPLING, ModelWorkerBatch, SamplingColumns
-from mysglang.srt.sampling.drawing import drawing_columns
+from mysglang.srt.sampling.drawing import one_drawing_row
 
 WARM_UP_TOKENS = 16
 """Length of a prompt that compiles what is compiled at first use."""
@@ -40,12 +40,5 @@ def padding_prompt(length: int, slot: int, *, top_k: int = 1) -> ModelWorkerBatc
         extend_lens=np.array([length], dtype=np.int32),
         out_cache_loc=zeros,
         yields=np.ones(1, dtype=np.bool_),
-        sampling=PLAIN_SAMPLING if top_k == 1 else _drawn(top_k),
+        sampling=PLAIN_SAMPLING if top_k == 1 else SamplingColumns((one_drawing_row(top_k),)),
     )
-
-
-def _drawn(top_k: int) -> SamplingColumns:
-    """Of one row that draws."""
-    one, row = np.ones(1, dtype=np.float32), np.zeros(1, dtype=np.int64)
-    ranks = np.full(1, top_k, dtype=np.int32)
-    return SamplingColumns((drawing_columns(row, temperature=one, top_k=ranks, top_p=one, min_p=0 * one, seeds=row),))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -30,7 +31,7 @@ from mysglang.srt.sampling.feature import (
     Tensors,
 )
 from mysglang.srt.sampling.logits_rows import LogitsRows
-from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+from mysglang.srt.sampling.request_field import Bound, RequestField, between, on
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +39,82 @@ if TYPE_CHECKING:
     from mysglang.srt.kernels.sampling import Filters
 
 NAME = "drawing"
+
+TOP_K_ALL = 1 << 30
+"""top_k that keeps the whole vocabulary."""
+
+GREEDY_TEMPERATURE = 1e-6
+"""Below this temperature a request is greedy."""
+
+MAX_TEMPERATURE = 1e20
+"""Beyond it a float32 logit would not be finite, whatever other fields do to it."""
+
+_INT64_MAX = (1 << 63) - 1
+
+_EVERYWHERE = on("openai", "responses", "ollama", "anthropic")
+
+
+class DrawingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients ask for it by."""
+
+    temperature: Annotated[
+        float,
+        RequestField(
+            "Divides the logits before a token is drawn, at least 0; 0 takes the likeliest.",
+            (Bound(lambda t: 0 <= t <= MAX_TEMPERATURE, f"a finite number >= 0 and at most {MAX_TEMPERATURE:g}"),),
+            routes=_EVERYWHERE,
+            recommended="1",
+            with_beams=True,
+        ),
+    ] = 1.0
+    top_p: Annotated[
+        float,
+        RequestField(
+            "Draws among the likeliest tokens that together have this probability, up to 1.",
+            (Bound(lambda p: 0 < p <= 1, "greater than 0 and at most 1"),),
+            routes=_EVERYWHERE,
+            recommended="1",
+            with_beams=True,
+        ),
+    ] = 1.0
+    top_k: Annotated[
+        int,
+        RequestField(
+            "Draws among this many likeliest tokens; -1 for all.",
+            (Bound(lambda k: k == -1 or 1 <= k <= TOP_K_ALL, f"-1 (all) or between 1 and {TOP_K_ALL}"),),
+            routes=_EVERYWHERE,
+            recommended="all",
+            as_ours=lambda k: TOP_K_ALL if k == 0 else k,
+            with_beams=True,
+        ),
+    ] = TOP_K_ALL
+    min_p: Annotated[
+        float,
+        RequestField(
+            "Drops tokens less likely than this part of the likeliest one, 0 to 1.",
+            (between(0, 1),),
+            routes=on("openai", "responses", "ollama"),
+            recommended="0",
+            with_beams=True,
+        ),
+    ] = 0.0
+    sampling_seed: Annotated[
+        int | None,
+        RequestField(
+            "Seed of the draws, a 64-bit integer. Default: one is drawn.",
+            (Bound(lambda seed: -_INT64_MAX - 1 <= seed <= _INT64_MAX, "a 64-bit integer"),),
+            routes=on("openai", "responses", "ollama", name="seed"),
+            with_beams=True,
+        ),
+    ] = None
+    """A seed is drawn on arrival, so that every request that reaches a scheduler has one."""
+
+
+def is_greedy(fields: DrawingFields) -> bool:
+    """Whether the most likely token is always taken."""
+    return fields.top_k == 1 or fields.temperature < GREEDY_TEMPERATURE
+
+
 NEUTRAL: dict[str, float] = {"top_k": TOP_K_ALL, "top_p": 1.0, "min_p": 0.0}
 """The filters, and the value of each with which it leaves every token."""
 
@@ -63,6 +140,13 @@ def drawing_columns(
     return FeatureColumns(NAME, rows, {"temperature": temperature, "greedy": greedy, **used}, {"seeds": seeds})
 
 
+def one_drawing_row(top_k: int) -> FeatureColumns:
+    """Of a batch of one row, which draws from its top_k."""
+    one, row = np.ones(1, dtype=np.float32), np.zeros(1, dtype=np.int64)
+    ranks = np.full(1, top_k, dtype=np.int32)
+    return drawing_columns(row, temperature=one, top_k=ranks, top_p=one, min_p=0 * one, seeds=row)
+
+
 class DrawingBySlot(HostSide):
     """A greedy request does not use it, but may stand beside one that does."""
 
@@ -74,8 +158,8 @@ class DrawingBySlot(HostSide):
         self._min_p = np.zeros(num_slots, dtype=np.float32)
         self._seeds = np.zeros(num_slots, dtype=np.int64)
 
-    def open(self, slot: int, params: SamplingParams) -> bool:
-        greedy = params.greedy
+    def open(self, slot: int, params: DrawingFields) -> bool:
+        greedy = is_greedy(params)
         self._temperature[slot] = 1.0 if greedy else params.temperature
         self._top_k[slot] = 1 if greedy else (TOP_K_ALL if params.top_k == -1 else params.top_k)
         self._top_p[slot] = params.top_p
@@ -94,7 +178,7 @@ class DrawingBySlot(HostSide):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Draw(Act):
     """The random choice of rows. All [S]."""
 
@@ -150,4 +234,4 @@ class DrawingOnDevice(DeviceSide):
         )
 
 
-DRAWING = SamplingFeature(NAME, DrawingBySlot, DrawingOnDevice)
+DRAWING = SamplingFeature(NAME, DrawingFields, DrawingBySlot, DrawingOnDevice)

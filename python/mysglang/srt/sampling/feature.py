@@ -1,26 +1,25 @@
 """SamplingFeature: one way to change how tokens are chosen, whole, from what a request asks to what the device does.
 
-    SamplingParams --open--> HostSide, by slot --kept, fresh--> FeatureColumns in the step
+    fields of the request --open--> HostSide, by slot --kept, fresh--> FeatureColumns in the step
                                                                       | uploaded
                                       Act on the step's logits <--act-- DeviceSide, in the worker
 
 A step lists the features in use alone: where nobody asks for anything but the likeliest token, the list is empty. A
-feature is one file here, with both of its sides, and a row of the table in `features.py`. These files are loaded where
-torch is not, so they reach tensors by their methods only.
+feature is one file here, with the fields that clients ask for it by and both of its sides, and a row of the table in
+`features.py`. These files are loaded where torch is not, so they reach tensors by their methods only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from mysglang.srt.sampling.logits_rows import LogitsRows
-from mysglang.srt.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +48,7 @@ class Stage(IntEnum):
     """Takes a token; the logits stay as they are."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FeatureColumns:
+class FeatureColumns(msgspec.Struct, frozen=True, eq=False):
     """What a step carries of one feature."""
 
     feature: str
@@ -59,7 +57,7 @@ class FeatureColumns:
     entries. None: the columns speak of no rows."""
     columns: Arrays
     """Each [E, …], or as the feature likes where there are no rows. They go to the device."""
-    host: Arrays = field(default_factory=dict)
+    host: Arrays = msgspec.field(default_factory=dict)
     """Each [E, …]: what the worker reads before the upload."""
 
 
@@ -129,9 +127,11 @@ class HostSide:
     widest: ClassVar[int] = 1
     """Tokens that a row may try in one step, so that each is chosen exactly as it would be in a step of its own."""
 
-    def open(self, slot: int, params: SamplingParams) -> bool:
+    def open(self, slot: int, params: Any) -> bool:
         """A request, which the table has already, starts to run; returns whether it uses the feature. Every slot is
         opened, so this also settles what neighbours in a step read of a slot that does not.
+
+        params: what it asks for; the feature's own fields are among its attributes.
         """
         raise NotImplementedError
 
@@ -198,16 +198,14 @@ class DeviceSide:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(msgspec.Struct, frozen=True, eq=False):
     """What host sides are made from."""
 
     table: SlotTable
     eos_token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
+class DeviceFacts(msgspec.Struct, frozen=True, eq=False):
     """What device sides are made from."""
 
     vocab_size: int
@@ -216,10 +214,11 @@ class DeviceFacts:
     """The op `draw_tokens`, or its reference."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingFeature:
+class SamplingFeature(msgspec.Struct, frozen=True, eq=False):
     """A row of the table."""
 
     name: str
+    fields: type[msgspec.Struct]
+    """The fields that clients ask for it by, each declared by a RequestField."""
     host: Callable[[HostFacts], HostSide]
     device: Callable[[DeviceFacts], DeviceSide]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Edits(Act):
     """logits[rows[i], ids[i]] += values[i]. int64, int64, float32; the pairs are distinct."""
 

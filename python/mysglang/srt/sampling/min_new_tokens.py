@@ -5,6 +5,9 @@ Of a request that a mask holds the mask says so: it alone knows whether anything
 
 from __future__ import annotations
 
+from typing import Annotated, Protocol
+
+import msgspec
 import numpy as np
 
 from mysglang.srt.sampling.feature import (
@@ -17,9 +20,35 @@ from mysglang.srt.sampling.feature import (
     StepRows,
 )
 from mysglang.srt.sampling.logit_edits import EditsOnDevice, Prohibitions, edits
-from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.sampling.request_field import RequestField, between, on
 
 NAME = "min_new_tokens"
+
+_INT32_MAX = (1 << 31) - 1
+
+
+class MinNewTokensFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients ask for it by."""
+
+    min_new_tokens: Annotated[
+        int,
+        RequestField(
+            "Least tokens of the answer before it may end. Default: 0.",
+            (between(0, _INT32_MAX),),
+            routes=on("openai", name="min_tokens"),
+            with_beams=True,
+        ),
+    ] = 0
+
+
+class EndFields(Protocol):
+    """What it must know of a request."""
+
+    @property
+    def min_new_tokens(self) -> int: ...
+
+    @property
+    def stop_token_ids(self) -> list[int]: ...
 
 
 class MinNewTokensBySlot(HostSide):
@@ -30,7 +59,7 @@ class MinNewTokensBySlot(HostSide):
         self._eos: Ints = np.asarray(facts.eos_token_ids, dtype=np.int32)
         self._ends: dict[int, Ints] = {}
 
-    def open(self, slot: int, params: SamplingParams) -> bool:
+    def open(self, slot: int, params: EndFields) -> bool:
         if params.min_new_tokens == 0:
             return False
         self._ends[slot] = np.union1d(self._eos, np.asarray(params.stop_token_ids, dtype=np.int32))
@@ -50,4 +79,4 @@ class MinNewTokensBySlot(HostSide):
         return edits(NAME, users[early], ids, [np.full(len(row), -np.inf) for row in ids])
 
 
-MIN_NEW_TOKENS = SamplingFeature(NAME, MinNewTokensBySlot, lambda _: EditsOnDevice(Prohibitions))
+MIN_NEW_TOKENS = SamplingFeature(NAME, MinNewTokensFields, MinNewTokensBySlot, lambda _: EditsOnDevice(Prohibitions))

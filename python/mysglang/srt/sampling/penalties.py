@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+import msgspec
 import numpy as np
+from msgspec import structs
 
 from mysglang.srt.sampling.feature import (
     NOTHING,
@@ -30,7 +32,7 @@ from mysglang.srt.sampling.feature import (
     places,
 )
 from mysglang.srt.sampling.logits_rows import LogitsRows
-from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.sampling.request_field import RequestField, between, on
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +49,41 @@ rows of a large step would be gigabytes.
 """
 
 
+MIN_REPETITION_PENALTY = 1e-6
+"""Below it a float32 logit would not be finite."""
+
+
+class PenaltyFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients ask for it by."""
+
+    frequency_penalty: Annotated[
+        float,
+        RequestField(
+            "Lowers a token's logit by this for each time it was generated, -2 to 2. Default: 0.",
+            (between(-2, 2),),
+            routes=on("openai", "responses", "ollama"),
+        ),
+    ] = 0.0
+    presence_penalty: Annotated[
+        float,
+        RequestField(
+            "Lowers a token's logit by this if it was generated before, -2 to 2. Default: 0.",
+            (between(-2, 2),),
+            routes=on("openai", "responses", "ollama"),
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        RequestField(
+            "Divides the logits of tokens that occurred before, up to 2; 1: off.",
+            (between(MIN_REPETITION_PENALTY, 2),),
+            routes={**on("openai", "responses"), **on("ollama", name="repeat_penalty")},
+            aliases=("repeat_penalty",),
+            recommended="1",
+        ),
+    ] = 1.0
+
+
 class PenaltiesBySlot(HostSide):
     """Each slot's strengths, and the line of a request that has any."""
 
@@ -55,11 +92,13 @@ class PenaltiesBySlot(HostSide):
         self._lines = PenaltyLines(facts.table.num_slots)
         self._strengths = np.zeros((facts.table.num_slots, 3), dtype=np.float32)
 
-    def open(self, slot: int, params: SamplingParams) -> bool:
-        if params.penalized:
-            self._strengths[slot] = (params.frequency_penalty, params.presence_penalty, params.repetition_penalty)
-            self._lines.take(slot)
-        return params.penalized
+    def open(self, slot: int, params: PenaltyFields) -> bool:
+        strengths = (params.frequency_penalty, params.presence_penalty, params.repetition_penalty)
+        if strengths == (0, 0, 1):
+            return False
+        self._strengths[slot] = strengths
+        self._lines.take(slot)
+        return True
 
     def close(self, slot: int) -> None:
         self._lines.give_back(slot)
@@ -123,8 +162,7 @@ class PenaltyLines:
             self._line[slot] = NO_LINE
 
 
-@dataclass(frozen=True, slots=True)
-class Penalties:
+class Penalties(msgspec.Struct, frozen=True, eq=False):
     """Rows of the logits that are penalised, all [P]: int64 rows and lines, float32 strengths."""
 
     rows: Tensor
@@ -210,7 +248,7 @@ class PenaltyTable(DeviceSide):
         self._counts[at] = self._counts[at] + 2 * (tokens >= 0).int()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Penalize(Act):
     """What a step does with the table."""
 
@@ -226,7 +264,9 @@ class Penalize(Act):
 
     def alone(self, row: int) -> Act | None:
         at = places(self.penalties.rows, row)
-        return replace(self, penalties=replace(self.penalties.at(at), rows=at * 0)) if len(at) else None
+        return replace(self, penalties=structs.replace(self.penalties.at(at), rows=at * 0)) if len(at) else None
 
 
-PENALTIES = SamplingFeature(NAME, PenaltiesBySlot, lambda facts: PenaltyTable(facts.vocab_size, facts.device))
+PENALTIES = SamplingFeature(
+    NAME, PenaltyFields, PenaltiesBySlot, lambda facts: PenaltyTable(facts.vocab_size, facts.device)
+)

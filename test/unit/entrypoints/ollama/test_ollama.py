@@ -13,7 +13,8 @@ from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.outputs import Abort, FinishReason, RowLogprobs
 from mysglang.srt.parser import completion_template
 from mysglang.srt.parser.completion_template import CompletionTemplate
-from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+from mysglang.srt.sampling.drawing import TOP_K_ALL
+from mysglang.srt.sampling.sampling_params import SamplingParams
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}

@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.scripted_engine import CONTEXT_LEN, Length, Served, Step, Stop, events, logprob_row, serve, small
 from mysglang.srt.entrypoints.app_options import AppOptions
-from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
+from mysglang.srt.entrypoints.openai.sampling import USUAL, SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_base import ServingOptions
 from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.outputs import Abort, RowLogprobs
@@ -337,8 +337,8 @@ async def test_the_models_own_defaults() -> None:
         ("openai", {"temperature": 0.6}, SamplingDefaults()),
         ("model", {}, SamplingDefaults()),
         ("model", {"top_k": 0}, SamplingDefaults()),
-        ("model", {"min_p": 0.1}, SamplingDefaults(min_p=0.1)),
-        ("model", {"do_sample": False, "temperature": 0.7}, SamplingDefaults(temperature=0.0)),
+        ("model", {"min_p": 0.1}, SamplingDefaults({**USUAL, "min_p": 0.1})),
+        ("model", {"do_sample": False, "temperature": 0.7}, SamplingDefaults({**USUAL, "temperature": 0.0})),
     ],
 )
 def test_where_defaults_come_from(source: Any, config: dict[str, Any], expected: SamplingDefaults) -> None:

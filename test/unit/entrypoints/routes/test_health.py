@@ -42,7 +42,7 @@ async def test_the_deep_check_generates_one_token() -> None:
         (request,) = served.engine.requests
     assert request.rid.startswith("HEALTH_CHECK_")
     assert request.sampling_params.max_new_tokens == 1
-    assert request.sampling_params.greedy
+    assert request.sampling_params.temperature == 0
 
 
 async def test_the_deep_check_gives_up_and_takes_its_request_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from mysglang.srt.args.observability import ObservabilityArgs
 from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.app_options import HEARTBEAT_LIMIT_S, AppOptions
-from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
+from mysglang.srt.entrypoints.openai.sampling import USUAL, SamplingDefaults
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.version import __version__
 
@@ -98,7 +98,7 @@ async def test_root() -> None:
 def test_options_of_a_server(tmp_path: Path) -> None:
     usual = options(tmp_path)
     assert usual.loopback_only
-    assert usual.serving.defaults == SamplingDefaults(temperature=0.6)
+    assert usual.serving.defaults == SamplingDefaults({**USUAL, "temperature": 0.6})
     assert usual.heartbeat_limit_s == HEARTBEAT_LIMIT_S
     assert not options(tmp_path, host="0.0.0.0").loopback_only
     assert not options(tmp_path, api_key="k").loopback_only

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from mysglang.srt.entrypoints.openai.tool_protocol import Name, ObjectSchema
+from mysglang.srt.entrypoints.sampling_body import AnthropicSampling
 from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 
@@ -204,15 +205,12 @@ class CountTokensRequest(StrictModel):
     unsupported = _UNSUPPORTED
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, AnthropicSampling):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: list[str] = []
     stream: bool = False
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     metadata: Metadata = Metadata()
     without_effect = MARKS | {"metadata"}
 

@@ -20,6 +20,7 @@ from mysglang.srt.entrypoints.anthropic.protocol import (
 from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.openai.chat_prompt import ThinkingWords
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+from mysglang.srt.entrypoints.sampling_body import in_openai_words
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.text_pool import checkpoint
 
@@ -43,9 +44,7 @@ def chat_request(body: MessagesRequest, words: ThinkingWords) -> ChatCompletionR
         max_tokens=body.max_tokens,
         stop=body.stop_sequences,
         stream=body.stream,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
+        **in_openai_words(body, "anthropic"),
     )
 
 

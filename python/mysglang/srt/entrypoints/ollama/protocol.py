@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
-from mysglang.srt.entrypoints.openai.protocol import MAX_TOP_LOGPROBS, Texts
+from mysglang.srt.entrypoints.openai.protocol import MAX_TOP_LOGPROBS
 from mysglang.srt.entrypoints.openai.tool_protocol import Tool
+from mysglang.srt.entrypoints.sampling_body import OllamaSampling, Texts
 from mysglang.srt.entrypoints.strict_model import StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 
@@ -48,21 +49,12 @@ KEPT_WHOLE = not_here("truncate", "shift", unless=(True,))
 """Ollama's defaults cut what is too long. Here a prompt that fits is never cut, and one that does not is refused."""
 
 
-class Options(StrictModel):
+class Options(OllamaSampling):
     """How to sample. `repeat_penalty` counts all of the tokens so far, which is `repeat_last_n` -1."""
 
     num_predict: Annotated[int, AfterValidator(_num_predict)] = -1
     num_ctx: Annotated[int, Field(ge=1)] | None = None
     """Tokens of context that the request needs; more than the model has are refused."""
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: Texts = []
-    repeat_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     unsupported = {
         **not_here("tfs_z", "typical_p", unless=(1, 1.0)),
         **not_here("mirostat", unless=(0,)),

@@ -13,12 +13,12 @@ from mysglang.srt.entrypoints.ollama.protocol import (
 )
 from mysglang.srt.entrypoints.openai.chat_prompt import ThinkingWords
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from mysglang.srt.entrypoints.sampling_body import in_openai_words, names_on
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.sampling.sampling_params import TOP_K_ALL
 
 NAMES = {
+    **names_on("ollama"),
     "max_tokens": "num_predict",
-    "repetition_penalty": "repeat_penalty",
     "response_format": "format",
     "reasoning_effort": "think",
     "chat_template_kwargs": "think",
@@ -97,20 +97,11 @@ def _thinking(body: OllamaRequest, words: ThinkingWords) -> dict[str, object]:
 
 def _sampling(body: OllamaRequest) -> dict[str, Any]:
     """Always as a stream, whatever the client gets: only then is it known how long the prompt took."""
-    options = body.options
     return {
         "stream": True,
         "max_tokens": max_tokens(body),
-        "temperature": options.temperature,
-        "top_k": TOP_K_ALL if options.top_k == 0 else options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
-        "seed": options.seed,
-        "stop": options.stop,
-        "repetition_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
         "response_format": _response_format(body),
+        **in_openai_words(body.options, "ollama"),
     }
 
 

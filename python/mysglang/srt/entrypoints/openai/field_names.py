@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from mysglang.srt.entrypoints.sampling_body import OPENAI_NAMES
 from mysglang.srt.errors import Aborted, InvalidRequest
 
-SAMPLING_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "sampling_seed": "seed",
-    "return_logprob": "logprobs",
-}
+SAMPLING_NAMES = OPENAI_NAMES | {"max_new_tokens": "max_tokens", "return_logprob": "logprobs"}
 """Native name -> OpenAI's, where they differ."""
 
 CHAT_NAMES = SAMPLING_NAMES | {"text": "messages", "top_logprobs_num": "top_logprobs"}

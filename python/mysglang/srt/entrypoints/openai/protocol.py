@@ -14,6 +14,7 @@ from pydantic import Field, PlainValidator, model_validator
 from mysglang.srt.entrypoints.field_bounds import MAX_NUMBERS, check_joined
 from mysglang.srt.entrypoints.openai.response_format import ResponseFormat, StructuredOutputs, as_schema, choice_regex
 from mysglang.srt.entrypoints.openai.tool_protocol import NamedToolChoice, Tool
+from mysglang.srt.entrypoints.sampling_body import OPENAI_ALIASES, WITHOUT_EFFECT, OpenAISampling, Texts
 from mysglang.srt.entrypoints.strict_model import StrictModel, empty, not_here
 from mysglang.srt.errors import InvalidRequest
 
@@ -25,12 +26,6 @@ AS_MANY_AS_FIT = 1 << 30
 
 MAX_TOP_LOGPROBS = 20
 """OpenAI's bound; the native route allows more."""
-
-
-def _text_or_texts(value: object) -> object:
-    if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-        return value
-    raise ValueError("must be a string or a list of strings")
 
 
 def _prompts(value: object) -> object:
@@ -62,7 +57,6 @@ def _all_ints(values: list[object]) -> bool:
     return all(type(value) is int for value in values)
 
 
-Texts = Annotated[str | list[str], PlainValidator(_text_or_texts, json_schema_input_type=str | list[str])]
 PromptTypes = str | list[str] | list[int] | list[list[int]]
 Prompts = Annotated[list[str] | list[list[int]], PlainValidator(_prompts, json_schema_input_type=PromptTypes)]
 IdLists = list[int] | list[list[int]]
@@ -77,38 +71,15 @@ class StreamOptions(StrictModel):
     idle = not_here("include_obfuscation")
 
 
-class GenerationRequest(StrictModel):
-    """What chat and plain completions have in common."""
+class GenerationRequest(OpenAISampling):
+    """What chat and plain completions have in common: the declared fields of sampling, and these."""
 
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float | None = None
-    min_tokens: int = 0
-    n: int = 1
-    beam_width: int | None = None
     use_beam_search: bool = False
     """vLLM's way to ask for beam search, with as many beams as answers are generated."""
-    length_penalty: float = 1.0
-    stop: Texts = empty(list)
-    stop_regex: Texts = empty(list)
-    stop_token_ids: list[int] = empty(list)
-    no_stop_trim: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    logit_bias: dict[str, float] = empty(dict)
-    bad_words: list[str] = empty(list)
-    allowed_token_ids: list[int] | None = None
     custom_logit_processor: str | None = None
-    custom_params: dict[str, Any] | None = None
     return_hidden_states: bool | Literal["last"] = False
     """Whether each choice tells the last hidden state that its last token was made of."""
-    seed: int | None = None
     response_format: ResponseFormat | None = None
     json_schema: dict[str, Any] | str | None = None
     """The schema that the answer satisfies, as an object or as its text."""
@@ -128,21 +99,18 @@ class GenerationRequest(StrictModel):
     metadata: dict[str, Any] = empty(dict)
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    without_effect = frozenset(
-        {"user", "metadata", "safety_identifier", "prompt_cache_key", "spaces_between_special_tokens"}
-    )
+    without_effect = WITHOUT_EFFECT | {"user", "metadata", "safety_identifier", "prompt_cache_key"}
 
     aliases = {
+        **OPENAI_ALIASES,
         # vLLM's
         "guided_json": "json_schema",
         "guided_regex": "regex",
         "guided_grammar": "ebnf",
-        "include_stop_str_in_output": "no_stop_trim",
         "request_id": "rid",
         # llama.cpp's
         "grammar": "ebnf",
         "n_predict": "max_tokens",
-        "repeat_penalty": "repetition_penalty",
     }
     idle = {
         # OpenAI's

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mysglang.srt.args.serving import DefaultsSource
 from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.entrypoints.openai.response_format import grammar_params
 from mysglang.srt.errors import InvalidRequest
-from mysglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
+
+_RECOMMENDED = tuple(each for each in FIELDS if each.told.recommended is not None)
+
+USUAL: Mapping[str, Any] = {each.name: each.default for each in _RECOMMENDED}
+"""What counts where neither the request nor the model says anything. The constants are OpenAI's."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What counts where a request says nothing. The constants are OpenAI's."""
+    """What counts where a request says nothing, by the native name of the field."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = TOP_K_ALL
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    values: Mapping[str, Any] = field(default_factory=lambda: USUAL)
 
     @classmethod
     def choose(cls, source: DefaultsSource, generation_config: Mapping[str, Any]) -> SamplingDefaults:
@@ -31,48 +32,37 @@ class SamplingDefaults:
         """
         if source == "openai":
             return cls()
-        given = {name: generation_config.get(name) for name in cls.__slots__}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        if chosen.get("top_k") == 0:
-            chosen["top_k"] = TOP_K_ALL  # transformers' way to say: all
+        chosen = dict(USUAL)
+        for each in _RECOMMENDED:
+            if (value := generation_config.get(each.name)) is not None:
+                chosen[each.name] = value if each.told.as_ours is None else each.told.as_ours(value)
         if generation_config.get("do_sample") is False:
             chosen["temperature"] = 0.0
-        return cls(**chosen)
+        return cls(chosen)
+
+
+_NAMES = tuple((each.name, name) for each in FIELDS if (name := each.name_on("openai")) is not None)
+_LISTS_OR_ONE = tuple(each.name for each in FIELDS if each.or_one)
+_BY_TOKEN_ID = tuple(each.name for each in FIELDS if each.told.are_token_ids and isinstance(each.default, dict))
 
 
 def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new_tokens: int | None) -> SamplingParams:
     """What `body` asks for. Ranges are verified by the front; raises InvalidRequest for what has no id to verify."""
-    grammar: dict[str, Any] = {**grammar_params(body.response_format, body.own_grammars)}
-    return SamplingParams(
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=body.min_tokens,
-        stop=[body.stop] if isinstance(body.stop, str) else body.stop,
-        stop_regex=[body.stop_regex] if isinstance(body.stop_regex, str) else body.stop_regex,
-        stop_token_ids=body.stop_token_ids,
-        temperature=defaults.temperature if body.temperature is None else body.temperature,
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
-        top_k=defaults.top_k if body.top_k is None else body.top_k,
-        min_p=defaults.min_p if body.min_p is None else body.min_p,
-        frequency_penalty=body.frequency_penalty,
-        presence_penalty=body.presence_penalty,
-        repetition_penalty=defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty,
-        n=body.n,
-        beam_width=body.beams,
-        length_penalty=body.length_penalty,
-        ignore_eos=body.ignore_eos,
-        skip_special_tokens=body.skip_special_tokens,
-        spaces_between_special_tokens=body.spaces_between_special_tokens,
-        no_stop_trim=body.no_stop_trim,
-        logit_bias={_token_id(key): value for key, value in body.logit_bias.items()} if body.logit_bias else {},
-        bad_words=body.bad_words,
-        allowed_token_ids=body.allowed_token_ids,
-        custom_params=body.custom_params,
-        sampling_seed=body.seed,
-        **grammar,
-    )
+    asked = {name: getattr(body, theirs) for name, theirs in _NAMES}
+    for name, usual in defaults.values.items():
+        if asked[name] is None:
+            asked[name] = usual
+    for name in _LISTS_OR_ONE:
+        if isinstance(asked[name], str):
+            asked[name] = [asked[name]]
+    for name in _BY_TOKEN_ID:
+        if asked[name]:
+            asked[name] = {_token_id(name, key): value for key, value in asked[name].items()}
+    grammar: Mapping[str, Any] = grammar_params(body.response_format, body.own_grammars)
+    return SamplingParams(**{**asked, "max_new_tokens": max_new_tokens, "beam_width": body.beams, **grammar})
 
 
-def _token_id(key: str) -> int:
+def _token_id(field: str, key: str) -> int:
     if key.isascii() and key.isdigit() and len(key) < 20:
         return int(key)
-    raise InvalidRequest(f"logit_bias: {key!r} is not a token id.", param="logit_bias")
+    raise InvalidRequest(f"{field}: {key!r} is not a token id.", param=field)

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from mysglang.srt.entrypoints.openai.protocol import ReasoningEffort, Texts
+from mysglang.srt.entrypoints.openai.protocol import ReasoningEffort
 from mysglang.srt.entrypoints.openai.response_format import JsonObjectFormat, TextFormat
 from mysglang.srt.entrypoints.openai.tool_protocol import Name, ObjectSchema
+from mysglang.srt.entrypoints.sampling_body import ResponsesSampling
 from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
 from mysglang.srt.errors import InvalidRequest
 
@@ -208,7 +209,7 @@ class CountResponseTokensRequest(PromptOfResponse):
     """POST /v1/responses/input_tokens."""
 
 
-class ResponsesRequest(PromptOfResponse):
+class ResponsesRequest(PromptOfResponse, ResponsesSampling):
     """POST /v1/responses."""
 
     store: bool = True
@@ -218,17 +219,8 @@ class ResponsesRequest(PromptOfResponse):
     include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] = []
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
 
     # Beyond OpenAI's: as in /v1/chat/completions.
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float | None = None
-    stop: Texts = []
-    seed: int | None = None
     extra_key: str | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     priority: int = 0

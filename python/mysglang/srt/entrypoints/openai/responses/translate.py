@@ -21,6 +21,7 @@ from mysglang.srt.entrypoints.openai.responses.protocol import (
     ResponsesTool,
     SchemaFormat,
 )
+from mysglang.srt.entrypoints.sampling_body import in_openai_words
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.text_pool import checkpoint
 
@@ -66,12 +67,9 @@ def chat_request(body: ResponsesRequest, items: Sequence[StoredItem]) -> ChatCom
         # Token by token, since they are told beside the text that they made.
         "stream": body.stream or logprobs,
     }
-    same = (
-        *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "stop", "seed"),
-        *("repetition_penalty", "parallel_tool_calls", "chat_template_kwargs", "extra_key", "cache_salt"),
-        "priority",
-    )
-    return validate(ChatCompletionRequest, {**fields, **{name: getattr(body, name) for name in same}})
+    same = ("parallel_tool_calls", "chat_template_kwargs", "extra_key", "cache_salt", "priority")
+    as_said = {**in_openai_words(body, "responses"), **{name: getattr(body, name) for name in same}}
+    return validate(ChatCompletionRequest, {**fields, **as_said})
 
 
 def encrypted(thought: str) -> str:

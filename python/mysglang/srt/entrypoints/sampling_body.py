@@ -1,0 +1,154 @@
+"""The declared fields of sampling as the routes of each dialect have them: in bodies, in errors, and in OpenAI's words.
+
+What a field means, its bounds and where it may be sent stands in its RequestField, and nowhere else. What a route has
+in a form of its own stands in its protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import or_
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, get_args, get_origin
+
+from pydantic import PlainValidator, create_model
+
+from mysglang.srt.entrypoints.strict_model import StrictModel, empty
+from mysglang.srt.sampling.request_field import Declared, Dialect
+from mysglang.srt.sampling.sampling_params import FIELDS
+
+
+def _text_or_texts(value: object) -> object:
+    if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        return value
+    raise ValueError("must be a string or a list of strings")
+
+
+Texts = Annotated[str | list[str], PlainValidator(_text_or_texts, json_schema_input_type=str | list[str])]
+
+
+class _Said(NamedTuple):
+    """A declared field on the routes of a dialect."""
+
+    name: str
+    openai: str
+    """Its name on OpenAI's routes."""
+    as_ours: Callable[[Any], Any] | None
+
+
+def _on(dialect: Dialect) -> dict[str, Declared]:
+    """The declared fields that routes of this dialect have, by their name there."""
+    return {name: each for each in FIELDS if (name := each.name_on(dialect)) is not None}
+
+
+def _body(name: str, dialect: Dialect) -> type[StrictModel]:
+    fields: dict[str, Any] = {name: _form(each) for name, each in _on(dialect).items()}
+    # Nothing is checked by it: only what is derived from it needs a validator, which takes milliseconds to build.
+    later = {"defer_build": True}
+    model: type[StrictModel] = create_model(
+        name, __base__=StrictModel, __module__=__name__, __cls_kwargs__=later, **fields
+    )
+    model.model_config["defer_build"] = False
+    return model
+
+
+def _form(each: Declared) -> tuple[Any, Any]:
+    """A type and a default in pydantic's terms. Where the model may have a default, none is null until it is asked."""
+    kind = Texts if each.or_one else _as_json(each.type)
+    if each.told.recommended is not None:
+        return kind | None, None
+    return kind, empty(type(each.default)) if isinstance(each.default, list | dict) else each.default
+
+
+def _as_json(kind: Any) -> Any:
+    """The type as pydantic is to check it: without notes for msgspec, and keys are strings."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _as_json(inner[0])
+    if origin in (UnionType, Union):
+        return reduce(or_, map(_as_json, inner))
+    if origin is list:
+        return list[_as_json(inner[0])]  # type: ignore[misc]  # made at run time
+    if origin is dict:
+        return dict[str, _as_json(inner[1])]  # type: ignore[misc]
+    return kind
+
+
+if TYPE_CHECKING:
+    # The fields that a route reads by name; the others go through `in_openai_words` or `openai/sampling.py`.
+
+    class OpenAISampling(StrictModel):
+        """Bodies of chat and plain completions."""
+
+        n: int = 1
+        beam_width: int | None = None
+        skip_special_tokens: bool = True
+
+    class ResponsesSampling(StrictModel):
+        """Bodies of the Responses API."""
+
+    class OllamaSampling(StrictModel):
+        """Ollama's options."""
+
+    class AnthropicSampling(StrictModel):
+        """Bodies of Anthropic's messages API."""
+
+else:
+    OpenAISampling = _body("OpenAISampling", "openai")
+    ResponsesSampling = _body("ResponsesSampling", "responses")
+    OllamaSampling = _body("OllamaSampling", "ollama")
+    AnthropicSampling = _body("AnthropicSampling", "anthropic")
+
+BODIES: Mapping[Dialect, type[StrictModel]] = {
+    "openai": OpenAISampling,
+    "responses": ResponsesSampling,
+    "ollama": OllamaSampling,
+    "anthropic": AnthropicSampling,
+}
+
+OPENAI_ALIASES = {alias: each.name_on("openai") or each.name for each in FIELDS for alias in each.told.aliases}
+"""Name that other servers have for a field -> its name on OpenAI's routes."""
+
+WITHOUT_EFFECT = frozenset(each.name for each in FIELDS if not each.told.has_effect)
+"""Fields that are taken and change nothing."""
+
+OPENAI_NAMES = {each.name: name for name, each in _on("openai").items() if name != each.name}
+"""Native name -> OpenAI's, where they differ."""
+
+_SAID: Mapping[Dialect, tuple[_Said, ...]] = {
+    dialect: tuple(
+        _Said(name, each.name_on("openai") or each.name, each.told.as_ours) for name, each in _on(dialect).items()
+    )
+    for dialect in BODIES
+}
+
+
+def names_on(dialect: Dialect) -> dict[str, str]:
+    """OpenAI's name of a field -> the dialect's, where they differ."""
+    return {said.openai: said.name for said in _SAID[dialect] if said.openai != said.name}
+
+
+def in_openai_words(body: StrictModel, dialect: Dialect) -> dict[str, Any]:
+    """What `body`, of this dialect, says of the declared fields, by OpenAI's names. Null: nothing."""
+    found: dict[str, Any] = {}
+    for name, openai, as_ours in _SAID[dialect]:
+        value = getattr(body, name)
+        found[openai] = value if as_ours is None or value is None else as_ours(value)
+    return found
+
+
+def texts() -> dict[str, str]:
+    """Name of a field, as any route calls it -> what it means."""
+    return {name: each.told.text for dialect in BODIES for name, each in _on(dialect).items()}
+
+
+def texts_by_place() -> dict[str, str]:
+    """Class and field -> what it means there: on the native route, and where the model may have the default."""
+    found = {f"SamplingParams.{each.name}": each.told.text for each in FIELDS}
+    for dialect, model in BODIES.items():
+        for name, each in _on(dialect).items():
+            if (usual := each.told.recommended) is not None:
+                words = f"Default: what the model's generation_config.json says, else {usual}."
+                found[f"{model.__name__}.{name}"] = f"{each.told.text} {words}"
+    return found

@@ -1,0 +1,133 @@
+"""RequestField: what is said once of a parameter of sampling: its meaning, its bounds, and which routes have it.
+
+It stands in the annotation of a struct's field, beside the type and the default:
+
+    min_p: Annotated[float, RequestField("Drops tokens less likely than ...", (between(0, 1),))] = 0.0
+
+The wire struct and the native route are this struct; the models of the other routes, the names that an unknown field is
+compared with, /openapi.json and docs/api.md are made from it. Knows no route's code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+
+import msgspec
+
+Dialect: TypeAlias = Literal["openai", "responses", "ollama", "anthropic"]
+"""The routes beside the native one. "openai": chat and plain completions."""
+
+MAX_ENTRIES = 1 << 16
+"""Of a list or map, before its entries are looked at."""
+
+SHORT = msgspec.Meta(max_length=MAX_ENTRIES)
+
+OR_ONE = msgspec.Meta(extra_json_schema={"x-or-one": True})
+"""Marks a list that clients may leave out around its only entry."""
+
+
+class Bound(NamedTuple):
+    """What a value that is not null must be."""
+
+    holds: Callable[[Any], bool]
+    limit: str
+    """The same in words, behind "must be"."""
+
+
+def between(low: float, high: float) -> Bound:
+    """Both ends included."""
+    return Bound(lambda value: low <= value <= high, f"between {_shown(low)} and {_shown(high)}")
+
+
+def at_least(low: int) -> Bound:
+    return Bound(lambda value: value >= low, f"at least {low}")
+
+
+def at_most(count: int, what: str) -> Bound:
+    """A list of so many entries."""
+    return Bound(lambda value: len(value) <= count, f"a list of at most {count} {what}")
+
+
+def _shown(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+def on(*dialects: Dialect, name: str = "") -> Mapping[Dialect, str]:
+    """Routes that have the field, under this name. Without one it is called there as on the native route."""
+    return dict.fromkeys(dialects, name)
+
+
+class RequestField(msgspec.Struct, frozen=True, eq=False):
+    """What a type and a default do not say of a field."""
+
+    text: str
+    """Its meaning, for people. It may end in " Default: ...", which is left out where the field is required."""
+    bounds: tuple[Bound, ...] = ()
+    routes: Mapping[Dialect, str] = msgspec.field(default_factory=lambda: on("openai"))
+    """Where clients may send it beside the native route. A route that has a form of its own for it is not named."""
+    aliases: tuple[str, ...] = ()
+    """Other names on OpenAI's routes, which clients of other servers use."""
+    recommended: str | None = None
+    """Set for a field that the model's generation_config.json may have a default for: the default in words where that
+    file says nothing. The native route does not ask the file."""
+    as_ours: Callable[[Any], Any] | None = None
+    """What a value of generation_config.json or of Ollama is here, where they write it otherwise."""
+    with_beams: bool = False
+    """Whether it may stand beside beam search, which honours it or does not depend on it."""
+    has_effect: bool = True
+    """False: it is taken, and changes nothing."""
+    are_token_ids: bool = False
+    """Whether its entries, or keys, are token ids, which the model must have."""
+    work: Callable[[Any], int] | None = None
+    """About how much work it is to verify a value: as much as to tokenize so many characters."""
+    held_bytes: Callable[[Any], int] | None = None
+    """About how many bytes a scheduler holds for each answer because of a value."""
+
+
+class Declared(NamedTuple):
+    """A field of a struct with all that was declared of it."""
+
+    name: str
+    type: Any
+    """As annotated."""
+    default: Any
+    """Made anew by each look at it, where it is a list or a map."""
+    told: RequestField
+    or_one: bool
+
+    def name_on(self, dialect: Dialect) -> str | None:
+        """None: routes of this dialect do not have it."""
+        name = self.told.routes.get(dialect)
+        return None if name is None else name or self.name
+
+
+def declared(struct: type[msgspec.Struct]) -> tuple[Declared, ...]:
+    """The fields of `struct`, each of which has a default and a RequestField."""
+    return tuple(_declared(found) for found in msgspec.structs.fields(struct))
+
+
+def _declared(found: msgspec.structs.FieldInfo) -> Declared:
+    marks: tuple[object, ...] = get_args(found.type)[1:] if get_origin(found.type) is Annotated else ()
+    told = next((mark for mark in marks if isinstance(mark, RequestField)), None)
+    assert told is not None, f"nothing is declared of {found.name}"
+    default = found.default if found.default_factory is msgspec.NODEFAULT else found.default_factory()
+    return Declared(found.name, found.type, default, told, any(mark is OR_ONE for mark in marks))
+
+
+def joined(name: str, parts: Iterable[type[msgspec.Struct]]) -> type[msgspec.Struct]:
+    """A struct with the fields of all parts: it cannot be derived from several, as each has slots."""
+    fields: list[tuple[str, Any, Any]] = []
+    for part in parts:
+        # Given outright, or else they were no globals of a bound's function, which needs them when it is called.
+        names = vars(sys.modules[part.__module__])
+        kinds = get_type_hints(part, names, names, include_extras=True)
+        fields += [(each.name, kinds[each.name], _default(each)) for each in msgspec.structs.fields(part)]
+    return msgspec.defstruct(name, fields, module=__name__, frozen=True, kw_only=True)
+
+
+def _default(found: msgspec.structs.FieldInfo) -> Any:
+    if found.default_factory is msgspec.NODEFAULT:
+        return found.default
+    return msgspec.field(default_factory=found.default_factory)
