@@ -140,7 +140,8 @@ def in_openai_words(body: StrictModel, dialect: Dialect) -> dict[str, Any]:
 
 def texts() -> dict[str, str]:
     """Name of a field, as any route calls it -> what it means."""
-    return {name: each.told.text for dialect in BODIES for name, each in _on(dialect).items()}
+    found = {each.name: each.told.text for each in FIELDS}
+    return found | {name: each.told.text for dialect in BODIES for name, each in _on(dialect).items()}
 
 
 def texts_by_place() -> dict[str, str]:

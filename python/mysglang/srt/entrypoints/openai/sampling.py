@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from mysglang.srt.args.serving import DefaultsSource
@@ -41,14 +42,15 @@ class SamplingDefaults:
         return cls(chosen)
 
 
-_NAMES = tuple((each.name, name) for each in FIELDS if (name := each.name_on("openai")) is not None)
+_NAMES = {each.name: name for each in FIELDS if (name := each.name_on("openai")) is not None}
+_SAID = attrgetter(*_NAMES.values())
 _LISTS_OR_ONE = tuple(each.name for each in FIELDS if each.or_one)
 _BY_TOKEN_ID = tuple(each.name for each in FIELDS if each.told.are_token_ids and isinstance(each.default, dict))
 
 
 def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new_tokens: int | None) -> SamplingParams:
     """What `body` asks for. Ranges are verified by the front; raises InvalidRequest for what has no id to verify."""
-    asked = {name: getattr(body, theirs) for name, theirs in _NAMES}
+    asked: dict[str, Any] = dict(zip(_NAMES, _SAID(body), strict=True))
     for name, usual in defaults.values.items():
         if asked[name] is None:
             asked[name] = usual
@@ -59,7 +61,8 @@ def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new
         if asked[name]:
             asked[name] = {_token_id(name, key): value for key, value in asked[name].items()}
     grammar: Mapping[str, Any] = grammar_params(body.response_format, body.own_grammars)
-    return SamplingParams(**{**asked, "max_new_tokens": max_new_tokens, "beam_width": body.beams, **grammar})
+    asked.update(grammar, max_new_tokens=max_new_tokens, beam_width=body.beams)
+    return SamplingParams(**asked)
 
 
 def _token_id(field: str, key: str) -> int:
