@@ -2,7 +2,7 @@
 
 It stands in the annotation of a struct's field, beside the type and the default:
 
-    min_p: Annotated[float, RequestField("Drops tokens less likely than ...", (between(0, 1),))] = 0.0
+    chill: Annotated[float, RequestField("Cools the draws by this part, 0 to 1.", (between(0, 1),))] = 0.0
 
 The wire struct and the native route are this struct; the models of the other routes, the names that an unknown field is
 compared with, /openapi.json and docs/api.md are made from it. Knows no route's code.
