@@ -1,16 +1,21 @@
 """The size of the KV cache from bytes alone."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from fixtures.tiny_checkpoints import make_checkpoint
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.worker import WindowShape
 from mysglang.srt.kernels.cuda import invariant_cut
 from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
 from mysglang.srt.mem_cache.window_pages import least_tokens
+from mysglang.srt.model_executor.generation import generation
 from mysglang.srt.model_executor.kv_setup import ModelStores, kv_cost
 from mysglang.srt.model_executor.memory_budget import (
     KvBudget,
@@ -21,7 +26,10 @@ from mysglang.srt.model_executor.memory_budget import (
     static_fraction,
     storeless_budget,
 )
+from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
+from mysglang.srt.model_executor.pooling import pooling_decoder
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import DeviceMemory
 from mysglang.srt.utils.hardware import GIB
 
@@ -90,6 +98,18 @@ def test_cuda_says_what_to_change(config: RunnerConfig, free: int, named: str) -
 def test_the_cpu_says_what_to_change(config: RunnerConfig) -> None:
     with pytest.raises(ConfigError, match="--max-total-tokens"):
         cpu_budget(config, after=DeviceMemory(10, 10), cost=KvCost(4), context=512)
+
+
+@pytest.mark.parametrize(("family", "token_bytes"), [("qwen3", 0), ("qwen3_moe", 3 * ((96 + 64) * 2 + 8))])
+@pytest.mark.parametrize("task", ["generate", "embed"])
+def test_what_experts_take_is_left_free(family: str, token_bytes: int, task: str, tmp_path: Path) -> None:
+    """In one layer at a time: what each token leaves with each of its three experts, and where it stands."""
+    make_checkpoint(family, tmp_path)
+    config = ModelConfig.from_path(str(tmp_path), dtype="bfloat16", is_embedding=task == "embed")
+    launch = ModelLaunch(config, LoadConfig(load_format="dummy"))
+    setup = Setup(RunnerConfig(device="cpu"), platform_named("cpu"))
+    model = {"generate": generation, "embed": pooling_decoder}[task](setup, launch)()
+    assert model.workspace(max_tokens=1000, max_context=256) == 1000 * token_bytes
 
 
 def test_what_invariant_attention_takes_is_left_free() -> None:

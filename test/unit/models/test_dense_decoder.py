@@ -129,6 +129,13 @@ def test_says_what_of_the_whole_it_has_no_words_for(fact: str, word: str, tmp_pa
         describe(model)
 
 
+def test_does_not_describe_experts(tmp_path: Path) -> None:
+    make_checkpoint("qwen3_moe", tmp_path, mlp_only_layers=[0, 1])
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    with pytest.raises(CannotDescribe, match="its layers have MLPs of another kind"):
+        describe(load_model(config, PLAIN, torch.device("cpu"), torch.float32))
+
+
 def test_does_not_describe_weights_of_another_kind(tmp_path: Path) -> None:
     model = load("llama", tmp_path, LoadConfig(quantization="int8wo"))[1]
     with pytest.raises(CannotDescribe, match="quantized"):

@@ -52,6 +52,13 @@ def _unpack_experts(weights: Tensor) -> Tensor:
     return weights
 
 
+def workspace_per_token(*, top_k: int, width: int, inner: int, dtype: torch.dtype) -> int:
+    """Bytes that `fused_experts` takes on a device for a token, beside its arguments and result: what the token leaves
+    with each of its experts, between the products and behind them, and where that stands.
+    """
+    return top_k * ((width + inner) * dtype.itemsize + 2 * torch.int32.itemsize)
+
+
 topk_softmax = Op("topk_softmax", reference=_topk_softmax, cuda="mysglang.srt.kernels.cuda.topk:topk_softmax")
 fused_experts = Op(
     "fused_experts",

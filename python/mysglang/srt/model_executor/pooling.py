@@ -50,7 +50,9 @@ class PoolingModel:
         return str(self._chosen)
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
-        return workspace_bytes(self._chosen, self.stores.specs, max_tokens=max_tokens, max_context=max_context)
+        specs = self.stores.specs
+        attention = workspace_bytes(self._chosen, specs, max_tokens=max_tokens, max_context=max_context)
+        return attention + self.model.workspace(max_tokens)
 
     def ready(self, memory: ModelMemory) -> Runnable:
         pooling, tables = self._launch.config.pooling, memory.tables

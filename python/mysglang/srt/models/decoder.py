@@ -34,6 +34,7 @@ from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 from mysglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from mysglang.srt.models.checkpoint_model import CheckpointModel
+from mysglang.srt.models.interfaces import TakesWorkspace
 from mysglang.srt.models.weight_names import WeightNames
 
 
@@ -122,6 +123,11 @@ class Decoder(CheckpointModel):
     def attention_specs(self) -> list[AttentionSpec]:
         """One for each attention layer of this rank, by layer."""
         return [module.spec for module in self.modules() if isinstance(module, RadixAttention)]
+
+    def workspace(self, max_tokens: int) -> int:
+        """Bytes that a step of so many tokens takes inside its layers, where that is much. Layers take it in turn."""
+        modules = (module for module in self.modules() if isinstance(module, TakesWorkspace))
+        return max_tokens * max((module.workspace_per_token for module in modules), default=0)
 
     def weight_names(self) -> WeightNames:
         renamed = {"lm_head": "embed_tokens"} if self.plan.tied_embeddings else {}

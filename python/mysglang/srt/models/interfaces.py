@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -16,6 +16,14 @@ class Decoder(Protocol):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[W, hidden_size] hidden states after the last norm, of the tokens that the batch wants."""
         ...
+
+
+@runtime_checkable
+class TakesWorkspace(Protocol):
+    """A module that takes much memory between its products, given back when it is done."""
+
+    workspace_per_token: int
+    """Bytes."""
 
 
 class CausalModel(Decoder, Protocol):

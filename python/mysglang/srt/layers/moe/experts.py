@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mysglang.srt.distributed.groups import Group
 from mysglang.srt.kernels.activation import Activation
+from mysglang.srt.kernels.experts import workspace_per_token
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import ReplicatedLinear
 from mysglang.srt.layers.moe.method import ExpertSizes
@@ -74,6 +75,10 @@ class MixtureOfExperts(nn.Module):
         # A router is small, and what it rounds decides between experts: it is never quantized.
         self.gate = ReplicatedLinear(hidden_size, experts, context=replace(context.under("gate"), quant=Unquantized()))
         self.experts = Experts(experts, hidden_size, intermediate_size, activation, context=context.under("experts"))
+        self.workspace_per_token = workspace_per_token(
+            top_k=routing.top_k, width=hidden_size, inner=intermediate_size // context.tp.size, dtype=context.dtype
+        )
+        """Bytes that the experts take for a token, beside x and what is returned."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
