@@ -135,7 +135,15 @@ def test_promise_35_under_pressure(seed: int, page_size: int) -> None:
     """Little memory, shared beginnings, aborts, now and then broken keys: what completes is as it is alone."""
     rng = random.Random(seed)
     scheduler = LateScheduler(
-        Setup(page_size=page_size, chunk=32, num_tokens=512, max_context=256, conservativeness=0.2, order="bounded")
+        Setup(
+            page_size=page_size,
+            chunk=32,
+            num_tokens=512,
+            max_context=256,
+            conservativeness=0.2,
+            order="bounded",
+            drafts=(0, 1, 4)[seed % 3],
+        )
     )
     prompts = {}
     for i in range(40):

@@ -22,9 +22,10 @@ SHAKES = Shakes(retract_every=5, fail_alloc_every=7, fail_host_every=5)
 WAYS = {
     "overlap": TIGHT,
     "pages": replace(TIGHT, page_size=16, num_tokens=512, order="mixed", chunk=32),
+    "drafts": replace(TIGHT, page_size=4, num_tokens=384, drafts=4),
     "sync": replace(TIGHT, overlap=False, page_size=4, policy="lpm"),
     "tiny host": replace(TIGHT, host_tokens=96),
-    "shaken": replace(TIGHT, shakes=SHAKES, num_tokens=320),
+    "shaken": replace(TIGHT, shakes=SHAKES, num_tokens=320, drafts=1),
     "slru": replace(TIGHT, eviction="slru", policy="dfs-weight"),
 }
 

@@ -32,7 +32,16 @@ SETUPS = [
     )
 ]
 TIGHT = [
-    Setup(lanes=2, overlap=overlap, page_size=page, chunk=48, num_tokens=256, max_context=192, conservativeness=0.1)
+    Setup(
+        lanes=2,
+        overlap=overlap,
+        page_size=page,
+        chunk=48,
+        drafts=page // 4,
+        num_tokens=256,
+        max_context=192,
+        conservativeness=0.1,
+    )
     for overlap, page in itertools.product((False, True), (1, 16))
 ]
 

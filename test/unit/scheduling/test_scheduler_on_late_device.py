@@ -157,6 +157,8 @@ def test_storm(seed: int) -> None:
         conservativeness=rng.choice([0.1, 1.0]),
         policy=rng.choice(["fcfs", "lpm"]),
         order="mixed" if seed % 3 == 0 else "prefill_first",
+        drafts=(0, 1, 4)[seed // 3],
+        late_lengths=seed != 8,
     )
     scheduler = LateScheduler(setup)
     expected: dict[str, list[int]] = {}

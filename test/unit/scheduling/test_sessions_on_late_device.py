@@ -48,6 +48,7 @@ STORMS = [
 ] + [
     Setup(page_size=16, chunk=32, num_tokens=512, conservativeness=0.1, order="mixed"),
     Setup(page_size=16, num_tokens=512, host_tokens=1024),
+    Setup(page_size=16, chunk=32, num_tokens=768, drafts=4),
     Setup(page_size=16, num_tokens=512, host_tokens=512, write_policy="write_back"),
     Setup(page_size=16, num_tokens=768, windows=((24, 512),), chunk=32),
     Setup(page_size=16, num_tokens=768, policy="lpm", shakes=Shakes(fail_alloc_every=7, retract_every=5)),

@@ -28,8 +28,9 @@ WISH = LogprobRequest(prompt_start=0, top_num=2, token_ids=pack_ids([3, 5]))
         Setup(overlap=True, page_size=1, chunk=24, max_context=160, num_tokens=1024, shakes=SHAKES),
         Setup(overlap=True, page_size=16, order="mixed", chunk=32, max_context=160, num_tokens=1024, shakes=SHAKES),
         Setup(overlap=False, page_size=4, chunk=16, max_context=160, num_tokens=512, shakes=SHAKES, policy="lpm"),
+        Setup(overlap=True, page_size=4, chunk=24, max_context=160, num_tokens=1024, shakes=SHAKES, drafts=4),
     ],
-    ids=["overlap", "mixed", "sync"],
+    ids=["overlap", "mixed", "sync", "drafts"],
 )
 def test_forced_retraction_and_failing_allocation(setup: Setup) -> None:
     scheduler = LateScheduler(setup)
@@ -117,6 +118,7 @@ def test_abort_storm(seed: int) -> None:
             max_context=160,
             num_slots=32,
             order=rng.choice(["prefill_first", "bounded", "mixed"]),
+            drafts=(0, 1, 4)[seed % 3],
         )
     )
     expected: dict[str, list[int]] = {}

@@ -46,7 +46,8 @@ def test_a_storm_over_a_faulty_storage(
 ) -> None:
     rng = random.Random(3)
     storage = FaultyStorage(3)
-    setup = replace(SETUP, page_size=page_size, write_policy=write_policy, prefetch_policy=prefetch, storage=storage)
+    ways = replace(SETUP, write_policy=write_policy, prefetch_policy=prefetch, drafts=4 if page_size == 4 else 0)
+    setup = replace(ways, page_size=page_size, storage=storage)
     beginnings = drawn_beginnings(rng, 12)
     fetched = 0
     for restart in range(3):

@@ -71,7 +71,7 @@ class MixedChunks:
     def next_step(self, lane: Lane) -> ScheduleBatch | None:
         # The running come first, also for memory. Prompts that are complete join the lane, and decode from the next.
         decode = self._decode.plan(lane)
-        prompts = self._prefill.plan(lane, decoding=len(decode) if decode is not None else 0)
+        prompts = self._prefill.plan(lane, decoding=0 if decode is None else decode.new_tokens)
         if prompts is None or decode is None:
             return prompts or decode
         return prompts.beside(decode)
