@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fixtures.late_scheduler import VOCAB, LateRunner, LateScheduler, Setup
 from fixtures.late_storm import drawn_beginnings, drawn_tokens
+from fixtures.step_equality import same
 from fixtures.storages import MemoryStorage
 from fixtures.timed_grammars import timed_grammars
 from mysglang.srt.constrained.grammar_queue import GrammarNews, GrammarTooSlow, NoTurn
@@ -89,21 +89,6 @@ class Prompt(LateScheduler):
         for _ in range(times):
             self.worker.host_pages.wait()
             super().turn()
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two steps, or parts of them, are equal to the last number."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if is_dataclass(one):
-        return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
-    return bool(one == other)
 
 
 def first_difference(one: LateScheduler, other: LateScheduler) -> int | None:
