@@ -21,6 +21,12 @@ Floats load_some(const bf16 *from, long count) {
   return load_bf16(padded);
 }
 
+Floats load_some(const float *from, long count) {
+  float padded[LANES] = {};
+  std::memcpy(padded, from, count * sizeof(float));
+  return load<Floats>(padded);
+}
+
 void store_some(bf16 *to, Floats x, long count) {
   bf16 padded[LANES];
   store_bf16(padded, x);
@@ -37,6 +43,8 @@ void by_vectors(long width, const Each &each) {
 
 Floats load_up_to(const bf16 *from, long n) { return n == LANES ? load_bf16(from) : load_some(from, n); }
 
+Floats load_up_to(const float *from, long n) { return n == LANES ? load<Floats>(from) : load_some(from, n); }
+
 void store_up_to(bf16 *to, Floats x, long n) {
   if (n == LANES)
     store_bf16(to, x);
@@ -44,8 +52,9 @@ void store_up_to(bf16 *to, Floats x, long n) {
     store_some(to, x, n);
 }
 
-// out may be x.
-void norm(bf16 *out, const bf16 *x, const bf16 *weight, long width, float eps) {
+// out may be x. Weight: bf16 or float.
+template <typename Weight>
+void norm(bf16 *out, const bf16 *x, const Weight *weight, long width, float eps) {
   Floats squares = {};
   by_vectors(width, [&](long i, long n) {
     Floats v = load_up_to(x + i, n);
@@ -73,13 +82,9 @@ void turn(bf16 *head, const float *cos_sin, long half) {
   }
 }
 
-}  // namespace
-
-extern "C" {
-
-// residual: null, or [rows, width], dense: x is added to it, and the sum normed.
-void mysgl_rms_norm(bf16 *out, const bf16 *x, long x_stride, bf16 *residual, const bf16 *weight, long rows, long width,
-                    float eps) {
+template <typename Weight>
+void norm_rows(bf16 *out, const bf16 *x, long x_stride, bf16 *residual, const Weight *weight, long rows, long width,
+               float eps) {
   share(rows, chunk_of(width), [&](long first, long end) {
     for (long r = first; r < end; r++) {
       const bf16 *from = x + r * x_stride;
@@ -93,6 +98,19 @@ void mysgl_rms_norm(bf16 *out, const bf16 *x, long x_stride, bf16 *residual, con
       norm(out + r * width, from, weight, width, eps);
     }
   });
+}
+
+}  // namespace
+
+extern "C" {
+
+// residual: null, or [rows, width], dense: x is added to it, and the sum normed. weight: bf16, or float if it is wide.
+void mysgl_rms_norm(bf16 *out, const bf16 *x, long x_stride, bf16 *residual, const void *weight, bool wide, long rows,
+                    long width, float eps) {
+  if (wide)
+    norm_rows(out, x, x_stride, residual, static_cast<const float *>(weight), rows, width, eps);
+  else
+    norm_rows(out, x, x_stride, residual, static_cast<const bf16 *>(weight), rows, width, eps);
 }
 
 // x: [rows, 2 * width], dense.

@@ -138,9 +138,11 @@ def test_what_packs() -> None:
     assert experts.packs(draw(3, 64, 32)) and not experts.packs(draw(3, 64, 34)) and not experts.packs(draw(64, 32))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("width", [1, 16, 37, 1024])
-def test_rms_norm(arch: str, width: int) -> None:
-    wide, residual, weight = draw(21, width + 3), draw(21, width, seed=1), draw(width, seed=2)
+def test_rms_norm(arch: str, width: int, dtype: torch.dtype) -> None:
+    wide, residual = draw(21, width + 3), draw(21, width, seed=1)
+    weight = draw(width, seed=2).to(dtype).mul_(1.001)  # which bfloat16 rounds away
     x = wide[:, :width]
     close(rows.rms_norm(x, weight, 1e-5), F.rms_norm(x.float(), (width,), weight.float(), 1e-5))
     total = (x.float() + residual.float()).to(torch.bfloat16)

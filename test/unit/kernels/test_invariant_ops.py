@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fixtures.triton_on_cpu import run_interpreted
-from mysglang.srt.kernels.activation import gated
+from mysglang.srt.kernels.activation import gated, soft_cap
 from mysglang.srt.kernels.cpu import invariant
 from mysglang.srt.kernels.experts import fused_experts, pack_experts, topk_softmax
 from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight
@@ -106,10 +106,20 @@ def test_gates(op: Op[[Tensor], Tensor], width: int, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("width", WIDTHS)
 def test_norms(width: int, dtype: torch.dtype) -> None:
     x, residual = torch.randn(2, ROWS, width).to(dtype)
-    weight = torch.randn(width).to(dtype)
-    whole = check_rows(lambda rows: rms_norm(x[rows], weight, 1e-5))
-    torch.testing.assert_close(whole, rms_norm.reference(x, weight, 1e-5))
-    check_rows(lambda rows: torch.cat(fused_add_rms_norm(x[rows], residual[rows], weight, 1e-5), dim=1))
+    for weight in (torch.randn(width).to(dtype), torch.randn(width)):
+        whole = check_rows(lambda rows, weight=weight: rms_norm(x[rows], weight, 1e-5))
+        torch.testing.assert_close(whole, rms_norm.reference(x, weight, 1e-5))
+        check_rows(
+            lambda rows, weight=weight: torch.cat(fused_add_rms_norm(x[rows], residual[rows], weight, 1e-5), dim=1)
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [33, 96, 50_000])
+def test_soft_cap(width: int, dtype: torch.dtype) -> None:
+    x = torch.randn(ROWS, width).mul_(9).to(dtype)
+    whole = check_rows(lambda rows: soft_cap(x[rows], 4.0))
+    torch.testing.assert_close(whole, soft_cap.reference(x.clone(), 4.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

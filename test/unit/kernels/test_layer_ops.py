@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fixtures.op_cases import OPS, check_op
-from mysglang.srt.kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from mysglang.srt.kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, soft_cap
 from mysglang.srt.kernels.cpu import gemm as onednn
 from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight, unpack_linear_weight
 from mysglang.srt.kernels.kvcache import store_kv
@@ -54,6 +54,24 @@ class TestNormAndActivation:
         before = x.clone()
         close(rms_norm(x, weight, 1e-3), normed(x, weight, 1e-3))
         assert torch.equal(x, before)
+
+    def test_rms_norm_with_a_float32_weight(self, dtype: torch.dtype) -> None:
+        """The weight is not rounded on the way: the result is rounded once."""
+        x, weight = torch.randn(5, 48).to(dtype), 1 + torch.randn(48) / 300
+        found, total = fused_add_rms_norm(x.clone(), x.clone(), weight, 1e-3)
+        assert torch.equal(total, 2 * x)
+        for mine, values in ((rms_norm(x, weight, 1e-3), x), (found, 2 * x)):
+            exact = normed(values, weight, 1e-3)
+            close(mine, exact)
+            if dtype is torch.bfloat16:
+                assert (mine == exact.to(dtype)).float().mean() > 0.98
+
+    def test_soft_cap(self, dtype: torch.dtype) -> None:
+        x = torch.randn(5, 48).mul_(20).to(dtype)
+        expected = (30 * torch.tanh(x.double() / 30)).to(dtype)
+        found = soft_cap(x, 30.0)
+        close(found, expected.double())
+        assert found.data_ptr() == x.data_ptr()
 
     def test_fused_add_rms_norm(self, dtype: torch.dtype) -> None:
         x, residual, weight = torch.randn(5, 48).to(dtype), torch.randn(5, 48).to(dtype), torch.randn(48).to(dtype)

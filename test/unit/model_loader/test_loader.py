@@ -12,6 +12,7 @@ from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.layers.layernorm import PlusOneRMSNorm
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.checkpoint_model import weight_parameters
@@ -176,6 +177,15 @@ class TestDummy:
         (tmp_path / "model.safetensors").unlink()
         experts = values(self.dummy(tmp_path))["layers.1.mlp.experts.w2_weight"]
         assert not torch.equal(experts[0], experts[1]) and 0.015 < experts.std().item() < 0.025
+
+    def test_norms_of_one_plus_w_are_drawn_around_zero(self, tmp_path: Path) -> None:
+        make_checkpoint("gemma2", tmp_path)
+        model = self.dummy(tmp_path, dtype=torch.bfloat16)
+        norms = [module for module in model.modules() if isinstance(module, PlusOneRMSNorm)]
+        assert len(norms) == 4 * 3 + 1
+        for norm in norms:
+            assert abs(norm.weight.float().mean()) < 0.02
+            assert torch.equal(norm.gain, 1 + norm.weight.float()) and norm.gain.dtype is torch.float32
 
     def test_layers_differ(self, checkpoint: Path) -> None:
         model = values(self.dummy(checkpoint))

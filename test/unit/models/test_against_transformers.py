@@ -33,6 +33,11 @@ VARIANTS = {
         {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
     "qwen3": ("qwen3", {}),
+    "gemma2": ("gemma2", {}),
+    "gemma2 without windows and caps": (
+        "gemma2",
+        {"layer_types": ["full_attention"] * 3, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
     "qwen3, tied": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe with a dense layer and a window": (

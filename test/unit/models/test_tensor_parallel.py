@@ -27,7 +27,10 @@ def logits(folder: Path, tp: ThreadGroup | SoloGroup) -> Tensor:
 
 # 251 tokens: no number of ranks divides them. Two key-value heads: over four ranks each is held twice.
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen2", True), ("qwen3", False), ("qwen3_moe", True)])
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [("llama", False), ("qwen2", True), ("qwen3", False), ("qwen3_moe", True), ("gemma2", True)],
+)
 @torch.no_grad()
 def test_ranks_agree_with_the_whole(family: str, tied: bool, size: int, tmp_path: Path) -> None:
     make_checkpoint(family, tmp_path, num_attention_heads=8, tie_word_embeddings=tied)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from mysglang.srt.configs.decoder_config import DecoderConfig
+from mysglang.srt.configs.families.gemma2 import Gemma2Config
 from mysglang.srt.configs.families.llama import LlamaConfig
 from mysglang.srt.configs.families.mistral import MistralConfig
 from mysglang.srt.configs.families.qwen2 import Qwen2Config
@@ -48,6 +49,7 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "Qwen2": Qwen2Config,
     "Qwen3": Qwen3Config,
     "Qwen3Moe": Qwen3MoeConfig,
+    "Gemma2": Gemma2Config,
 }
 """Families, by what the names of their architectures begin with."""
 

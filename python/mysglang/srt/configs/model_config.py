@@ -34,6 +34,7 @@ OF_THE_WHOLE = ("architectures", "model_type", "auto_map", "quantization_config"
 
 MAX_NAMES, MAX_NAME_CHARS = 4, 80
 """Of unknown architectures that an error names."""
+
 MAX_EOS_IDS = 1024
 """Entries of a list of eos_token_id. The largest known lists have below ten."""
 

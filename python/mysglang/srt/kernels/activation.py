@@ -1,9 +1,12 @@
-"""Gated activations: the first half of the last dimension through a function, times the second half."""
+"""Gated activations: the first half of the last dimension through a function, times the second half. And the soft cap
+of logits.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,6 +29,11 @@ def _gelu_and_mul(x: Tensor) -> Tensor:
 def _gelu_tanh_and_mul(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def _soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap) of x [N, width], rows at any distance, in float32 inside. Writes over x, and returns it."""
+    return x.copy_(torch.tanh(x.float() / cap).mul_(cap))
 
 
 # All: [..., 2 * d] -> [..., d], contiguous, same dtype.
@@ -64,3 +72,10 @@ gated: dict[Activation, GatedOp] = {
     "gelu": gelu_and_mul,
     "gelu_tanh": gelu_tanh_and_mul,
 }
+
+soft_cap = Op(
+    "soft_cap",
+    reference=_soft_cap,
+    cuda="mysglang.srt.kernels.cuda.activation:soft_cap",
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:soft_cap"},
+)

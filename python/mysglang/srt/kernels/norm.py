@@ -12,8 +12,13 @@ from mysglang.srt.kernels.op import Op
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise over the last dimension, in float32 inside. Returns a new tensor of x's shape and dtype."""
-    return F.rms_norm(x, weight.shape, weight, eps)
+    """Normalise over the last dimension, in float32 inside. Returns a new tensor of x's shape and dtype.
+
+    weight: of x's dtype, or float32.
+    """
+    if weight.dtype is x.dtype:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
 
 def _fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

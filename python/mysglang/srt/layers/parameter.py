@@ -40,6 +40,8 @@ class WeightParameter(nn.Parameter):
 
     shard_dim: int
     sections: tuple[Section, ...]
+    centre: float = 0.0
+    """Mean of its values in a model of about this kind: what dummy values are drawn around."""
 
     def __new__(
         cls, shape: tuple[int, ...], sections: tuple[Section, ...] = (), *, dim: int = 0, dtype: torch.dtype

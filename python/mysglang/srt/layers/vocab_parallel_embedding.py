@@ -37,6 +37,17 @@ class VocabParallelEmbedding(nn.Module):
         return self.tp.all_reduce(vectors.masked_fill(elsewhere.unsqueeze(-1), 0))
 
 
+class ScaledEmbedding(VocabParallelEmbedding):
+    """Vectors times a factor, which is rounded to their dtype first."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, scale: float, context: LayerContext) -> None:
+        super().__init__(vocab_size, hidden_size, context)
+        self._scale = float(torch.tensor(scale, dtype=context.dtype, device="cpu"))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids).mul_(self._scale)
+
+
 class ParallelLMHead(LinearBase):
     """Vectors to logits."""
 

@@ -105,11 +105,11 @@ def _load(
 def fill_with_dummy_weights(model: CheckpointModel, seed: int) -> None:
     """Small random values, the same for each parameter's name and seed on the same kind of device.
 
-    Matrices and biases around 0 and norms around 1, so that activations keep the size that they have in a real model.
+    They are drawn around each parameter's own centre, 1 for most norms and 0 for the others, so that activations keep
+    the size that they have in a real model.
     """
     for name, parameter in weight_parameters(model).items():
         values: Tensor = parameter.data
         generator = torch.Generator(values.device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-        centre = 1.0 if values.dim() == 1 and not name.endswith("bias") else 0.0
         half_width = DUMMY_STD * 3**0.5  # of the uniform distribution with that deviation
-        values.uniform_(centre - half_width, centre + half_width, generator=generator)
+        values.uniform_(parameter.centre - half_width, parameter.centre + half_width, generator=generator)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
+from mysglang.srt.kernels.activation import soft_cap
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, TiedLMHead
 from mysglang.srt.models.decoder import Decoder
@@ -26,4 +27,4 @@ class CausalLM(Decoder):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], in the model's dtype."""
         logits: Tensor = self.lm_head(hidden)
-        return logits
+        return soft_cap(logits, self.plan.logit_cap) if self.plan.logit_cap else logits

@@ -32,7 +32,7 @@ from mysglang.srt.layers.moe.experts import MixtureOfExperts
 from mysglang.srt.layers.moe.router import Routing
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
-from mysglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from mysglang.srt.layers.vocab_parallel_embedding import ScaledEmbedding, VocabParallelEmbedding
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.models.interfaces import TakesWorkspace
 from mysglang.srt.models.weight_names import WeightNames
@@ -91,7 +91,11 @@ class Decoder(CheckpointModel):
         super().__init__(config, context, stage)
         self.plan = plan = config.plan
         size = config.hidden_size
-        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, size, context)
+        self.embed_tokens = (
+            VocabParallelEmbedding(config.vocab_size, size, context)
+            if plan.embedding_scale == 1.0
+            else ScaledEmbedding(config.vocab_size, size, plan.embedding_scale, context)
+        )
         rotaries = Rotaries(config.context_len)
 
         def layer(index: int) -> DecoderLayer:

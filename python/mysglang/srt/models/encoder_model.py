@@ -53,6 +53,7 @@ class LayerNorm(nn.Module):
     def __init__(self, size: int, eps: float, context: LayerContext) -> None:
         super().__init__()
         self.weight = WeightParameter((size,), dtype=context.dtype)
+        self.weight.centre = 1.0
         self.bias = WeightParameter((size,), dtype=context.dtype)
         self.eps = eps
 

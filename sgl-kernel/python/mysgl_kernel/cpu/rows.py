@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import c_float, c_int, c_long, c_void_p
+from ctypes import c_bool, c_float, c_int, c_long, c_void_p
 from functools import cache
 
 import torch
@@ -18,10 +18,14 @@ available = _LIBRARY.available
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """[N, width], rows at any distance -> dense [N, width]. residual: dense; x is added to it first."""
+    """[N, width], rows at any distance -> dense [N, width]. residual: dense; x is added to it first.
+
+    weight: [width], bfloat16 or float32.
+    """
     out = torch.empty(x.shape, dtype=x.dtype)
     residual_at = None if residual is None else residual.data_ptr()
-    _rms_norm()(out.data_ptr(), x.data_ptr(), x.stride(0), residual_at, weight.data_ptr(), *x.shape, eps)
+    gain = (weight.data_ptr(), weight.dtype is torch.float32)
+    _rms_norm()(out.data_ptr(), x.data_ptr(), x.stride(0), residual_at, *gain, *x.shape, eps)
     return out
 
 
@@ -67,8 +71,8 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 
 @cache
 def _rms_norm() -> Launch:
-    pointer = c_void_p
-    return _LIBRARY.function("mysgl_rms_norm", pointer, pointer, c_long, pointer, pointer, c_long, c_long, c_float)
+    arrays = (c_void_p, c_void_p, c_long, c_void_p, c_void_p)
+    return _LIBRARY.function("mysgl_rms_norm", *arrays, c_bool, c_long, c_long, c_float)
 
 
 @cache

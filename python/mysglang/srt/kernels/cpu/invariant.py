@@ -67,6 +67,13 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     return _gated(activation.gelu_tanh_and_mul, x)
 
 
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """See `kernels/activation.py`."""
+    for row in _rows(x):
+        activation.soft_cap.reference(x[row], cap)
+    return x
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `kernels/norm.py`."""
     out = torch.empty_like(x)

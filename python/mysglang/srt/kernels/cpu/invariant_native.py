@@ -13,7 +13,7 @@ from mysgl_kernel.cpu import gemm as packed
 from mysgl_kernel.cpu import rows
 from mysglang.srt.kernels.activation import Activation, gated
 from mysglang.srt.kernels.cpu import invariant, native, packed_gemm
-from mysglang.srt.kernels.cpu.native import is_matrix
+from mysglang.srt.kernels.cpu.native import GAINS, is_matrix
 from mysglang.srt.kernels.rotary import Norms
 
 available = rows.available
@@ -49,14 +49,14 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `kernels/norm.py`."""
-    if is_matrix(x) and weight.dtype is torch.bfloat16:
+    if is_matrix(x) and weight.dtype in GAINS:
         return native.rms_norm(x, weight, eps)
     return invariant.rms_norm(x, weight, eps)
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `kernels/norm.py`."""
-    if is_matrix(x) and is_matrix(residual) and weight.dtype is torch.bfloat16 and residual.is_contiguous():
+    if is_matrix(x) and is_matrix(residual) and weight.dtype in GAINS and residual.is_contiguous():
         return native.fused_add_rms_norm(x, residual, weight, eps)
     return invariant.fused_add_rms_norm(x, residual, weight, eps)
 
@@ -74,7 +74,8 @@ def rope_and_store(
 ) -> None:
     """See `kernels/rotary.py`."""
     dense = k_cache.is_contiguous() and v_cache.is_contiguous() and cos_sin.is_contiguous()
-    if dense and k_cache.dtype is torch.bfloat16 and all(is_matrix(x) for x in (q, k, v)):
+    plain = norms is None or norms[0].dtype is torch.bfloat16
+    if dense and plain and k_cache.dtype is torch.bfloat16 and all(is_matrix(x) for x in (q, k, v)):
         native.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)
     else:
         invariant.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)

@@ -16,17 +16,20 @@ from mysglang.srt.kernels.rotary import Norms
 
 available = rows.available
 
+GAINS = (torch.bfloat16, torch.float32)
+"""What a norm's weight may be."""
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `kernels/norm.py`."""
-    if is_matrix(x) and weight.dtype is torch.bfloat16:
+    if is_matrix(x) and weight.dtype in GAINS:
         return rows.rms_norm(x, weight, eps)
     return norm.rms_norm.reference(x, weight, eps)
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `kernels/norm.py`."""
-    if is_matrix(x) and is_matrix(residual) and weight.dtype is torch.bfloat16 and residual.is_contiguous():
+    if is_matrix(x) and is_matrix(residual) and weight.dtype in GAINS and residual.is_contiguous():
         return rows.rms_norm(x, weight, eps, residual), residual
     return norm.fused_add_rms_norm.reference(x, residual, weight, eps)
 
@@ -58,7 +61,8 @@ def rope_and_store(
 ) -> None:
     """See `kernels/rotary.py`."""
     dense = k_cache.is_contiguous() and v_cache.is_contiguous() and cos_sin.is_contiguous()
-    if dense and k_cache.dtype is torch.bfloat16 and all(is_matrix(x) for x in (q, k, v)):
+    plain = norms is None or norms[0].dtype is torch.bfloat16
+    if dense and plain and k_cache.dtype is torch.bfloat16 and all(is_matrix(x) for x in (q, k, v)):
         rows.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)
     else:
         rotary.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)

@@ -1,4 +1,4 @@
-"""Gated activations in Triton: both halves are read once, the product is written once."""
+"""Gated activations in Triton, whose halves are read once and whose product is written once; and the soft cap."""
 
 import torch
 import triton
@@ -36,6 +36,19 @@ def _gate_kernel(x, out, dim, KIND: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: 
     tl.store(out + row * dim + columns, activated(gate, KIND) * up, mask=inside)
 
 
+@triton.jit
+def _cap_kernel(x, stride, width, cap, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    at = x + tl.program_id(0).to(tl.int64) * stride + columns
+    values = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    # tanh, which Triton does not have, from the sigmoid.
+    tl.store(at, cap * (2 * tl.sigmoid(2 * values / cap) - 1), mask=inside)
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """As `kernels.activation.silu_and_mul`."""
     return _gated(x, "silu")
@@ -49,6 +62,13 @@ def gelu_and_mul(x: Tensor) -> Tensor:
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """As `kernels.activation.gelu_tanh_and_mul`."""
     return _gated(x, "gelu_tanh")
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """As `kernels.activation.soft_cap`."""
+    grid = (len(x), triton.cdiv(x.shape[1], BLOCK))
+    _cap_kernel[grid](x, x.stride(0), x.shape[1], cap, BLOCK=BLOCK, num_warps=4, **overlapping(x))
+    return x
 
 
 def _gated(x: Tensor, kind: str) -> Tensor:
