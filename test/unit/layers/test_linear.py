@@ -123,7 +123,7 @@ class TestParts:
         def work(tp: ThreadGroup) -> tuple[Tensor, Tensor]:
             embedding = VocabParallelEmbedding(vocab_size, HIDDEN, context(tp))
             embedding.weight.load(table)
-            return embedding(ids), TiedLMHead(vocab_size, embedding, context(tp))(X)
+            return embedding(ids), TiedLMHead(vocab_size, embedding, context=context(tp))(X)
 
         for vectors, logits in run_on_ranks(size, work):
             assert torch.equal(vectors, table[ids])

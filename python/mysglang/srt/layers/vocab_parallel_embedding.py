@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mysglang.srt.distributed.groups import Group
+from mysglang.srt.kernels.activation import soft_cap
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import LinearBase
 from mysglang.srt.layers.parameter import Section, WeightParameter, restore_parameter
@@ -51,22 +52,27 @@ class ScaledEmbedding(VocabParallelEmbedding):
 class ParallelLMHead(LinearBase):
     """Vectors to logits."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, context: LayerContext) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, *, cap: float = 0.0, context: LayerContext) -> None:
+        """cap: soft cap of the logits; 0: none."""
         rows = vocabulary_rows(vocab_size, context.tp)
         super().__init__(Section(hidden_size, 0, hidden_size), (rows,), bias=False, context=context)
         self.vocab_size = vocab_size
+        self.cap = cap
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], the same on every rank."""
-        return self.tp.all_gather(self.method.apply(self, hidden, None))[:, : self.vocab_size]
+        logits = self.tp.all_gather(self.method.apply(self, hidden, None))[:, : self.vocab_size]
+        return soft_cap(logits, self.cap) if self.cap else logits
 
 
 class TiedLMHead(ParallelLMHead):
     """With the weight of the model's embedding, which stays a plain one there whatever is made of it here."""
 
-    def __init__(self, vocab_size: int, table: VocabParallelEmbedding, context: LayerContext) -> None:
+    def __init__(
+        self, vocab_size: int, table: VocabParallelEmbedding, *, cap: float = 0.0, context: LayerContext
+    ) -> None:
         with torch.device("meta"):  # a weight that is not kept
-            super().__init__(vocab_size, table.weight.shape[1], context)
+            super().__init__(vocab_size, table.weight.shape[1], cap=cap, context=context)
         # In a tuple, where torch does not count it among the parts of this one.
         self._tied_to = (table,)
         self.weight = table.weight

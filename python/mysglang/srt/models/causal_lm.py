@@ -6,7 +6,6 @@ from torch import Tensor
 
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
-from mysglang.srt.kernels.activation import soft_cap
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, TiedLMHead
 from mysglang.srt.models.decoder import Decoder
@@ -17,14 +16,14 @@ class CausalLM(Decoder):
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)
-        head = context.under("lm_head")
+        head, cap = context.under("lm_head"), self.plan.logit_cap
         self.lm_head: ParallelLMHead = (
-            TiedLMHead(config.vocab_size, self.embed_tokens, head)
+            TiedLMHead(config.vocab_size, self.embed_tokens, cap=cap, context=head)
             if self.plan.tied_embeddings
-            else ParallelLMHead(config.vocab_size, config.hidden_size, head)
+            else ParallelLMHead(config.vocab_size, config.hidden_size, cap=cap, context=head)
         )
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], in the model's dtype."""
         logits: Tensor = self.lm_head(hidden)
-        return soft_cap(logits, self.plan.logit_cap) if self.plan.logit_cap else logits
+        return logits
