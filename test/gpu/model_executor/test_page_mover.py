@@ -39,7 +39,7 @@ def test_there_and_back(
         for layer, count in enumerate(heads)
     ]
     pool = MhaKvPool(specs, num_pages=PAGES, page_size=page_size, dtype=dtype, device=platform.device)
-    mover = PageMover(pool, HostKvPool(pool, HOST_PAGES, layout=layout, platform=platform), platform, io)
+    mover = PageMover(pool, HostKvPool(pool, HOST_PAGES, layout=layout, platform=platform), platform, io, "")
     tensors = [tensor for layer_id in pool.layer_ids for tensor in pool.pages(layer_id)]
     draw = np.random.default_rng(9)
     for number in range(ROUNDS):

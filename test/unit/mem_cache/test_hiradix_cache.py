@@ -38,6 +38,7 @@ class LateMemory:
     """Both memories as prefixes by page. Implements HostPages: calls wait until they must run, or are let."""
 
     page_bytes = 0
+    identity = ""
 
     def __init__(self) -> None:
         self.num_pages = HOST_PAGES

@@ -59,7 +59,7 @@ def contents(pool: MhaKvPool, page: int) -> list[float]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_there_and_back(layout: MemLayout, io: IoBackend, dtype: torch.dtype) -> None:
     pool = make_pool(dtype)
-    mover = PageMover(pool, HostKvPool(pool, 20, layout=layout, platform=CpuPlatform()), CpuPlatform(), io)
+    mover = PageMover(pool, HostKvPool(pool, 20, layout=layout, platform=CpuPlatform()), CpuPlatform(), io, "")
     before = {page: contents(pool, page) for page in range(1, PAGES + 1)}
     mover.copy(PageCopies(write=pairs((3, 20), (4, 1), (5, 2), (12, 9))))
     assert mover.done() == 1
@@ -78,7 +78,9 @@ def test_bytes_of_pages_are_the_same_in_both_layouts(dtype: torch.dtype) -> None
     pages = np.array([4, 1, 9], np.int32)
     told = {}
     for layout in ("page_first", "layer_first"):
-        mover = PageMover(pool, HostKvPool(pool, 10, layout=layout, platform=CpuPlatform()), CpuPlatform(), "kernel")
+        mover = PageMover(
+            pool, HostKvPool(pool, 10, layout=layout, platform=CpuPlatform()), CpuPlatform(), "kernel", ""
+        )
         mover.copy(PageCopies(write=pairs((3, 4), (5, 1), (12, 9))))
         data = told[layout] = mover.read(pages)
         assert data is not None and len(data) == 3 * mover.page_bytes
@@ -91,7 +93,9 @@ def test_bytes_of_pages_are_the_same_in_both_layouts(dtype: torch.dtype) -> None
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_not_read(broken: float) -> None:
     pool = make_pool()
-    mover = PageMover(pool, HostKvPool(pool, 10, layout="page_first", platform=CpuPlatform()), CpuPlatform(), "kernel")
+    mover = PageMover(
+        pool, HostKvPool(pool, 10, layout="page_first", platform=CpuPlatform()), CpuPlatform(), "kernel", ""
+    )
     pool.pages(3)[1][5, 1, 0, 7] = broken
     mover.copy(PageCopies(write=pairs((4, 1), (5, 2))))
     assert mover.read(np.array([1], np.int32)) is not None
@@ -100,13 +104,14 @@ def test_what_is_not_finite_is_not_read(broken: float) -> None:
 
 def test_its_size_is_as_asked_and_no_more_than_there_is() -> None:
     pool, platform = make_pool(), CpuPlatform()
-    assert make_host_pages(None, pool, platform).num_pages == 0
-    assert make_host_pages(HostTierConfig(ratio=1.5), pool, platform).num_pages == 18
-    pages = make_host_pages(HostTierConfig(size_gb=0.001), pool, platform)
+    assert make_host_pages(None, pool, platform, "").num_pages == 0
+    assert make_host_pages(HostTierConfig(ratio=1.5), pool, platform, "").num_pages == 18
+    pages = make_host_pages(HostTierConfig(size_gb=0.001), pool, platform, "this model")
+    assert pages.identity == "this model"
     assert pages.num_pages == 1_000_000 // pages.page_bytes
     for much in (HostTierConfig(size_gb=1e6), HostTierConfig(ratio=0.01), HostTierConfig(size_gb=1e-7)):
         with pytest.raises(ConfigError, match="Change --hicache-size or --hicache-ratio"):
-            make_host_pages(much, pool, platform)
+            make_host_pages(much, pool, platform, "")
 
 
 def test_runs_are_as_long_as_both_sides_allow() -> None:
@@ -201,7 +206,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> LaggingDevice:
 
 def test_a_layer_waits_for_its_own_pages_only(device: LaggingDevice) -> None:
     pool = make_pool()
-    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", platform=device), device, "kernel")
+    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", platform=device), device, "kernel", "")
     before = contents(pool, 5)
     mover.copy(PageCopies(write=pairs((5, 1))))
     assert mover.done() == 0
@@ -218,7 +223,7 @@ def test_a_layer_waits_for_its_own_pages_only(device: LaggingDevice) -> None:
 
 def test_a_step_that_cannot_stop_waits_for_all(device: LaggingDevice) -> None:
     pool = make_pool()
-    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", platform=device), device, "kernel")
+    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", platform=device), device, "kernel", "")
     before = contents(pool, 5)
     mover.copy(PageCopies(write=pairs((5, 1)), urgent=True, load=pairs((9, 1))))
     pool.arrivals.wait_for_all()
@@ -231,7 +236,7 @@ def test_writes_come_after_the_step_that_fills_the_pages_and_before_the_one_that
 ) -> None:
     pool = make_pool()
     host = HostKvPool(pool, 4, layout="layer_first", platform=device)
-    mover = PageMover(pool, host, device, "kernel")
+    mover = PageMover(pool, host, device, "kernel", "")
     keys = pool.pages(0)[0]
     device.steps.append(lambda: keys[5].fill_(7))
     mover.copy(PageCopies(write=pairs((5, 1)), urgent=True))
@@ -244,7 +249,7 @@ def test_writes_come_after_the_step_that_fills_the_pages_and_before_the_one_that
 def test_a_write_does_not_overtake_the_loads_before_it(device: LaggingDevice) -> None:
     """It may write to a page that they read, since the scheduler gives that away once they are launched."""
     pool = make_pool()
-    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", platform=device), device, "kernel")
+    mover = PageMover(pool, HostKvPool(pool, 4, layout="page_first", platform=device), device, "kernel", "")
     before = contents(pool, 5)
     mover.copy(PageCopies(write=pairs((5, 1))))
     mover.wait()

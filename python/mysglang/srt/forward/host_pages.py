@@ -66,6 +66,9 @@ class HostPages(Protocol):
     # The bytes themselves: for threads beside that of the scheduler.
 
     page_bytes: int
+    identity: str
+    """What these bytes depend on beside the tokens, as one hash: equal for pages of which either may stand for the other.
+    """
 
     def read(self, pages: Ints) -> bytes | None:
         """What stands in these pages, one after another; None if there are numbers in it that are not finite."""
@@ -81,6 +84,7 @@ class NoHostPages:
 
     num_pages = 0
     page_bytes = 0
+    identity = ""
 
     def copy(self, copies: PageCopies) -> None:
         raise AssertionError("there are no pages on the host")

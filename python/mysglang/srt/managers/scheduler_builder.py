@@ -194,7 +194,7 @@ def _prefix_cache(
         write_policy=hicache.hicache_write_policy,
         eviction_policy=eviction,
         listener=events.listener,
-        storage=make_storage(args, model, pages, page_size, host, ranks),
+        storage=make_storage(args, pages, page_size, host),
     )
 
 

@@ -26,6 +26,7 @@ from mysglang.srt.model_executor.kv_setup import make_host_pages
 from mysglang.srt.model_executor.live_weights import LiveWeights
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
 from mysglang.srt.model_executor.model_memory import allocate, plan_memory
+from mysglang.srt.model_executor.page_identity import page_identity
 from mysglang.srt.model_executor.pooling import pooling_decoder
 from mysglang.srt.model_executor.programs import Captured, Load, Program, Runnable, ServedModel
 from mysglang.srt.model_executor.runner_config import RunnerConfig
@@ -62,7 +63,9 @@ class Executor:
         budget = plan_memory(config, platform, models, context=context, graph_sizes=setup.graph_sizes, before=before)
         with measured(setup.startup_times, "kv_cache_allocation"):
             memories = allocate(budget, models, platform)
-            self.host_pages = make_host_pages(config.host_tier, memories[0].pool, platform)
+            pool = memories[0].pool
+            identity = page_identity(launch.config, launch.load, config, pool)
+            self.host_pages = make_host_pages(config.host_tier, pool, platform, identity)
         self.steps = StepPrograms(served, served.ready(memories[0]))
         pools = [memory.pool for memory in memories]
         self.occupation = DeviceOccupation(self.weights, pools, self.steps, platform)

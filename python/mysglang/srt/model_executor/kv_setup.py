@@ -101,8 +101,11 @@ def saves(window: int, config: RunnerConfig, context: int) -> bool:
     return row_tokens(window, config.page_size) < context
 
 
-def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platform) -> HostPages:
-    """The pages on the host below a pool, pinned where a device reads them. Raises ConfigError if there is no room."""
+def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platform, identity: str) -> HostPages:
+    """The pages on the host below a pool, pinned where a device reads them. Raises ConfigError if there is no room.
+
+    `identity`: of what stands in them (page_identity.py).
+    """
     if config is None:
         return NoHostPages()
     if isinstance(pool, HybridKvPool):
@@ -120,7 +123,7 @@ def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platf
         )
     logger.info("Hierarchical cache: %d pages on the host, %.2f GiB.", num_pages, (num_pages + 1) * size / GIB)
     host = HostKvPool(pool, num_pages, layout=config.mem_layout, platform=platform)
-    return PageMover(pool, host, platform, config.io_backend)
+    return PageMover(pool, host, platform, config.io_backend, identity)
 
 
 def make_tables(budget: KvBudget, platform: Platform) -> DeviceTables:

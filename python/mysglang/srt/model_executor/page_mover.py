@@ -80,7 +80,8 @@ class OnItsWay:
 class PageMover:
     """Between a pool of the device and one of the host."""
 
-    def __init__(self, pool: KvPool, host: HostKvPool, platform: Platform, io: IoBackend) -> None:
+    def __init__(self, pool: KvPool, host: HostKvPool, platform: Platform, io: IoBackend, identity: str) -> None:
+        self.identity = identity
         self.num_pages = host.num_pages
         self.page_bytes = host.page_bytes
         self._pool = pool

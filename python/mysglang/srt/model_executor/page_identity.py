@@ -1,0 +1,53 @@
+"""page_identity: what the bytes of a stored page depend on beside its tokens, stated by the worker that computes them.
+
+Two workers with the same identity may read each other's pages. The facts come from what the worker runs with: the
+resolved model, how its weights were loaded, and the tensors of its pool. No flag is read.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+
+LAYOUT_VERSION = 1
+"""Of the bytes of a page, as `HostPages.read` gives them."""
+
+
+def page_identity(model: ModelConfig, load: LoadConfig, config: RunnerConfig, pool: KvPool) -> str:
+    """A hash of the weights, how they are kept, rope, lengths, the layout of a page, the rank and the kind of kernels."""
+    ranks = config.ranks
+    facts = {
+        "layout": [LAYOUT_VERSION, *page_layout(pool)],
+        "load": [load.load_format, load.seed if load.load_format == "dummy" else None],
+        "weights": checkpoint_files(model.path),
+        "quantization": load.quantization,
+        "config": model.hf,
+        # Rope, norms, windows and all other facts of the layers, as they were understood.
+        "plan": repr(model.decoder),
+        # Some ropes are scaled by the longest request.
+        "context_len": model.context_len,
+        "dtype": model.dtype,
+        # Which kernels compute, as far as it is asked that their results be the same.
+        "kernels": config.numerics,
+        # Which heads, and which layers.
+        "ranks": [[place.rank, place.size] for place in (ranks.tp, ranks.attention_tp, ranks.pp)],
+    }
+    return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def page_layout(pool: KvPool) -> list[object]:
+    """Shape, dtype and device of a page in each tensor of each layer, in the order in which bytes stand in a block."""
+    tensors = [tensor for layer_id in pool.layer_ids for tensor in pool.pages(layer_id)]
+    return [[*tensor.shape[1:], str(tensor.dtype), tensor.device.type] for tensor in tensors]
+
+
+def checkpoint_files(path: str) -> list[object]:
+    """Name, size and time of each file: a checkpoint that is written anew is another one."""
+    found = [(file.name, file.stat()) for file in sorted(Path(path).glob("*")) if file.is_file()]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]
