@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, TokenMask
 
@@ -38,7 +39,7 @@ class TimedDevice:
         self._obedient = obedient
         rows = len(scripts)
         self.capacity = WorkerCapacity(
-            num_pages=rows * context + 1024, page_size=1, num_slots=rows, max_context=context, vocab_size=vocab_size
+            spaces=(SpaceShape(rows * context + 1024, 1),), num_slots=rows, max_context=context, vocab_size=vocab_size
         )
         self._scripts = np.zeros((rows, max(map(len, scripts))), dtype=np.int32)
         for row, script in enumerate(scripts):

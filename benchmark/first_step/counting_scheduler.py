@@ -18,6 +18,7 @@ from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.forward.host_pages import HostPages, NoHostPages
 from mysglang.srt.forward.occupation import FixedOccupation, Occupation
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.weights import ModelWeights, NoWeights
 from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
@@ -59,7 +60,7 @@ class TimedDevice:
 
     def __init__(self, vocab_size: int, log: Log) -> None:
         self.capacity = WorkerCapacity(
-            num_pages=TOKENS, page_size=1, num_slots=SLOTS, max_context=CONTEXT, vocab_size=vocab_size
+            spaces=(SpaceShape(TOKENS, 1),), num_slots=SLOTS, max_context=CONTEXT, vocab_size=vocab_size
         )
         self._log = log
         self._free_at = 0

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from plain_loop import PlainLoop
 
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.forward.worker_batch import Bools, ModelWorkerBatch
 from mysglang.srt.managers.scheduler_assembly import Assembled, Channels, SchedulerOptions, assemble
@@ -73,7 +74,7 @@ class NullWorker:
 
     def __init__(self, rows: int, context: int) -> None:
         self.capacity = WorkerCapacity(
-            num_pages=rows * context + 1024, page_size=1, num_slots=max(rows, 8), max_context=context, vocab_size=1000
+            spaces=(SpaceShape(rows * context + 1024, 1),), num_slots=max(rows, 8), max_context=context, vocab_size=1000
         )
 
         self._yields: Bools | None = None

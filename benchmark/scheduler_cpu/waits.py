@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from links import Link
 
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.managers.scheduler_assembly import Channels, SchedulerOptions, assemble
@@ -50,7 +51,7 @@ class TimedWorker:
 
     def __init__(self) -> None:
         self.capacity = WorkerCapacity(
-            num_pages=600_000, page_size=1, num_slots=SLOTS, max_context=CONTEXT, vocab_size=1000
+            spaces=(SpaceShape(600_000, 1),), num_slots=SLOTS, max_context=CONTEXT, vocab_size=1000
         )
         self.now = 0.0
         self.last: dict[int, float] = {}

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -92,10 +92,11 @@ class OneBatch:
         pages = batch_size * -(-length // capacity.page_size)
         if pages > capacity.num_pages:
             return f"{batch_size} x {length} tokens are more than the KV cache of {capacity.num_tokens} holds"
-        for shape in capacity.windows:
+        for shape in capacity.spaces:
+            if shape.window is None:
+                continue
             kept = min(length, row_tokens(shape.window, capacity.page_size))
-            held = shape.num_pages * capacity.page_size
-            if batch_size * kept + min(self.chunk, batch_size * input_len) > held:
+            if batch_size * kept + min(self.chunk, batch_size * input_len) > shape.num_tokens:
                 return f"{batch_size} x {kept} tokens and a chunk are more than the pool of window {shape.window} holds"
         return None
 
@@ -193,17 +194,16 @@ class Rows:
         seq_lens = self._lens[rows].copy()
         fits = self._kv.extend_rows(slots, seq_lens)
         assert fits, "the batch was measured before"
-        step = ModelWorkerBatch(
+        return ModelWorkerBatch(
             mode=mode,
             input_ids=ids,
             slots=slots,
             seq_lens=seq_lens,
             extend_lens=lens,
-            out_cache_loc=self._kv.locations(slots, starts, lens),
+            out_cache_locs=self._kv.in_spaces(self._kv.locations(slots, starts, lens)),
             yields=yields,
             table_writes=self._kv.take_writes(),
         )
-        return replace(step, windows=self._kv.columns(step)) if isinstance(self._kv, HybridKvManager) else step
 
     def _open(self) -> int:
         return self._kv.open(self._kv.match(NO_IDS, extra_key="", limit=0))
@@ -211,6 +211,7 @@ class Rows:
 
 def make_kv(capacity: WorkerCapacity) -> KvManager:
     """Of one batch, which shares nothing."""
-    kind = partial(HybridKvManager, windows=capacity.windows) if capacity.windows else KvManager
+    windows = capacity.spaces[1:]
+    kind = partial(HybridKvManager, windows=windows) if windows else KvManager
     sizes = (capacity.num_pages, capacity.page_size, capacity.num_slots, capacity.max_context)
     return kind(*sizes, prefix_cache("chunk"))

@@ -61,7 +61,7 @@ def test_flashinfer_with_wide_heads(story: list[Step]) -> None:
 def test_sgl_kernel(story: list[Step], spec: AttentionSpec, page_size: int, dtype: torch.dtype) -> None:
     chosen = ChosenBackends("triton", "sgl_kernel")
     check_story(
-        lambda pool, table: create_attention_backend(chosen, pool, table, [spec]),
+        lambda pool, table: create_attention_backend(chosen, pool, [table], [spec]),
         story,
         spec,
         page_size=page_size,
@@ -74,7 +74,7 @@ def test_sgl_kernel(story: list[Step], spec: AttentionSpec, page_size: int, dtyp
 @pytest.mark.parametrize("name", ["triton", "torch_native", pytest.param("flashinfer", marks=needs_flashinfer)])
 def test_rows_that_share_pages_of_the_same_step(name: str) -> None:
     check_shared_pages(
-        lambda pool, table: create_attention_backend(ChosenBackends(name, name), pool, table, [PLAIN]),
+        lambda pool, table: create_attention_backend(ChosenBackends(name, name), pool, [table], [PLAIN]),
         device="cuda",
         dtype=torch.bfloat16,
     )

@@ -169,12 +169,13 @@ def test_more_table_writes_than_a_captured_step_takes(folder: str, on_cpu: list[
     batch = worker_batch(rows, driver.pages, mode=ForwardMode.DECODE, sampling=columns(CHOICES))
     assert batch.table_writes is not None
     more = np.arange(100, dtype=np.int32)
-    other_row = TableWrites(np.full(100, 11, dtype=np.int32), more, more + 1)
-    both = [
-        np.concatenate([getattr(batch.table_writes, name), getattr(other_row, name)])
-        for name in ("slots", "columns", "pages")
-    ]
-    output = driver.worker.forward_batch_generation(replace(batch, table_writes=TableWrites(*both))).complete()
+    writes = batch.table_writes
+    both = TableWrites(
+        np.concatenate([writes.slots, np.full(100, 11, dtype=np.int32)]),
+        np.concatenate([writes.columns, more]),
+        (np.concatenate([writes.pages[0], more + 1]),),
+    )
+    output = driver.worker.forward_batch_generation(replace(batch, table_writes=both)).complete()
     assert [*zip(first, output.tokens.tolist(), strict=True)] == [tuple(row[:2]) for row in on_cpu]
 
 

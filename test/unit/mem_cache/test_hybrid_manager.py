@@ -4,7 +4,7 @@ test_hybrid_manager_traffic.py."""
 import numpy as np
 import pytest
 
-from mysglang.srt.forward.worker import WindowShape
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
 from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
@@ -17,9 +17,10 @@ def manager(
     num_pages: int = 200,
     *,
     page_size: int = 1,
-    windows: tuple[WindowShape, ...] = (WindowShape(WINDOW, 100),),
+    windows: tuple[SpaceShape, ...] | None = None,
     cache: PrefixCacheName = "radix",
 ) -> HybridKvManager:
+    windows = windows or (SpaceShape(100, page_size, WINDOW),)
     return HybridKvManager(num_pages, page_size, 4, 160, prefix_cache(cache), windows=windows)
 
 
@@ -106,7 +107,7 @@ def test_a_match_ends_where_a_whole_window_is_left() -> None:
 
 
 def test_short_of_a_windows_memory_the_oldest_goes_first() -> None:
-    kv = manager(windows=(WindowShape(WINDOW, 60),))
+    kv = manager(windows=(SpaceShape(60, 1, WINDOW),))
     first, second = ids_of(20, first=100), ids_of(20, first=200)
     kv.release(start(kv, first), first)
     kv.release(start(kv, second), second)
@@ -122,7 +123,7 @@ def test_short_of_a_windows_memory_the_oldest_goes_first() -> None:
 
 
 def test_a_row_holds_on_to_its_window_only() -> None:
-    kv = manager(windows=(WindowShape(WINDOW, 60),))
+    kv = manager(windows=(SpaceShape(60, 1, WINDOW),))
     ids = ids_of(40)
     kv.release(start(kv, ids), ids)
     slot = kv.open(kv.match(ids, extra_key="", limit=39))
@@ -202,7 +203,7 @@ def test_a_match_whose_window_went_cannot_be_opened() -> None:
 
 
 def test_all_windows_count() -> None:
-    kv = manager(windows=(WindowShape(4, 100), WindowShape(30, 100)))
+    kv = manager(windows=(SpaceShape(100, 1, 4), SpaceShape(100, 1, 30)))
     ids = ids_of(60)
     kv.release(start(kv, ids), ids)
     small, large = kv.windows
@@ -215,7 +216,7 @@ def test_all_windows_count() -> None:
 
 
 def test_what_a_prompt_lacks_of_a_windows_memory() -> None:
-    kv = manager(windows=(WindowShape(WINDOW, 60),))
+    kv = manager(windows=(SpaceShape(60, 1, WINDOW),))
     running = start(kv, ids_of(10))
     ids = ids_of(100, first=500)
     match = kv.match(ids, extra_key="", limit=99)
@@ -235,7 +236,7 @@ def test_what_a_prompt_lacks_of_a_windows_memory() -> None:
 def test_the_least_pool_takes_any_request_alone(page_size: int, chunk: int | None, length: int) -> None:
     context = 160
     tokens = least_tokens(WINDOW, page_size, chunk, context)
-    shape = WindowShape(WINDOW, tokens // page_size)
+    shape = SpaceShape(tokens // page_size, page_size, WINDOW)
     kv = HybridKvManager(-(-context // page_size), page_size, 4, context, prefix_cache("radix"), windows=(shape,))
     for turn in range(3):
         ids = ids_of(length, first=1000 * turn)

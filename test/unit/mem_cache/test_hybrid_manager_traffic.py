@@ -2,8 +2,6 @@
 against a slow model of who may still see what and a device that writes down whose token each of their KV slots holds.
 """
 
-from dataclasses import replace
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -11,29 +9,13 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from fixtures.kv_traffic import MAX_CONTEXT, NUM_SLOTS, STALE, WHICH, ManagerMachine, Prefix, Row, array, marks
 from fixtures.traffic import drive
-from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker import WindowShape
-from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
 from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.window_pages import LAG
 
 WINDOW_TOKENS = 48
-
-
-def a_step(where: Ints) -> ModelWorkerBatch:
-    """A step of one row that writes these KV slots."""
-    one: Ints = np.ones(1, np.int32)
-    return ModelWorkerBatch(
-        mode=ForwardMode.EXTEND,
-        input_ids=np.zeros(len(where), np.int32),
-        slots=np.zeros(1, np.int64),
-        seq_lens=one,
-        extend_lens=one,
-        out_cache_loc=where,
-        yields=np.ones(1, np.bool_),
-    )
 
 
 class HybridMachine(ManagerMachine):
@@ -46,7 +28,7 @@ class HybridMachine(ManagerMachine):
         """Slot -> the first column that the row reads, for each window."""
         self.reserved: dict[int, int] = {}
         """Slot -> tokens for which it had pages at last."""
-        shapes = [WindowShape(window, WINDOW_TOKENS // self.page_size) for window in self.windows]
+        shapes = [SpaceShape(WINDOW_TOKENS // self.page_size, self.page_size, window) for window in self.windows]
         self.device_windows = [np.full((shape.num_pages + 1) * self.page_size, STALE, np.int64) for shape in shapes]
         self.hybrid = HybridKvManager(
             self.num_pages, self.page_size, NUM_SLOTS, MAX_CONTEXT, prefix_cache(self.cache), windows=shapes
@@ -122,9 +104,9 @@ class HybridMachine(ManagerMachine):
         row = self.rows[slot]
         where = self.kv.locations(array((slot,)), array((row.written,)), array((end - row.written,)))
         told = marks(row.namespace, row.ids[:end])[row.written :]
-        for device, columns in zip(self.device_windows, self.hybrid.columns(a_step(where)), strict=True):
-            assert columns.out_cache_loc.all(), "a token is written nowhere"
-            device[columns.out_cache_loc] = told
+        for device, locs in zip(self.device_windows, self.hybrid.in_spaces(where)[1:], strict=True):
+            assert locs.all(), "a token is written nowhere"
+            device[locs] = told
         super().write(slot, end)
 
     @precondition(lambda self: self.rows)
@@ -137,7 +119,7 @@ class HybridMachine(ManagerMachine):
         row = self.rows[slot]
         room = len(self.held(row)) * self.page_size
         late = self.kv.locations(array((slot,)), array((keep,)), array((room - keep,)))
-        lost = [columns.out_cache_loc for columns in self.hybrid.columns(a_step(late))]
+        lost = self.hybrid.in_spaces(late)[1:]
         super().close(slot, keep, tail_end)
         for device, where in zip(self.device_windows, lost, strict=True):
             device[where[where > 0]] = STALE
@@ -155,10 +137,8 @@ class HybridMachine(ManagerMachine):
         writes = self.kv.take_writes()
         if writes is None:
             return
-        self.device_table[writes.slots, writes.columns] = writes.pages
-        batch = replace(a_step(array(())), table_writes=writes)
-        for table, columns in zip(self.device_window_tables, self.hybrid.columns(batch), strict=True):
-            table[writes.slots, writes.columns] = columns.pages
+        for table, pages in zip([self.device_table, *self.device_window_tables], writes.pages, strict=True):
+            table[writes.slots, writes.columns] = pages
 
     # What always holds
 

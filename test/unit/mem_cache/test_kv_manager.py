@@ -250,7 +250,7 @@ class TestCare:
         assert writes is not None
         assert writes.slots.tolist() == [slot] * 9
         assert writes.columns.tolist() == list(range(9))
-        assert writes.pages.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 11], "the shared part too: the row is new there"
+        assert writes.pages[0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 11], "the shared part too: the row is new there"
 
     def test_nothing_is_left_of_many_requests(self) -> None:
         kv = manager(num_pages=64, max_context=16)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mysglang.srt.forward.worker import WindowShape
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
 from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
@@ -147,7 +147,7 @@ def test_listeners_hear_of_whole_pages_only() -> None:
 
 
 def test_layers_with_a_window_have_it_too_or_it_is_not_there() -> None:
-    shape = WindowShape(8, NUM_PAGES)
+    shape = SpaceShape(NUM_PAGES, PAGE, 8)
     kv = HybridKvManager(NUM_PAGES, PAGE, 4, NUM_PAGES * PAGE, prefix_cache("radix"), windows=[shape])
     kv.release(turn(kv, ids(40)), ids(40), tail_end=40)
     kv.check()

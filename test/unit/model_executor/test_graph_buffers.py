@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 
 from fixtures.forward_batches import PageRows, Row, worker_batch
 from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, WindowColumns
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch, TableWrites
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.model_executor.device_tables import DeviceTables
@@ -53,7 +54,7 @@ def decode_batch(rows: int, pages: PageRows) -> ModelWorkerBatch:
 
 def make_buffers(size: int, tables: DeviceTables) -> GraphBuffers:
     pool = MhaKvPool([], num_pages=8, page_size=4, dtype=torch.float32, device=CPU)
-    return GraphBuffers(size, tables, CpuPlatform(), Capturable(pool, tables.pages))
+    return GraphBuffers(size, tables, CpuPlatform(), Capturable(pool, tables.pages[0]))
 
 
 def test_padding_touches_nothing_of_a_request() -> None:
@@ -67,16 +68,17 @@ def test_padding_touches_nothing_of_a_request() -> None:
     assert forward.seq_lens.tolist() == [1, 4, 1, 1, 1]
     assert forward.positions.tolist() == [0, 3, 0, 0, 0]
     assert forward.input_ids.tolist() == [-1, -1, 0, 0, 0]
-    assert forward.out_cache_loc.tolist() == [*batch.out_cache_loc.tolist(), 0, 0, 0]
+    assert forward.out_cache_locs[0].tolist() == [*batch.out_cache_locs[0].tolist(), 0, 0, 0]
     assert forward.attn_columns["doubled"].tolist() == [[2], [8], [-1], [-1], [-1]]
 
-    tables.pages.fill_(-7)
-    tables.pages[6] = 0
-    tables.write_pages(buffers.table_entries, buffers.table_pages)
-    written = np.argwhere(tables.pages.numpy() != -7)
+    (table,) = tables.pages
+    table.fill_(-7)
+    table[6] = 0
+    tables.write(buffers.table_writes)
+    written = np.argwhere(table.numpy() != -7)
     assert [row for row in written.tolist() if row[0] != 6] == [[0, 0], [1, 0]]
-    assert tables.pages[:2, 0].tolist() == pages.table[:2, 0].tolist()
-    assert not tables.pages[6].any()
+    assert table[:2, 0].tolist() == pages.table[:2, 0].tolist()
+    assert not table[6].any()
 
 
 def test_what_a_graph_reads_lives_as_long_as_the_buffers() -> None:
@@ -85,6 +87,7 @@ def test_what_a_graph_reads_lives_as_long_as_the_buffers() -> None:
     buffers = make_buffers(5, DeviceTables(6, 16, CPU))
     forward = buffers.forward_batch(decode_batch(2, pages))
     tensors = [value for field in fields(forward) if isinstance(value := getattr(forward, field.name), torch.Tensor)]
+    tensors.extend(forward.out_cache_locs)
     assert len(tensors) == 6
     addresses, alive = {tensor.data_ptr() for tensor in tensors}, [weakref.ref(tensor) for tensor in tensors]
     del forward, tensors
@@ -107,8 +110,9 @@ def test_nothing_of_an_earlier_step_remains() -> None:
     assert forward.slots.tolist() == [0, 6, 6, 6, 6]
     assert forward.positions.tolist() == [0] * 5
     assert forward.input_ids.tolist() == [-1, 0, 0, 0, 0]
-    assert forward.out_cache_loc[1:].tolist() == [0] * 4
-    assert set(buffers.table_entries.tolist()) == {6 * 16} and not buffers.table_pages.any()
+    assert forward.out_cache_locs[0][1:].tolist() == [0] * 4
+    writes = buffers.table_writes
+    assert set(writes["table_entries"].tolist()) == {6 * 16} and not writes["table_pages.0"].any()
     assert forward.attn_columns["doubled"].flatten().tolist() == [2, -1, -1, -1, -1]
 
 
@@ -118,9 +122,9 @@ def test_more_writes_than_fit_are_applied_at_once() -> None:
     tables = DeviceTables(6, 64, CPU)
     buffers = make_buffers(2, tables)
     buffers.fill(decode_batch(2, pages))
-    assert torch.equal(tables.pages[:6], torch.from_numpy(pages.table[:6]))
-    tables.write_pages(buffers.table_entries, buffers.table_pages)
-    assert torch.equal(tables.pages[:6], torch.from_numpy(pages.table[:6]))
+    assert torch.equal(tables.pages[0][:6], torch.from_numpy(pages.table[:6]))
+    tables.write(buffers.table_writes)
+    assert torch.equal(tables.pages[0][:6], torch.from_numpy(pages.table[:6]))
 
 
 def test_newest_tokens() -> None:
@@ -131,44 +135,54 @@ def test_newest_tokens() -> None:
     assert tables.padding_slot == 3
 
 
-def with_windows(batch: ModelWorkerBatch, *windows: int) -> ModelWorkerBatch:
-    """The step with pages of these windows: each a hundred times its window behind those of the rows."""
-    pages = np.zeros(0, np.int32) if batch.table_writes is None else batch.table_writes.pages
-    columns = [
-        WindowColumns(window=w, out_cache_loc=batch.out_cache_loc + 100 * w, pages=pages + 100 * w) for w in windows
-    ]
-    return replace(batch, windows=tuple(columns))
+def in_spaces(batch: ModelWorkerBatch, count: int) -> ModelWorkerBatch:
+    """The step with this many page spaces: in space n all pages are 100 n behind those of the rows."""
+    (locs,), writes = batch.out_cache_locs, batch.table_writes
+    if writes is not None:
+        writes = replace(writes, pages=tuple(writes.pages[0] + 100 * space for space in range(count)))
+    return replace(batch, out_cache_locs=tuple(locs + 100 * space for space in range(count)), table_writes=writes)
 
 
-def test_layers_with_windows_have_columns_and_tables_of_their_own() -> None:
+def test_each_space_has_columns_and_a_table_of_its_own() -> None:
     pages = PageRows(page_size=4, num_slots=6, max_context=64)
-    tables = DeviceTables(6, 16, CPU, windows=(3, 5))
+    tables = DeviceTables(6, 16, CPU, spaces=3)
     buffers = make_buffers(5, tables)
     full, few = decode_batch(5, pages), decode_batch(2, pages)
     forward = buffers.forward_batch(full)
     for _ in range(HOST_BUFFERS + 1):
-        buffers.fill(with_windows(full, 3, 5))
+        buffers.fill(in_spaces(full, 3))
     tables.write(buffers.table_writes)
-    for window in (3, 5):
-        assert forward.window_locs[window].tolist() == (full.out_cache_loc + 100 * window).tolist()
-        found = tables.windows[window].numpy()
-        assert (found[:5] == np.where(tables.pages[:5] > 0, tables.pages[:5] + 100 * window, 0)).all()
-    buffers.fill(with_windows(few, 3, 5))
-    assert forward.window_locs[3].tolist() == [*(few.out_cache_loc + 300).tolist(), 0, 0, 0]
-    before = {window: table.clone() for window, table in tables.windows.items()}
-    buffers.fill(padding_decode(5, tables.padding_slot))
+    rows = tables.pages[0].numpy()
+    for space in (1, 2):
+        assert forward.out_cache_locs[space].tolist() == (full.out_cache_locs[0] + 100 * space).tolist()
+        assert (tables.pages[space].numpy()[:5] == np.where(rows[:5] > 0, rows[:5] + 100 * space, 0)).all()
+    buffers.fill(in_spaces(few, 3))
+    assert forward.out_cache_locs[2].tolist() == [*(few.out_cache_locs[0] + 200).tolist(), 0, 0, 0]
+    before = [table.clone() for table in tables.pages]
+    buffers.fill(padding_decode(5, tables.padding_slot, spaces=3))
     tables.write(buffers.table_writes)
-    assert not any(locs.any() for locs in forward.window_locs.values()), "padding writes the page for padding"
-    assert all(torch.equal(tables.windows[window], table) for window, table in before.items())
+    assert not any(locs.any() for locs in forward.out_cache_locs), "padding writes the page for padding"
+    assert all(torch.equal(now, table) for now, table in zip(tables.pages, before, strict=True))
 
 
-def test_more_writes_of_windows_than_fit_are_applied_at_once() -> None:
+def test_more_writes_of_each_space_than_fit_are_applied_at_once() -> None:
     pages = PageRows(page_size=1, num_slots=6, max_context=64)
     pages.extend(5, 2 + SPARE_WRITES + 1)
-    tables = DeviceTables(6, 64, CPU, windows=(3,))
+    tables = DeviceTables(6, 64, CPU, spaces=2)
     buffers = make_buffers(2, tables)
-    buffers.fill(with_windows(decode_batch(2, pages), 3))
+    buffers.fill(in_spaces(decode_batch(2, pages), 2))
     tables.write(buffers.table_writes)
-    expected = np.where(pages.table > 0, pages.table + 300, 0)
-    assert torch.equal(tables.windows[3][:6], torch.from_numpy(expected[:6].astype(np.int32)))
-    assert not tables.windows[3][6].any()
+    expected = np.where(pages.table > 0, pages.table + 100, 0)
+    assert torch.equal(tables.pages[1][:6], torch.from_numpy(expected[:6].astype(np.int32)))
+    assert not tables.pages[1][6].any()
+
+
+def test_a_step_that_lacks_a_space_is_refused() -> None:
+    """Layers of that space would read and write whatever an earlier step left."""
+    pages = PageRows(page_size=4, num_slots=6, max_context=64)
+    buffers = make_buffers(5, DeviceTables(6, 16, CPU, spaces=2))
+    whole, lacking = in_spaces(decode_batch(2, pages), 2), in_spaces(decode_batch(2, pages), 1)
+    with pytest.raises(ValueError, match="zip"):
+        buffers.fill(lacking)
+    with pytest.raises(ValueError, match="zip"):
+        buffers.fill(replace(whole, table_writes=TableWrites(*(np.ones(1, np.int64),) * 2, (np.ones(1, np.int32),))))

@@ -11,7 +11,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
-from mysglang.srt.forward.worker import WindowShape
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.kernels.cuda import invariant_cut
 from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
 from mysglang.srt.mem_cache.window_pages import least_tokens
@@ -20,7 +20,7 @@ from mysglang.srt.model_executor.kv_setup import ModelStores, kv_cost
 from mysglang.srt.model_executor.memory_budget import (
     KvBudget,
     KvCost,
-    WindowCost,
+    SpaceCost,
     cpu_budget,
     cuda_budget,
     static_fraction,
@@ -38,9 +38,13 @@ LOADED = DeviceMemory(free=123 * GIB, total=140 * GIB)
 TOKEN = 131072
 
 
+def one_space(token_bytes: int) -> KvCost:
+    return KvCost((SpaceCost(token_bytes),))
+
+
 def on_cuda(config: RunnerConfig, after: DeviceMemory = LOADED, context: int = 8192) -> KvBudget:
     fraction = static_fraction(config, 140 * GIB, (1, 256), 2048)
-    return cuda_budget(config, fraction=fraction, before=H200, after=after, cost=KvCost(TOKEN), context=context)
+    return cuda_budget(config, fraction=fraction, before=H200, after=after, cost=one_space(TOKEN), context=context)
 
 
 def test_a_large_gpu_keeps_ten_gigabytes() -> None:
@@ -72,13 +76,13 @@ def test_pages_are_whole_and_bound_the_context() -> None:
 
 def test_the_cpu_has_room_for_some_full_rows_as_memory_allows() -> None:
     plenty = DeviceMemory(free=64 * GIB, total=64 * GIB)
-    assert cpu_budget(RunnerConfig(), after=plenty, cost=KvCost(4096), context=512).num_pages == 16 * 512
-    assert cpu_budget(RunnerConfig(), after=plenty, cost=KvCost(4096), context=8192).num_pages == 16 * 2048
-    assert cpu_budget(RunnerConfig(), after=plenty, cost=KvCost(4096), context=1 << 20).num_pages == 1 << 20
+    assert cpu_budget(RunnerConfig(), after=plenty, cost=one_space(4096), context=512).num_pages == 16 * 512
+    assert cpu_budget(RunnerConfig(), after=plenty, cost=one_space(4096), context=8192).num_pages == 16 * 2048
+    assert cpu_budget(RunnerConfig(), after=plenty, cost=one_space(4096), context=1 << 20).num_pages == 1 << 20
     few = RunnerConfig(max_running_requests=3)
-    assert cpu_budget(few, after=plenty, cost=KvCost(4096), context=512).num_pages == 3 * 512
+    assert cpu_budget(few, after=plenty, cost=one_space(4096), context=512).num_pages == 3 * 512
     little = DeviceMemory(free=GIB, total=64 * GIB)
-    assert cpu_budget(RunnerConfig(), after=little, cost=KvCost(1 << 20), context=512).num_pages == 512
+    assert cpu_budget(RunnerConfig(), after=little, cost=one_space(1 << 20), context=512).num_pages == 512
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_cuda_says_what_to_change(config: RunnerConfig, free: int, named: str) -
 @pytest.mark.parametrize("config", [RunnerConfig(), RunnerConfig(max_total_tokens=100), RunnerConfig(page_size=9)])
 def test_the_cpu_says_what_to_change(config: RunnerConfig) -> None:
     with pytest.raises(ConfigError, match="--max-total-tokens"):
-        cpu_budget(config, after=DeviceMemory(10, 10), cost=KvCost(4), context=512)
+        cpu_budget(config, after=DeviceMemory(10, 10), cost=one_space(4), context=512)
 
 
 @pytest.mark.parametrize(("family", "token_bytes"), [("qwen3", 0), ("qwen3_moe", 3 * ((96 + 64) * 2 + 8))])
@@ -136,17 +140,24 @@ def test_spans_are_shared_among_as_many_programs_as_the_device_takes(rows: int) 
     assert invariant_cut.cut_of(rows, 40960, 8, decoding=False).splits == 1
 
 
-HYBRID = KvCost(1000, (WindowCost(64, 3000, 200), WindowCost(16, 500, 100)), 0.25)
+WINDOWS = (SpaceCost(3000, 64, 0.25, 200), SpaceCost(500, 16, 0.25, 100))
+THREE_SPACES = KvCost((SpaceCost(1000), *WINDOWS))
 
 
 def test_windows_have_their_share_of_tokens_and_at_least_what_one_request_needs() -> None:
-    assert HYBRID.nbytes(10_000) == 10_000 * 1000 + 2500 * 3500
-    assert HYBRID.nbytes(600) == 600 * 1000 + 200 * 3000 + 150 * 500
-    assert HYBRID.nbytes(50) == 50 * 4500, "no more tokens than there are"
+    assert THREE_SPACES.nbytes(10_000) == 10_000 * 1000 + 2500 * 3500
+    assert THREE_SPACES.nbytes(600) == 600 * 1000 + 200 * 3000 + 150 * 500
+    assert THREE_SPACES.nbytes(50) == 50 * 4500, "no more tokens than there are"
 
 
 @pytest.mark.parametrize(
-    "cost", [KvCost(4096), HYBRID, KvCost(0, HYBRID.windows, 0.8), KvCost(7, HYBRID.windows, 0.001)]
+    "cost",
+    [
+        one_space(4096),
+        THREE_SPACES,
+        KvCost((SpaceCost(0), *(replace(window, share=0.8) for window in WINDOWS))),
+        KvCost((SpaceCost(7), *(replace(window, share=0.001) for window in WINDOWS))),
+    ],
 )
 @pytest.mark.parametrize("room", [0, 4095, 100_000, 1_000_000, 123_456_789])
 def test_no_token_more_fits(cost: KvCost, room: int) -> None:
@@ -156,13 +167,15 @@ def test_no_token_more_fits(cost: KvCost, room: int) -> None:
 
 def test_pools_of_windows_are_in_the_budget() -> None:
     config = RunnerConfig(page_size=16, max_total_tokens=16_000)
-    budget = cpu_budget(config, after=DeviceMemory(GIB, GIB), cost=HYBRID, context=4096)
-    assert (budget.num_pages, budget.max_context) == (1000, 4096)
-    assert budget.windows == (WindowShape(64, 250), WindowShape(16, 250))
+    budget = cpu_budget(config, after=DeviceMemory(GIB, GIB), cost=THREE_SPACES, context=4096)
+    assert budget.max_context == 4096
+    assert budget.spaces == (SpaceShape(1000, 16), SpaceShape(250, 16, 64), SpaceShape(250, 16, 16))
     fraction = static_fraction(RunnerConfig(), 140 * GIB, (1, 256), 2048)
-    on_device = cuda_budget(RunnerConfig(), fraction=fraction, before=H200, after=LOADED, cost=HYBRID, context=8192)
+    on_device = cuda_budget(
+        RunnerConfig(), fraction=fraction, before=H200, after=LOADED, cost=THREE_SPACES, context=8192
+    )
     room, tables = 123 * GIB - 10 * GIB, 3 * 4 * (on_device.num_slots + 1) * on_device.max_pages
-    assert room - 10_000 < HYBRID.nbytes(on_device.num_pages) + tables <= room
+    assert room - 10_000 < THREE_SPACES.nbytes(on_device.num_pages) + tables <= room
 
 
 def stores(*windows: int | None) -> list[ModelStores]:
@@ -179,14 +192,18 @@ def test_layers_are_grouped_by_their_windows() -> None:
     layer = 2 * 2 * 64 * 2
     config = RunnerConfig(chunked_prefill_size=100, max_prefill_tokens=50)
     cost = kv_cost(config, stores(None, 16, 16, 400, 1000, None), 1000)
-    assert (cost.token_bytes, cost.ratio) == (3 * layer, 0.8)
-    assert [(each.window, each.token_bytes) for each in cost.windows] == [(16, 2 * layer), (400, layer)]
-    assert [each.least_tokens for each in cost.windows] == [least_tokens(window, 1, 50, 1000) for window in (16, 400)]
-    assert kv_cost(config, stores(None, None), 1000) == KvCost(2 * layer, (), 0.8)
+    rows, *windows = cost.spaces
+    assert rows == SpaceCost(3 * layer)
+    assert [(each.window, each.token_bytes, each.share) for each in windows] == [
+        (16, 2 * layer, 0.8),
+        (400, layer, 0.8),
+    ]
+    assert [each.least_tokens for each in windows] == [least_tokens(window, 1, 50, 1000) for window in (16, 400)]
+    assert kv_cost(config, stores(None, None), 1000) == one_space(2 * layer)
     one_pool = replace(config, disable_hybrid_swa_memory=True)
-    assert kv_cost(one_pool, stores(None, 16), 1000) == KvCost(2 * layer, (), 0.8)
+    assert kv_cost(one_pool, stores(None, 16), 1000) == one_space(2 * layer)
     asked = replace(config, swa_full_tokens_ratio=0.5)
-    assert kv_cost(asked, stores(16, 16), 1000).ratio == 0.5
+    assert kv_cost(asked, stores(16, 16), 1000).spaces[1].share == 0.5
     with pytest.raises(ConfigError, match="no layer of the model has a sliding window"):
         kv_cost(asked, stores(None, 1000), 1000)
 
@@ -194,8 +211,7 @@ def test_layers_are_grouped_by_their_windows() -> None:
 def test_a_token_costs_what_all_models_keep_of_it() -> None:
     layer, config = 2 * 2 * 64 * 2, RunnerConfig()
     cost = kv_cost(config, [*stores(None, 16), *stores(16, None, None)], 1000)
-    assert cost.token_bytes == 3 * layer
-    assert [(each.window, each.token_bytes) for each in cost.windows] == [(16, 2 * layer)]
+    assert [(each.window, each.token_bytes) for each in cost.spaces] == [(None, 3 * layer), (16, 2 * layer)]
 
 
 def test_a_model_that_keeps_nothing_has_rows_and_no_pages() -> None:

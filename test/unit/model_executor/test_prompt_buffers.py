@@ -26,11 +26,11 @@ def test_a_step_and_its_padding() -> None:
     found = buffers.forward_batch(seq_lens, extend_lens, ReferenceAttention(pages))
     assert found.input_ids.tolist() == [10, 11, 12, -1, 0, 0, 0, 0]
     assert found.positions.tolist() == [5, 6, 7, 6, 0, 1, 2, 3]
-    assert found.out_cache_loc.tolist() == [*batch.out_cache_loc.tolist(), 0, 0, 0, 0]
+    assert found.out_cache_locs[0].tolist() == [*batch.out_cache_locs[0].tolist(), 0, 0, 0, 0]
     assert found.slots.tolist() == [4, 2] + [PADDING_SLOT] * 7
     assert buffers.token_slots.tolist() == [4, 4, 4, 2] + [PADDING_SLOT] * 4
     assert found.seq_lens.tolist() == seq_lens.tolist() and found.extend_lens.tolist() == extend_lens.tolist()
-    entries, written = buffers.table_writes
+    entries, written = (buffers.table_writes[name] for name in ("table_entries", "table_pages.0"))
     assert batch.table_writes is not None
     expected = [
         slot * 512 + column for slot, column in zip(batch.table_writes.slots, batch.table_writes.columns, strict=True)
@@ -38,7 +38,7 @@ def test_a_step_and_its_padding() -> None:
     assert entries.tolist()[: len(expected)] == expected and set(entries.tolist()[len(expected) :]) == {
         PADDING_SLOT * 512
     }
-    assert written.tolist() == [*batch.table_writes.pages.tolist(), *[0] * (len(written) - len(expected))]
+    assert written.tolist() == [*batch.table_writes.pages[0].tolist(), *[0] * (len(written) - len(expected))]
     assert found.tail is not None and found.tail.tokens.tolist() == [2, 3, 7, 7, 7, 7, 7, 7, 7]
 
 
@@ -52,8 +52,9 @@ def test_nothing_is_left_of_the_step_before() -> None:
     assert np.array_equal(lens, expected_lens) and expected_lens[1].tolist() == [6, 0, 0, 0, 0, 0, 0]
     backend = ReferenceAttention(pages)
     found, expected = (buffers.forward_batch(*lens, backend) for buffers in (used, fresh))
-    for name in ("input_ids", "positions", "slots", "seq_lens", "extend_lens", "out_cache_loc"):
+    for name in ("input_ids", "positions", "slots", "seq_lens", "extend_lens"):
         assert getattr(found, name).tolist() == getattr(expected, name).tolist()
+    assert found.out_cache_locs[0].tolist() == expected.out_cache_locs[0].tolist()
 
 
 def test_there_are_never_more_rows_than_tokens_and_padding() -> None:

@@ -7,11 +7,7 @@ import torch
 
 from fixtures.forward_batches import PageRows, Row, worker_batch
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import (
-    LogprobColumns,
-    TableWrites,
-    WindowColumns,
-)
+from mysglang.srt.forward.worker_batch import LogprobColumns, TableWrites
 from mysglang.srt.model_executor import step_columns as columns
 from mysglang.srt.sampling.drawing import TOP_K_ALL, DrawingOnDevice, drawing_columns
 from mysglang.srt.sampling.draws import uniforms
@@ -38,7 +34,7 @@ def as_lists(found: columns.Columns) -> dict[str, list[object]]:
 def test_token_columns_of_an_extend_step() -> None:
     batch = three_rows()
     found = as_lists(columns.token_columns(batch))
-    assert found.pop("out_cache_loc") == batch.out_cache_loc.tolist()
+    assert found.pop("out_cache_loc.0") == batch.out_cache_locs[0].tolist()
     assert found == {
         "input_ids": [10, 11, 12, 20, 21, -1],
         "positions": [5, 6, 7, 0, 1, 6],
@@ -74,23 +70,23 @@ def test_token_columns_of_a_decode_step() -> None:
     assert {"token_slots", "last_tokens", "logits_rows", "sample_slots"}.isdisjoint(found)
 
 
-def test_table_columns_of_windows() -> None:
-    writes = TableWrites(ints(3, 0), ints(9, 1), ints(77, 78))
-    window = WindowColumns(window=5, out_cache_loc=ints(4), pages=ints(7, 0))
-    assert as_lists(columns.table_columns(writes, 10, [window])) == {
+def test_each_space_has_columns_of_its_own() -> None:
+    writes = TableWrites(ints(3, 0), ints(9, 1), (ints(77, 78), ints(7, 0)))
+    assert as_lists(columns.table_columns(writes, 10)) == {
         "table_entries": [39, 1],
-        "table_pages": [77, 78],
-        "window_5_pages": [7, 0],
+        "table_pages.0": [77, 78],
+        "table_pages.1": [7, 0],
     }
-    assert columns.table_columns(None, 10, [window]) == {}
-    batch = replace(three_rows(), windows=(window,))
-    assert columns.token_columns(batch)["window_5_loc"].tolist() == [4]
+    batch = three_rows()
+    found = columns.token_columns(replace(batch, out_cache_locs=(*batch.out_cache_locs, ints(4))))
+    assert found["out_cache_loc.0"].tolist() == batch.out_cache_locs[0].tolist()
+    assert found["out_cache_loc.1"].tolist() == [4]
 
 
 def test_table_columns() -> None:
     assert columns.table_columns(None, 10) == {}
-    found = columns.table_columns(TableWrites(ints(3, 0), ints(9, 1), ints(77, 78)), 10)
-    assert as_lists(found) == {"table_entries": [39, 1], "table_pages": [77, 78]}
+    found = columns.table_columns(TableWrites(ints(3, 0), ints(9, 1), (ints(77, 78),)), 10)
+    assert as_lists(found) == {"table_entries": [39, 1], "table_pages.0": [77, 78]}
 
 
 def test_only_rows_with_logits_are_sampled() -> None:

@@ -22,6 +22,9 @@ META = torch.device("meta")
 class NoStore:
     """Keeps nothing, turns nothing."""
 
+    def space_of(self, layer_id: int) -> int:
+        return 0
+
     def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
         pass
 

@@ -47,6 +47,10 @@ class KvStore(Protocol):
     of one wider projection.
     """
 
+    def space_of(self, layer_id: int) -> int:
+        """The number of the page space that the layer's pages are of."""
+        ...
+
     def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
         """Write keys and values as they are."""
         ...
@@ -99,17 +103,15 @@ class ForwardBatch:
     positions: Tensor
     """[T] int64."""
     slots: Tensor
-    """[R] int64, rows of the page table."""
+    """[R] int64, rows of the page tables."""
     seq_lens: Tensor
     """[R] int32, tokens in the KV cache after this step."""
     extend_lens: Tensor
     """[R] int32."""
-    out_cache_loc: Tensor
-    """[T] int64, KV slots written by this step."""
+    out_cache_locs: tuple[Tensor, ...]
+    """[T] int64 for each page space: KV slots written by this step."""
     attn_backend: AttentionBackend
     attn_metadata: AttentionMetadata
-    window_locs: Mapping[int, Tensor] = field(default_factory=dict)
-    """[T] int64 for each window whose layers have pages of their own: KV slots there, instead of `out_cache_loc`."""
     attn_columns: Mapping[str, Tensor] = field(default_factory=dict)
     """Captured steps: what the backend added to the upload (layers/attention/graph.py)."""
     embeds: Embeds | None = None
@@ -119,7 +121,7 @@ class ForwardBatch:
 
     def loc_for(self, spec: AttentionSpec) -> Tensor:
         """[T] int64 KV slots that this layer writes."""
-        return self.out_cache_loc if spec.window is None else self.window_locs.get(spec.window, self.out_cache_loc)
+        return self.out_cache_locs[self.attn_backend.kv_pool.space_of(spec.layer_id)]
 
     def wanted(self, x: Tensor) -> Tensor:
         """[T, …] -> [W, …] of the tokens that are wanted."""

@@ -67,8 +67,7 @@ class HostPages(Protocol):
 
     page_bytes: int
     identity: str
-    """What these bytes depend on beside the tokens, as one hash: equal for pages of which either may stand for the other.
-    """
+    """A hash of what these bytes depend on beside the tokens: where it is equal, pages may stand for each other."""
 
     def read(self, pages: Ints) -> bytes | None:
         """What stands in these pages, one after another; None if there are numbers in it that are not finite."""

@@ -28,25 +28,22 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 ON_DEVICE = -1
 """Only the device knows it yet. In `input_ids`: the newest token sampled for this row's slot. In `seq_lens`: the length
-that the step before leaves behind, with this step's tokens. In `out_cache_loc`: where such a row's table says."""
+that the step before leaves behind, with this step's tokens. In `out_cache_locs`: where such a row's table says."""
 DRAFTED = -2
 """In `input_ids`: the token is one that the device proposes itself, behind the newest."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableWrites:
-    """Entries of the page table that changed since the last step; applied before anything else of the step.
+    """Entries of the page tables that changed since the last step; applied before anything else of the step.
 
-    Entry i: table[slots[i], columns[i]] = pages[i]. A pair (slot, column) occurs at most once.
+    Entry i: in the table of space s, [slots[i], columns[i]] = pages[s][i]. A pair (slot, column) occurs at most once.
     """
 
     slots: Slots
     columns: Longs
-    pages: Ints
-
-    def only(self, which: Bools) -> TableWrites:
-        """Some of them."""
-        return TableWrites(self.slots[which], self.columns[which], self.pages[which])
+    pages: tuple[Ints, ...]
+    """One array for each page space; 0, its null page, where the row sees nothing of the page any more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,17 +135,6 @@ class EmbedColumns:
     """[N, hidden_size]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WindowColumns:
-    """Of the layers with one window, where these have a pool of pages and a page table of their own."""
-
-    window: int
-    out_cache_loc: Ints
-    """[T] KV slot in that pool that each new token writes."""
-    pages: Ints
-    """What the entries of `table_writes` become in that page table, one for each; 0 where the window has passed."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWorkerBatch:
     """One step. `R` rows, `T` tokens, `S` rows that yield a token."""
@@ -163,8 +149,10 @@ class ModelWorkerBatch:
     extend_lens: Ints
     """[R] new tokens of each row, >= 1; in DECODE one and its drafts. Positions are seq_len - extend_len … seq_len - 1.
     """
-    out_cache_loc: Ints
-    """[T] KV slot (page * page_size + offset) that each new token writes, or ON_DEVICE."""
+    out_cache_locs: tuple[Ints, ...]
+    """[T] for each page space of the worker: KV slot (page * page_size + offset) that each new token writes, or
+    ON_DEVICE.
+    """
     yields: Bools
     """[R] whether the row's last token predicts its next token (false for all chunks but the last)."""
     sampling: SamplingColumns = PLAIN_SAMPLING
@@ -180,8 +168,6 @@ class ModelWorkerBatch:
     """[R] as `seq_lens`, at most: memory is there for so many. None: all `seq_lens` are known."""
     second_texts: Ints | None = None
     """Per row: where the second text of a pair begins; its length where there is none. None: there are no pairs."""
-    windows: tuple[WindowColumns, ...] = ()
-    """One for each pool of layers with a window; there are none where all layers share one pool."""
     shared: SharedPrefixes | None = None
     """Pages that several rows of a DECODE step read, where reading them once is worth it; None: nothing is shared."""
 

@@ -35,11 +35,11 @@ from mysglang.srt.scheduling.decode_planner import DecodePlanner
 from mysglang.srt.scheduling.distrust import Distrust
 from mysglang.srt.scheduling.fair_shares import FairShares
 from mysglang.srt.scheduling.finish import StopText, StopWatch
+from mysglang.srt.scheduling.forward_builder import ForwardBuilder
 from mysglang.srt.scheduling.gathering import Gathering
 from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
 from mysglang.srt.scheduling.growth import Growth, growth_of
 from mysglang.srt.scheduling.hidden_states import HiddenBook
-from mysglang.srt.scheduling.hybrid_builder import forward_builder
 from mysglang.srt.scheduling.intake import Intake, OneRank, Share
 from mysglang.srt.scheduling.invariants import Invariants
 from mysglang.srt.scheduling.jump_forward import JumpForward, NoJumps
@@ -336,7 +336,7 @@ def assemble(
             ),
             pace=Pace(options.limits.budget(0)),
             planner=rows.planner(options, results),
-            builder=forward_builder(table, kv, rows.sampling, groups),
+            builder=ForwardBuilder(table, kv, rows.sampling, groups),
             masks=TokenMasks(
                 table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids
             ),

@@ -171,7 +171,8 @@ def _kv_manager(capacity: WorkerCapacity, prefix_cache: MakePrefixCache, makers:
     """Rows over pages, or without any where the model keeps nothing."""
     if not capacity.num_pages:
         return StorelessKvManager(capacity.num_slots, capacity.max_context)
-    make = partial(makers.hybrid_kv, windows=capacity.windows) if capacity.windows else makers.kv
+    windows = capacity.spaces[1:]
+    make = partial(makers.hybrid_kv, windows=windows) if windows else makers.kv
     return make(capacity.num_pages, capacity.page_size, capacity.num_slots, capacity.max_context, prefix_cache)
 
 

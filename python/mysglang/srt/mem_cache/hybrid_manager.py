@@ -19,16 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from mysglang.srt.forward.worker import WindowShape
-from mysglang.srt.forward.worker_batch import Floats, Ints, ModelWorkerBatch, Slots, WindowColumns
+from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.worker_batch import Floats, Ints, Slots, TableWrites
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.tree_node import TreeNode
 from mysglang.srt.mem_cache.window_pages import MOVE_EVERY, WindowPages, WindowState, row_tokens
 from mysglang.srt.mem_cache.window_room import WindowRoom
-
-NO_PAGES: Ints = np.zeros(0, np.int32)
 
 
 class HybridAllocator(PageAllocator):
@@ -57,7 +55,7 @@ class HybridKvManager(KvManager):
 
     hybrid_allocator_type: type[HybridAllocator] = HybridAllocator
 
-    def __init__(self, *args: Any, windows: Sequence[WindowShape]) -> None:
+    def __init__(self, *args: Any, windows: Sequence[SpaceShape]) -> None:
         """The other arguments are KvManager's."""
         assert windows
         self._shapes = windows
@@ -144,17 +142,15 @@ class HybridKvManager(KvManager):
     def window_room(self, slots: Slots, to_come: Floats) -> WindowRoom:
         return HybridRoom(self, slots, to_come)
 
-    def columns(self, batch: ModelWorkerBatch) -> tuple[WindowColumns, ...]:
-        """What the windows' pools must know of a step, whose own columns speak of the rows' pages."""
-        writes = batch.table_writes
-        return tuple(
-            WindowColumns(
-                window=window.window,
-                out_cache_loc=window.locations(batch.out_cache_loc),
-                pages=NO_PAGES if writes is None else window.page_of[writes.pages],
-            )
-            for window in self.windows
-        )
+    def in_spaces(self, locations: Ints) -> tuple[Ints, ...]:
+        return (locations, *(window.locations(locations) for window in self.windows))
+
+    def take_writes(self) -> TableWrites | None:
+        writes = self.rows.take_writes()
+        if writes is None:
+            return None
+        pages = (writes.pages, *(window.page_of[writes.pages] for window in self.windows))
+        return TableWrites(writes.slots, writes.columns, pages)
 
     def window_states(self) -> tuple[WindowState, ...]:
         return tuple(window.state() for window in self.windows)

@@ -287,9 +287,14 @@ class KvManager:
         """Where the open rows stand: each has the pages on the path to its node, and shares them with all below it."""
         return [self._nodes[slot] for slot in slots.tolist()]
 
+    def in_spaces(self, locations: Ints) -> tuple[Ints, ...]:
+        """The same KV slots by the numbers of each page space."""
+        return (locations,)
+
     def take_writes(self) -> TableWrites | None:
-        """What the device's page table must learn before the next step; None if nothing changed."""
-        return self.rows.take_writes()
+        """What the device's page tables must learn before the next step; None if nothing changed."""
+        writes = self.rows.take_writes()
+        return None if writes is None else TableWrites(writes.slots, writes.columns, (writes.pages,))
 
     def window_states(self) -> tuple[WindowState, ...]:
         """The account of the pools of layers with a window, where there are any."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mysglang.srt.forward.worker import WindowShape
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool, concatenated_ranges
@@ -58,8 +58,9 @@ class WindowState:
 class WindowPages:
     """Pages for one window. `rows`: whose pages these are about."""
 
-    def __init__(self, shape: WindowShape, rows: ReqToTokenPool, num_pages: int, allocator: PageAllocator) -> None:
+    def __init__(self, shape: SpaceShape, rows: ReqToTokenPool, num_pages: int, allocator: PageAllocator) -> None:
         """`num_pages`: of the rows and the prefix cache, from 1 on. `allocator`: of the window's own."""
+        assert shape.window is not None
         self.window = shape.window
         self.page_size = rows.page_size
         self.allocator = allocator

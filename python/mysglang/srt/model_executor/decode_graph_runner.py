@@ -97,7 +97,7 @@ class DecodeGraphRunner:
     def _capture(self, size: int, recorder: GraphRecorder) -> CapturedStep:
         program = self._programs[size]
         buffers = GraphBuffers(size, self._tables, self._platform, program.backend)
-        host = padding_decode(size, self._tables.padding_slot)
+        host = padding_decode(size, self._tables.padding_slot, spaces=self._tables.num_spaces)
         buffers.fill(host)
         batch = buffers.forward_batch(host)
         batch.attn_metadata = program.backend.open_graph(batch)

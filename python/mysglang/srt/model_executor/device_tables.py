@@ -5,48 +5,59 @@
     …
     num_slots the row of padding, all page 0                  never read by a request
 
-The layers with a window that have pages of their own have a page table like the first for each window.
-
-All change only in the order of steps: a step's table writes come before anything else of it, its new tokens last.
+Each page space has a page table of this shape. All change only in the order of steps: a step's table writes come before
+anything else of it, its new tokens last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from mysglang.srt.kernels.newest import record_tokens, resolve_tokens
-from mysglang.srt.model_executor.step_columns import window_pages
+from mysglang.srt.model_executor.step_columns import loc_columns, page_columns
 
 
 class DeviceTables:
     """Rows by slot. Columns and contents are the scheduler's."""
 
-    def __init__(self, num_slots: int, max_pages: int, device: torch.device, windows: Sequence[int] = ()) -> None:
-        self.pages = torch.zeros(num_slots + 1, max_pages, dtype=torch.int32, device=device)
-        self.windows = {window: torch.zeros_like(self.pages) for window in windows}
-        """Of layers with these windows."""
+    def __init__(self, num_slots: int, max_pages: int, device: torch.device, *, spaces: int = 1) -> None:
+        shape = (num_slots + 1, max_pages)
+        self.pages = tuple(torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(spaces))
+        """The page table of each space."""
         self.newest = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        self.page_names = page_columns(spaces)
+        """Names in an upload of what written entries become in each space."""
+        self.loc_names = loc_columns(spaces)
+        """Names of the KV slots that a step writes in each space."""
+
+    @property
+    def num_spaces(self) -> int:
+        return len(self.pages)
+
+    @property
+    def max_pages(self) -> int:
+        """Columns of each page table."""
+        return self.pages[0].shape[1]
 
     @property
     def padding_slot(self) -> int:
         """The row after the requests'."""
         return len(self.newest) - 1
 
-    def write_pages(self, entries: Tensor, pages: Tensor) -> None:
-        """Set the entries, given as slot * max_pages + column [W] int64, to pages [W] int32."""
-        self.pages.view(-1).index_copy_(0, entries, pages)
-
     def write(self, uploaded: Mapping[str, Tensor]) -> None:
         """Set what `table_columns` gave, in all page tables; nothing if there was nothing."""
         if "table_entries" not in uploaded:
             return
         entries = uploaded["table_entries"]
-        self.write_pages(entries, uploaded["table_pages"])
-        for window, table in self.windows.items():
-            table.view(-1).index_copy_(0, entries, uploaded[window_pages(window)])
+        for table, name in zip(self.pages, self.page_names, strict=True):
+            table.view(-1).index_copy_(0, entries, uploaded[name])
+
+    def locs(self, uploaded: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """The KV slots that a step writes, for each space. KeyError: the step says nothing of one."""
+        return tuple(uploaded[name] for name in self.loc_names)
 
     def resolve(self, input_ids: Tensor, slots: Tensor) -> Tensor:
         """[T] int64 ids, with the newest token of its slot in place of each that is negative."""

@@ -31,7 +31,7 @@ class EagerProgram:
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         tables = self._tables
-        writes = table_columns(batch.table_writes, tables.pages.shape[1], batch.windows)
+        writes = table_columns(batch.table_writes, tables.max_pages)
         inputs = self._end.stage(batch, {**writes, **token_columns(batch)})
         up = inputs.tokens
         tables.write(up)

@@ -74,11 +74,9 @@ class Executor:
         logger.info("Figures of the device: %s.", self.device_profile)
         self.attention_backend = served.attention
         self.capacity = WorkerCapacity(
-            num_pages=budget.num_pages,
-            page_size=budget.page_size,
+            spaces=budget.spaces,
             num_slots=budget.num_slots,
             max_context=budget.max_context,
-            windows=budget.windows,
             vocab_size=launch.config.vocab_size,
             memory_usage={
                 "weights": sum(weight_bytes(model.model) for model in models) / GIB,

@@ -108,7 +108,10 @@ class GenerationModel:
         length = min(WARM_UP_TOKENS, budget.max_context)
         return Runnable(
             eager=EagerProgram(hidden, captures.logits, tables, end),
-            warm_ups=[padding_prompt(length, tables.padding_slot, top_k=top_k) for top_k in WARM_UP_TOP_K],
+            warm_ups=[
+                padding_prompt(length, tables.padding_slot, top_k=top_k, spaces=tables.num_spaces)
+                for top_k in WARM_UP_TOP_K
+            ],
             capture=captures.take,
         )
 
@@ -141,7 +144,7 @@ class TokenCaptures:
         self._end = end
         self._specs = model.attention_specs()
         tables = memory.tables
-        self.backend = create_attention_backend(chosen, memory.pool, tables.pages, self._specs, tables.windows)
+        self.backend = create_attention_backend(chosen, memory.pool, tables.pages, self._specs)
         self.logits = LogitsProcessor(model.compute_logits, launch.config.vocab_size)
         layer_weights = weight_bytes(model) // launch.dtype.itemsize // len(self._specs)
         self._prompt_sizes = prompt_sizes(setup.config, setup.platform, memory.budget.max_context, layer_weights)
@@ -166,7 +169,7 @@ class TokenCaptures:
         whole: Mapping[int, StepProgram] = {}
         try:
             self._check_whole_steps()
-            whole = whole_steps(self._model, memory.pool, tables.pages, setup.graph_sizes)
+            whole = whole_steps(self._model, memory.pool, tables.pages[0], setup.graph_sizes)
         except DoesNotCover as error:
             captured.left_out[WHOLE_STEP] = str(error)
         general = LayerByLayer(self._model, self.logits, backend)
@@ -200,7 +203,7 @@ class TokenCaptures:
             raise DoesNotCover("--disable-persistent-decode was given")
         if config.enable_return_hidden_states:
             raise DoesNotCover("it keeps no hidden states, and --enable-return-hidden-states was given")
-        if self._memory.tables.windows:
+        if self._memory.tables.num_spaces > 1:
             raise DoesNotCover("layers with a window have pages of their own")
 
     def _prompts(self, captured: Captured) -> None:

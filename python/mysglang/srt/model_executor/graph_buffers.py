@@ -22,7 +22,7 @@ from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend, HostColumns
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.step_columns import table_columns, window_loc, window_pages
+from mysglang.srt.model_executor.step_columns import table_columns
 from mysglang.srt.platforms.interface import Event, Platform
 from mysglang.srt.platforms.upload import Uploader, layout, view
 
@@ -41,10 +41,11 @@ class GraphBuffers:
         self._platform = platform
         self._backend = backend
         extra = backend.graph_columns(size)
-        columns = {**core_columns(size), **window_columns(size, tables), **extra}
+        columns = {**core_columns(size), **space_columns(size, size + SPARE_WRITES, tables), **extra}
         offsets, total = layout(columns)
         self._hosts = [HostBuffer(platform, columns, offsets, total, tuple(extra)) for _ in range(HOST_BUFFERS)]
         self._turn = 0
+        self._null_slots = (0,) * tables.num_spaces
         self._device = torch.empty(total, dtype=torch.uint8, device=platform.device)
         self._views = {name: view(self._device, column, offsets[name]) for name, column in columns.items()}
         self._extra = {name: self._views[name] for name in extra}
@@ -54,14 +55,6 @@ class GraphBuffers:
     @property
     def slots(self) -> Tensor:
         return self._views["slots"]
-
-    @property
-    def table_entries(self) -> Tensor:
-        return self._views["table_entries"]
-
-    @property
-    def table_pages(self) -> Tensor:
-        return self._views["table_pages"]
 
     @property
     def table_writes(self) -> Mapping[str, Tensor]:
@@ -79,8 +72,7 @@ class GraphBuffers:
             slots=views["slots"],
             seq_lens=views["seq_lens"],
             extend_lens=self._extend_lens,
-            out_cache_loc=views["out_cache_loc"],
-            window_locs={window: views[window_loc(window)] for window in self._tables.windows},
+            out_cache_locs=self._tables.locs(views),
             attn_backend=self._backend,
             attn_metadata=None,
             attn_columns=self._extra,
@@ -95,7 +87,7 @@ class GraphBuffers:
         for name, values, padding in (
             ("input_ids", batch.input_ids, 0),
             ("slots", batch.slots, self._tables.padding_slot),
-            ("out_cache_loc", batch.out_cache_loc, 0),
+            *zip(self._tables.loc_names, batch.out_cache_locs, self._null_slots, strict=True),
             ("seq_lens", batch.seq_lens, 1),
         ):
             column = columns[name]
@@ -103,10 +95,6 @@ class GraphBuffers:
             column[rows:] = padding
         seq_lens: Ints = columns["seq_lens"]
         np.subtract(seq_lens, 1, out=columns["positions"])
-        for window in self._tables.windows:
-            columns[window_loc(window)][:] = 0
-        for writes in batch.windows:
-            columns[window_loc(writes.window)][:rows] = writes.out_cache_loc
         fill_table_writes(batch, columns, self._tables, self._platform)
         self._backend.fill_columns(batch, host.extra)
         self._device.copy_(host.bytes, non_blocking=True)
@@ -152,27 +140,25 @@ class HostBuffer:
 
 
 def fill_table_writes(batch: ModelWorkerBatch, columns: HostColumns, tables: DeviceTables, platform: Platform) -> None:
-    """Write a step's page table writes into `table_entries` and `table_pages`, or queue them if there is no room.
+    """Write a step's page table writes into `table_entries` and the pages of each space, or queue them if there is no
+    room.
 
     One of padding sets an entry of the padding row to page 0, as it is.
     """
     writes = batch.table_writes
-    width = tables.pages.shape[1]
-    entries, pages = columns["table_entries"], columns["table_pages"]
-    count = 0 if writes is None else len(writes.pages)
+    width, entries = tables.max_pages, columns["table_entries"]
+    count = 0 if writes is None else len(writes.slots)
     if writes is not None and count > len(entries):
-        tables.write(Uploader(platform).upload(table_columns(writes, width, batch.windows)))
+        tables.write(Uploader(platform).upload(table_columns(writes, width)))
         count = 0
     if writes is not None and count:
         np.multiply(writes.slots, width, out=entries[:count], dtype=np.int64)
         entries[:count] += writes.columns
-        pages[:count] = writes.pages
+        for name, pages in zip(tables.page_names, writes.pages, strict=True):
+            columns[name][:count] = pages
     entries[count:] = tables.padding_slot * width
-    pages[count:] = 0
-    for window in tables.windows:
-        columns[window_pages(window)][count:] = 0
-    for window_writes in batch.windows if count else ():
-        columns[window_pages(window_writes.window)][:count] = window_writes.pages
+    for name in tables.page_names:
+        columns[name][count:] = 0
 
 
 def core_columns(size: int) -> HostColumns:
@@ -181,14 +167,12 @@ def core_columns(size: int) -> HostColumns:
         "input_ids": np.zeros(size, dtype=np.int64),
         "positions": np.zeros(size, dtype=np.int64),
         "slots": np.zeros(size, dtype=np.int64),
-        "out_cache_loc": np.zeros(size, dtype=np.int64),
         "seq_lens": np.ones(size, dtype=np.int32),
         "table_entries": np.zeros(size + SPARE_WRITES, dtype=np.int64),
-        "table_pages": np.zeros(size + SPARE_WRITES, dtype=np.int32),
     }
 
 
-def window_columns(size: int, tables: DeviceTables) -> HostColumns:
-    """Beside these, where layers with a window have pages of their own."""
-    locs = {window_loc(window): np.zeros(size, dtype=np.int64) for window in tables.windows}
-    return locs | {window_pages(window): np.zeros(size + SPARE_WRITES, dtype=np.int32) for window in tables.windows}
+def space_columns(tokens: int, writes: int, tables: DeviceTables) -> HostColumns:
+    """What every step of so many tokens and table writes uploads for each page space, empty."""
+    locs = {name: np.zeros(tokens, dtype=np.int64) for name in tables.loc_names}
+    return locs | {name: np.zeros(writes, dtype=np.int32) for name in tables.page_names}

@@ -7,7 +7,6 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import AttentionBackend, Embeds, ForwardBatch
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.step_columns import window_loc
 from mysglang.srt.model_executor.step_inputs import Uploaded
 from mysglang.srt.model_executor.tail import tail_of
 from mysglang.srt.models.interfaces import Decoder
@@ -37,8 +36,7 @@ class HiddenStates:
             slots=up["slots"],
             seq_lens=up["seq_lens"],
             extend_lens=up["extend_lens"],
-            out_cache_loc=up["out_cache_loc"],
-            window_locs={window.window: up[window_loc(window.window)] for window in batch.windows},
+            out_cache_locs=self._tables.locs(up),
             attn_backend=self._backend,
             attn_metadata=None,
             embeds=Embeds(up["embed_tokens"], up["embed_vectors"]) if "embed_tokens" in up else None,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -14,14 +13,14 @@ from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.host_pages import HostPages, NoHostPages
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.mem_cache.kv_pool.host import HostKvPool, page_bytes
-from mysglang.srt.mem_cache.kv_pool.hybrid import HybridKvPool
-from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool, mha_bytes_per_token
+from mysglang.srt.mem_cache.kv_pool.mha import MhaLayout
+from mysglang.srt.mem_cache.kv_pool.stores import KvStores
 from mysglang.srt.mem_cache.window_pages import least_tokens, row_tokens
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.memory_budget import (
     KvBudget,
     KvCost,
-    WindowCost,
+    SpaceCost,
     cpu_budget,
     cuda_budget,
     static_fraction,
@@ -45,9 +44,21 @@ class ModelStores:
     specs: tuple[AttentionSpec, ...]
     dtype: torch.dtype
 
-    def token_bytes(self, windows: Collection[int | None]) -> int:
-        """Bytes that one token takes in the layers with these windows."""
-        return mha_bytes_per_token([spec for spec in self.specs if spec.window in windows], self.dtype)
+    @property
+    def layout(self) -> MhaLayout:
+        """How a page of a store looks. All layers have one layout, whatever their page space."""
+        return MhaLayout(self.dtype)
+
+    def by_window(self, windows: Sequence[int]) -> Mapping[int | None, Sequence[AttentionSpec]]:
+        """The layers in the page space of each of these windows, and under None those in the rows' space."""
+        layers: dict[int | None, list[AttentionSpec]] = {None: [], **{window: [] for window in windows}}
+        for spec in self.specs:
+            layers[spec.window if spec.window in layers else None].append(spec)
+        return layers
+
+    def token_bytes(self, window: int | None, windows: Sequence[int]) -> int:
+        """Bytes that one token takes in one of these spaces."""
+        return self.layout.token_bytes(self.by_window(windows)[window])
 
 
 def plan_kv(
@@ -72,7 +83,9 @@ def plan_kv(
 
 
 def kv_cost(config: RunnerConfig, stores: Sequence[ModelStores], context: int) -> KvCost:
-    """Layers with the same window have a pool of their own, unless that saves nothing or is not wanted."""
+    """The page spaces of all these layers: layers with the same window have one, unless that saves nothing or is not
+    wanted; all others are in the rows' space.
+    """
     found = {spec.window for each in stores for spec in each.specs}
     windows = sorted(window for window in found if window is not None)
     saving = [] if config.disable_hybrid_swa_memory else [each for each in windows if saves(each, config, context)]
@@ -83,16 +96,18 @@ def kv_cost(config: RunnerConfig, stores: Sequence[ModelStores], context: int) -
             f"context of {context} tokens. Leave it out."
         )
     return KvCost(
-        sum(each.token_bytes(found.difference(saving)) for each in stores),
-        tuple(
-            WindowCost(
-                window,
-                sum(each.token_bytes((window,)) for each in stores),
-                least_tokens(window, config.page_size, config.row_chunk, context),
-            )
-            for window in saving
-        ),
-        SWA_RATIO if ratio is None else ratio,
+        (
+            SpaceCost(sum(each.token_bytes(None, saving) for each in stores)),
+            *(
+                SpaceCost(
+                    sum(each.token_bytes(window, saving) for each in stores),
+                    window,
+                    SWA_RATIO if ratio is None else ratio,
+                    least_tokens(window, config.page_size, config.row_chunk, context),
+                )
+                for window in saving
+            ),
+        )
     )
 
 
@@ -108,7 +123,7 @@ def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platf
     """
     if config is None:
         return NoHostPages()
-    if isinstance(pool, HybridKvPool):
+    if any(store.space for store in pool.stores):
         raise ConfigError(
             "--enable-hierarchical-cache does not go together with pools of their own for layers with a sliding "
             "window. Add --disable-hybrid-swa-memory, or leave it out."
@@ -127,26 +142,19 @@ def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platf
 
 
 def make_tables(budget: KvBudget, platform: Platform) -> DeviceTables:
-    """Allocate the tables of the rows."""
-    windows = [shape.window for shape in budget.windows]
-    return DeviceTables(budget.num_slots, budget.max_pages, platform.device, windows)
+    """Allocate the tables of the rows: a page table for each space."""
+    return DeviceTables(budget.num_slots, budget.max_pages, platform.device, spaces=len(budget.spaces))
 
 
-def make_pool(budget: KvBudget, stores: ModelStores, platform: Platform) -> KvPool:
-    """Allocate one model's keys and values."""
-    make = partial(MhaKvPool, page_size=budget.page_size, dtype=stores.dtype, device=platform.device)
-    if budget.windows:
-        return _hybrid_pool(budget, stores.specs, make)
-    return make(stores.specs, num_pages=budget.num_pages)
-
-
-def _hybrid_pool(budget: KvBudget, specs: Sequence[AttentionSpec], make: Callable[..., KvPool]) -> KvPool:
-    """A part for each window, and one for the other layers if there are any."""
-    parts: dict[int | None, KvPool] = {}
-    others = {spec.window for spec in specs} - {shape.window for shape in budget.windows}
-    if others:
-        parts[None] = make([spec for spec in specs if spec.window in others], num_pages=budget.num_pages)
-    for shape in budget.windows:
-        own = [spec for spec in specs if spec.window == shape.window]
-        parts[shape.window] = make(own, num_pages=shape.num_pages, window=shape.window)
-    return HybridKvPool(parts)
+def make_pool(budget: KvBudget, model: ModelStores, platform: Platform) -> KvPool:
+    """Allocate one model's keys and values: a store in each page space that carries layers of it."""
+    layers = model.by_window([shape.window for shape in budget.spaces if shape.window is not None])
+    make = model.layout.make_store
+    if len(budget.spaces) == 1:
+        return make(layers[None], 0, budget.spaces[0], platform.device)
+    stores = [
+        make(layers[shape.window], number, shape, platform.device)
+        for number, shape in enumerate(budget.spaces)
+        if layers[shape.window]
+    ]
+    return KvStores(stores)

@@ -6,7 +6,7 @@ import bisect
 from dataclasses import dataclass
 
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.forward.worker import WindowShape
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.interface import DeviceMemory
 from mysglang.srt.utils.hardware import GIB
@@ -31,58 +31,64 @@ STORELESS_SLOTS = 512
 
 @dataclass(frozen=True, slots=True)
 class KvBudget:
-    """The shape of the KV cache and of the page table."""
+    """The shape of the KV cache and of the page tables."""
 
-    num_pages: int
-    """0 where no model keeps anything: there is no KV cache."""
-    page_size: int
+    spaces: tuple[SpaceShape, ...]
+    """The first is that of the rows, without pages where no model keeps anything: there is no KV cache."""
     num_slots: int
     max_context: int
     """Positions of one row."""
-    windows: tuple[WindowShape, ...] = ()
-    """Pools of layers with a window."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page, in every space."""
+        return self.spaces[0].page_size
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the rows' space."""
+        return self.spaces[0].num_pages
 
     @property
     def max_pages(self) -> int:
-        """Columns of the page table."""
+        """Columns of each page table."""
         return -(-self.max_context // self.page_size) if self.num_pages else 0
 
 
 @dataclass(frozen=True, slots=True)
-class WindowCost:
-    """Of the layers with one window, which have a pool of their own."""
+class SpaceCost:
+    """What tokens in one page space cost, over all of its stores, and how many it holds."""
 
-    window: int
     token_bytes: int
-    least_tokens: int
+    """0 if no layer is in it."""
+    window: int | None = None
+    share: float = 1.0
+    """Tokens in this space for each in the rows' space."""
+    least_tokens: int = 0
     """Without so many, there are requests that cannot run even alone."""
+
+    def tokens(self, cached: int) -> int:
+        """Tokens of this space beside so many in the rows' space; never more than these."""
+        return min(max(int(cached * self.share), self.least_tokens), cached)
 
 
 @dataclass(frozen=True, slots=True)
 class KvCost:
     """What tokens in the KV cache cost."""
 
-    token_bytes: int
-    """In the layers that keep them all; 0 if there are none."""
-    windows: tuple[WindowCost, ...] = ()
-    ratio: float = 1.0
-    """Tokens in a window's pool for each in the cache."""
-
-    def window_tokens(self, cost: WindowCost, tokens: int) -> int:
-        """Of that pool, beside so many tokens in the cache; more than these there are not to be kept."""
-        return min(max(int(tokens * self.ratio), cost.least_tokens), tokens)
+    spaces: tuple[SpaceCost, ...]
+    """The first is that of the rows."""
 
     def nbytes(self, tokens: int) -> int:
-        """Of all pools."""
-        return tokens * self.token_bytes + sum(
-            self.window_tokens(cost, tokens) * cost.token_bytes for cost in self.windows
-        )
+        """Of all spaces, where the rows' space holds so many tokens."""
+        return sum(space.tokens(tokens) * space.token_bytes for space in self.spaces)
 
     def fitting(self, room: int) -> int:
         """The most tokens that take no more bytes."""
-        of_windows = sum(cost.token_bytes for cost in self.windows)
-        # Each pool may be short of its ratio by what is less than a token.
-        most = (room + of_windows) / (self.token_bytes + self.ratio * of_windows)
+        # Each space may be short of its share by what is less than a token.
+        most = (room + sum(space.token_bytes for space in self.spaces)) / sum(
+            space.share * space.token_bytes for space in self.spaces
+        )
         return bisect.bisect_right(range(int(most) + 2), room, key=self.nbytes) - 1
 
 
@@ -113,8 +119,8 @@ def cuda_budget(
     slots = config.max_running_requests
     if slots is None:
         slots = min(max(tokens * SLOTS_PER_CONTEXT // context, MIN_SLOTS), MAX_SLOTS)
-    # A page table has an entry of 4 bytes for every position that a row may have.
-    table = 4 * (slots + 1) * (-(-min(context, tokens) // config.page_size)) * (1 + len(cost.windows))
+    # A page table, one for each space, has an entry of 4 bytes for every position that a row may have.
+    table = 4 * (slots + 1) * (-(-min(context, tokens) // config.page_size)) * len(cost.spaces)
     if config.max_total_tokens is None:
         tokens = cost.fitting(max(0, room - table))
     elif cost.nbytes(config.max_total_tokens) + table > after.free:
@@ -152,9 +158,8 @@ def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, cost: KvCost, conte
 
 def storeless_budget(config: RunnerConfig, *, context: int) -> KvBudget:
     """Rows without pages, for models that keep nothing of a prompt."""
-    return KvBudget(
-        num_pages=0, page_size=1, num_slots=config.max_running_requests or STORELESS_SLOTS, max_context=context
-    )
+    slots = config.max_running_requests or STORELESS_SLOTS
+    return KvBudget(spaces=(SpaceShape(0, 1),), num_slots=slots, max_context=context)
 
 
 def _budget(config: RunnerConfig, tokens: int, slots: int, context: int, cost: KvCost, advice: str) -> KvBudget:
@@ -162,13 +167,12 @@ def _budget(config: RunnerConfig, tokens: int, slots: int, context: int, cost: K
     num_pages = tokens // config.page_size
     if num_pages < 2:
         raise ConfigError(f"the KV cache has room for {tokens} tokens with pages of {config.page_size}: {advice}")
+    cached = num_pages * config.page_size
     return KvBudget(
-        num_pages=num_pages,
-        page_size=config.page_size,
-        num_slots=slots,
-        max_context=min(context, num_pages * config.page_size),
-        windows=tuple(
-            WindowShape(each.window, cost.window_tokens(each, num_pages * config.page_size) // config.page_size)
-            for each in cost.windows
+        spaces=tuple(
+            SpaceShape(space.tokens(cached) // config.page_size, config.page_size, space.window)
+            for space in cost.spaces
         ),
+        num_slots=slots,
+        max_context=min(context, cached),
     )

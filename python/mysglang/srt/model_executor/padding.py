@@ -1,4 +1,4 @@
-"""Steps of padding rows only: they write KV slot 0 and read page 0, and belong to no request.
+"""Steps of padding rows only: they write KV slot 0 and read page 0 of each space, and belong to no request.
 
 For what must be run before there are requests: capturing graphs, and compiling kernels before somebody waits for them.
 """
@@ -15,8 +15,8 @@ WARM_UP_TOKENS = 16
 """Length of a prompt that compiles what is compiled at first use."""
 
 
-def padding_decode(size: int, slot: int) -> ModelWorkerBatch:
-    """A greedy decode step of `size` rows of length 1."""
+def padding_decode(size: int, slot: int, *, spaces: int = 1) -> ModelWorkerBatch:
+    """A greedy decode step of `size` rows of length 1, for a model with so many page spaces."""
     zeros, ones = np.zeros(size, dtype=np.int32), np.ones(size, dtype=np.int32)
     return ModelWorkerBatch(
         mode=ForwardMode.DECODE,
@@ -24,12 +24,12 @@ def padding_decode(size: int, slot: int) -> ModelWorkerBatch:
         slots=np.full(size, slot, dtype=np.int32),
         seq_lens=ones,
         extend_lens=ones,
-        out_cache_loc=zeros,
+        out_cache_locs=(zeros,) * spaces,
         yields=np.ones(size, dtype=np.bool_),
     )
 
 
-def padding_prompt(length: int, slot: int, *, top_k: int = 1) -> ModelWorkerBatch:
+def padding_prompt(length: int, slot: int, *, top_k: int = 1, spaces: int = 1) -> ModelWorkerBatch:
     """A prompt of one row that yields a token; greedy, or drawn from the top_k (TOP_K_ALL: from all)."""
     zeros = np.zeros(length, dtype=np.int32)
     return ModelWorkerBatch(
@@ -38,7 +38,7 @@ def padding_prompt(length: int, slot: int, *, top_k: int = 1) -> ModelWorkerBatc
         slots=np.array([slot], dtype=np.int32),
         seq_lens=np.array([length], dtype=np.int32),
         extend_lens=np.array([length], dtype=np.int32),
-        out_cache_loc=zeros,
+        out_cache_locs=(zeros,) * spaces,
         yields=np.ones(1, dtype=np.bool_),
         sampling=PLAIN_SAMPLING if top_k == 1 else SamplingColumns((one_drawing_row(top_k),)),
     )

@@ -20,7 +20,7 @@ LAYOUT_VERSION = 1
 
 
 def page_identity(model: ModelConfig, load: LoadConfig, config: RunnerConfig, pool: KvPool) -> str:
-    """A hash of the weights, how they are kept, rope, lengths, the layout of a page, the rank and the kind of kernels."""
+    """A hash of weights, quantization, rope, lengths, the layout of a page, the rank and the kind of kernels."""
     ranks = config.ranks
     facts = {
         "layout": [LAYOUT_VERSION, *page_layout(pool)],

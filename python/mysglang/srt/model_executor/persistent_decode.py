@@ -38,7 +38,8 @@ class PersistentStep:
         self.backend: GraphAttentionBackend = NothingToPlan(pool)
 
     def run(self, batch: ForwardBatch) -> StepTensors:
-        step = self._step.run(batch.input_ids, batch.positions, batch.slots, batch.seq_lens, batch.out_cache_loc)
+        (locs,) = batch.out_cache_locs
+        step = self._step.run(batch.input_ids, batch.positions, batch.slots, batch.seq_lens, locs)
         return StepTensors(*step)
 
 

@@ -57,7 +57,7 @@ class PoolingModel:
     def ready(self, memory: ModelMemory) -> Runnable:
         pooling, tables = self._launch.config.pooling, memory.tables
         assert pooling is not None, "the model pools"
-        backend = create_attention_backend(self._chosen, memory.pool, tables.pages, self.stores.specs, tables.windows)
+        backend = create_attention_backend(self._chosen, memory.pool, tables.pages, self.stores.specs)
         eager = PoolingProgram(
             HiddenStates(self.model, backend, tables),
             Pooler(pooling.mode, normalize=pooling.normalize, head=self.model.head),
@@ -66,7 +66,7 @@ class PoolingModel:
             whole_prompts=pooling.needs_whole_prompts,
         )
         length = min(WARM_UP_TOKENS, memory.budget.max_context)
-        return Runnable(eager, [padding_prompt(length, tables.padding_slot)])
+        return Runnable(eager, [padding_prompt(length, tables.padding_slot, spaces=tables.num_spaces)])
 
 
 class PoolingProgram:
@@ -90,7 +90,7 @@ class PoolingProgram:
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         tables = self._tables
-        writes = table_columns(batch.table_writes, tables.pages.shape[1], batch.windows)
+        writes = table_columns(batch.table_writes, tables.max_pages)
         columns = {**writes, **token_columns(batch)}
         if self._whole_prompts:
             columns.pop("last_tokens", None)

@@ -5,6 +5,7 @@ tokens  | row 0 | row 1 … | padding |        rows  | 0 | 1 … | the padding t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,13 @@ from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import HostColumns
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.graph_buffers import HOST_BUFFERS, SPARE_WRITES, HostBuffer, fill_table_writes
+from mysglang.srt.model_executor.graph_buffers import (
+    HOST_BUFFERS,
+    SPARE_WRITES,
+    HostBuffer,
+    fill_table_writes,
+    space_columns,
+)
 from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.step_columns import positions_of
 from mysglang.srt.platforms.interface import Platform
@@ -37,7 +44,7 @@ class PromptBuffers:
         self._tokens = tokens
         self._tables = tables
         self._platform = platform
-        columns = empty_columns(tokens, rows_of(tokens))
+        columns = {**empty_columns(tokens, rows_of(tokens)), **space_columns(tokens, tokens + SPARE_WRITES, tables)}
         offsets, total = layout(columns)
         self._hosts = [HostBuffer(platform, columns, offsets, total, ()) for _ in range(HOST_BUFFERS)]
         self._turn = 0
@@ -50,15 +57,15 @@ class PromptBuffers:
         return self._views["token_slots"]
 
     @property
-    def table_writes(self) -> tuple[Tensor, Tensor]:
-        """Entries of the page table and what they become."""
-        return self._views["table_entries"], self._views["table_pages"]
+    def table_writes(self) -> Mapping[str, Tensor]:
+        """For the tables to write, among others."""
+        return self._views
 
     def forward_batch(self, seq_lens: Ints, extend_lens: Ints, backend: AttentionBackend) -> ForwardBatch:
         """A batch over these tensors, with rows of these lengths on the host; attention is still to be planned."""
         views = self._views
         host = replace(
-            padding_prompt(self._tokens, self._tables.padding_slot),
+            padding_prompt(self._tokens, self._tables.padding_slot, spaces=self._tables.num_spaces),
             slots=np.full(len(seq_lens), self._tables.padding_slot, dtype=np.int32),
             seq_lens=seq_lens,
             extend_lens=extend_lens,
@@ -72,7 +79,7 @@ class PromptBuffers:
             slots=views["slots"],
             seq_lens=views["seq_lens"],
             extend_lens=views["extend_lens"],
-            out_cache_loc=views["out_cache_loc"],
+            out_cache_locs=self._tables.locs(views),
             attn_backend=backend,
             attn_metadata=None,
             # The step is too short for a plan of the last layer's own to pay.
@@ -90,7 +97,7 @@ class PromptBuffers:
         for name, values, count in (
             ("input_ids", batch.input_ids, tokens),
             ("positions", positions_of(batch), tokens),
-            ("out_cache_loc", batch.out_cache_loc, tokens),
+            *((name, locs, tokens) for name, locs in zip(self._tables.loc_names, batch.out_cache_locs, strict=True)),
             ("extend_lens", batch.extend_lens, rows),
             ("seq_lens", batch.seq_lens, rows),
         ):
@@ -112,8 +119,8 @@ class PromptBuffers:
 
 def empty_columns(tokens: int, rows: int) -> HostColumns:
     """What every step uploads."""
-    names = {"input_ids": tokens, "positions": tokens, "out_cache_loc": tokens, "token_slots": tokens}
+    names = {"input_ids": tokens, "positions": tokens, "token_slots": tokens}
     names |= {"slots": rows, "last_tokens": rows, "table_entries": tokens + SPARE_WRITES}
     longs = {name: np.zeros(length, dtype=np.int64) for name, length in names.items()}
-    ints = {"seq_lens": rows, "extend_lens": rows, "table_pages": tokens + SPARE_WRITES}
+    ints = {"seq_lens": rows, "extend_lens": rows}
     return longs | {name: np.zeros(length, dtype=np.int32) for name, length in ints.items()}

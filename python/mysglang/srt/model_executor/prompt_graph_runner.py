@@ -99,7 +99,8 @@ class PromptGraphRunner:
 
     def _capture(self, size: int, recorder: GraphRecorder) -> CapturedPrompt:
         buffers = PromptBuffers(size, self._tables, self._platform)
-        seq_lens, extend_lens = buffers.fill(padding_prompt(size, self._tables.padding_slot))
+        tables = self._tables
+        seq_lens, extend_lens = buffers.fill(padding_prompt(size, tables.padding_slot, spaces=tables.num_spaces))
         batch = buffers.forward_batch(seq_lens, extend_lens, self._backend)
         batch.attn_metadata = self._attention.open_graph(batch)
         graph, hidden = recorder.record(self._step(batch, buffers))
@@ -107,7 +108,7 @@ class PromptGraphRunner:
 
     def _step(self, batch: ForwardBatch, buffers: PromptBuffers) -> Callable[[], Tensor]:
         def step() -> Tensor:
-            self._tables.write_pages(*buffers.table_writes)
+            self._tables.write(buffers.table_writes)
             resolved = replace(batch, input_ids=self._tables.resolve(batch.input_ids, buffers.token_slots))
             self._attention.begin_step(resolved)
             return self._model.forward(resolved)

@@ -6,8 +6,8 @@ rows is renumbered, and entries of other rows are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from mysglang.srt.forward.worker_batch import (
     ModelWorkerBatch,
     TableWrites,
     TokenMask,
-    WindowColumns,
 )
 from mysglang.srt.platforms.upload import Column
 from mysglang.srt.sampling.feature import Arrays, FeatureColumns
@@ -39,12 +38,11 @@ def token_columns(batch: ModelWorkerBatch) -> Columns:
         "input_ids": batch.input_ids.astype(np.int64),
         "positions": positions_of(batch),
         "slots": batch.slots.astype(np.int64),
-        "out_cache_loc": batch.out_cache_loc.astype(np.int64),
         "seq_lens": batch.seq_lens.astype(np.int32, copy=False),
         "extend_lens": batch.extend_lens.astype(np.int32, copy=False),
     }
-    for window in batch.windows:
-        columns[window_loc(window.window)] = window.out_cache_loc.astype(np.int64)
+    for name, locs in zip(loc_columns(len(batch.out_cache_locs)), batch.out_cache_locs, strict=True):
+        columns[name] = locs.astype(np.int64)
     if len(batch.input_ids) and batch.input_ids.min() < 0:
         columns["token_slots"] = np.repeat(columns["slots"], batch.extend_lens)
     if batch.embeds is not None:
@@ -87,25 +85,26 @@ def positions_of(batch: ModelWorkerBatch) -> Indices:
     return positions
 
 
-def table_columns(writes: TableWrites | None, max_pages: int, windows: Sequence[WindowColumns] = ()) -> Columns:
-    """Flat entries of the page tables, and what they become in that of the rows and in those of the windows."""
-    if writes is None or not len(writes.pages):
+def table_columns(writes: TableWrites | None, max_pages: int) -> Columns:
+    """Flat entries of the page tables, and what they become in the table of each space."""
+    if writes is None or not len(writes.slots):
         return {}
-    entries = writes.slots.astype(np.int64) * max_pages + writes.columns
-    columns: Columns = {"table_entries": entries, "table_pages": writes.pages.astype(np.int32, copy=False)}
-    for window in windows:
-        columns[window_pages(window.window)] = window.pages
+    columns: Columns = {"table_entries": writes.slots.astype(np.int64) * max_pages + writes.columns}
+    for name, pages in zip(page_columns(len(writes.pages)), writes.pages, strict=True):
+        columns[name] = pages.astype(np.int32, copy=False)
     return columns
 
 
-def window_loc(window: int) -> str:
-    """Where the layers with a window, which have pages of their own, write."""
-    return f"window_{window}_loc"
+@cache
+def loc_columns(spaces: int) -> tuple[str, ...]:
+    """The name, for each page space, of the KV slots that a step writes there."""
+    return tuple(f"out_cache_loc.{space}" for space in range(spaces))
 
 
-def window_pages(window: int) -> str:
-    """What the written entries become in these layers' page table."""
-    return f"window_{window}_pages"
+@cache
+def page_columns(spaces: int) -> tuple[str, ...]:
+    """The name, for each page space, of what the written entries become in its page table."""
+    return tuple(f"table_pages.{space}" for space in range(spaces))
 
 
 def feature_columns(part: FeatureColumns, logits: LogitsRows) -> Columns:

@@ -28,7 +28,7 @@ def tail_of(batch: ForwardBatch, tokens: Tensor) -> Tail:
         input_ids=batch.input_ids.index_select(0, tokens),
         positions=batch.positions.index_select(0, tokens),
         extend_lens=torch.ones_like(batch.extend_lens),
-        out_cache_loc=batch.out_cache_loc.index_select(0, tokens),
+        out_cache_locs=tuple(locs.index_select(0, tokens) for locs in batch.out_cache_locs),
         attn_metadata=None,
     )
     step.attn_metadata = batch.attn_backend.plan(step)
@@ -43,5 +43,5 @@ def last_tokens_of(batch: ModelWorkerBatch) -> ModelWorkerBatch:
         mode=ForwardMode.DECODE,
         input_ids=batch.input_ids[last],
         extend_lens=np.ones_like(batch.extend_lens),
-        out_cache_loc=batch.out_cache_loc[last],
+        out_cache_locs=tuple(locs[last] for locs in batch.out_cache_locs),
     )

@@ -45,7 +45,7 @@ class ForwardBuilder:
             slots=batch.slots,
             seq_lens=batch.high_lens if batch.late is None else late_lens(batch.high_lens, batch.late),
             extend_lens=batch.lens,
-            out_cache_loc=self._locations(batch),
+            out_cache_locs=self._locations(batch),
             yields=batch.yields,
             sampling=self._sampling.columns(batch),
             table_writes=self._kv.take_writes(),
@@ -77,13 +77,16 @@ class ForwardBuilder:
         ids[np.cumsum(lens) - lens] = ON_DEVICE
         return ids
 
-    def _locations(self, batch: ScheduleBatch) -> Ints:
-        """[T] where the new tokens are written."""
+    def _locations(self, batch: ScheduleBatch) -> tuple[Ints, ...]:
+        """[T] where the new tokens are written, in each page space."""
+        kv = self._kv
         if batch.mode.is_decode and batch.new_tokens == len(batch) and batch.late is None:
-            return self._kv.next_locations(batch.slots, batch.starts)
-        found = self._kv.locations(batch.slots, batch.high_lens - batch.lens, batch.lens)
+            return kv.in_spaces(kv.next_locations(batch.slots, batch.starts))
+        found = kv.in_spaces(kv.locations(batch.slots, batch.high_lens - batch.lens, batch.lens))
         if batch.late is not None:
-            found[np.repeat(batch.late, batch.lens)] = ON_DEVICE
+            late = np.repeat(batch.late, batch.lens)
+            for locations in found:
+                locations[late] = ON_DEVICE
         return found
 
     def _embeds(self, batch: ScheduleBatch) -> EmbedColumns | None:

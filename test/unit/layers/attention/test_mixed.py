@@ -47,7 +47,9 @@ def test_the_parts() -> None:
     assert prompts.input_ids.tolist() == [1, 2, 3] and decoding.input_ids.tolist() == [9, 8]
     assert prompts.slots.tolist() == [5] and decoding.slots.tolist() == [2, 7]
     assert decoding.positions.tolist() == [6, 1] and decoding.seq_lens.tolist() == [7, 2]
-    assert torch.equal(torch.cat((prompts.out_cache_loc, decoding.out_cache_loc)), torch.from_numpy(host.out_cache_loc))
+    assert torch.equal(
+        torch.cat((*prompts.out_cache_locs, *decoding.out_cache_locs)), torch.from_numpy(host.out_cache_locs[0])
+    )
     for part in (prompts, decoding):
         assert part.host.num_tokens == len(part.input_ids) and part.host.slots.tolist() == part.slots.tolist()
         assert part.host.mode is part.mode and part.host.extend_lens.tolist() == part.extend_lens.tolist()

@@ -47,7 +47,7 @@ def test_every_kind_of_layer_has_a_plan() -> None:
     host = worker_batch([Row(0, [0] * 20), Row(1, [0] * 3)], pages)
     last = replace(
         host, mode=ForwardMode.DECODE, extend_lens=np.ones(2, dtype=np.int32), input_ids=host.input_ids[:2],
-        out_cache_loc=host.out_cache_loc[[19, 22]],
+        out_cache_locs=(host.out_cache_locs[0][[19, 22]],),
     )  # fmt: skip
     table = torch.from_numpy(pages.table)
     ours, plain = SglKernelBackend(pool, table, specs), TorchNativeBackend(pool, table)
@@ -113,7 +113,7 @@ def test_replays_of_one_size() -> None:
     pool = MhaKvPool([PLAIN], num_pages=1024, page_size=1, dtype=torch.float32, device=torch.device("cpu"))
     for buffer in pool.slots(0):
         buffer.normal_()
-    backend, plain = SglKernelBackend(pool, tables.pages, [PLAIN]), TorchNativeBackend(pool, tables.pages)
+    backend, plain = SglKernelBackend(pool, tables.pages[0], [PLAIN]), TorchNativeBackend(pool, tables.pages[0])
     buffers = GraphBuffers(8, tables, CpuPlatform(), backend)
     replayed = buffers.forward_batch(padding_decode(8, tables.padding_slot))
     replayed.attn_metadata = backend.open_graph(replayed)
@@ -129,7 +129,7 @@ def test_replays_of_one_size() -> None:
                 same, span = slots[shared.rows_of(group)], slice(shared.starts[group], shared.ends[group])
                 pages.table[same, span] = pages.table[same[0], span]
             host = replace(host, shared=shared)
-        tables.pages.copy_(torch.from_numpy(pages.table))
+        tables.pages[0].copy_(torch.from_numpy(pages.table))
         buffers.fill(replace(host, table_writes=None))
         q, k = torch.randn(8, 256), torch.randn(8, 128)
         found = backend.forward(q, k, k, PLAIN, replayed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +17,9 @@ from mysglang.srt.environ import REFERENCE_OPS
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
 from mysglang.srt.kernels.cuda.invariant_cut import partial_bytes
-from mysglang.srt.layers.attention.hybrid import group_of, hybrid
+from mysglang.srt.layers.attention.by_space import by_space
 from mysglang.srt.layers.attention.split import split
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
-from mysglang.srt.mem_cache.kv_pool.hybrid import HybridKvPool
 
 BACKENDS = {
     "cpu": "mysglang.srt.layers.attention.cpu_backend:CpuBackend",
@@ -33,7 +32,6 @@ BACKENDS = {
     "triton": "mysglang.srt.layers.attention.triton_backend:TritonBackend",
 }
 DECODE_ONLY = ("sgl_kernel",)
-NO_WINDOWS: Mapping[int, Tensor] = {}
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 HALF_DIMS = (64, 128, 256)
@@ -111,21 +109,19 @@ def workspace_bytes(names: ChosenBackends, specs: Sequence[AttentionSpec], *, ma
 def create_attention_backend(
     names: ChosenBackends,
     pool: KvPool,
-    page_table: Tensor,
+    page_tables: Sequence[Tensor],
     specs: Sequence[AttentionSpec],
-    windows: Mapping[int, Tensor] = NO_WINDOWS,
 ) -> AttentionBackend:
-    """The chosen ones over the pool and the page table ([num_slots + 1, max_pages] int32, changed by others).
-
-    `windows`: the page tables of the parts of a HybridKvPool for these windows.
+    """The chosen ones over the pool and the page tables, one for each page space ([num_slots + 1, max_pages] int32,
+    changed by others).
     """
-    if not isinstance(pool, HybridKvPool):
-        return _create(names, pool, page_table, specs)
-    backends: dict[int | None, AttentionBackend] = {}
-    for group, part in pool.parts.items():
-        own = [spec for spec in specs if group_of(spec, pool) == group]
-        backends[group] = _create(names, part, page_table if group is None else windows[group], own)
-    return hybrid(pool, backends, specs)
+    if len(page_tables) == 1:
+        return _create(names, pool, page_tables[0], specs)
+    backends = {}
+    for store in pool.stores:
+        own = [spec for spec in specs if spec.layer_id in store.layer_ids]
+        backends[store.space] = _create(names, store, page_tables[store.space], own)
+    return by_space(pool, backends)
 
 
 def _create(

@@ -57,7 +57,7 @@ def _part(batch: ForwardBatch, tokens: slice, rows: slice, mode: ForwardMode) ->
             slots=host.slots[rows],
             seq_lens=host.seq_lens[rows],
             extend_lens=host.extend_lens[rows],
-            out_cache_loc=host.out_cache_loc[tokens],
+            out_cache_locs=tuple(locs[tokens] for locs in host.out_cache_locs),
             yields=host.yields[rows],
         ),
         input_ids=batch.input_ids[tokens],
@@ -65,7 +65,7 @@ def _part(batch: ForwardBatch, tokens: slice, rows: slice, mode: ForwardMode) ->
         slots=batch.slots[rows],
         seq_lens=batch.seq_lens[rows],
         extend_lens=batch.extend_lens[rows],
-        out_cache_loc=batch.out_cache_loc[tokens],
+        out_cache_locs=tuple(locs[tokens] for locs in batch.out_cache_locs),
         attn_metadata=None,
         tail=None,
     )

@@ -18,8 +18,12 @@ from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
 
 
 class KvPool(ABC):
-    """Keys and values of all attention layers of this rank."""
+    """A store: keys and values of attention layers of this rank that share a layout and a page space. The pool of a
+    model with several spaces has a store for each that carries layers (`stores.py`).
+    """
 
+    space: int = 0
+    """The number of the page space."""
     num_pages: int
     """Pages that hold tokens; page 0 comes on top."""
     page_size: int
@@ -27,6 +31,15 @@ class KvPool(ABC):
     """Of layers whose pages behind it may be anybody's by now; None: a row's pages stay its own."""
     arrivals: Arrivals
     """Pages that are still being loaded: `store` waits for those of its layer, since attention comes after it."""
+
+    @property
+    def stores(self) -> tuple[KvPool, ...]:
+        """What this is made of, by ascending space."""
+        return (self,)
+
+    def space_of(self, layer_id: int) -> int:
+        """The number of the page space that the layer's pages are of."""
+        return self.space
 
     @property
     @abstractmethod

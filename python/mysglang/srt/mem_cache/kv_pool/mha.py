@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionSpec, Rotation
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.kernels.kvcache import store_kv
 from mysglang.srt.kernels.rotary import rope_and_store
 from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 
-def mha_bytes_per_token(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> int:
-    """Bytes that one token's keys and values take in all layers."""
-    return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * dtype.itemsize
+@dataclass(frozen=True, slots=True)
+class MhaLayout:
+    """A key and a value for each head of a layer, all of one dtype."""
+
+    dtype: torch.dtype
+
+    def token_bytes(self, specs: Sequence[AttentionSpec]) -> int:
+        """Bytes that one token's keys and values take in these layers."""
+        return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * self.dtype.itemsize
+
+    def make_store(
+        self, specs: Sequence[AttentionSpec], space: int, shape: SpaceShape, device: torch.device
+    ) -> MhaKvPool:
+        """The store of these layers in the page space of this number. Raises torch.OutOfMemoryError."""
+        return MhaKvPool(
+            specs,
+            space=space,
+            window=shape.window,
+            num_pages=shape.num_pages,
+            page_size=shape.page_size,
+            dtype=self.dtype,
+            device=device,
+        )
 
 
 class MhaKvPool(KvPool):
@@ -31,7 +53,9 @@ class MhaKvPool(KvPool):
         dtype: torch.dtype,
         device: torch.device,
         window: int | None = None,
+        space: int = 0,
     ) -> None:
+        self.space = space
         self.window = window
         self.num_pages = num_pages
         self.page_size = page_size

@@ -1,0 +1,114 @@
+"""BySpace: attention of a model with several page spaces. A model with one space has its backend itself, without this.
+
+Each space that carries layers has a store, a page table and a backend, which sees a step as if there were no other
+layers. The rows, their lengths and the tokens are the same for all spaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from torch import Tensor
+
+from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, AttentionSpec, ForwardBatch, KvStore
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
+from mysglang.srt.layers.attention.graph import GraphAttentionBackend, HostColumns
+
+Column = TypeVar("Column")
+
+
+@dataclass(frozen=True, slots=True)
+class StepsBySpace:
+    """The step as the layers of each space see it, planned."""
+
+    steps: Mapping[int, ForwardBatch]
+
+
+class BySpace:
+    """Each layer attends with the backend of its space."""
+
+    def __init__(self, pool: KvStore, backends: Mapping[int, AttentionBackend]) -> None:
+        """`backends`: one for each space that carries layers, by its number, which reads that store of the pool."""
+        self.kv_pool = pool
+        self._backends = backends
+
+    def plan(self, batch: ForwardBatch) -> AttentionMetadata:
+        steps = self._steps(batch)
+        for space, backend in self._backends.items():
+            steps[space].attn_metadata = backend.plan(steps[space])
+        return StepsBySpace(steps)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
+        space = self.kv_pool.space_of(spec.layer_id)
+        return self._backends[space].forward(q, k, v, spec, steps_of(batch.attn_metadata)[space])
+
+    def _steps(self, batch: ForwardBatch) -> dict[int, ForwardBatch]:
+        return {
+            space: replace(batch, host=host_in(batch.host, space), attn_backend=backend)
+            for space, backend in self._backends.items()
+        }
+
+
+class CapturedBySpace(BySpace):
+    """The same where decode steps can be captured with every space's backend."""
+
+    def __init__(self, pool: KvStore, backends: Mapping[int, GraphAttentionBackend]) -> None:
+        super().__init__(pool, backends)
+        self._captured = backends
+
+    def graph_columns(self, size: int) -> HostColumns:
+        return {
+            f"{space}:{name}": column
+            for space, backend in self._captured.items()
+            for name, column in backend.graph_columns(size).items()
+        }
+
+    def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
+        for space, backend in self._captured.items():
+            backend.fill_columns(host_in(batch, space), columns_of(space, columns))
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        steps = self._steps(batch)
+        for space, backend in self._captured.items():
+            steps[space].attn_columns = columns_of(space, batch.attn_columns)
+            steps[space].attn_metadata = backend.open_graph(steps[space])
+        return StepsBySpace(steps)
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        steps = steps_of(batch.attn_metadata)
+        for space, backend in self._captured.items():
+            backend.begin_step(steps[space])
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
+        steps = steps_of(metadata)
+        for space, backend in self._captured.items():
+            backend.plan_replay(steps[space].attn_metadata, seq_lens)
+
+    def covers(self, seq_lens: Ints) -> bool:
+        return all(backend.covers(seq_lens) for backend in self._captured.values())
+
+
+def by_space(pool: KvStore, backends: Mapping[int, AttentionBackend]) -> AttentionBackend:
+    """One backend out of those of all spaces that carry layers."""
+    captured = {space: backend for space, backend in backends.items() if isinstance(backend, GraphAttentionBackend)}
+    return CapturedBySpace(pool, captured) if len(captured) == len(backends) else BySpace(pool, backends)
+
+
+def host_in(batch: ModelWorkerBatch, space: int) -> ModelWorkerBatch:
+    """The step as plain arrays for one space. What rows share is known of the first: elsewhere each reads for itself,
+    since each sees another part of it.
+    """
+    return batch if space == 0 or batch.shared is None else replace(batch, shared=None)
+
+
+def steps_of(metadata: AttentionMetadata) -> Mapping[int, ForwardBatch]:
+    assert isinstance(metadata, StepsBySpace)
+    return metadata.steps
+
+
+def columns_of(space: int, columns: Mapping[str, Column]) -> dict[str, Column]:
+    """Those of one space, under the names that its backend knows."""
+    prefix = f"{space}:"
+    return {name.removeprefix(prefix): column for name, column in columns.items() if name.startswith(prefix)}
