@@ -66,8 +66,9 @@ def test_as_eagerly(family: str, page_size: int, tmp_path: Path) -> None:
         assert mine_chosen == plain_chosen and np.array_equal(mine_lines, plain_lines)
 
 
-def test_in_eight_bits(tmp_path: Path) -> None:
-    make_checkpoint("qwen3", tmp_path)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_in_eight_bits(family: str, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path)
     workers = [started(tmp_path, EIGHT_BITS, **more) for more in ({}, {"disable_cuda_graph": True})]
     mine, plain = (Driver.start(worker, CHOICES).generate(PROMPTS, 9) for worker in workers)
     assert mine == plain

@@ -28,8 +28,8 @@ class ModelArgs:
     dtype: DType = arg("auto", help="Data type of weights and activations; auto takes the checkpoint's.")
     quantization: Quantization | None = arg(
         None,
-        help="Round the weights of linear layers when they are loaded; int8wo: to eight-bit integers with a factor for "
-        "each output. On a CPU.",
+        help="Round the weights of linear layers and experts when they are loaded; int8wo: to eight-bit integers with "
+        "a factor for each output. On a CPU.",
     )
     context_length: int | None = arg(None, at_least=2, help="Longest request in tokens, output included; the model's.")
     is_embedding: bool = arg(

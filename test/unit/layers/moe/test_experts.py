@@ -13,7 +13,6 @@ from mysglang.srt.layers.moe.experts import MixtureOfExperts
 from mysglang.srt.layers.moe.parameter import ExpertsParameter
 from mysglang.srt.layers.moe.router import Routing
 from mysglang.srt.layers.parameter import Section
-from mysglang.srt.layers.quantization.int8wo import Int8WeightOnly
 
 EXPERTS, HIDDEN, INNER = 5, 32, 64
 ROUTING = Routing(kind="softmax", top_k=2, renormalize=True)
@@ -100,9 +99,3 @@ def test_weights_can_be_loaded_again(dtype: torch.dtype) -> None:
     assert torch.equal(experts.w2_weight.read(4), PARTS["down"][0].to(dtype))
     assert torch.equal(experts.w2_weight.read(3), loaded["w2_weight"][3])
     assert torch.equal(experts.w13_weight, loaded["w13_weight"])
-
-
-def test_eight_bits_are_refused() -> None:
-    context = LayerContext(dtype=torch.float32, quant=Int8WeightOnly())
-    with pytest.raises(ConfigError, match="--quantization int8wo: the model is a mixture of experts"):
-        MixtureOfExperts(HIDDEN, EXPERTS, INNER, "silu", ROUTING, context=context)

@@ -16,6 +16,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import GatedColumnParallelLinear, LinearBase, ReplicatedLinear
+from mysglang.srt.layers.moe.experts import Experts
 from mysglang.srt.layers.quantization.int8wo import Int8WeightOnly, quantize
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.runner_config import RunnerConfig
@@ -79,17 +80,45 @@ def test_rounding_again_changes_nothing(dtype: torch.dtype) -> None:
     assert torch.equal(again, rounded) and torch.allclose(same, scales, rtol=1e-6)
 
 
-def test_a_model_whose_weights_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("inner", [64, 40])
+def test_experts(dtype: torch.dtype, activation: str, inner: int) -> None:
+    """Also in shapes, and with an activation, that no kernel takes. Each expert has scales of its own."""
+    x, gates = draw(7, 96, seed=3, dtype=dtype), torch.rand(7, 2)
+    ids = torch.tensor([[row % 3, 3] for row in range(7)], dtype=torch.int32)
+    layers = [Experts(5, 96, inner, activation, context=each) for each in (context(dtype), LayerContext(dtype=dtype))]  # type: ignore[arg-type]
+    for layer in layers:
+        for expert in range(5):
+            for part in range(2):
+                layer.w13_weight.load(
+                    draw(inner, 96, seed=9 * expert + part, dtype=dtype) * (1 + expert), 2 * expert + part
+                )
+            layer.w2_weight.load(draw(96, inner, seed=9 * expert + 2, dtype=dtype), expert)
+        layer.process_weights_after_loading()
+    rounded, plain = layers
+    close(rounded(x, ids, gates), plain(x, ids, gates).float())
+    close(rounded.values_of("w13_weight"), plain.values_of("w13_weight"))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen3", "model.layers.1.self_attn.k_proj.weight"),
+        ("qwen3_moe", "model.layers.1.mlp.experts.3.up_proj.weight"),
+        ("qwen3_moe", "model.layers.1.mlp.experts.8.down_proj.weight"),
+    ],
+)
+def test_a_model_whose_weights_change(family: str, name: str, tmp_path: Path) -> None:
     """Those that are not in an update stay what they are, to the bit."""
-    make_checkpoint("qwen3", tmp_path / "model", dtype=torch.bfloat16, seed=0)
-    make_checkpoint("qwen3", tmp_path / "other", dtype=torch.bfloat16, seed=1)
+    make_checkpoint(family, tmp_path / "model", dtype=torch.bfloat16, seed=0)
+    make_checkpoint(family, tmp_path / "other", dtype=torch.bfloat16, seed=1)
     model = ModelConfig.from_path(str(tmp_path / "model"))
     runner = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=6)
     worker = start_executor(runner, model, LoadConfig(quantization="int8wo"))
     plain = start_executor(runner, model, LoadConfig())
     assert worker.capacity.memory_usage["weights"] < plain.capacity.memory_usage["weights"]
     before, says = worker.weights.checksums(lambda: None), speaks(worker)
-    name = "model.layers.1.self_attn.k_proj.weight"
     other = load_file(tmp_path / "other" / "model.safetensors")[name]
     save_file({name: other}, tmp_path / "one.safetensors")
     worker.weights.update_from_files(str(tmp_path / "one.safetensors"), whole=False, pulse=lambda: None)

@@ -6,17 +6,46 @@ Which these are is read from the routing, so a step that does so is not recorded
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from mysglang.srt.kernels.activation import Activation
 from mysglang.srt.kernels.gemm import gated_linear, linear
+from mysglang.srt.kernels.int8_experts import Scales
+from mysglang.srt.kernels.int8_gemm import int8_gated_linear, int8_linear
+
+Product = Callable[[int, Tensor], Tensor]
+"""(expert, rows) -> what the expert makes of them."""
 
 
 def fused_experts(
     x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
 ) -> Tensor:
     """See `kernels/experts.py`."""
+
+    def product(expert: int, rows: Tensor) -> Tensor:
+        return linear(gated_linear(rows, gate_up[expert], None, activation), down[expert], None)
+
+    return grouped(product, x, ids, gates)
+
+
+def int8_fused_experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, scales: Scales, ids: Tensor, gates: Tensor, activation: Activation
+) -> Tensor:
+    """See `kernels/int8_experts.py`."""
+    first, second = scales
+
+    def product(expert: int, rows: Tensor) -> Tensor:
+        inner = int8_gated_linear(rows, gate_up[expert], first[expert], None, activation)
+        return int8_linear(inner, down[expert], second[expert], None)
+
+    return grouped(product, x, ids, gates)
+
+
+def grouped(product: Product, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+    """The sum over a row's experts of gate * product."""
     (rows, top_k), width = ids.shape, x.shape[1]
     chosen, order = ids.flatten().sort(stable=True)
     # Its shape depends on values, which a recording refuses; it would not notice `tolist` alone.
@@ -25,7 +54,7 @@ def fused_experts(
     end = 0
     for expert, count in zip(experts.tolist(), counts.tolist(), strict=True):
         own, end = slice(end, end + count), end + count
-        products[own] = linear(gated_linear(given[own], gate_up[expert], None, activation), down[expert], None)
+        products[own] = product(expert, given[own])
     each = torch.empty_like(products).index_copy_(0, order, products).view(rows, top_k, width)
     return weighted_sum(each, gates)
 

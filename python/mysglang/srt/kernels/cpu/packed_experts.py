@@ -13,6 +13,7 @@ from mysgl_kernel.cpu.gemm import ACTIVATIONS
 from mysglang.srt.kernels.activation import Activation
 from mysglang.srt.kernels.cpu import experts
 from mysglang.srt.kernels.cpu.native import is_matrix
+from mysglang.srt.kernels.int8_experts import Scales
 
 available = packed.available
 """Also where other products are better left to oneDNN: it would lay an expert's weights out anew in every call."""
@@ -27,13 +28,33 @@ def fused_experts(
     return experts.fused_experts(x, unpack_experts(gate_up), unpack_experts(down), ids, gates, activation)
 
 
+def int8_fused_experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, scales: Scales, ids: Tensor, gates: Tensor, activation: Activation
+) -> Tensor:
+    """See `kernels/int8_experts.py`."""
+    if packed.is_packed(gate_up) and activation in ACTIVATIONS and is_matrix(x):
+        return packed.experts(x, gate_up, down, ids, gates, activation=activation, scales=scales)
+    plain = unpack_experts(gate_up), unpack_experts(down)
+    return experts.int8_fused_experts(x, *plain, scales, ids, gates, activation)
+
+
 def pack_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """See `kernels/experts.py`."""
-    if gate_up.dtype is torch.bfloat16 and packed.packs(gate_up) and packed.packs(down):
-        return packed.pack(gate_up), packed.pack(down)
-    return gate_up, down
+    return _pack(gate_up, down) if gate_up.dtype is torch.bfloat16 else (gate_up, down)
+
+
+def pack_int8_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """See `kernels/int8_experts.py`."""
+    return _pack(gate_up, down)
 
 
 def unpack_experts(weights: Tensor) -> Tensor:
     """See `kernels/experts.py`."""
     return packed.unpack(weights) if packed.is_packed(weights) else weights
+
+
+def _pack(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """Both or none."""
+    if packed.packs(gate_up) and packed.packs(down):
+        return packed.pack(gate_up), packed.pack(down)
+    return gate_up, down

@@ -1,4 +1,4 @@
-"""int8wo: the weights of linear layers as eight-bit integers, made of a plain checkpoint when it is loaded.
+"""int8wo: the weights of linear layers and experts as eight-bit integers, made of a plain checkpoint when it is loaded.
 
     w[o, i] ≈ q[o, i] * scale[o],   scale[o] = max |w[o, :]| / 127,   q rounded to nearest
 
@@ -15,15 +15,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from mysglang.srt.errors import ConfigError
 from mysglang.srt.kernels.activation import Activation
+from mysglang.srt.kernels.int8_experts import int8_fused_experts, pack_int8_experts, unpack_int8_experts
 from mysglang.srt.kernels.int8_gemm import int8_gated_linear, int8_linear, pack_int8_weight, unpack_int8_weight
-from mysglang.srt.layers.moe.method import ExpertsMethod
+from mysglang.srt.layers.moe.method import NAMES, ExpertSizes, ExpertsMethod, create_expert_weights
 from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter, restore_parameter
 from mysglang.srt.layers.quantization.base import LinearMethod
 from mysglang.srt.layers.quantization.unquantized import UnquantizedLinearMethod, create_weight
 
 LARGEST = 127
+EXPERT_SCALES = ("w13_scales", "w2_scales")
 LM_HEAD = "lm_head"
 """What the parameters of the projection to logits begin with."""
 
@@ -65,16 +66,48 @@ class Int8LinearMethod:
         return int8_gated_linear(x, _tensor(layer, "weight"), _tensor(layer, "scales"), bias, activation)
 
 
+class Int8ExpertsMethod:
+    """Both weights of int8, maybe packed, and their `w13_scales` and `w2_scales` [experts, output] float32."""
+
+    def create_weights(self, layer: nn.Module, sizes: ExpertSizes, dtype: torch.dtype) -> None:
+        create_expert_weights(layer, sizes, dtype)
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Round, each expert by itself."""
+        (w13, w13_scales), (w2, w2_scales) = (quantize_experts(_tensor(layer, name)) for name in NAMES)
+        for name, weights in zip(NAMES, pack_int8_experts(w13, w2), strict=True):
+            replace_parameter(layer, name, weights)
+        layer.w13_scales, layer.w2_scales = w13_scales, w2_scales
+
+    def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
+        """Weights of the values that were computed with."""
+        for name, scales in zip(NAMES, EXPERT_SCALES, strict=True):
+            if not isinstance(getattr(layer, name), WeightParameter):
+                layout = layouts[name]
+                restore_parameter(layer, name, layout.filled(self.plain_weight(layer, name).to(layout.dtype)))
+                delattr(layer, scales)
+
+    def plain_weight(self, layer: nn.Module, name: str) -> Tensor:
+        weights = _tensor(layer, name)
+        if isinstance(weights, WeightParameter):
+            return weights
+        scales = _tensor(layer, EXPERT_SCALES[NAMES.index(name)])
+        return unpack_int8_experts(weights).float() * scales[..., None]
+
+    def apply(self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation) -> Tensor:
+        w13, w2 = (_tensor(layer, name) for name in NAMES)
+        scales = _tensor(layer, EXPERT_SCALES[0]), _tensor(layer, EXPERT_SCALES[1])
+        return int8_fused_experts(x, w13, w2, scales, ids, gates, activation)
+
+
 class Int8WeightOnly:
-    """Every linear layer is rounded but the projection to logits."""
+    """Every linear layer is rounded but the projection to logits and the choice of experts."""
 
     def linear_method(self, prefix: str) -> LinearMethod:
         return UnquantizedLinearMethod() if prefix == LM_HEAD else Int8LinearMethod()
 
     def experts_method(self, prefix: str) -> ExpertsMethod:
-        raise ConfigError(
-            "--quantization int8wo: the model is a mixture of experts, and experts cannot be rounded yet; leave it out"
-        )
+        return Int8ExpertsMethod()
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,6 +116,15 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales = values.abs().amax(dim=1) / LARGEST
     scales[scales == 0] = 1.0
     return (values / scales[:, None]).round_().clamp_(-LARGEST, LARGEST).to(torch.int8), scales
+
+
+def quantize_experts(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """[experts, output, input] -> int8 of the same shape, and scales [experts, output] float32."""
+    rounded = torch.empty(weights.shape, dtype=torch.int8)
+    scales = torch.empty(weights.shape[:2], dtype=torch.float32)
+    for expert, weight in enumerate(weights):
+        rounded[expert], scales[expert] = quantize(weight)
+    return rounded, scales
 
 
 def _tensor(layer: nn.Module, name: str) -> Tensor:
