@@ -61,7 +61,7 @@ def test_promise_25_to_the_last_bit_where_sums_have_one_order() -> None:
 @pytest.mark.promise(25)
 def test_however_often_requests_are_retracted(without_cache: list[Answer]) -> None:
     """The model behind a memory that seems short all the time, and whose freed pages hold NaN."""
-    faults = Faults(toy=False, shakes=Shakes(retract_every=3, fail_alloc_every=7))
+    faults = Faults(toy=False, shakes=Shakes(retract_every=2, fail_alloc_every=7))
     options = (*PRECISE, "--chunked-prefill-size", f"{CHUNK}")
     with ServerProcess(*options, program=PROGRAM, **faults.env) as server:
         answers = asyncio.run(answer_all(server.url, PROMPTS[:RETRACTED]))
@@ -69,7 +69,7 @@ def test_however_often_requests_are_retracted(without_cache: list[Answer]) -> No
         assert_quiet(server.url)
     assert_alike(answers, without_cache)
     # How many there are depends on which requests run together.
-    assert state["num_retractions"] > 0.05 * RETRACTED
+    assert state["num_retractions"] > 0.1 * RETRACTED
 
 
 @pytest.mark.slow

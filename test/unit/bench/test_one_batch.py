@@ -28,6 +28,7 @@ class Watched:
     """A worker whose steps and tokens are kept."""
 
     tokens_per_step = 1
+    late_lengths = False
 
     def __init__(self, worker: Executor) -> None:
         self.capacity = worker.capacity
@@ -84,6 +85,7 @@ class Noting:
     """A worker that computes nothing and notes what is asked of it."""
 
     tokens_per_step = 1
+    late_lengths = False
 
     def __init__(self, worker: Executor) -> None:
         self.capacity = worker.capacity
