@@ -7,12 +7,12 @@ it is the same whatever the neighbours and however often the row is computed aga
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from mysglang.srt.sampling.draws import uniforms
 from mysglang.srt.sampling.feature import (
@@ -178,8 +178,7 @@ class DrawingBySlot(HostSide):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Draw(Act):
+class Draw(Act, frozen=True, eq=False, kw_only=True):
     """The random choice of rows. All [S]."""
 
     stage: ClassVar[Stage] = Stage.CHOOSE

@@ -147,10 +147,8 @@ class HostSide:
         return None
 
 
-class Act:
+class Act(msgspec.Struct, frozen=True, eq=False):
     """What a feature does in one step to the logits [S, vocab] and to the tokens. An act overrides what it needs."""
-
-    __slots__ = ()
 
     stage: ClassVar[Stage]
 

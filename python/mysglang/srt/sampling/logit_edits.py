@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from mysglang.srt.sampling.feature import Act, Arrays, DeviceSide, FeatureColumns, Slots, Stage, Tensors, places
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Edits(Act):
+class Edits(Act, frozen=True, eq=False):
     """logits[rows[i], ids[i]] += values[i]. int64, int64, float32; the pairs are distinct."""
 
     stage: ClassVar[Stage] = Stage.EDIT
@@ -33,10 +32,9 @@ class Edits(Act):
         return replace(self, rows=at * 0, ids=self.ids[at], values=self.values[at]) if len(at) else None
 
 
-class Prohibitions(Edits):
+class Prohibitions(Edits, frozen=True, eq=False):
     """Edits that are not to be undone by others: each value is -inf."""
 
-    __slots__ = ()
     stage: ClassVar[Stage] = Stage.MASK
 
 

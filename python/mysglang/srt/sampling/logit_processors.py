@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from mysglang.srt.errors import ConfigError
@@ -99,8 +100,7 @@ def _last(ids: Ints, token: int) -> int:
     return -1
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessorRun(Act):
+class ProcessorRun(Act, frozen=True, eq=False):
     """One processor's part in a step: the rows [K] int64 of the logits, and a dict for each."""
 
     stage: ClassVar[Stage] = Stage.PROCESS

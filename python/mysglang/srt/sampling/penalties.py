@@ -7,12 +7,11 @@ which tokens. The worker counts each token that it samples, so a step in flight 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 import numpy as np
-from msgspec import structs
+from msgspec.structs import replace
 
 from mysglang.srt.sampling.feature import (
     NOTHING,
@@ -248,8 +247,7 @@ class PenaltyTable(DeviceSide):
         self._counts[at] = self._counts[at] + 2 * (tokens >= 0).int()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Penalize(Act):
+class Penalize(Act, frozen=True, eq=False):
     """What a step does with the table."""
 
     stage: ClassVar[Stage] = Stage.EDIT
@@ -264,7 +262,7 @@ class Penalize(Act):
 
     def alone(self, row: int) -> Act | None:
         at = places(self.penalties.rows, row)
-        return replace(self, penalties=structs.replace(self.penalties.at(at), rows=at * 0)) if len(at) else None
+        return replace(self, penalties=replace(self.penalties.at(at), rows=at * 0)) if len(at) else None
 
 
 PENALTIES = SamplingFeature(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec.structs import replace
 
 from mysglang.srt.sampling.feature import Act, Stage, places
 
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Masked(Act):
+class Masked(Act, frozen=True, eq=False):
     """Which tokens the rows [C] int64 of the logits may get: [C, words] int32, one bit for each token."""
 
     stage: ClassVar[Stage] = Stage.MASK
