@@ -1,11 +1,11 @@
 """The sampler: what changes logits comes before the choice, and each row is its own affair."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from mysglang.srt.kernels.sampling import Filters
