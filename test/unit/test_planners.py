@@ -12,12 +12,15 @@ import inspect
 import typing
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
+import msgspec
 import pytest
 
 from mysglang.srt.forward import outputs, shared_prefix, worker_batch
 from mysglang.srt.forward.worker import Worker
 from mysglang.srt.managers import scheduler_builder
+from mysglang.srt.sampling import feature
 
 SOURCES = Path(__file__).parents[2] / "python/mysglang/srt"
 
@@ -185,8 +188,12 @@ def test_what_a_worker_has_beside_its_operations_are_facts_and_handles() -> None
         assert kind.__module__.startswith(("mysglang.srt.forward.", "builtins", "collections.abc")), name
 
 
-@pytest.mark.parametrize("module", [worker_batch, shared_prefix, outputs])
-def test_a_submitted_step_is_frozen(module: object) -> None:
-    classes = [each for each in vars(module).values() if inspect.isclass(each) and dataclasses.is_dataclass(each)]
-    assert classes
-    assert not [each.__name__ for each in classes if not each.__dataclass_params__.frozen]  # type: ignore[attr-defined]
+@pytest.mark.parametrize("module", [worker_batch, shared_prefix, outputs, feature])
+def test_a_submitted_step_is_frozen(module: ModuleType) -> None:
+    own = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]
+    frozen = [
+        each.__dataclass_params__.frozen if dataclasses.is_dataclass(each) else each.__struct_config__.frozen
+        for each in own
+        if dataclasses.is_dataclass(each) or issubclass(each, msgspec.Struct)
+    ]
+    assert frozen and all(frozen)

@@ -18,6 +18,7 @@ SETUPS = {
     "short of memory": Setup(num_tokens=256, max_context=160, num_slots=6, chunk=24, conservativeness=0.1),
     "windows": Setup(windows=((24, 160),), chunk=32, order="mixed"),
     "host": Setup(num_tokens=256, max_context=160, num_slots=6, chunk=24, host_tokens=320),
+    "drafts": Setup(page_size=4, chunk=32, drafts=4),
     "two lanes": Setup(lanes=2, chunk=48, max_prefill_tokens=64),
 }
 
@@ -34,6 +35,6 @@ def test_nobody_changes_it(name: str) -> None:
 
     scheduler.worker.forward_batch_generation = watched  # type: ignore[method-assign]
     Storm(requests=30, max_new=40, turns=4, flush=0.05).rage(scheduler, rng, drawn_beginnings(rng, 4))
-    assert len(submitted) > 100
+    assert len(submitted) > 80
     differing = [number for number, step in enumerate(scheduler.worker.steps) if not same(step, submitted[number])]
     assert not differing
