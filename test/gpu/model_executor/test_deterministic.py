@@ -37,8 +37,9 @@ def invariant() -> Iterator[None]:
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_promise_26_as_alone(tmp_path: Path, dtype: str, graphs: bool) -> None:
-    make_checkpoint("qwen3", tmp_path, head_dim=64)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_promise_26_as_alone(tmp_path: Path, family: str, dtype: str, graphs: bool) -> None:
+    make_checkpoint(family, tmp_path, head_dim=64)
     model = ModelConfig.from_path(str(tmp_path), dtype=dtype)
     config = RunnerConfig(
         device="cuda",

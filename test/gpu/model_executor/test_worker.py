@@ -2,6 +2,7 @@
 
 import importlib.util
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,6 +81,18 @@ def test_float32_tokens_are_those_of_the_cpu(
     worker = make_worker(folder, page_size=page_size, disable_cuda_graph=disable_cuda_graph)
     assert worker.attention_backend == "triton"  # the first that takes float32
     assert Driver.start(worker, CHOICES).generate(PROMPTS, 16, chunk) == on_cpu
+
+
+@pytest.mark.parametrize("disable_cuda_graph", [False, True])
+def test_experts_in_float32_give_the_tokens_of_the_cpu(disable_cuda_graph: bool, tmp_path: Path) -> None:
+    """A replayed step goes by its own routing, not by that of the step that was captured."""
+    make_checkpoint("qwen3_moe", tmp_path, head_dim=64, mlp_only_layers=[1])
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    on_cpu, on_cuda = (
+        Driver.start(start_executor(replace(CUDA, **options), config, LoadConfig()), CHOICES).generate(PROMPTS, 16)
+        for options in ({"device": "cpu"}, {"disable_cuda_graph": disable_cuda_graph})
+    )
+    assert on_cuda == on_cpu
 
 
 @pytest.mark.parametrize("choices", [[GREEDY] * 5, CHOICES], ids=["greedy", "sampled"])

@@ -100,6 +100,7 @@ DECODERS = {
     "mistral": {"sliding_window": 24},
     "qwen2": {},
     "qwen3": {"tie_word_embeddings": True},
+    "qwen3_moe": {},
 }
 
 
