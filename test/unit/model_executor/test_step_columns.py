@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from fixtures.forward_batches import PageRows, Row, worker_batch
-from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import LogprobColumns, TableWrites
 from mysglang.srt.model_executor import step_columns as columns
 from mysglang.srt.sampling.drawing import TOP_K_ALL, DrawingOnDevice, drawing_columns
@@ -31,45 +30,6 @@ def as_lists(found: columns.Columns) -> dict[str, list[object]]:
     return {name: column.tolist() for name, column in found.items()}
 
 
-def test_token_columns_of_an_extend_step() -> None:
-    batch = three_rows()
-    found = as_lists(columns.token_columns(batch))
-    assert found.pop("out_cache_loc.0") == batch.out_cache_locs[0].tolist()
-    assert found == {
-        "input_ids": [10, 11, 12, 20, 21, -1],
-        "positions": [5, 6, 7, 0, 1, 6],
-        "slots": [4, 2, 7],
-        "seq_lens": [8, 2, 7],
-        "extend_lens": [3, 2, 1],
-        "token_slots": [4, 4, 4, 2, 2, 7],
-        "last_tokens": [2, 4, 5],
-        "logits_rows": [0, 2],
-        "sample_slots": [4, 7],
-    }
-
-
-def test_prompt_logprobs_want_all_tokens() -> None:
-    wants = np.array([True, False, False])
-    top, nothing = ints(0, 0, 0), [ints(), ints(), ints()]
-    prompt = LogprobColumns(wants, top, nothing, ints(0, 1), ints(11, 12), ints(2, 0, 0))
-    assert columns.token_columns(replace(three_rows(), logprobs=prompt))["logits_rows"].tolist() == [2, 5]
-    assert "last_tokens" not in columns.token_columns(replace(three_rows(), logprobs=prompt))
-    output = LogprobColumns(wants, top, nothing, ints(), ints(), ints(0, 0, 0))
-    assert "last_tokens" in columns.token_columns(replace(three_rows(), logprobs=output))
-
-
-def test_rows_of_one_token_are_all_wanted() -> None:
-    found = columns.token_columns(worker_batch([Row(4, [9], 5), Row(2, [8], yields=False)], PageRows(page_size=4)))
-    assert found["logits_rows"].tolist() == [0] and "last_tokens" not in found
-
-
-def test_token_columns_of_a_decode_step() -> None:
-    batch = worker_batch([Row(4, [9], 5), Row(2, [8], 0)], PageRows(page_size=4), mode=ForwardMode.DECODE)
-    found = columns.token_columns(batch)
-    assert found["positions"].tolist() == [5, 0]
-    assert {"token_slots", "last_tokens", "logits_rows", "sample_slots"}.isdisjoint(found)
-
-
 def test_each_space_has_columns_of_its_own() -> None:
     writes = TableWrites(ints(3, 0), ints(9, 1), (ints(77, 78), ints(7, 0)))
     assert as_lists(columns.table_columns(writes, 10)) == {
@@ -77,10 +37,6 @@ def test_each_space_has_columns_of_its_own() -> None:
         "table_pages.0": [77, 78],
         "table_pages.1": [7, 0],
     }
-    batch = three_rows()
-    found = columns.token_columns(replace(batch, out_cache_locs=(*batch.out_cache_locs, ints(4))))
-    assert found["out_cache_loc.0"].tolist() == batch.out_cache_locs[0].tolist()
-    assert found["out_cache_loc.1"].tolist() == [4]
 
 
 def test_table_columns() -> None:

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
-from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
-from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.graph_buffers import GraphBuffers
 from mysglang.srt.model_executor.graph_capture import capture_all
+from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.padding import padding_decode
+from mysglang.srt.model_executor.step_buffers import Places, StepBuffers
 from mysglang.srt.model_executor.step_program import StepProgram, StepTensors
 from mysglang.srt.model_executor.token_end import ForwardOutput, TokenEnd
-from mysglang.srt.platforms.interface import Graph, GraphRecorder, Platform
+from mysglang.srt.platforms.interface import Graph, GraphRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class CapturedStep:
 
     graph: Graph
     program: StepProgram
-    buffers: GraphBuffers
+    places: Places
     metadata: AttentionMetadata
     left: StepTensors
 
@@ -43,25 +42,24 @@ class DecodeGraphRunner:
         self,
         name: str,
         programs: Mapping[int, StepProgram],
-        tables: DeviceTables,
-        platform: Platform,
+        memory: ModelMemory,
+        buffers: StepBuffers,
         recorder: GraphRecorder,
         end: TokenEnd,
-        arrivals: Arrivals,
         *,
         keep_hidden: bool = False,
     ) -> None:
-        """`programs`: what is captured, by the number of rows; there is at least one. `arrivals`: pages that a replay
-        must wait for. `keep_hidden`: steps that want hidden states are covered too.
+        """`programs`: what is captured, by the number of rows; there is at least one. `keep_hidden`: steps that want
+        hidden states are covered too.
         """
         self.name = name
         self._sizes = sorted(programs)
         self.takes = f"decode steps of up to {self._sizes[-1]} rows"
         self._programs = programs
-        self._tables = tables
-        self._platform = platform
+        self._tables = memory.tables
+        self._arrivals = memory.pool.arrivals
+        self._buffers = buffers
         self._end = end
-        self._arrivals = arrivals
         self._keep_hidden = keep_hidden
         self._captured = capture_all(self._sizes, self._capture, recorder, f"batch sizes ({name})")
 
@@ -78,8 +76,9 @@ class DecodeGraphRunner:
         inputs = self._end.stage(batch, {})
         rows = len(batch.slots)
         captured = self._captured_for(rows)
-        seq_lens = captured.buffers.fill(batch)
-        captured.program.backend.plan_replay(captured.metadata, seq_lens)
+        backend = captured.program.backend
+        columns = self._buffers.fill(batch, captured.places, backend)
+        backend.plan_replay(captured.metadata, columns["seq_lens"])
         captured.graph.replay()
         left = captured.left
         hidden = None if left.hidden is None else left.hidden[:rows]
@@ -87,7 +86,7 @@ class DecodeGraphRunner:
             result = self._end.chosen(batch, inputs, left.tokens[:rows], hidden)
         else:
             output = ForwardOutput(left.logits[:rows], hidden=hidden)
-            result = self._end.choose(batch, inputs, captured.buffers.slots[:rows], output)
+            result = self._end.choose(batch, inputs, captured.places.views["slots"][:rows], output)
         result.on_graph = True
         return result
 
@@ -96,22 +95,19 @@ class DecodeGraphRunner:
 
     def _capture(self, size: int, recorder: GraphRecorder) -> CapturedStep:
         program = self._programs[size]
-        buffers = GraphBuffers(size, self._tables, self._platform, program.backend)
+        buffers, backend = self._buffers, program.backend
+        places = buffers.decode(size, backend)
         host = padding_decode(size, self._tables.padding_slot, spaces=self._tables.num_spaces)
-        buffers.fill(host)
-        batch = buffers.forward_batch(host)
-        batch.attn_metadata = program.backend.open_graph(batch)
-        graph, left = recorder.record(self._step(program, batch, buffers))
-        return CapturedStep(graph, program, buffers, batch.attn_metadata, left)
+        buffers.fill(host, places, backend)
+        batch = buffers.forward_batch(host, places, backend)
+        batch.attn_metadata = backend.open_graph(batch)
+        graph, left = recorder.record(self._step(program, batch, places))
+        return CapturedStep(graph, program, places, batch.attn_metadata, left)
 
-    def _step(self, program: StepProgram, batch: ForwardBatch, buffers: GraphBuffers) -> Callable[[], StepTensors]:
-        tables = self._tables
-
+    def _step(self, program: StepProgram, batch: ForwardBatch, places: Places) -> Callable[[], StepTensors]:
         def step() -> StepTensors:
-            tables.write(buffers.table_writes)
-            resolved = replace(batch, input_ids=tables.resolve(batch.input_ids, batch.slots))
-            left = program.run(resolved)
-            tables.record(batch.slots, left.tokens)
+            left = program.run(self._buffers.begin(batch, places))
+            self._tables.record(batch.slots, left.tokens)
             # What is not needed is memory for the next size.
             return left if self._keep_hidden else left._replace(hidden=None)
 

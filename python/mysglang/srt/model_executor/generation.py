@@ -37,7 +37,7 @@ from mysglang.srt.model_executor.programs import (
     Runnable,
 )
 from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
-from mysglang.srt.model_executor.step_columns import token_columns
+from mysglang.srt.model_executor.step_buffers import StepBuffers
 from mysglang.srt.model_executor.step_inputs import StepStager
 from mysglang.srt.model_executor.step_output import StepReturns
 from mysglang.srt.model_executor.step_program import LayerByLayer, StepProgram, whole_steps
@@ -103,11 +103,12 @@ class GenerationModel:
         tables, budget = memory.tables, memory.budget
         returns = StepReturns(self._setup.platform, tables.padding_slot)
         end = TokenEnd(self._stager, self._sampler, tables, returns)
-        captures = TokenCaptures(self._setup, self._launch, self.model, self._chosen, memory, end)
-        hidden = HiddenStates(self.model, captures.backend, tables)
+        buffers = self._setup.step_buffers(memory)
+        captures = TokenCaptures(self._setup, self._launch, self.model, self._chosen, memory, buffers, end)
+        hidden = HiddenStates(self.model, captures.backend, buffers, Uploader(self._setup.platform))
         length = min(WARM_UP_TOKENS, budget.max_context)
         return Runnable(
-            eager=EagerProgram(hidden, captures.logits, tables, end),
+            eager=EagerProgram(hidden, captures.logits, end),
             warm_ups=[
                 padding_prompt(length, tables.padding_slot, top_k=top_k, spaces=tables.num_spaces)
                 for top_k in WARM_UP_TOP_K
@@ -123,7 +124,7 @@ class GenerationModel:
         )
         for top_k in WARM_UP_TOP_K:
             batch = padding_prompt(1, 0, top_k=top_k)
-            self._sampler.sample(logits, self._stager.stage(batch, token_columns(batch)).sampling)
+            self._sampler.sample(logits, self._stager.stage(batch, {}).sampling)
 
 
 class TokenCaptures:
@@ -136,11 +137,13 @@ class TokenCaptures:
         model: CausalLM,
         chosen: ChosenBackends,
         memory: ModelMemory,
+        buffers: StepBuffers,
         end: TokenEnd,
     ) -> None:
         self._setup = setup
         self._model = model
         self._memory = memory
+        self._buffers = buffers
         self._end = end
         self._specs = model.attention_specs()
         tables = memory.tables
@@ -180,11 +183,10 @@ class TokenCaptures:
                     DecodeGraphRunner(
                         name,
                         programs,
-                        tables,
-                        setup.platform,
+                        memory,
+                        self._buffers,
                         recorder,
                         self._end,
-                        memory.pool.arrivals,
                         keep_hidden=hidden,
                     )
                     for name, programs in ((CAPTURED_DECODE, layered), (WHOLE_STEP, whole))
@@ -225,7 +227,7 @@ class TokenCaptures:
                     self.backend,
                     attention,
                     self._memory,
-                    setup.platform,
+                    self._buffers,
                     recorder,
                     self._end,
                 )

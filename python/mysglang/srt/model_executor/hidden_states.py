@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import AttentionBackend, Embeds, ForwardBatch
-from mysglang.srt.forward.worker_batch import ModelWorkerBatch
-from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.step_inputs import Uploaded
+from mysglang.srt.forward.forward_batch import AttentionBackend, Embeds
+from mysglang.srt.forward.worker_batch import EmbedColumns, ModelWorkerBatch
+from mysglang.srt.model_executor.step_buffers import StepBuffers
 from mysglang.srt.model_executor.tail import tail_of
 from mysglang.srt.models.interfaces import Decoder
+from mysglang.srt.platforms.upload import Uploader
 
 
 class HiddenStates:
     """Of a decoder, over pages."""
 
-    def __init__(self, model: Decoder, backend: AttentionBackend, tables: DeviceTables) -> None:
+    def __init__(self, model: Decoder, backend: AttentionBackend, buffers: StepBuffers, uploader: Uploader) -> None:
         self._model = model
         self._backend = backend
-        self._tables = tables
+        self._buffers = buffers
+        self._uploader = uploader
 
-    def of(self, batch: ModelWorkerBatch, up: Uploaded) -> Tensor:
-        """[W, hidden] of the last token of each row if `last_tokens` were uploaded, else of all tokens.
-
-        up: the uploaded `token_columns` of the batch. The page table is up to date.
+    def of(self, batch: ModelWorkerBatch, *, all_tokens: bool = False) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """[W, hidden] of the last token of each row, or of all tokens where these are wanted; and the step's columns on
+        the device: `logits_rows` counts the W tokens.
         """
-        input_ids = up["input_ids"]
-        if "token_slots" in up:
-            input_ids = self._tables.resolve(input_ids, up["token_slots"])
-        forward = ForwardBatch(
-            mode=batch.mode,
-            host=batch,
-            input_ids=input_ids,
-            positions=up["positions"],
-            slots=up["slots"],
-            seq_lens=up["seq_lens"],
-            extend_lens=up["extend_lens"],
-            out_cache_locs=self._tables.locs(up),
-            attn_backend=self._backend,
-            attn_metadata=None,
-            embeds=Embeds(up["embed_tokens"], up["embed_vectors"]) if "embed_tokens" in up else None,
-        )
+        buffers = self._buffers
+        places = buffers.eager(batch, all_tokens=all_tokens)
+        buffers.fill(batch, places)
+        forward = buffers.begin(buffers.forward_batch(batch, places, self._backend), places)
+        if batch.embeds is not None:
+            forward.embeds = self._embeds(batch.embeds)
         forward.attn_metadata = self._backend.plan(forward)
-        if "last_tokens" in up:
-            forward.tail = tail_of(forward, up["last_tokens"])
-        return self._model.forward(forward)
+        if forward.tail is not None:
+            forward.tail = tail_of(forward, forward.tail.tokens)
+        return self._model.forward(forward), places.views
+
+    def _embeds(self, given: EmbedColumns) -> Embeds:
+        up = self._uploader.upload({"tokens": given.tokens.astype(np.int64), "vectors": given.vectors})
+        return Embeds(up["tokens"], up["vectors"])

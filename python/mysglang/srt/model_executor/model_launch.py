@@ -13,7 +13,9 @@ from mysglang.srt.distributed.groups import Group, group_of
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends
+from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.step_buffers import StepBuffers
 from mysglang.srt.platforms.interface import Platform
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,12 @@ class Setup:
         if self.config.numerics == "fastest":
             return self.platform.attention_backends
         return self.platform.invariant_attention_backends
+
+    def step_buffers(self, memory: ModelMemory) -> StepBuffers:
+        """Room for the greatest step over this memory: a full step of prompts beside all rows that decode."""
+        rows = memory.budget.num_slots
+        tokens = self.config.most_tokens(memory.budget.max_context) + rows
+        return StepBuffers(memory.tables, self.platform, tokens=tokens, rows=rows)
 
     def check_numerics(self) -> None:
         """Raises ConfigError where kernels are asked for by name that are not invariant."""

@@ -10,14 +10,12 @@ from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
 from mysglang.srt.layers.pooler import Pooler
-from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
 from mysglang.srt.model_executor.programs import EAGER, Load, Runnable
-from mysglang.srt.model_executor.step_columns import table_columns, token_columns
 from mysglang.srt.model_executor.vector_end import queue_vectors
 from mysglang.srt.model_loader.loader import load_as
 from mysglang.srt.models.pooling_decoder import PoolingDecoder
@@ -59,9 +57,8 @@ class PoolingModel:
         assert pooling is not None, "the model pools"
         backend = create_attention_backend(self._chosen, memory.pool, tables.pages, self.stores.specs)
         eager = PoolingProgram(
-            HiddenStates(self.model, backend, tables),
+            HiddenStates(self.model, backend, self._setup.step_buffers(memory), Uploader(self._setup.platform)),
             Pooler(pooling.mode, normalize=pooling.normalize, head=self.model.head),
-            tables,
             self._setup.platform,
             whole_prompts=pooling.needs_whole_prompts,
         )
@@ -75,32 +72,21 @@ class PoolingProgram:
     name = EAGER
     takes = "every step"
 
-    def __init__(
-        self, hidden: HiddenStates, pooler: Pooler, tables: DeviceTables, platform: Platform, *, whole_prompts: bool
-    ) -> None:
+    def __init__(self, hidden: HiddenStates, pooler: Pooler, platform: Platform, *, whole_prompts: bool) -> None:
         self._hidden = hidden
         self._pooler = pooler
-        self._tables = tables
         self._platform = platform
-        self._uploader = Uploader(platform)
         self._whole_prompts = whole_prompts
 
     def covers(self, batch: ModelWorkerBatch) -> bool:
         return True
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
-        tables = self._tables
-        writes = table_columns(batch.table_writes, tables.max_pages)
-        columns = {**writes, **token_columns(batch)}
-        if self._whole_prompts:
-            columns.pop("last_tokens", None)
-        up = self._uploader.upload(columns)
-        tables.write(up)
-        hidden = self._hidden.of(batch, up)
+        hidden, columns = self._hidden.of(batch, all_tokens=self._whole_prompts)
         if not batch.yields.any():
             return queue_vectors(batch, None, self._platform)
         if self._whole_prompts:
-            vectors = self._pooler.rows(hidden, up["extend_lens"].long())
+            vectors = self._pooler.rows(hidden, columns["extend_lens"].long())
         else:
-            vectors = self._pooler.tokens(hidden.index_select(0, up["logits_rows"]))
+            vectors = self._pooler.tokens(hidden.index_select(0, columns["logits_rows"]))
         return queue_vectors(batch, vectors, self._platform)

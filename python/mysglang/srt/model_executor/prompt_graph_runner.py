@@ -13,6 +13,7 @@ import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, ForwardBatch
@@ -24,11 +25,11 @@ from mysglang.srt.model_executor.graph_capture import capture_all
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS
-from mysglang.srt.model_executor.prompt_buffers import PromptBuffers, rows_of
+from mysglang.srt.model_executor.step_buffers import Places, StepArrays, StepBuffers
 from mysglang.srt.model_executor.step_columns import sampled_columns, wants_all_tokens
 from mysglang.srt.model_executor.token_end import ForwardOutput, TokenEnd
 from mysglang.srt.models.interfaces import CausalModel
-from mysglang.srt.platforms.interface import Graph, GraphRecorder, Platform
+from mysglang.srt.platforms.interface import Graph, GraphRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class CapturedPrompt:
     """One number of tokens."""
 
     graph: Graph
-    buffers: PromptBuffers
+    places: Places
     metadata: AttentionMetadata
     hidden: Tensor
 
@@ -54,7 +55,7 @@ class PromptGraphRunner:
         backend: AttentionBackend,
         attention: PromptCapture,
         memory: ModelMemory,
-        platform: Platform,
+        buffers: StepBuffers,
         recorder: GraphRecorder,
         end: TokenEnd,
     ) -> None:
@@ -67,7 +68,7 @@ class PromptGraphRunner:
         self._attention = attention
         self._tables = memory.tables
         self._arrivals = memory.pool.arrivals
-        self._platform = platform
+        self._buffers = buffers
         self._end = end
         self._captured = capture_all(sizes, self._capture, recorder, "prompt lengths")
 
@@ -77,13 +78,14 @@ class PromptGraphRunner:
         if batch.embeds is not None or wants_all_tokens(batch):
             return False
         # One row is kept for the padding tokens.
-        return batch.num_rows < rows_of(self._size_for(batch)) and self._attention.covers(batch.seq_lens)
+        rows = self._captured[self._size_for(batch)].places.shape.rows
+        return batch.num_rows < rows and self._attention.covers(batch.seq_lens)
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         self._arrivals.wait_for_all()
         captured = self._captured[self._size_for(batch)]
-        seq_lens, extend_lens = captured.buffers.fill(batch)
-        self._attention.plan_replay(captured.metadata, seq_lens, extend_lens)
+        columns = self._buffers.fill(batch, captured.places)
+        self._attention.plan_replay(captured.metadata, columns["seq_lens"], columns["extend_lens"])
         captured.graph.replay()
         # The device is at work from here on.
         inputs = self._end.stage(batch, sampled_columns(batch))
@@ -98,19 +100,31 @@ class PromptGraphRunner:
         return self._sizes[bisect.bisect_left(self._sizes, batch.num_tokens)]
 
     def _capture(self, size: int, recorder: GraphRecorder) -> CapturedPrompt:
-        buffers = PromptBuffers(size, self._tables, self._platform)
-        tables = self._tables
-        seq_lens, extend_lens = buffers.fill(padding_prompt(size, tables.padding_slot, spaces=tables.num_spaces))
-        batch = buffers.forward_batch(seq_lens, extend_lens, self._backend)
+        buffers, tables = self._buffers, self._tables
+        places = buffers.prompts(size)
+        host = padding_prompt(size, tables.padding_slot, spaces=tables.num_spaces)
+        columns = buffers.fill(host, places)
+        batch = buffers.forward_batch(padded(host, columns), places, self._backend)
         batch.attn_metadata = self._attention.open_graph(batch)
-        graph, hidden = recorder.record(self._step(batch, buffers))
-        return CapturedPrompt(graph, buffers, batch.attn_metadata, hidden)
+        graph, hidden = recorder.record(self._step(batch, places))
+        return CapturedPrompt(graph, places, batch.attn_metadata, hidden)
 
-    def _step(self, batch: ForwardBatch, buffers: PromptBuffers) -> Callable[[], Tensor]:
+    def _step(self, batch: ForwardBatch, places: Places) -> Callable[[], Tensor]:
         def step() -> Tensor:
-            self._tables.write(buffers.table_writes)
-            resolved = replace(batch, input_ids=self._tables.resolve(batch.input_ids, buffers.token_slots))
-            self._attention.begin_step(resolved)
-            return self._model.forward(resolved)
+            begun = self._buffers.begin(batch, places)
+            self._attention.begin_step(begun)
+            return self._model.forward(begun)
 
         return step
+
+
+def padded(batch: ModelWorkerBatch, columns: StepArrays) -> ModelWorkerBatch:
+    """The step with its rows of padding."""
+    lens = columns["extend_lens"].copy()
+    return replace(
+        batch,
+        slots=columns["slots"].copy(),
+        seq_lens=columns["seq_lens"].copy(),
+        extend_lens=lens,
+        yields=np.zeros(len(lens), dtype=np.bool_),
+    )

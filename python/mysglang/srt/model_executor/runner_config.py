@@ -56,6 +56,10 @@ class RunnerConfig:
         chunk = self.chunked_prefill_size
         return None if chunk is None else max(min(chunk, self.max_prefill_tokens), self.page_size)
 
+    def most_tokens(self, max_context: int) -> int:
+        """Most new prompt tokens of one step, of rows that hold so many positions."""
+        return self.chunked_prefill_size or max(self.max_prefill_tokens, max_context)
+
     attention_backend: str | None = None
     """For all steps; the next two come before it, for steps with new prompt tokens and for decode steps."""
     prefill_attention_backend: str | None = None

@@ -28,36 +28,6 @@ Columns = dict[str, Column]
 Indices = npt.NDArray[np.int64]
 
 
-def token_columns(batch: ModelWorkerBatch) -> Columns:
-    """What the model's forward reads. `token_slots` only if a token is known to the device alone.
-
-    `last_tokens` [R] where only the last token of each row goes through the whole model; then `logits_rows` [S] counts
-    rows, else tokens.
-    """
-    columns: Columns = {
-        "input_ids": batch.input_ids.astype(np.int64),
-        "positions": positions_of(batch),
-        "slots": batch.slots.astype(np.int64),
-        "seq_lens": batch.seq_lens.astype(np.int32, copy=False),
-        "extend_lens": batch.extend_lens.astype(np.int32, copy=False),
-    }
-    for name, locs in zip(loc_columns(len(batch.out_cache_locs)), batch.out_cache_locs, strict=True):
-        columns[name] = locs.astype(np.int64)
-    if len(batch.input_ids) and batch.input_ids.min() < 0:
-        columns["token_slots"] = np.repeat(columns["slots"], batch.extend_lens)
-    if batch.embeds is not None:
-        columns["embed_tokens"] = batch.embeds.tokens.astype(np.int64)
-        columns["embed_vectors"] = batch.embeds.vectors
-    if not batch.mode.is_decode:
-        columns["sample_slots"] = columns["slots"][batch.yields]
-        last_tokens = np.cumsum(batch.extend_lens, dtype=np.int64) - 1
-        if batch.num_tokens > batch.num_rows and not wants_all_tokens(batch):
-            columns["last_tokens"], columns["logits_rows"] = last_tokens, np.flatnonzero(batch.yields)
-        else:
-            columns["logits_rows"] = last_tokens[batch.yields]
-    return columns
-
-
 def sampled_columns(batch: ModelWorkerBatch) -> Columns:
     """Of a captured step with new tokens: which of its rows' last tokens get logits, and their slots."""
     return {"logits_rows": np.flatnonzero(batch.yields), "sample_slots": batch.slots[batch.yields].astype(np.int64)}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fixtures.attention_cases import PLAIN, Step, assert_close, check_story, every_spec, every_story
+from fixtures.captured_steps import DecodeBuffers
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
 from fixtures.shared_pages import random_tree
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
@@ -20,7 +21,6 @@ from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBacken
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.graph_buffers import GraphBuffers
 from mysglang.srt.model_executor.padding import padding_decode
 from mysglang.srt.platforms.cpu import CpuPlatform
 
@@ -114,7 +114,7 @@ def test_replays_of_one_size() -> None:
     for buffer in pool.slots(0):
         buffer.normal_()
     backend, plain = SglKernelBackend(pool, tables.pages[0], [PLAIN]), TorchNativeBackend(pool, tables.pages[0])
-    buffers = GraphBuffers(8, tables, CpuPlatform(), backend)
+    buffers = DecodeBuffers(8, tables, CpuPlatform(), backend)
     replayed = buffers.forward_batch(padding_decode(8, tables.padding_slot))
     replayed.attn_metadata = backend.open_graph(replayed)
     for rows, grouped in ((8, False), (5, True), (8, True), (3, False), (1, False)):

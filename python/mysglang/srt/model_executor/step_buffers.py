@@ -1,0 +1,323 @@
+"""StepBuffers: where every step is prepared, whether it runs eagerly, is captured, or replays a capture.
+
+    step 0  host memory 0 ┐
+    step 1  host memory 1 ├─ one copy ─> device memory   | input_ids | positions | slots | … | the backend's columns |
+    step 2  host memory 2 ┘
+
+The memory is made once, for the greatest step; all shapes of steps share it, since on the device steps follow one
+another. The columns of an eager step lie close together. A captured step has places of its own, at the same addresses
+in every replay: first the step's tokens and rows, then padding, which belongs to no request, writes KV slot 0 and reads
+page 0. A capture is such a step without any live row.
+
+What a captured step has besides, and why, is this list alone:
+
+    padding                     a graph has one size
+    table writes beside         more than the graph has room for are queued before it
+    the newest token is always  whether the host knows all ids cannot be asked inside a graph
+      looked up
+    open_graph, plan_replay     instead of plan: what an attention backend plans must stay at its addresses
+    a tail without a plan       short steps with prompts attend with all tokens in the last layer too
+    greedy tokens               chosen inside the graph, so that a plain decode step is one launch
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mysglang.srt.forward.forward_batch import AttentionBackend, ForwardBatch, Tail
+from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.layers.attention.graph import NO_COLUMNS, GraphAttentionBackend, HostColumns
+from mysglang.srt.model_executor.device_tables import DeviceTables
+from mysglang.srt.model_executor.step_columns import positions_of, table_columns, wants_all_tokens
+from mysglang.srt.platforms.interface import Event, Platform
+from mysglang.srt.platforms.upload import Uploader, layout, view
+
+SPARE_WRITES = 8
+"""Page table writes of a captured step beside one for each token, which is what decoding needs at most."""
+HOST_BUFFERS = 3
+"""One that is written, and those of steps whose copy may still wait on the stream."""
+MOST_PROMPT_ROWS = 64
+"""Rows of a captured step with prompts, beside that of the padding tokens."""
+
+StepArrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """How many of everything a step has, padding included."""
+
+    mode: ForwardMode
+    tokens: int
+    rows: int
+    writes: int
+    """Entries of the page tables that change."""
+    looks_up: bool
+    """Whether some ids may be known to the device alone."""
+    last_only: bool = False
+    """Whether only the last token of each row goes through the whole model."""
+    logits: int = 0
+    """Rows with logits of an eager step that is not a DECODE step, whose rows all have some."""
+    extra: HostColumns = field(default_factory=dict)
+    """Names, shapes and dtypes of what the attention backend adds."""
+
+    @classmethod
+    def of(cls, batch: ModelWorkerBatch, *, all_tokens: bool = False) -> StepShape:
+        """An eager step, without padding. `all_tokens`: all hidden states are wanted, whatever the batch asks."""
+        decode, ids = batch.mode.is_decode, batch.input_ids
+        last_only = not (decode or all_tokens or wants_all_tokens(batch)) and batch.num_tokens > batch.num_rows
+        return cls(
+            mode=batch.mode,
+            tokens=batch.num_tokens,
+            rows=batch.num_rows,
+            writes=0 if batch.table_writes is None else len(batch.table_writes.slots),
+            looks_up=bool(len(ids)) and int(ids.min()) < 0,
+            last_only=last_only,
+            logits=0 if decode else int(np.count_nonzero(batch.yields)),
+        )
+
+    @classmethod
+    def captured_decode(cls, rows: int, extra: HostColumns = NO_COLUMNS) -> StepShape:
+        """A captured DECODE step."""
+        writes = rows + SPARE_WRITES
+        return cls(mode=ForwardMode.DECODE, tokens=rows, rows=rows, writes=writes, looks_up=True, extra=extra)
+
+    @classmethod
+    def captured_prompts(cls, tokens: int) -> StepShape:
+        """A captured step with so many new tokens, of rows that are not too many."""
+        return cls(
+            mode=ForwardMode.EXTEND,
+            tokens=tokens,
+            rows=min(tokens, MOST_PROMPT_ROWS) + 1,
+            writes=tokens + SPARE_WRITES,
+            looks_up=True,
+            last_only=True,
+        )
+
+    def columns(self, tables: DeviceTables) -> HostColumns:
+        """Names, shapes and dtypes of what such a step uploads; the contents say nothing."""
+        tokens, rows = self.tokens, self.rows
+        longs = {"input_ids": tokens, "positions": tokens, "slots": rows, **dict.fromkeys(tables.loc_names, tokens)}
+        ints = {"seq_lens": rows, "extend_lens": rows}
+        if self.looks_up and not self.mode.is_decode:
+            longs["token_slots"] = tokens
+        if self.last_only:
+            longs["last_tokens"] = rows
+        if self.logits:
+            longs |= {"logits_rows": self.logits, "sample_slots": self.logits}
+        if self.writes:
+            longs["table_entries"] = self.writes
+            ints |= dict.fromkeys(tables.page_names, self.writes)
+        found: StepArrays = {name: np.empty(count, dtype=np.int64) for name, count in longs.items()}
+        found |= {name: np.empty(count, dtype=np.int32) for name, count in ints.items()}
+        return {**found, **self.extra}
+
+
+class StepMemory:
+    """A piece of device memory, and host memory in front of it that the device reads by itself, used in turn."""
+
+    def __init__(self, platform: Platform, nbytes: int, turns: int = HOST_BUFFERS) -> None:
+        self.nbytes = nbytes
+        self.device = torch.empty(nbytes, dtype=torch.uint8, device=platform.device)
+        self.hosts = [platform.upload_bytes(nbytes) for _ in range(turns)]
+        self._copied: list[Event | None] = [None] * turns
+        self._platform = platform
+        self._turn = 0
+
+    def take(self) -> int:
+        """The number of the host memory whose turn it is. Waits until the device has read what was sent from it last;
+        it has, unless the host runs far ahead.
+        """
+        turn = self._turn
+        self._turn = (turn + 1) % len(self.hosts)
+        if (copied := self._copied[turn]) is not None:
+            copied.synchronize()
+        return turn
+
+    def sent(self, turn: int) -> None:
+        """The copy from this host memory was queued."""
+        if (copied := self._copied[turn]) is None:
+            self._copied[turn] = self._platform.record_event()
+        else:
+            copied.record()
+
+
+class Places:
+    """Where the columns of steps of one shape stand in a memory."""
+
+    def __init__(self, shape: StepShape, columns: HostColumns, memory: StepMemory) -> None:
+        self.shape = shape
+        self.memory = memory
+        self._columns = columns
+        self._offsets, total = layout(columns)
+        self.device = memory.device[:total]
+        self.views = {name: view(self.device, column, self._offsets[name]) for name, column in columns.items()}
+        """The columns on the device."""
+        self.extra = {name: self.views[name] for name in shape.extra}
+        """Those of the attention backend."""
+        self._hosts: dict[int, tuple[Tensor, StepArrays, StepArrays]] = {}
+
+    def host(self, turn: int) -> tuple[Tensor, StepArrays, StepArrays]:
+        """In the numbered host memory: the bytes, the columns, and those of them that the attention backend fills."""
+        if turn not in self._hosts:
+            host = self.memory.hosts[turn][: len(self.device)]
+            buffer, arrays = host.numpy(), {}
+            for name, column in self._columns.items():
+                begin = self._offsets[name]
+                place = buffer[begin : begin + column.nbytes].view(column.dtype)
+                arrays[name] = place.reshape(column.shape)
+            extra = {name: arrays[name] for name in self.shape.extra}
+            for name, array in extra.items():
+                array[...] = self.shape.extra[name]
+            self._hosts[turn] = (host, arrays, extra)
+        return self._hosts[turn]
+
+
+class StepBuffers:
+    """Prepares the steps of one model."""
+
+    def __init__(self, tables: DeviceTables, platform: Platform, *, tokens: int, rows: int) -> None:
+        """For steps of so many new tokens and rows. A larger one, on a long cached prefix above all, has memory of its
+        own while it lasts.
+        """
+        self._tables = tables
+        self._platform = platform
+        greatest = StepShape(
+            mode=ForwardMode.EXTEND,
+            tokens=tokens,
+            rows=rows,
+            writes=tokens + rows + SPARE_WRITES,
+            looks_up=True,
+            last_only=True,
+            logits=rows,
+        )
+        self._memory = StepMemory(platform, layout(greatest.columns(tables))[1])
+
+    def eager(self, batch: ModelWorkerBatch, *, all_tokens: bool = False) -> Places:
+        """For one step that runs as it is. `all_tokens`: the hidden states of all tokens are wanted."""
+        return self._places(StepShape.of(batch, all_tokens=all_tokens), turns=1)
+
+    def decode(self, rows: int, backend: GraphAttentionBackend) -> Places:
+        """For captured DECODE steps."""
+        return self._places(StepShape.captured_decode(rows, backend.graph_columns(rows)), turns=HOST_BUFFERS)
+
+    def prompts(self, tokens: int) -> Places:
+        """For captured steps with new tokens."""
+        return self._places(StepShape.captured_prompts(tokens), turns=HOST_BUFFERS)
+
+    def _places(self, shape: StepShape, *, turns: int) -> Places:
+        columns = shape.columns(self._tables)
+        nbytes, memory = layout(columns)[1], self._memory
+        # An attention backend may leave in its columns what an earlier step of the same shape had there.
+        if shape.extra or nbytes > memory.nbytes:
+            memory = StepMemory(self._platform, nbytes, turns)
+        return Places(shape, columns, memory)
+
+    def fill(self, batch: ModelWorkerBatch, places: Places, backend: GraphAttentionBackend | None = None) -> StepArrays:
+        """Queue the copy of a step's columns. Returns these, padding included, for use at once. `backend`: that of
+        captured DECODE steps, which fills its own.
+        """
+        memory = places.memory
+        turn = memory.take()
+        host, columns, extra = places.host(turn)
+        self._write(batch, columns, places.shape)
+        if backend is not None:
+            backend.fill_columns(batch, extra)
+        places.device.copy_(host, non_blocking=True)
+        memory.sent(turn)
+        return columns
+
+    def forward_batch(self, host: ModelWorkerBatch, places: Places, backend: AttentionBackend) -> ForwardBatch:
+        """The step over its columns on the device; ids are still to be looked up, attention to be planned."""
+        views = places.views
+        return ForwardBatch(
+            mode=places.shape.mode,
+            host=host,
+            input_ids=views["input_ids"],
+            positions=views["positions"],
+            slots=views["slots"],
+            seq_lens=views["seq_lens"],
+            extend_lens=views["extend_lens"],
+            out_cache_locs=self._tables.locs(views),
+            attn_backend=backend,
+            attn_metadata=None,
+            attn_columns=places.extra,
+            tail=Tail(views["last_tokens"], None) if places.shape.last_only else None,
+        )
+
+    def begin(self, batch: ForwardBatch, places: Places) -> ForwardBatch:
+        """Queue what comes first in every step, captured or not: table writes, and ids that the device alone knows."""
+        views, tables = places.views, self._tables
+        tables.write(views)
+        if not places.shape.looks_up:
+            return batch
+        return replace(batch, input_ids=tables.resolve(batch.input_ids, views.get("token_slots", batch.slots)))
+
+    def _write(self, batch: ModelWorkerBatch, columns: StepArrays, shape: StepShape) -> None:
+        """The step's tokens and rows, then padding."""
+        tokens, rows = batch.num_tokens, batch.num_rows
+        for name, values in (
+            ("input_ids", batch.input_ids),
+            *zip(self._tables.loc_names, batch.out_cache_locs, strict=True),
+        ):
+            column = columns[name]
+            column[:tokens] = values
+            column[tokens:] = 0
+        slots, seq_lens, extend_lens = columns["slots"], columns["seq_lens"], columns["extend_lens"]
+        slots[:rows] = batch.slots
+        slots[rows:] = self._tables.padding_slot
+        seq_lens[:rows] = batch.seq_lens
+        if shape.mode.is_decode:
+            # Each row of padding has one token, at position 0.
+            seq_lens[rows:] = 1
+            extend_lens[:] = 1
+            np.subtract(seq_lens, 1, out=columns["positions"])
+        else:
+            # One row has all padding tokens, at positions from 0 on; the rows after it are empty.
+            extend_lens[:rows] = batch.extend_lens
+            seq_lens[rows:] = extend_lens[rows:] = 0
+            columns["positions"][:tokens] = positions_of(batch)
+            if padding := shape.tokens - tokens:
+                seq_lens[rows] = extend_lens[rows] = padding
+                columns["positions"][tokens:] = np.arange(padding)
+            self._write_ends(batch, columns, shape)
+        if shape.writes:
+            self._write_entries(batch, columns)
+
+    def _write_ends(self, batch: ModelWorkerBatch, columns: StepArrays, shape: StepShape) -> None:
+        """Where rows end, and which of them yield a token."""
+        lens = columns["extend_lens"]
+        if shape.looks_up:
+            columns["token_slots"][:] = np.repeat(columns["slots"], lens)
+        if shape.last_only:
+            np.cumsum(lens, out=columns["last_tokens"])
+            columns["last_tokens"] -= 1
+        if shape.logits:
+            ends = np.flatnonzero(batch.yields)
+            columns["sample_slots"][:] = batch.slots[ends]
+            columns["logits_rows"][:] = ends if shape.last_only else (np.cumsum(lens, dtype=np.int64) - 1)[ends]
+
+    def _write_entries(self, batch: ModelWorkerBatch, columns: StepArrays) -> None:
+        """A step's page table writes, or none if there is no room for them: then they are queued before the step.
+
+        An entry of padding sets one of the padding row to page 0, as it is.
+        """
+        tables, writes, entries = self._tables, batch.table_writes, columns["table_entries"]
+        count = 0 if writes is None else len(writes.slots)
+        if writes is not None and count > len(entries):
+            tables.write(Uploader(self._platform).upload(table_columns(writes, tables.max_pages)))
+            count = 0
+        if writes is not None and count:
+            np.multiply(writes.slots, tables.max_pages, out=entries[:count], dtype=np.int64)
+            entries[:count] += writes.columns
+            for name, pages in zip(tables.page_names, writes.pages, strict=True):
+                columns[name][:count] = pages
+        entries[count:] = tables.padding_slot * tables.max_pages
+        for name in tables.page_names:
+            columns[name][count:] = 0
