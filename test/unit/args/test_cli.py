@@ -64,6 +64,14 @@ def test_help_shows_every_option_under_its_group(capsys: pytest.CaptureFixture[s
         assert all(option.flag in text for option in members)
 
 
+def test_help_tells_no_default_of_an_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    told = capsys.readouterr().out
+    assert "Default: 30000." in told
+    assert "()" not in told
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         parse(["--version"])

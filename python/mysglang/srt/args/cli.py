@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m mysglang.launch_server",
         usage="%(prog)s [--model-path DIRECTORY_OR_REPOSITORY] [OPTIONS]",
-        description="Serve a language model. Options bear the names that they have in SGLang.",
+        description="Serve a language model. Options have the names that they have in SGLang.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
@@ -54,7 +54,7 @@ def _add(part: argparse._ArgumentGroup, option: Option) -> None:
     if option.kind is bool:
         part.add_argument(*flags, dest=option.name, action="store_true", help=text)
         return
-    if option.default not in (None, ""):
+    if option.default not in (None, "", ()):
         text += f" Default: {option.default}."
     metavar = "{" + ",".join(option.choices) + "}" if option.choices else option.kind.__name__.upper()
     nargs = "+" if option.many else None

@@ -28,11 +28,11 @@ class HicacheArgs:
         "docs/hierarchical_cache.md tells how.",
     )
     hicache_ratio: float = arg(
-        2.0, at_least=0.001, at_most=1000, help="Pages on the host, as so many times those of the device."
+        2.0, at_least=0.001, at_most=1000, help="Pages on the host, as a multiple of the pages on the device."
     )
-    hicache_size: float = arg(0.0, at_least=0, help="GB of the host for them, instead of --hicache-ratio; 0: by that.")
+    hicache_size: float = arg(0.0, at_least=0, help="GB of host memory for cached pages; 0: as --hicache-ratio says.")
     hicache_host_memory_fraction: float = arg(
-        0.8, at_least=0.01, at_most=1, help="Part of the host's free memory that they may take at most."
+        0.8, at_least=0.01, at_most=1, help="Largest part of the host's free memory that cached pages may take."
     )
     hicache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = arg(
         "write_through",

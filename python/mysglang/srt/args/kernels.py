@@ -20,10 +20,10 @@ class KernelArgs:
         None, help="Attention kernels of all steps; the device's best if unset or auto."
     )
     prefill_attention_backend: AttentionBackend | None = arg(
-        None, help="Those of steps with new prompt tokens, instead of --attention-backend."
+        None, help="Attention kernels of steps with new prompt tokens, instead of --attention-backend."
     )
     decode_attention_backend: DecodeAttentionBackend | None = arg(
-        None, help="Those of decode steps, instead of --attention-backend."
+        None, help="Attention kernels of decode steps, instead of --attention-backend."
     )
     sampling_backend: SamplingBackend | None = arg(None, help="Sampling kernels; the device's best if unset or auto.")
     enable_deterministic_inference: bool = arg(
@@ -37,7 +37,7 @@ class KernelArgs:
         "(logits, custom_param_list). The name is that of the class.",
     )
     disable_cascade_attention: bool = arg(
-        False, help="Let every decoding row read its whole prefix, also what others of the step read too."
+        False, help="Let every decoding row read its whole prefix, also where several rows of a step share it."
     )
     disable_cuda_graph: bool = arg(False, aliases=("disable_decode_cuda_graph",), help="Run decode steps uncaptured.")
     disable_persistent_decode: bool = arg(
@@ -50,7 +50,7 @@ class KernelArgs:
         None,
         at_least=1,
         aliases=("cuda_graph_max_bs_decode",),
-        help="Largest captured batch; by GPU memory if unset, 16 on a CPU.",
+        help="Largest captured batch; chosen by GPU memory if unset, 16 on a CPU.",
     )
     cuda_graph_bs: tuple[int, ...] | None = arg(
         None, at_least=1, aliases=("cuda_graph_bs_decode",), help="The batch sizes to capture."

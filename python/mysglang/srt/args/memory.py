@@ -18,7 +18,7 @@ class MemoryArgs:
         None,
         at_least=0.01,
         at_most=0.99,
-        help="Share of the device's memory for weights and KV cache; by its size if unset.",
+        help="Share of the device's memory for weights and KV cache; chosen by its size if unset.",
     )
     max_total_tokens: int | None = arg(
         None,

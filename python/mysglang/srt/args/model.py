@@ -31,7 +31,9 @@ class ModelArgs:
         help="Round the weights of linear layers and experts when they are loaded; int8wo: to eight-bit integers with "
         "a factor for each output. On a CPU.",
     )
-    context_length: int | None = arg(None, at_least=2, help="Longest request in tokens, output included; the model's.")
+    context_length: int | None = arg(
+        None, at_least=2, help="Longest request in tokens, output included; what the model allows if unset."
+    )
     is_embedding: bool = arg(
         False, help="Make vectors of prompts, with a model that could generate; others do what their architecture says."
     )

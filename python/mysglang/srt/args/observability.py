@@ -17,9 +17,9 @@ class ObservabilityArgs:
     log_level: LogLevel = arg("info", help="Level of the log on stderr.")
     log_level_http: LogLevel | None = arg(None, help="Level of the HTTP access log; warning if unset.")
     log_requests: bool = arg(False, help="Log each request when it comes and when it ends.")
-    enable_metrics: bool = arg(False, help="Count requests and tokens, and tell Prometheus at /metrics.")
+    enable_metrics: bool = arg(False, help="Count requests and tokens, and report them to Prometheus at /metrics.")
     enable_mfu_metrics: bool = arg(
-        False, help="Reckon what steps compute, read and write, and tell it at /metrics; for --enable-metrics."
+        False, help="Estimate what steps compute, read and write, and report it at /metrics. Needs --enable-metrics."
     )
     enable_trace: bool = arg(False, help="Send a trace of each request to an OpenTelemetry collector.")
     otlp_traces_endpoint: str | None = arg(

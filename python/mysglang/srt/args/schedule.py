@@ -20,7 +20,9 @@ CHUNKING_OFF = -1
 class ScheduleArgs:
     """How batches are formed."""
 
-    max_running_requests: int | None = arg(None, at_least=1, help="Requests that run at once; by memory if unset.")
+    max_running_requests: int | None = arg(
+        None, at_least=1, help="Requests that run at once; as many as memory holds if unset."
+    )
     max_queued_requests: int = arg(
         4096, at_least=1, help="Requests that may wait; the next one is refused at once, to be retried later."
     )
@@ -31,7 +33,9 @@ class ScheduleArgs:
         None, at_least=0.001, help="Seconds from when a request first runs until it is answered 503; no bound if unset."
     )
     chunked_prefill_size: int | None = arg(
-        None, at_least=CHUNKING_OFF, help="Tokens of one prefill chunk, -1 for whole prompts; by GPU memory if unset."
+        None,
+        at_least=CHUNKING_OFF,
+        help="Tokens of one prefill chunk, -1 for whole prompts; chosen by GPU memory if unset.",
     )
     enable_mixed_chunk: bool = arg(
         False,
@@ -47,13 +51,17 @@ class ScheduleArgs:
     enable_priority_scheduling: bool = arg(
         False, help="Let requests say how urgent they are: of those that wait, the largest `priority` is tried first."
     )
-    schedule_low_priority_values_first: bool = arg(False, help="Try the smallest priority first instead.")
+    schedule_low_priority_values_first: bool = arg(
+        False, help="Try the request with the smallest priority first, not the one with the largest."
+    )
     priority_scheduling_preemption_threshold: int = arg(
         10, at_least=0, help="A request displaces running ones whose priority it beats by more than this."
     )
-    disable_priority_preemption: bool = arg(False, help="Let who runs run on, whoever waits.")
+    disable_priority_preemption: bool = arg(False, help="Never preempt a running request, whatever its priority.")
     abort_on_priority_when_disabled: bool = arg(
-        False, help="Refuse requests with a priority where priorities are off; that is done without it, too."
+        False,
+        help="No effect; accepted for compatibility with SGLang. Requests with a priority are always refused where "
+        "priorities are off.",
     )
     fair_share_by: FairShareBy | None = arg(
         None,

@@ -23,14 +23,16 @@ class ServingArgs:
     port: int = arg(30000, at_least=0, at_most=65535, help="Port to listen on; 0 takes a free one.")
     api_key: str | None = arg(None, help="What clients must send as `Authorization: Bearer KEY`.")
     api_key_file: str | None = arg(
-        None, help="File of such keys, one on each line: several, and not to be seen in the list of processes."
+        None, help="File with API keys, one on each line. They do not appear in the list of processes."
     )
-    admin_api_key: str | None = arg(None, help="The key for routes that change what the server does, instead.")
+    admin_api_key: str | None = arg(
+        None, help="The key for routes that change what the server does; an API key does not open them then."
+    )
     share_cache_between_keys: bool = arg(
         False, help="Let requests with different API keys find each other's prompts in the prefix cache."
     )
-    ssl_certfile: str | None = arg(None, help="Certificate chain in PEM; the server then speaks HTTPS.")
-    ssl_keyfile: str | None = arg(None, help="The certificate's private key in PEM.")
+    ssl_certfile: str | None = arg(None, help="File with the certificate chain in PEM; the server then speaks HTTPS.")
+    ssl_keyfile: str | None = arg(None, help="File with the certificate's private key in PEM.")
     ssl_keyfile_password: str | None = arg(None, help="Password of the private key.")
     ssl_ca_certs: str | None = arg(
         None, help="Authorities in PEM: clients must then bring a certificate that one of them has signed."
@@ -81,10 +83,10 @@ class ServingArgs:
         False, help="Frames of a native stream carry only what is new, not all so far."
     )
     tokenizer_worker_num: int = arg(
-        1, at_least=1, at_most=64, help="Processes that meet the clients; more for more requests than one can take in."
+        1, at_least=1, at_most=64, help="HTTP front processes; start more where one cannot take in all requests."
     )
     detokenizer_worker_num: int = arg(1, at_least=1, at_most=64, help="Processes that turn tokens into text.")
-    skip_server_warmup: bool = arg(False, help="Be ready without a first request to oneself.")
+    skip_server_warmup: bool = arg(False, help="Skip the warm-up request at start.")
     write_timeout: float = arg(
         30.0,
         at_least=0.1,
