@@ -188,6 +188,8 @@ class StepBuffers:
         """
         self._tables = tables
         self._platform = platform
+        # Kept here, since asking a tensor for its shape takes as long as writing a column.
+        self._padding_slot, self._width = tables.padding_slot, tables.max_pages
         greatest = StepShape(
             mode=ForwardMode.EXTEND,
             tokens=tokens,
@@ -271,7 +273,7 @@ class StepBuffers:
             column[tokens:] = 0
         slots, seq_lens, extend_lens = columns["slots"], columns["seq_lens"], columns["extend_lens"]
         slots[:rows] = batch.slots
-        slots[rows:] = self._tables.padding_slot
+        slots[rows:] = self._padding_slot
         seq_lens[:rows] = batch.seq_lens
         if shape.mode.is_decode:
             # Each row of padding has one token, at position 0.
@@ -308,16 +310,16 @@ class StepBuffers:
 
         An entry of padding sets one of the padding row to page 0, as it is.
         """
-        tables, writes, entries = self._tables, batch.table_writes, columns["table_entries"]
+        tables, width, writes, entries = self._tables, self._width, batch.table_writes, columns["table_entries"]
         count = 0 if writes is None else len(writes.slots)
         if writes is not None and count > len(entries):
-            tables.write(Uploader(self._platform).upload(table_columns(writes, tables.max_pages)))
+            tables.write(Uploader(self._platform).upload(table_columns(writes, width)))
             count = 0
         if writes is not None and count:
-            np.multiply(writes.slots, tables.max_pages, out=entries[:count], dtype=np.int64)
+            np.multiply(writes.slots, width, out=entries[:count], dtype=np.int64)
             entries[:count] += writes.columns
             for name, pages in zip(tables.page_names, writes.pages, strict=True):
                 columns[name][:count] = pages
-        entries[count:] = tables.padding_slot * tables.max_pages
+        entries[count:] = self._padding_slot * width
         for name in tables.page_names:
             columns[name][count:] = 0
