@@ -1,0 +1,132 @@
+"""Captured steps with prompts, on a device whose graphs run their step again: tokens are those of eager steps, whatever
+padding stands behind them and whatever the step before left in the buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from fixtures.executors import programs_of, start_executor
+from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
+from fixtures.worker_driver import GREEDY, Choice, Driver
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
+from mysglang.srt.layers.attention.cpu_backend import CpuBackend, CpuMetadata
+from mysglang.srt.model_executor import executor
+from mysglang.srt.model_executor.executor import Executor
+from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.platforms.cpu import CpuPlatform
+from mysglang.srt.platforms.interface import GraphRecorder
+
+T = TypeVar("T")
+PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 17, 1))]
+CHOICES = [GREEDY, Choice(0.9, top_p=0.95, top_k=50, seed=1), Choice(0.7, min_p=0.05, seed=2), GREEDY]
+
+
+class Rerun:
+    """A graph that runs its step again, into the tensors that the first run left."""
+
+    nbytes = 0
+
+    def record(self, step: Callable[[], T]) -> tuple[Rerun, T]:
+        graph, left = Rerun(), step()
+        graph._step, graph._left = step, left
+        return graph, left
+
+    def replay(self) -> None:
+        for old, new in zip(tensors(self._left), tensors(self._step()), strict=True):
+            old.copy_(new)
+
+    _step: Callable[[], Any]
+    _left: Any
+
+
+def tensors(left: Any) -> list[Tensor]:
+    parts = [left] if isinstance(left, Tensor) else left
+    return [part for part in parts if part is not None]
+
+
+class Rerunning(CpuPlatform):
+    has_graphs = True
+
+    def recorder(self) -> AbstractContextManager[GraphRecorder]:
+        return nullcontext(Rerun())
+
+
+class CpuPrompts:
+    """Attention that finds its rows anew for each replay."""
+
+    def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
+        return CpuMetadata(batch.slots.numpy(), batch.seq_lens.numpy(), batch.extend_lens.numpy())
+
+    def begin_step(self, batch: ForwardBatch) -> None:
+        """Nothing is shared."""
+
+    def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints, extend_lens: Ints) -> None:
+        assert isinstance(metadata, CpuMetadata)
+        assert np.array_equal(metadata.seq_lens, seq_lens) and np.array_equal(metadata.extend_lens, extend_lens)
+        metadata.by_group.clear()
+
+    def covers(self, seq_lens: Ints) -> bool:
+        return True
+
+
+def prompt_capture(self: CpuBackend, specs: Sequence[AttentionSpec]) -> CpuPrompts:
+    return CpuPrompts()
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Executor]:
+    make_checkpoint("qwen3", tmp_path)
+    model = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
+    monkeypatch.setattr(executor, "platform_named", lambda name: Rerunning())
+    monkeypatch.setattr(CpuBackend, "prompt_capture", prompt_capture, raising=False)
+
+    def make(**options: Any) -> Executor:
+        options = {"max_total_tokens": 900, "max_running_requests": 6, "cuda_graph_bs": (1, 2, 4), **options}
+        return start_executor(RunnerConfig(device="cpu", **options), model)
+
+    return make
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk", [7, 30, 1000])
+def test_as_eagerly(start: Callable[..., Executor], chunk: int, page_size: int) -> None:
+    captured = start(page_size=page_size, cuda_graph_max_bs_prefill=64)
+    eager = start(page_size=page_size, disable_cuda_graph=True)
+    assert CAPTURED_PROMPTS in programs_of(captured) and CAPTURED_PROMPTS not in programs_of(eager)
+    for rows in (4, 1, 3, 4):
+        mine, plain = (
+            Driver.start(worker, CHOICES[:rows]).generate(PROMPTS[:rows], 9, chunk) for worker in (captured, eager)
+        )
+        assert mine == plain
+
+
+def test_the_right_steps_are_replayed(start: Callable[..., Executor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long ones run eagerly, and those of which more than the last tokens is wanted."""
+    worker = start(cuda_graph_max_bs_prefill=32, disable_prefill_cuda_graph=False)
+    replayed: list[int] = []
+    program = programs_of(worker)[CAPTURED_PROMPTS]
+    run = program.run
+
+    def noted(batch: ModelWorkerBatch) -> BatchResult:
+        replayed.append(batch.num_tokens)
+        result = run(batch)
+        assert result.on_graph
+        return result
+
+    monkeypatch.setattr(program, "run", noted)
+    driver = Driver.start(worker, [GREEDY] * 4)
+    driver.generate([PROMPTS[0][:33], *PROMPTS[1:]], 2, chunk=1000)
+    assert replayed == []
+    Driver.start(worker, [GREEDY] * 4).generate(PROMPTS[1:], 2, chunk=1000)
+    assert replayed == [21]
