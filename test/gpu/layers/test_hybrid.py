@@ -2,10 +2,12 @@
 of captured steps. What nobody has is NaN."""
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
 
+from fixtures.attention_cases import PLAIN
 from fixtures.hybrid_attention import check_traffic
 from mysglang.srt.layers.attention.factory import ChosenBackends
 
@@ -20,11 +22,13 @@ if importlib.util.find_spec("flashinfer") is not None:
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("cache", ["radix", "chunk"])
 @pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("cap", [0.0, 3.0])
 @pytest.mark.parametrize("names", NAMES, ids=str)
-def test_as_on_one_pool(names: ChosenBackends, page_size: int, cache: str, captured: bool) -> None:
+def test_as_on_one_pool(names: ChosenBackends, page_size: int, cache: str, captured: bool, cap: float) -> None:
     check_traffic(
         names,
         page_size=page_size,
+        plain=replace(PLAIN, logit_cap=cap),
         cache=cache,  # type: ignore[arg-type]
         dtype=torch.bfloat16,
         device="cuda",

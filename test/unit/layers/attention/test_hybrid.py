@@ -1,11 +1,15 @@
 """Every backend of a CPU, and Triton's interpreted, on pages of their own for each window: as on one pool."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fixtures.attention_cases import PLAIN
 from fixtures.hybrid_attention import check_traffic
 from fixtures.triton_on_cpu import run_interpreted
 from mysgl_kernel.cpu import attention
+from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.layers.attention.factory import ChosenBackends
 
 # Without a prefix cache what rows leave behind is nobody's at once.
@@ -14,7 +18,7 @@ from dataclasses import replace
 from fixtures.attention_cases import PLAIN
 from fixtures.hybrid_attention import check_traffic
 from mysglang.srt.layers.attention.factory import ChosenBackends
-small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16)
+small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16, logit_cap={cap})
 name = "{name}"
 options = {{"steps": 12, "longest": 40, "windows": (5,), "cache": "chunk", "captured": True}}
 check_traffic(ChosenBackends(name, name), page_size=4, plain=small, **options)
@@ -22,18 +26,22 @@ print("all agree")
 """
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+CAPPED = replace(PLAIN, logit_cap=3.0)
+"""As in Gemma 2: what is nobody's must not get through the cap either."""
+
+
+@pytest.mark.parametrize(("page_size", "spec"), [(1, PLAIN), (4, PLAIN), (16, PLAIN), (4, CAPPED)])
 @pytest.mark.parametrize("name", ["torch_native", "invariant_torch"])
-def test_on_torch(name: str, page_size: int) -> None:
+def test_on_torch(name: str, page_size: int, spec: AttentionSpec) -> None:
     torch.set_num_threads(1)
-    check_traffic(ChosenBackends(name, name), page_size=page_size)
+    check_traffic(ChosenBackends(name, name), page_size=page_size, plain=spec)
 
 
 @pytest.mark.skipif(not attention.available(), reason="no g++")
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("page_size", "spec"), [(1, PLAIN), (16, PLAIN), (16, CAPPED)])
 @pytest.mark.parametrize("name", ["cpu", "invariant_cpu"])
-def test_on_the_cpu(name: str, page_size: int) -> None:
-    check_traffic(ChosenBackends(name, name), page_size=page_size, dtype=torch.bfloat16)
+def test_on_the_cpu(name: str, page_size: int, spec: AttentionSpec) -> None:
+    check_traffic(ChosenBackends(name, name), page_size=page_size, plain=spec, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
@@ -44,7 +52,8 @@ def test_split_between_two(page_size: int, captured: bool) -> None:
     check_traffic(names, page_size=page_size, captured=captured, tolerance=1e-5, steps=100)
 
 
+@pytest.mark.parametrize("cap", [0.0, 3.0])
 @pytest.mark.parametrize("name", ["triton", "invariant_triton"])
-def test_on_triton(name: str) -> None:
+def test_on_triton(name: str, cap: float) -> None:
     pytest.importorskip("triton")
-    assert run_interpreted(TRITON.format(name=name)).strip() == "all agree"
+    assert run_interpreted(TRITON.format(name=name, cap=cap)).strip() == "all agree"
