@@ -40,6 +40,9 @@ BACKENDS = ["triton", "torch_native", "sgl_kernel"]
 BACKENDS += ["flashinfer"] * (importlib.util.find_spec("flashinfer") is not None)
 GRAPHS = [name for name in BACKENDS if name != "torch_native"]
 
+ONE_POOL = {"disable_hybrid_swa_memory": True}
+"""What a step must say of windows' pages is the scheduler's affair."""
+
 NEAR = 0.1
 """Distance of distributions that differ by the rounding of bfloat16 alone; without a prompt's first token it is 0.3."""
 
@@ -83,16 +86,31 @@ def test_float32_tokens_are_those_of_the_cpu(
     assert Driver.start(worker, CHOICES).generate(PROMPTS, 16, chunk) == on_cpu
 
 
+FAMILIES: dict[str, dict[str, object]] = {"qwen3_moe": {"mlp_only_layers": [1]}, "gemma2": {}}
+"""With layers of their own kind. A replayed step goes by its own routing, not by that of the step that was captured."""
+
+
 @pytest.mark.parametrize("disable_cuda_graph", [False, True])
-def test_experts_in_float32_give_the_tokens_of_the_cpu(disable_cuda_graph: bool, tmp_path: Path) -> None:
-    """A replayed step goes by its own routing, not by that of the step that was captured."""
-    make_checkpoint("qwen3_moe", tmp_path, head_dim=64, mlp_only_layers=[1])
-    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_in_float32_give_the_tokens_of_the_cpu(family: str, disable_cuda_graph: bool, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path, head_dim=64, **FAMILIES[family])
     on_cpu, on_cuda = (
-        Driver.start(start_executor(replace(CUDA, **options), config, LoadConfig()), CHOICES).generate(PROMPTS, 16)
+        Driver.start(make_worker(str(tmp_path), **ONE_POOL, **options), CHOICES).generate(PROMPTS, 16)
         for options in ({"device": "cpu"}, {"disable_cuda_graph": disable_cuda_graph})
     )
     assert on_cuda == on_cpu
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_capped_scores_in_bfloat16_are_near_those_of_float32(backend: str, tmp_path: Path) -> None:
+    """Gemma 2, whose scores and logits are capped, with a window on some layers."""
+    make_checkpoint("gemma2", tmp_path, head_dim=64)
+    places = [[0]] * len(PROMPTS)
+    exact, found = (
+        Driver.start(make_worker(str(tmp_path), dtype, **ONE_POOL, **options), [GREEDY] * 5).teach(PROMPTS, places)[1]
+        for dtype, options in (("float32", {"device": "cpu"}), ("bfloat16", chosen(backend)))
+    )
+    assert distance(exact, found) < NEAR
 
 
 @pytest.mark.parametrize("choices", [[GREEDY] * 5, CHOICES], ids=["greedy", "sampled"])

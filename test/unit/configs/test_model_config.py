@@ -28,6 +28,7 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 2048,
 }
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
+GEMMA2 = LLAMA | {"architectures": ["Gemma2ForCausalLM"], "head_dim": 16}
 MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 4}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -191,6 +192,39 @@ class TestRope:
         message = problem(tmp_path, LLAMA, context_length=2049)
         assert "2049" in message and "2048" in message and "rope_scaling" in message
         assert "at least 1" in problem(tmp_path, LLAMA, context_length=0)
+
+
+class TestGemma2:
+    def test_reads_what_released_files_say(self, tmp_path: Path) -> None:
+        """Those of before transformers 5 name no `layer_types`, and hold both spellings of the activation."""
+        said = {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 144}
+        config = read(tmp_path, GEMMA2 | said | {"num_hidden_layers": 3, "sliding_window": 512})
+        assert config.plan.windows == (512, None, 512) and config.plan.tied_embeddings
+        assert (config.plan.embedding_scale, config.plan.logit_cap) == (8.0, 30.0)
+        assert (attention(config).scale, attention(config).logit_cap) == (1 / 12, 50.0)
+        (mlp,) = {layer.mlp for layer in config.plan.layers}
+        assert mlp == GatedMlpPlan(intermediate_size=128, activation="gelu_pytorch_tanh")
+        assert {layer.norms.norm.kind for layer in config.plan.layers} == {"rms_plus_one"} == {config.plan.norm.kind}
+
+    def test_may_have_no_caps(self, tmp_path: Path) -> None:
+        config = read(tmp_path, GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+        assert (attention(config).logit_cap, config.plan.logit_cap) == (0, 0)
+
+    @pytest.mark.parametrize(
+        ("keys", "words"),
+        [
+            ({"attn_logit_softcapping": 0}, ["attn_logit_softcapping", "> 0"]),
+            ({"final_logit_softcapping": -30}, ["final_logit_softcapping"]),
+            ({"query_pre_attn_scalar": 0}, ["query_pre_attn_scalar"]),
+            ({"use_bidirectional_attention": True}, ["use_bidirectional_attention", "causal"]),
+            ({"layer_types": ["full_attention"]}, ["1 layer_types for 2 layers"]),
+            ({"dtype": "float16"}, ["float16", "bfloat16"]),
+        ],
+    )
+    def test_faults(self, tmp_path: Path, keys: dict[str, Any], words: list[str]) -> None:
+        message = problem(tmp_path, GEMMA2 | keys)
+        for word in words:
+            assert word in message
 
 
 class TestFaults:

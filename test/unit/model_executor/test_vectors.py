@@ -101,6 +101,7 @@ DECODERS = {
     "qwen2": {},
     "qwen3": {"tie_word_embeddings": True},
     "qwen3_moe": {},
+    "gemma2": {},
 }
 
 
