@@ -14,6 +14,5 @@ class ForwardMode(Enum):
     DECODE = "decode"
     """Exactly one new token in each row, and every row yields a token."""
 
-    @property
-    def is_decode(self) -> bool:
-        return self is ForwardMode.DECODE
+    def __init__(self, name: str) -> None:
+        self.is_decode = name == "decode"

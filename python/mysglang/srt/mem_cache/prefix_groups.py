@@ -75,15 +75,15 @@ class PrefixGroups:
     def find(self, slots: Slots) -> SharedPrefixes | None:
         if not self._kv.sharing:
             return None
-        if self._placement != self._kv.placement or not same_rows(self._slots, slots):
+        placement = self._kv.placement
+        if self._slots is slots and self._placement == placement:
+            return self._found
+        if self._placement != placement or not np.array_equal(self._slots, slots):
             self._found = choose_groups(self._kv.nodes(slots), self._kv.page_size, self._costs)
-            self._slots, self._placement = slots, self._kv.placement
+            self._placement = placement
+        # The array that comes again from here on.
+        self._slots = slots
         return self._found
-
-
-def same_rows(one: Slots, other: Slots) -> bool:
-    """Whether both name the same rows in the same order."""
-    return one is other or np.array_equal(one, other)
 
 
 @dataclass(slots=True)

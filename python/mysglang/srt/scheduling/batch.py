@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import Bools, HiddenColumns, Ints, LogprobColumns, Longs, Slots
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, eq=False):
     """What a step was asked for beside its tokens."""
 
     logprobs: LogprobColumns | None = None
     hidden: HiddenColumns | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleBatch:
+class ScheduleBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The rows of one step. A row is (slot, life): its result counts only while the slot still lives that life."""
 
     mode: ForwardMode

@@ -52,7 +52,7 @@ class ForwardBuilder:
             sampling_now=self._sampling.now(batch),
             logprobs=self._logprobs(batch),
             hidden=self._hidden(batch),
-            embeds=self._embeds(batch) if batch.num_prompts else None,
+            embeds=None if decode else self._embeds(batch),
             waits_for_mask=self._table.waits_for_mask(batch.slots, batch.yields),
             high_lens=None if batch.late is None else batch.high_lens,
             second_texts=None if decode else self._table.second_text[batch.slots],

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from mysglang.srt.forward.worker import Worker
@@ -34,8 +35,7 @@ class DecodingRows:
     yields: Bools
 
 
-@dataclass(frozen=True, slots=True)
-class Grown:
+class Grown(msgspec.Struct, frozen=True, eq=False):
     """Rows that have a token to come, as the next step would leave them. All [R]."""
 
     slots: Slots

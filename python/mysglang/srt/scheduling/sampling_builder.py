@@ -55,7 +55,11 @@ class SamplingBuilder:
         """The columns for the rows of `batch`; the object of the last step if its rows were the same."""
         if self._last is not None:
             slots, lives, columns = self._last
-            if same_array(slots, batch.slots) and same_array(lives, batch.lives):
+            if slots is batch.slots and lives is batch.lives:
+                return columns
+            if np.array_equal(slots, batch.slots) and np.array_equal(lives, batch.lives):
+                # The arrays that come again from here on.
+                self._last = (batch.slots, batch.lives, columns)
                 return columns
         columns = self._gather(batch.slots)
         self._last = (batch.slots, batch.lives, columns)
@@ -72,8 +76,3 @@ class SamplingBuilder:
             return ()
         used = [(side, rows) for side, users in self._sides if len(rows := users.rows(batch.slots))]
         return tuple(part for side, rows in used if (part := side.fresh(batch, rows)))
-
-
-def same_array(one: Longs, other: Longs) -> bool:
-    """Whether both hold the same; costs nothing where they are the same object."""
-    return one is other or np.array_equal(one, other)

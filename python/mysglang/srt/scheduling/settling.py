@@ -27,7 +27,7 @@ def settle_first(lane: Lane, batch: ScheduleBatch | None, table: RequestTable, *
         return None
     if batch is not None:
         # Launched at once, but its tokens are chosen by what its rows have said up to then.
-        return "mask" if table.waits_for_mask(batch.slots, batch.yields) else None
+        return "mask" if table.constrained.count and table.waits_for_mask(batch.slots, batch.yields) else None
     if halted:
         return "pause"
     if lane.short:

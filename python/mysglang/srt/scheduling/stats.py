@@ -99,17 +99,20 @@ class SchedulerStats:
 
     def record(self, launched: Launched, waiting: WaitingQueue) -> None:
         """A step's result was applied."""
-        batch = launched.batch
+        batch, prompts = launched.batch, launched.batch.num_prompts
+        decoding = len(batch) - prompts
         self.forward_steps += 1
         self._on_graph = launched.result.on_graph
         step_time = self._time(launched)
         self._occupancy.add(step_time, self._last_result)
-        generated = int(np.add.reduce(launched.result.complete().counts[batch.num_prompts :]))
-        self._count(batch, generated, step_time)
-        if batch.num_prompts and logger.isEnabledFor(logging.INFO):
+        # Without drafts each row that decodes got one token.
+        plain = not prompts and batch.new_tokens == decoding
+        generated = decoding if plain else int(np.add.reduce(launched.result.complete().counts[prompts:]))
+        self._count(batch, prompts, generated, step_time)
+        if prompts and logger.isEnabledFor(logging.INFO):
             self._log_prefill(batch, waiting, step_time)
         # A step of prompts may have rows that decode beside them.
-        if len(batch) > batch.num_prompts:
+        if decoding:
             self._decode_steps += 1
             self._generated += generated
             if self._decode_steps % self.decode_log_interval == 0:
@@ -189,8 +192,8 @@ class SchedulerStats:
         began, self._last_result = max(launched.at, self._last_result), now
         return now - began
 
-    def _count(self, batch: ScheduleBatch, generated: int, step_time: float) -> None:
-        sheet, prompts = self._sheet, batch.num_prompts
+    def _count(self, batch: ScheduleBatch, prompts: int, generated: int, step_time: float) -> None:
+        sheet = self._sheet
         sheet.add(told.DECODE, generated)
         self._costs.count(batch, sheet)
         sheet.observe(told.PREFILL_STEP if prompts else told.DECODE_STEP, step_time)
