@@ -129,4 +129,4 @@ def _always() -> bool:
 
 def head_view(x: Tensor, head_dim: int) -> Tensor:
     """[T, heads * head_dim] -> [T, heads, head_dim] without a copy, also for a slice of a wider projection."""
-    return x.view(*x.shape[:-1], -1, head_dim)
+    return x.view(*x.shape[:-1], x.shape[-1] // head_dim, head_dim)
