@@ -93,7 +93,7 @@ class Served:
         more = [[EOS]] * spare
         device = TimedDevice([*scripts, *more], context=context, vocab_size=VOCAB_SIZE, obedient=spare > 0)
         capacity = device.capacity
-        kv = KvManager(capacity.num_pages, 1, capacity.num_slots, context, prefix_cache("radix"))
+        kv = KvManager(capacity.spaces, capacity.num_slots, context, prefix_cache("radix"))
         self._requests, nowhere = Link(), Link(keeps=False)
         channels = Channels(requests=self._requests, to_detokenizer=nowhere, to_tokenizer=nowhere)
         limits = PrefillLimits(max_prefill_tokens=1 << 20, chunked_prefill_size=None)

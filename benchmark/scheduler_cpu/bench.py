@@ -104,7 +104,7 @@ def scheduler(folder: Path, rows: int, steps: int, *, stream: bool, shared: bool
     context = PROMPT + steps + 8
     worker = NullWorker(rows, context)
     capacity = worker.capacity
-    kv = KvManager(capacity.num_pages, 1, capacity.num_slots, context, prefix_cache("radix"))
+    kv = KvManager(capacity.spaces, capacity.num_slots, context, prefix_cache("radix"))
     requests = Pull(f"ipc://{folder}/requests", scheduler_codec())
     channels = Channels(
         requests=requests,

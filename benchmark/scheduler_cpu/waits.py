@@ -99,7 +99,7 @@ def online(rng: np.random.Generator) -> list[Arrival]:
 def run(order: OrderName, limit: int, arrivals: list[Arrival]) -> dict[str, float]:
     """Serve the arrivals: how long it takes, and the gaps between the tokens of an answer."""
     worker, requests, nowhere = TimedWorker(), Link(), Link(keeps=False)
-    kv = KvManager(worker.capacity.num_pages, 1, SLOTS, CONTEXT, prefix_cache("radix"))
+    kv = KvManager(worker.capacity.spaces, SLOTS, CONTEXT, prefix_cache("radix"))
     options = SchedulerOptions(
         limits=PrefillLimits(max_prefill_tokens=16384, chunked_prefill_size=CHUNK),
         eos_token_ids=(2,),

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,8 @@ from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
 from mysglang.srt.forward.worker_batch import ON_DEVICE, Ints, Longs, ModelWorkerBatch
 from mysglang.srt.mem_cache.factory import prefix_cache
-from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.mem_cache.window_pages import row_tokens
+from mysglang.srt.mem_cache.window_space import row_tokens
 
 NO_IDS: Ints = np.empty(0, dtype=np.int32)
 
@@ -211,7 +209,4 @@ class Rows:
 
 def make_kv(capacity: WorkerCapacity) -> KvManager:
     """Of one batch, which shares nothing."""
-    windows = capacity.spaces[1:]
-    kind = partial(HybridKvManager, windows=windows) if windows else KvManager
-    sizes = (capacity.num_pages, capacity.page_size, capacity.num_slots, capacity.max_context)
-    return kind(*sizes, prefix_cache("chunk"))
+    return KvManager(capacity.spaces, capacity.num_slots, capacity.max_context, prefix_cache("chunk"))

@@ -152,12 +152,12 @@ def test_layers_with_windows_from_pools_of_their_own(tmp_path: Path) -> None:
     model = ModelConfig.from_path(str(tmp_path), dtype="float32")
     config = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=5, chunked_prefill_size=32)
     tokens = []
-    for options in ({"swa_full_tokens_ratio": 0.4}, {"disable_hybrid_swa_memory": True}):
+    for options in ({"swa_full_tokens_ratio": 0.4}, {"disable_short_swa_memory": True}):
         worker = start_executor(replace(config, **options), model, LoadConfig())  # type: ignore[arg-type]
         watched = Watched(worker)
         OneBatch(watched, 32).run(5, 60, 40, seed=7)
         tokens.append([step[1] for step in watched.steps])
     assert tokens[0] == tokens[1]
-    hybrid = OneBatch(start_executor(replace(config, swa_full_tokens_ratio=0.2), model, LoadConfig()), 32)
-    assert hybrid.why_not(5, 60, 40) == "5 x 34 tokens and a chunk are more than the pool of window 16 holds"
-    assert hybrid.why_not(2, 60, 40) is None
+    short = OneBatch(start_executor(replace(config, swa_full_tokens_ratio=0.2), model, LoadConfig()), 32)
+    assert short.why_not(5, 60, 40) == "5 x 34 tokens and a chunk are more than the pool of window 16 holds"
+    assert short.why_not(2, 60, 40) is None

@@ -16,6 +16,7 @@ import zmq
 from fixtures.router_mirror import RouterMirror
 from mysglang.srt.args.kv_events import KvEventsConfig
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.managers import kv_event_publisher
 from mysglang.srt.managers.kv_event_publisher import END_OF_REPLAY, NoPublisher, ZmqPublisher
 from mysglang.srt.mem_cache.factory import prefix_cache
@@ -34,7 +35,7 @@ class Desk:
         )
         log = KvEventLog(64, 1)
         self.publisher = ZmqPublisher(self.config, log)
-        self.kv = KvManager(64, 1, 4, 64, prefix_cache("radix", listener=self.publisher.listener))
+        self.kv = KvManager([SpaceShape(64, 1)], 4, 64, prefix_cache("radix", listener=self.publisher.listener))
         self.subscriber = self._socket(zmq.SUB, self.config.endpoint)
         self.subscriber.subscribe(self.config.topic)
         self.mirror = RouterMirror()
@@ -197,7 +198,7 @@ def test_an_endpoint_that_is_taken_ends_the_launch(desk: Callable[..., Desk], tm
 
 def test_nobody_is_told_unless_asked() -> None:
     publisher = NoPublisher()
-    kv = KvManager(8, 1, 2, 8, prefix_cache("radix", listener=publisher.listener))
+    kv = KvManager([SpaceShape(8, 1)], 2, 8, prefix_cache("radix", listener=publisher.listener))
     ids = np.array([1, 2], dtype=np.int32)
     slot = kv.open(kv.match(ids, extra_key="", limit=1))
     assert kv.extend(slot, 2)

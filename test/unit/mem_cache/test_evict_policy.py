@@ -11,6 +11,7 @@ import pytest
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.args.memory import EvictionName
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES, EvictPolicyName, lru
 from mysglang.srt.mem_cache.factory import prefix_cache
@@ -47,7 +48,7 @@ class Cache:
 
     def __init__(self, policy: EvictPolicyName, num_tokens: int) -> None:
         cache = prefix_cache("radix", eviction_policy=policy)
-        self.kv = KvManager(num_tokens, 1, 4, num_tokens, cache)
+        self.kv = KvManager([SpaceShape(num_tokens, 1)], 4, num_tokens, cache)
 
     def ask(self, *letters: str, urgency: int = 0) -> None:
         """One request after the other for these prompts."""
@@ -149,7 +150,7 @@ def test_under_random_traffic_nothing_is_lost_and_the_order_is_the_policys(
 ) -> None:
     """Rows come, grow, share, split and go; every whole leaf that is evicted has the smallest key of all that could."""
     rng = np.random.default_rng(7)
-    kv = KvManager(96 // page_size, page_size, 4, 96, prefix_cache("radix", eviction_policy=name))
+    kv = KvManager([SpaceShape(96 // page_size, page_size)], 4, 96, prefix_cache("radix", eviction_policy=name))
     tree, key = kv.cache.tree, EVICT_POLICIES[name]  # type: ignore[attr-defined]  # a RadixCache
     remove, evicted = tree._remove, 0
 

@@ -16,6 +16,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from fixtures.outside import hear
 from fixtures.traffic import CountingMachine, drive
 from mysglang.srt.forward.host_pages import PageCopies
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import hierarchical_cache
 from mysglang.srt.mem_cache.hiradix_cache import HiRadixCache, WritePolicyName
@@ -108,7 +109,7 @@ class TierMachine(CountingMachine):
         self.memory = LateMemory()
         self.tier = HostTier(self.memory, PAGE)
         make = hierarchical_cache(self.tier, write_policy=self.write_policy)
-        self.kv = KvManager(NUM_PAGES, PAGE, NUM_SLOTS, MAX_CONTEXT, make)
+        self.kv = KvManager([SpaceShape(NUM_PAGES, PAGE)], NUM_SLOTS, MAX_CONTEXT, make)
         self.rows: dict[int, Row] = {}
         self.loaded = 0
 

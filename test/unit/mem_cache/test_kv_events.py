@@ -10,6 +10,7 @@ import pytest
 
 from fixtures.late_scheduler import LateScheduler, Setup
 from fixtures.router_mirror import Prefix, RouterMirror
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.evict_policy import EvictPolicyName
 from mysglang.srt.mem_cache.factory import prefix_cache
@@ -103,7 +104,7 @@ class Told:
     def __init__(self, num_tokens: int = 16, page_size: int = 1) -> None:
         self.log = KvEventLog(num_tokens // page_size, page_size)
         cache = prefix_cache("radix", listener=self.log)
-        self.kv = KvManager(num_tokens // page_size, page_size, 4, num_tokens, cache)
+        self.kv = KvManager([SpaceShape(num_tokens // page_size, page_size)], 4, num_tokens, cache)
         self.mirror = RouterMirror()
 
     def open(self, ids: Ints, extra_key: str = "") -> int:

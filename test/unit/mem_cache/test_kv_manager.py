@@ -5,9 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import prefix_cache
 from mysglang.srt.mem_cache.kv_manager import KvManager, KvState
+from mysglang.srt.mem_cache.spaces import SpaceState
 
 
 def ints(*values: int) -> Ints:
@@ -15,7 +17,7 @@ def ints(*values: int) -> Ints:
 
 
 def manager(num_pages: int = 32, page_size: int = 1, num_slots: int = 4, max_context: int = 32) -> KvManager:
-    return KvManager(num_pages, page_size, num_slots, max_context, prefix_cache("radix"))
+    return KvManager([SpaceShape(num_pages, page_size)], num_slots, max_context, prefix_cache("radix"))
 
 
 def start(kv: KvManager, ids: Ints, *, reserve: int = 0, commit: bool = True, extra_key: str = "") -> int:
@@ -238,7 +240,16 @@ class TestCare:
         kv.release(start(kv, PROMPT), PROMPT)
         start(kv, ints(1, 2, 3, 4, 5))
         assert kv.state() == KvState(
-            total=128, free=112, evictable=8, protected=4, private=4, nodes=2, locked_nodes=1, free_slots=3, open_rows=1
+            total=128,
+            free=112,
+            evictable=8,
+            protected=4,
+            private=4,
+            nodes=2,
+            locked_nodes=1,
+            free_slots=3,
+            open_rows=1,
+            spaces=(SpaceState(window=None, total=128, free=112, evictable=8, held=8),),
         )
 
     def test_writes_bring_the_device_up_to_date(self) -> None:

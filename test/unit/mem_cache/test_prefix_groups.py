@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.shared_prefix import MAX_LEVELS, SharedPrefixes
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import prefix_cache
@@ -13,7 +14,7 @@ FREE = CascadeCosts(per_row=0, per_group=0)
 
 
 def manager(*, page_size: int = 1, num_slots: int = 64, cache: str = "radix") -> KvManager:
-    return KvManager(20_000 // page_size, page_size, num_slots, 512, prefix_cache(cache))  # type: ignore[arg-type]
+    return KvManager([SpaceShape(20_000 // page_size, page_size)], num_slots, 512, prefix_cache(cache))  # type: ignore[arg-type]
 
 
 def start(kv: KvManager, ids: Ints, extra_key: str = "") -> int:
@@ -95,7 +96,7 @@ class TestScenes:
         assert [group[2][0] for group in found] == list(range(MAX_LEVELS)), "those with most rows"
 
     def test_a_very_deep_tree(self) -> None:
-        kv = KvManager(600_000, 1, 1500, 1600, prefix_cache("radix"))
+        kv = KvManager([SpaceShape(600_000, 1)], 1500, 1600, prefix_cache("radix"))
         slots = slots_of(*(start(kv, np.arange(1, 4 + i, dtype=np.int32)) for i in range(1200)))
         assert len(told(PrefixGroups(kv, FREE).find(slots))) == MAX_LEVELS
 

@@ -6,7 +6,6 @@ import pytest
 from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
-from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
 from mysglang.srt.mem_cache.kv_events import BlockStored, KvEventLog
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
@@ -20,7 +19,7 @@ def ids(count: int, first: int = 100) -> Ints:
 
 
 def manager(page_size: int = PAGE, cache: PrefixCacheName = "radix") -> KvManager:
-    return KvManager(NUM_PAGES * PAGE // page_size, page_size, 4, NUM_PAGES * PAGE, prefix_cache(cache))
+    return KvManager([SpaceShape(NUM_PAGES * PAGE // page_size, page_size)], 4, NUM_PAGES * PAGE, prefix_cache(cache))
 
 
 def turn(kv: KvManager, tokens: Ints, tail_end: int = 0) -> int:
@@ -136,7 +135,7 @@ def test_what_is_condemned_takes_the_pages_below_with_it() -> None:
 
 def test_listeners_hear_of_whole_pages_only() -> None:
     log = KvEventLog(NUM_PAGES, PAGE)
-    kv = KvManager(NUM_PAGES, PAGE, 4, NUM_PAGES * PAGE, prefix_cache("radix", listener=log))
+    kv = KvManager([SpaceShape(NUM_PAGES, PAGE)], 4, NUM_PAGES * PAGE, prefix_cache("radix", listener=log))
     kv.release(turn(kv, ids(20)), ids(20), tail_end=20)
     slot = turn(kv, ids(40), 20)
     kv.release(slot, ids(40), tail_end=40)
@@ -148,7 +147,7 @@ def test_listeners_hear_of_whole_pages_only() -> None:
 
 def test_layers_with_a_window_have_it_too_or_it_is_not_there() -> None:
     shape = SpaceShape(NUM_PAGES, PAGE, 8)
-    kv = HybridKvManager(NUM_PAGES, PAGE, 4, NUM_PAGES * PAGE, prefix_cache("radix"), windows=[shape])
+    kv = KvManager([SpaceShape(NUM_PAGES, PAGE), shape], 4, NUM_PAGES * PAGE, prefix_cache("radix"))
     kv.release(turn(kv, ids(40)), ids(40), tail_end=40)
     kv.check()
     match = find(kv, ids(50), 40)
@@ -159,7 +158,7 @@ def test_layers_with_a_window_have_it_too_or_it_is_not_there() -> None:
     kv.check()
     match = find(kv, ids(60), 50)
     assert match.tail is not None
-    (window,) = kv.windows
+    (window,) = kv.followers
     window.evict(window.num_evictable)
     assert not kv.holds(match)
     assert find(kv, ids(60), 50).num_tokens == 0

@@ -14,7 +14,7 @@ from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.kernels.cuda import invariant_cut
 from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
-from mysglang.srt.mem_cache.window_pages import least_tokens
+from mysglang.srt.mem_cache.window_space import least_tokens
 from mysglang.srt.model_executor.generation import generation
 from mysglang.srt.model_executor.kv_setup import ModelStores, kv_cost
 from mysglang.srt.model_executor.memory_budget import (

@@ -13,7 +13,6 @@ from fixtures.fake_worker import PoisonRead, solo
 from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from fixtures.late_storm import rush
 from fixtures.shaky_memory import Shakes
-from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
 from mysglang.srt.messages.outputs import Abort
 
 BEGINNING = list(range(1, 40))
@@ -91,8 +90,7 @@ def test_a_page_freed_under_a_running_request_is_noticed() -> None:
     scheduler.send("r", BEGINNING, 40, ignore_eos=True)
     scheduler.turn(4)
     kv = scheduler.kv
-    assert isinstance(kv, HybridKvManager)
-    (window,) = kv.windows
+    (window,) = kv.followers
     window.allocator.free(window.page_of[kv.rows.pages(0)[-3:]].astype(np.int32))
     window.num_read -= 3
     with pytest.raises(PoisonRead):

@@ -5,9 +5,8 @@ Everything else works with what it is given here and asks nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from mysglang.srt.args.kv_events import KvEventsConfig, read_kv_events
@@ -21,6 +20,7 @@ from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.host_pages import HostPages
 from mysglang.srt.forward.occupation import Occupation
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.weights import ModelWeights
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
 from mysglang.srt.managers.cache_storage import make_storage
@@ -36,7 +36,6 @@ from mysglang.srt.managers.scheduler_assembly import (
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES, EvictPolicy
 from mysglang.srt.mem_cache.factory import PrefixCacheName, hierarchical_cache, prefix_cache
 from mysglang.srt.mem_cache.host_tier import HostTier
-from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
 from mysglang.srt.mem_cache.kv_events import KvEventLog
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.lower_tier import LowerTier
@@ -100,9 +99,7 @@ class Makers:
     """What a scheduler stands on. Tests put something in its place that is smaller, or that fails."""
 
     worker: Callable[[ServerArgs, ModelConfig, RankContext], NamedWorker] = _make_worker
-    kv: Callable[[int, int, int, int, MakePrefixCache], KvManager] = KvManager
-    hybrid_kv: Callable[..., KvManager] = HybridKvManager
-    """The same, and `windows`: of models whose layers with a window have pages of their own."""
+    kv: Callable[[Sequence[SpaceShape], int, int, MakePrefixCache], KvManager] = KvManager
     host_tier: Callable[[HostPages, int, EvictPolicy, PageListener], HostTier] = HostTier
 
 
@@ -171,9 +168,7 @@ def _kv_manager(capacity: WorkerCapacity, prefix_cache: MakePrefixCache, makers:
     """Rows over pages, or without any where the model keeps nothing."""
     if not capacity.num_pages:
         return StorelessKvManager(capacity.num_slots, capacity.max_context)
-    windows = capacity.spaces[1:]
-    make = partial(makers.hybrid_kv, windows=windows) if windows else makers.kv
-    return make(capacity.num_pages, capacity.page_size, capacity.num_slots, capacity.max_context, prefix_cache)
+    return makers.kv(capacity.spaces, capacity.num_slots, capacity.max_context, prefix_cache)
 
 
 def _prefix_cache(

@@ -103,7 +103,7 @@ class SchedulerControl:
     def get_internal_state(self, message: GetInternalStateReq) -> None:
         """What is held now."""
         kv, copied = self._kv.state(), self._kv.cache.lower.counts
-        running = self._scheduler.lanes.size
+        running, windows = self._scheduler.lanes.size, kv.spaces[1:]
         self._to_tokenizer.send(
             GetInternalStateReqOutput(
                 id=message.id,
@@ -119,9 +119,9 @@ class SchedulerControl:
                 last_gen_throughput=self._stats.last_gen_throughput,
                 forward_steps=self._stats.forward_steps,
                 num_retractions=self._retraction.count,
-                max_total_num_tokens_swa=sum(window.total for window in kv.windows),
-                swa_free_tokens=sum(window.free for window in kv.windows),
-                swa_evictable_tokens=sum(window.evictable for window in kv.windows),
+                max_total_num_tokens_swa=sum(window.total for window in windows),
+                swa_free_tokens=sum(window.free for window in windows),
+                swa_evictable_tokens=sum(window.evictable for window in windows),
                 host_tokens=kv.host_total,
                 host_free_tokens=kv.host_free,
                 host_cached_tokens=kv.host_cached,

@@ -1,10 +1,25 @@
-"""PageAllocator: which pages of the KV cache are free. It knows no owner: who was given a page gives it back once."""
+"""PageAllocator: which pages of a space are free. It knows no owner: whoever was given a page gives it back once."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from mysglang.srt.forward.worker_batch import Ints
+
+
+class Follower(Protocol):
+    """A page space in which a page has a place for as long as it is given out here, at most."""
+
+    def give(self, pages: Ints) -> None:
+        """These pages were given out; there is room for their places."""
+        ...
+
+    def drop(self, pages: Ints) -> None:
+        """These pages are about to be free, and their places with them. No row reads any."""
+        ...
 
 
 class PageAllocator:
@@ -13,7 +28,7 @@ class PageAllocator:
     A fresh allocator gives pages in ascending order. The page freed last is given first.
     """
 
-    __slots__ = ("_num_free", "_stack", "num_pages", "page_size")
+    __slots__ = ("_num_free", "_stack", "followers", "num_pages", "page_size")
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         assert num_pages >= 0 and page_size >= 1
@@ -22,6 +37,7 @@ class PageAllocator:
         """Tokens of a page."""
         self._stack: Ints = np.arange(num_pages, 0, -1, dtype=np.int32)
         self._num_free = num_pages
+        self.followers: Sequence[Follower] = ()
 
     @property
     def num_free(self) -> int:
@@ -33,10 +49,14 @@ class PageAllocator:
         assert 0 <= bottom <= self._num_free, f"{count} pages asked for, {self._num_free} free"
         pages = self._stack[bottom : self._num_free][::-1].copy()
         self._num_free = bottom
+        for follower in self.followers:
+            follower.give(pages)
         return pages
 
     def free(self, pages: Ints) -> None:
         """Give pages back. They may be given out again at once."""
+        for follower in self.followers:
+            follower.drop(pages)
         top = self._num_free + len(pages)
         assert top <= self.num_pages, "more pages freed than were given out"
         self._stack[self._num_free : top] = pages[::-1]

@@ -18,18 +18,20 @@ to the host, a transfer to another instance) must hold a lock on them until it i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker_batch import Floats, Ints, Slots, TableWrites
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool
+from mysglang.srt.mem_cache.spaces import Room, RowRoom, RowSpace, Space, SpaceState
 from mysglang.srt.mem_cache.tree_node import TreeNode
-from mysglang.srt.mem_cache.window_pages import WindowState
-from mysglang.srt.mem_cache.window_room import NO_WINDOWS, WindowRoom
+from mysglang.srt.mem_cache.window_space import WindowSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,8 @@ class KvState:
     host_free: int = 0
     host_cached: int = 0
     host_locked_nodes: int = 0
-    windows: tuple[WindowState, ...] = ()
-    """Pools of layers that see a window only, beside all that."""
+    spaces: tuple[SpaceState, ...] = ()
+    """Each page space, that of the rows first."""
 
 
 class KvManager:
@@ -63,18 +65,22 @@ class KvManager:
     allocator_type: type[PageAllocator] = PageAllocator
 
     def __init__(
-        self, num_pages: int, page_size: int, num_slots: int, max_context: int, prefix_cache: MakePrefixCache
+        self, spaces: Sequence[SpaceShape], num_slots: int, max_context: int, prefix_cache: MakePrefixCache
     ) -> None:
-        self.page_size = page_size
-        self.rows = ReqToTokenPool(num_slots, max_context, page_size)
-        self.allocator = self._make_allocator(num_pages)
+        """`spaces`: that of the rows, and those that follow it, whose layers have a window."""
+        first, *others = spaces
+        self.page_size = first.page_size
+        self.rows = ReqToTokenPool(num_slots, max_context, first.page_size)
+        self.allocator = self.allocator_type(first.num_pages, first.page_size)
         self.cache = prefix_cache(self.allocator)
+        self.first = RowSpace(self.allocator, self.cache)
+        self.followers = tuple(self._follower(shape) for shape in others)
+        self.allocator.followers = self.followers
+        self.spaces: tuple[Space, ...] = (self.first, *self.followers)
         self._nodes: dict[int, TreeNode] = {}
         """Slot -> the node that the row stands on: it owns no page before `node.end`, and every page from there on."""
         self._on_tails: set[int] = set()
         """Slots of rows that began on a page which an earlier row filled in part, until they have a finite result."""
-        self.evicted_tokens = 0
-        """Tokens of cached pages that were taken for others since the start."""
         self.placement = 0
         """Counts rows that came, went or moved to another node: while it stays, rows share what they shared."""
 
@@ -89,11 +95,15 @@ class KvManager:
         """
         assert ids.dtype == np.int32
         match = self.cache.match_prefix(ids[:limit], extra_key)
-        return self.cache.with_tail(match, ids[:tail_end]) if match.num_tokens < tail_end <= limit else match
+        if match.num_tokens < tail_end <= limit:
+            match = self.cache.with_tail(match, ids[:tail_end])
+        if (end := self._reach(match)) == match.num_pages and self._has_tail(match):
+            return match
+        return replace(match, num_tokens=end * self.page_size, num_pages=end, tail=None)
 
     def holds(self, match: PrefixMatch) -> bool:
         """Whether a match has lost nothing since it was made, so that it may be opened."""
-        return self.cache.holds(match)
+        return self.cache.holds(match) and self._reach(match) == match.num_pages and self._has_tail(match)
 
     def tokens_to_lock(self, match: PrefixMatch) -> int:
         """By how much `available_tokens` sinks when this match is opened: its part that no open row stands on."""
@@ -102,6 +112,7 @@ class KvManager:
     def open(self, match: PrefixMatch) -> int:
         """Take a slot for a row that begins with the matched prefix, which is locked until `release`."""
         assert self.rows.free_slots, "no free slot"
+        assert self._reach(match) == match.num_pages, "a stale match: match again after anything that may evict"
         node = self.cache.inc_lock_ref(match)
         slot = self.rows.alloc()
         self._nodes[slot] = node
@@ -110,16 +121,21 @@ class KvManager:
         if match.tail is not None:
             self.rows.append(slot, self.cache.take_tail(match))
             self._on_tails.add(slot)
+        for space in self.followers:
+            space.open(slot, self.rows.pages(slot), match.num_tokens, match.num_pages)
         return slot
 
     def extend(self, slot: int, new_len: int) -> bool:
         """See to it that the row has pages for the positions before `new_len`, evicting if needed; all or nothing."""
+        for space in self.followers:
+            space.let_go(np.asarray([slot]))
         count = self._pages(new_len) - int(self.rows.held[slot])
-        if count <= 0:
-            return True
-        if not self._make_room(count):
-            return False
-        self.rows.append(slot, self.allocator.alloc(count))
+        if count > 0:
+            if not self._make_room(count):
+                return False
+            self.rows.append(slot, self.allocator.alloc(count))
+        for space in self.followers:
+            space.extended(slot, new_len)
         return True
 
     def load_back(self, slot: int, match: PrefixMatch) -> None:
@@ -135,27 +151,32 @@ class KvManager:
 
         slots: [R] int64; new_lens: [R] int32.
         """
+        for space in self.followers:
+            space.turn(slots)
         held, wanted = self.rows.held[slots], self._pages_of(new_lens)
         counts = wanted - held
         if np.count_nonzero(counts == 1) == len(counts):  # As when rows decode with pages of one token.
-            if not self._make_room(len(counts)):
+            if not self._make_room_behind(slots, len(counts)):
                 return False
             self.rows.append_one(slots, held, wanted, self.allocator.alloc(len(counts)))
-            return True
-        np.maximum(counts, 0, out=counts)
-        total = int(counts.sum())
-        if total == 0:
-            return True
-        if not self._make_room(total):
-            return False
-        self.rows.append_rows(slots, counts, self.allocator.alloc(total))
+        else:
+            np.maximum(counts, 0, out=counts)
+            total = int(counts.sum())
+            if total and not self._make_room_behind(slots, total):
+                return False
+            if total:
+                self.rows.append_rows(slots, counts, self.allocator.alloc(total))
+        for space in self.followers:
+            space.extended(slots, new_lens)
         return True
 
     def trim_rows(self, slots: Slots, lens: Ints) -> None:
         """Take back the pages of these rows behind so many tokens, which no step in flight writes to. Both [R]."""
         wanted = self._pages_of(lens)
-        for slot, count in zip(slots.tolist(), wanted.tolist(), strict=True):
+        for slot, count, length in zip(slots.tolist(), wanted.tolist(), lens.tolist(), strict=True):
             if count < self.rows.held[slot]:
+                for space in self.followers:
+                    space.trim(slot, count, length)
                 self.allocator.free(self.rows.truncate(slot, count))
 
     def commit(self, slot: int, ids: Ints) -> None:
@@ -174,7 +195,9 @@ class KvManager:
         pages = self.rows.pages(slot)
         assert end <= len(pages), "committed beyond the row's pages"
         self.placement += 1
-        self._nodes[slot] = self.cache.append(node, self._ids_of(ids, node.end, end), pages[node.end : end])
+        node = self._nodes[slot] = self.cache.append(node, self._ids_of(ids, node.end, end), pages[node.end : end])
+        for space in self.followers:
+            space.share(slot, node.end)
 
     def release(self, slot: int, ids: Ints, urgency: int = 0, tail_end: int = 0) -> None:
         """Close the row: finished, aborted or retracted. The whole pages of `ids` stay in the cache, evictable.
@@ -190,6 +213,11 @@ class KvManager:
         start, end = node.end, len(ids) // self.page_size
         pages = self.rows.pages(slot)
         assert start <= end <= len(pages), f"released with {end} pages; {start} are shared, {len(pages)} held"
+        if self.followers:
+            # Where the cache has the row's tokens already, by pages of another row, it keeps those.
+            known = self.cache.known_pages(node, self._ids_of(ids, start, end))
+            for space in self.followers:
+                space.release(slot, known, pages[start : start + len(known)])
         if start < end:
             self.cache.insert(node, self._ids_of(ids, start, end), pages[start:end], urgency)
         whole = end * self.page_size
@@ -208,6 +236,8 @@ class KvManager:
         node = self._nodes.pop(slot)
         self.placement += 1
         private = self.rows.pages(slot)[node.end :]
+        for space in self.followers:
+            space.close(slot)
         self.allocator.free(private)
         self._on_tails.discard(slot)
         self.cache.dec_lock_ref(node)
@@ -219,6 +249,8 @@ class KvManager:
         """A step that read all that this row shares had a finite result."""
         self.cache.confirm(self._nodes[slot])
         self._on_tails.discard(slot)
+        for space in self.followers:
+            space.confirm(slot)
 
     def condemn(self, slot: int) -> bool:
         """A step of this row had a result that is not finite: what it read and nobody confirmed is matched no more.
@@ -240,13 +272,13 @@ class KvManager:
         """Tokens that all pages hold together."""
         return self.allocator.num_pages * self.page_size
 
-    def window_room(self, slots: Slots, to_come: Floats) -> WindowRoom:
-        """What there is of other pools, beside what these running rows may still need. Both [R]."""
-        return NO_WINDOWS
+    def room(self, slots: Slots, to_come: Floats) -> Room:
+        """The room for one step beside these running rows, which may still generate `to_come` tokens. Both [R]."""
+        return Room([RowRoom(self, float(to_come.sum())), *(space.room(slots, to_come) for space in self.followers)])
 
     def available_tokens(self) -> int:
         """Tokens for which there are pages: free now, or after evicting all that nobody stands on."""
-        return (self.allocator.num_free + self.cache.evictable_pages) * self.page_size
+        return self.first.num_available * self.page_size
 
     @property
     def used_tokens(self) -> int:
@@ -263,9 +295,11 @@ class KvManager:
         return (int(self.rows.held[slot]) - self.cache.shared_pages(node)) * self.page_size
 
     def pages_short(self, slots: Slots, new_lens: Ints) -> int:
-        """Pages lacking for `extend_rows` to succeed, even after eviction; 0 if it will."""
+        """Pages that the shortest space lacks for `extend_rows` to succeed, even after eviction; 0 if it will."""
+        for space in self.followers:
+            space.let_go(slots)
         wanted = int(np.maximum(self._pages_of(new_lens) - self.rows.held[slots], 0).sum())
-        return max(0, wanted - self.allocator.num_free - self.cache.evictable_pages)
+        return max(0, wanted - min(space.num_available for space in self.spaces))
 
     def locations(self, slots: Slots, starts: Ints, lens: Ints) -> Ints:
         """KV slots (page * page_size + offset) of positions starts[i] … starts[i] + lens[i] - 1, row after row.
@@ -289,16 +323,24 @@ class KvManager:
 
     def in_spaces(self, locations: Ints) -> tuple[Ints, ...]:
         """The same KV slots by the numbers of each page space."""
-        return (locations,)
+        return (locations, *[space.locations(locations) for space in self.followers])
 
     def take_writes(self) -> TableWrites | None:
         """What the device's page tables must learn before the next step; None if nothing changed."""
         writes = self.rows.take_writes()
-        return None if writes is None else TableWrites(writes.slots, writes.columns, (writes.pages,))
+        if writes is None:
+            return None
+        pages = (writes.pages, *[space.numbers(writes.pages) for space in self.followers])
+        return TableWrites(writes.slots, writes.columns, pages)
 
-    def window_states(self) -> tuple[WindowState, ...]:
-        """The account of the pools of layers with a window, where there are any."""
-        return ()
+    def space_states(self) -> tuple[SpaceState, ...]:
+        """The account of each page space, that of the rows first."""
+        return tuple(space.state() for space in self.spaces)
+
+    @property
+    def evicted_tokens(self) -> int:
+        """Tokens of cached pages that were taken for others since the start."""
+        return self.first.evicted * self.page_size
 
     def settle(self) -> None:
         """Wait until no page is locked for being copied: for who must know now what is available."""
@@ -331,7 +373,7 @@ class KvManager:
             host_free=size.host_free * self.page_size,
             host_cached=size.host_cached * self.page_size,
             host_locked_nodes=size.host_locked_nodes,
-            windows=self.window_states(),
+            spaces=self.space_states(),
         )
 
     def check(self) -> None:
@@ -351,12 +393,29 @@ class KvManager:
         owners = np.bincount(owned, minlength=self.allocator.num_pages + 1)
         assert owners[0] == 0, "the page for padding is in use"
         assert (owners[1:] == 1).all(), f"pages without exactly one owner: {1 + np.flatnonzero(owners[1:] != 1)}"
+        for space in self.followers:
+            space.check({slot: node.end for slot, node in self._nodes.items()}, cached)
 
     # Inside
 
-    def _make_allocator(self, num_pages: int) -> PageAllocator:
-        """Of the rows' pages; the rows are there."""
-        return self.allocator_type(num_pages, self.page_size)
+    def _follower(self, shape: SpaceShape) -> WindowSpace:
+        """A space whose pages follow those of the rows, which are there."""
+        assert shape.window is not None and shape.page_size == self.page_size
+        own = self.allocator_type(shape.num_pages, shape.page_size)
+        return WindowSpace(shape.window, self.rows, self.allocator.num_pages, own, self.cache)
+
+    def _reach(self, match: PrefixMatch) -> int:
+        """How many pages of a match a row can go on from in all spaces."""
+        if not self.followers:
+            return match.num_pages
+        pages = self.cache.match_pages(match)
+        while (end := min(space.reach(pages) for space in self.followers)) < len(pages):
+            pages = pages[:end]
+        return end
+
+    def _has_tail(self, match: PrefixMatch) -> bool:
+        """Whether the page that a match has behind its whole ones, if any, is there in all spaces."""
+        return match.tail is None or all(space.has(match.tail.value) for space in self.followers)
 
     def _pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
@@ -366,16 +425,25 @@ class KvManager:
         return lens if self.page_size == 1 else (lens + (self.page_size - 1)) // self.page_size
 
     def _make_room(self, num_pages: int) -> bool:
-        """Evict until as many pages are free. Evicts nothing if it could not be enough."""
-        short = num_pages - self.allocator.num_free
-        if short > self.cache.evictable_pages and not (
-            self.cache.lower.settle() and short <= self.cache.evictable_pages
+        """Evict until as many pages are free in every space. Evicts nothing if it could not be enough in each."""
+        for space in self.followers:
+            if num_pages > space.num_available:
+                return False
+        if num_pages > self.first.num_available and not (
+            self.cache.lower.settle() and num_pages <= self.first.num_available
         ):
             return False
-        if short > 0:
-            self.cache.evict(short)
-            self.evicted_tokens += short * self.page_size
+        for each in self.spaces:
+            each.make_room(num_pages)
         return True
+
+    def _make_room_behind(self, slots: Slots, num_pages: int) -> bool:
+        """The same; if there is not enough, these rows let go first what they do not see any more."""
+        if self._make_room(num_pages):
+            return True
+        for space in self.followers:
+            space.let_go(slots)
+        return bool(self.followers) and self._make_room(num_pages)
 
     def _ids_of(self, ids: Ints, start: int, end: int) -> Ints:
         """The tokens of pages start … end - 1."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.forward.worker_batch import Ints, Slots
 from mysglang.srt.mem_cache.chunk_cache import ChunkCache
 from mysglang.srt.mem_cache.kv_manager import KvManager
@@ -20,7 +21,7 @@ class StorelessKvManager(KvManager):
     """No page exists, so nothing is ever evicted or lacking."""
 
     def __init__(self, num_slots: int, max_context: int) -> None:
-        super().__init__(0, 1, num_slots, max_context, ChunkCache)
+        super().__init__((SpaceShape(0, 1),), num_slots, max_context, ChunkCache)
         self._max_context = max_context
 
     def extend(self, slot: int, new_len: int) -> bool:

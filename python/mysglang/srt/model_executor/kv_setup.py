@@ -15,7 +15,7 @@ from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.mem_cache.kv_pool.host import HostKvPool, page_bytes
 from mysglang.srt.mem_cache.kv_pool.mha import MhaLayout
 from mysglang.srt.mem_cache.kv_pool.stores import KvStores
-from mysglang.srt.mem_cache.window_pages import least_tokens, row_tokens
+from mysglang.srt.mem_cache.window_space import least_tokens, row_tokens
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.memory_budget import (
     KvBudget,

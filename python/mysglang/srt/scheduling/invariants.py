@@ -26,9 +26,9 @@ class Invariants:
             problems.append(f"{state.private} tokens in {state.open_rows} rows are held by nobody")
         if state.free + state.evictable != state.total:
             problems.append(f"free {state.free} + evictable {state.evictable} != {state.total} tokens")
-        for window in state.windows:
-            if window.read or window.free + window.evictable != window.total:
-                problems.append(f"of window {window.window}, {window.read} tokens are read by nobody: {window}")
+        for space in state.spaces:
+            if space.held or space.free + space.evictable != space.total:
+                problems.append(f"{space.held} tokens of a page space are held by nobody: {space}")
         if not problems:
             return
         message = "KV cache leak: " + "; ".join(problems)

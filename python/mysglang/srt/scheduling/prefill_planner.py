@@ -16,7 +16,7 @@ from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.worker_batch import Floats, Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
-from mysglang.srt.mem_cache.window_room import WindowRoom
+from mysglang.srt.mem_cache.spaces import Room
 from mysglang.srt.scheduling.admission import AdmissionRule
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.lane import Lane, Lanes
@@ -61,10 +61,8 @@ class PrefillStep:
 
     budget: int
     """New tokens that it may still take."""
-    reserved: float
-    """Tokens set aside for what running and admitted requests may still generate."""
-    windows: WindowRoom
-    """The same of the pools of layers with a window."""
+    room: Room
+    """What the page spaces have left beside what running and admitted requests may still generate."""
     rows: list[tuple[Req, int, int]] = field(default_factory=list)
     """(request, first new position, new tokens)."""
     admitted: list[Req] = field(default_factory=list)
@@ -126,8 +124,7 @@ class PrefillPlanner:
     def _begun(self, budget: int) -> PrefillStep:
         """A step of so many new tokens at most, beside all that run."""
         slots = self._lanes.slots
-        reserved = self.reserved(slots)
-        return PrefillStep(budget, float(reserved.sum()), self._kv.window_room(slots, reserved))
+        return PrefillStep(budget, self._kv.room(slots, self.reserved(slots)))
 
     def _continue(self, req: Req, step: PrefillStep, lane: Lane) -> None:
         """The next chunk of a request that holds its slot already."""
@@ -175,24 +172,13 @@ class PrefillPlanner:
         self._residency.enter(req, slot, lane, cached=cached)
         step.admitted.append(req)
         step.cached += cached
-        step.reserved += self._to_come(req)
-        step.windows.admit(cached + take, self._after(req, cached + take))
+        step.room.admit(cached + take, len(req.ids), self._to_come(req))
         self._take(req, cached, take, step, lane)
         return True
 
     def _lacking(self, req: Req, match: PrefixMatch, take: int, step: PrefillStep) -> float:
         """Tokens that must come free for `req`, which begins with `match` and has so many more in the step."""
-        # Opening locks the prefix: what could be evicted before cannot any more.
-        needed = len(req.ids) - match.num_tokens + self._to_come(req) + self._kv.tokens_to_lock(match)
-        end = match.reach + take
-        return max(
-            needed - (self._kv.available_tokens() - step.reserved),
-            step.windows.lacking(match, end, self._after(req, end)),
-        )
-
-    def _after(self, req: Req, end: int) -> int:
-        """Tokens that `req` may have computed after the first `end`."""
-        return len(req.ids) - end + self._to_come(req)
+        return step.room.lacking(match, match.reach + take, len(req.ids), self._to_come(req))
 
     def _to_come(self, req: Req) -> int:
         return min(req.final_len - len(req.ids), MAX_NEW_ESTIMATE) + self._kv.page_size

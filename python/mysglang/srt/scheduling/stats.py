@@ -139,7 +139,7 @@ class SchedulerStats:
         spent = time.process_time()
         self._sheet.add(told.CPU_SECONDS, spent - self._cpu_seconds)
         self._cpu_seconds = spent
-        size, windows = self._kv.cache.size(), self._kv.window_states()
+        size, windows = self._kv.cache.size(), self._kv.space_states()[1:]
         self._count_memory()
         return SchedulerFigures(
             num_grammar_queue_reqs=compiling,
@@ -151,7 +151,7 @@ class SchedulerStats:
             is_cuda_graph=self._on_graph and bool(running),
             num_free_tokens=self._kv.free_tokens(),
             num_available_tokens=self._kv.total_tokens - self._kv.used_tokens,
-            swa_used_tokens=sum(window.read for window in windows),
+            swa_used_tokens=sum(window.held for window in windows),
             swa_free_tokens=sum(window.free for window in windows),
             swa_evictable_tokens=sum(window.evictable for window in windows),
             fwd_occupancy=self._occupancy.percent if running else 0.0,
@@ -247,9 +247,9 @@ class SchedulerStats:
     def _usage(self, *, tokens: bool = False) -> str:
         """Which part of each pool is used, for the log; with `tokens`, also how many of them."""
         pools = [("", self._used(), self._kv.total_tokens)]
-        if windows := self._kv.window_states():
-            read, total = sum(window.read for window in windows), sum(window.total for window in windows)
-            pools = [("full ", *pools[0][1:]), ("swa ", read, total)]
+        if windows := self._kv.space_states()[1:]:
+            held, total = sum(window.held for window in windows), sum(window.total for window in windows)
+            pools = [("full ", *pools[0][1:]), ("swa ", held, total)]
         return ", ".join(
             f"{f'#{name}token: {used}, ' if tokens else ''}{name}token usage: {used / max(total, 1):.2f}"
             for name, used, total in pools

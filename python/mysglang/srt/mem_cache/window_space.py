@@ -1,26 +1,28 @@
-"""WindowPages: the pages of layers that see a window of keys only, beside those of the layers that see all.
+"""WindowSpace: the pages of layers that see a window of keys only. They follow the rows' own pages.
 
     pages        4  5  6  7  8  9 10 11      of the rows and of the prefix cache: they number the tokens, and the layers
                                              that see everything keep their keys and values under these numbers
-    page_of      0  0  0  3  7  1  2  6      where the layers with the window keep theirs; 0: nowhere any more
+    page_of      0  0  0  3  7  1  2  6      the number in this space; 0, the null page: nowhere any more
                           └──── read ────┘   what a row may still see
 
 A page that rows read stays. What a row has left behind is freed at once if it is the row's own. If the prefix cache has
-it, it stays for who comes next, until its memory is wanted: then goes what was left longest ago. Knows no token and
-no tree: the prefix cache goes on holding a page whose keys of these layers are gone.
+it, it stays for whoever comes next, until its memory is wanted: then what was left longest ago goes. This file knows no
+token and no tree: the prefix cache goes on holding a page whose keys of these layers are gone.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
-from mysglang.srt.forward.page_space import SpaceShape
-from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
+from mysglang.srt.forward.worker_batch import Bools, Floats, Ints, Longs, Slots
 from mysglang.srt.mem_cache.allocator import PageAllocator
+from mysglang.srt.mem_cache.prefix_cache import PrefixCache
+from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool, concatenated_ranges
+from mysglang.srt.mem_cache.spaces import SpaceRoom, SpaceState
 
 LAG = 8
 """Tokens behind the window that a row keeps: what it planned last may be taken back when it ends, and whoever goes on
@@ -42,26 +44,15 @@ def least_tokens(window: int, page_size: int, chunk: int | None, context: int) -
     return min(whole, row_tokens(window, page_size) + -(-chunk // page_size) * page_size)
 
 
-@dataclass(frozen=True, slots=True)
-class WindowState:
-    """Where that memory is, in tokens (whole pages). free + evictable + read == total."""
+class WindowSpace:
+    """Pages for one window. `rows`: whose pages these follow."""
 
-    window: int
-    total: int
-    free: int
-    evictable: int
-    """In the prefix cache, and read by no row: free as soon as it is wanted."""
-    read: int
-    """What open rows may still see."""
-
-
-class WindowPages:
-    """Pages for one window. `rows`: whose pages these are about."""
-
-    def __init__(self, shape: SpaceShape, rows: ReqToTokenPool, num_pages: int, allocator: PageAllocator) -> None:
-        """`num_pages`: of the rows and the prefix cache, from 1 on. `allocator`: of the window's own."""
-        assert shape.window is not None
-        self.window = shape.window
+    def __init__(
+        self, window: int, rows: ReqToTokenPool, num_pages: int, allocator: PageAllocator, cache: PrefixCache
+    ) -> None:
+        """`num_pages`: of the rows and the prefix cache, from 1 on. `allocator`: of this space's own pages."""
+        self.window = window
+        self.match_pages = cache.match_pages
         self.page_size = rows.page_size
         self.allocator = allocator
         self.page_of: Ints = np.zeros(num_pages + 1, np.int32)
@@ -70,6 +61,14 @@ class WindowPages:
         """[num_slots] from which column on a row reads its pages."""
         self.num_read = 0
         """Pages that rows read."""
+        self._lens: Ints = np.zeros(rows.num_slots, np.int32)
+        """[num_slots] tokens for which pages were asked for last: those before are of steps that are planned."""
+        self._shared: Ints = np.zeros(rows.num_slots, np.int32)
+        """[num_slots] pages of each row that are the prefix cache's."""
+        self._sound: set[int] = set()
+        """Slots whose rows had a finite result."""
+        self._turns = 0
+        """Times that rows were extended together."""
         self._rows = rows
         self._readers: Ints = np.zeros(num_pages + 1, np.int32)
         self._left: Longs = np.zeros(num_pages + 1, np.int64)
@@ -86,7 +85,7 @@ class WindowPages:
 
     @property
     def num_available(self) -> int:
-        """Those, and the free ones."""
+        """These, and the free ones."""
         return self.allocator.num_pages - self.num_read
 
     # What is seen
@@ -95,8 +94,8 @@ class WindowPages:
         """The first page that a query at this position sees something of."""
         return max(0, position - self.window + 1) // self.page_size
 
-    def living(self, pages: Ints) -> int:
-        """How many of these pages of a prefix, from the first on, can be gone on from: at most so many that none is
+    def reach(self, pages: Ints) -> int:
+        """How many of these pages of a prefix, from the first on, a row can go on from: at most so many that none is
         missing of the window before the next token.
         """
         gone = (self.page_of[pages] == 0).nonzero()[0]
@@ -105,6 +104,10 @@ class WindowPages:
         seen_from = np.maximum(0, ends * self.page_size - self.window + 1) // self.page_size
         sound = seen_from > np.append(-1, gone)
         return int(ends[sound.nonzero()[0][-1]])
+
+    def has(self, pages: Ints) -> bool:
+        """Whether none of them is gone."""
+        return bool(self.page_of[pages].all())
 
     def unread(self, pages: Ints) -> int:
         """How many of them nobody reads."""
@@ -124,20 +127,46 @@ class WindowPages:
         self._readers[at] = 1
         self.num_read += len(pages)
 
-    def open(self, slot: int, pages: Ints, num_tokens: int) -> None:
-        """A row begins with these pages, which hold so many tokens, of a prefix that can be gone on from."""
+    def open(self, slot: int, pages: Ints, num_tokens: int, shared: int) -> None:
+        """A row begins with these pages, which hold so many tokens, of a prefix that it can go on from. The first
+        `shared` of them are the prefix cache's.
+        """
         first = self.first[slot] = self.first_column(num_tokens)
         seen = pages[first:]
         readers = self._readers[seen]
         self.num_read += len(seen) - int(np.count_nonzero(readers))
         self._readers[seen] = readers + 1
         self._left[seen] = 0
+        self._lens[slot] = num_tokens
+        self._shared[slot] = shared
 
-    def move_on(self, slots: Slots, lens: Ints, shared: Ints) -> None:
-        """Let go what rows with so many tokens planned do not see any more.
+    def turn(self, slots: Slots) -> None:
+        """These rows are about to be extended by a decode step: now and then they let go what they do not see."""
+        self._turns += 1
+        if self._turns % MOVE_EVERY == 0:
+            self.let_go(slots)
 
-        slots [R], distinct; lens [R]; shared [num_slots]: so many pages of each row are the prefix cache's.
-        """
+    def extended(self, slots: Slots | int, lens: Ints | int) -> None:
+        """Rows have pages for so many tokens now."""
+        self._lens[slots] = lens
+
+    def trim(self, slot: int, pages: int, length: int) -> None:
+        """The row is about to give back all but its first pages, so many, which hold `length` tokens at least."""
+        kept = max(pages, int(self.first[slot]))
+        self._leave_own(self._rows.pages(slot)[kept:])
+        self._lens[slot] = min(int(self._lens[slot]), length)
+
+    def share(self, slot: int, pages: int) -> None:
+        """The first pages of the row, so many, are the prefix cache's now."""
+        self._shared[slot] = pages
+
+    def confirm(self, slot: int) -> None:
+        """A step of the row had a finite result, so its pages may take the place of what is gone."""
+        self._sound.add(slot)
+
+    def let_go(self, slots: Slots) -> None:
+        """Let go what these rows, [R] and distinct, do not see any more behind what is planned of them."""
+        lens = self._lens[slots]
         after = np.maximum(0, lens - (LAG + self.page_size - 1 + self.window - 1)) // self.page_size
         first = self.first[slots]
         moving = (after > first).nonzero()[0]
@@ -148,7 +177,7 @@ class WindowPages:
         counts = after - first
         owners, columns = np.repeat(slots, counts), concatenated_ranges(first, counts)
         pages = self._rows.pages_at(owners, columns)
-        own: Bools = columns >= shared[owners]
+        own: Bools = columns >= self._shared[owners]
         if np.count_nonzero(own) == len(own):
             self._leave_own(pages)
             return
@@ -158,7 +187,17 @@ class WindowPages:
     def close(self, slot: int) -> None:
         """The row goes. What of its pages the prefix cache does not take will be dropped."""
         self.leave(self._rows.pages(slot)[self.first[slot] :])
-        self.first[slot] = 0
+        self.first[slot] = self._lens[slot] = self._shared[slot] = 0
+        self._sound.discard(slot)
+
+    def release(self, slot: int, known: Ints, copies: Ints) -> None:
+        """The row goes, and the prefix cache goes on with its tokens. It has the first of them already: in the pages
+        `known`, of which the row has `copies`.
+        """
+        sound = slot in self._sound
+        self.close(slot)
+        if sound:
+            self.revive(known, copies)
 
     def leave(self, pages: Ints) -> None:
         """A row, or each of several, reads these no more, which the prefix cache has."""
@@ -183,6 +222,10 @@ class WindowPages:
         self.allocator.free(held[held != 0])
         self.page_of[pages] = 0
         self._left[pages] = 0
+
+    def make_room(self, num_pages: int) -> None:
+        """Evict until so many pages are free; they are available."""
+        self.evict(max(0, num_pages - self.allocator.num_free))
 
     def evict(self, num_pages: int) -> None:
         """Free so many pages of those that are evictable, what was left first before all others.
@@ -230,6 +273,11 @@ class WindowPages:
 
     # Telling
 
+    def numbers(self, pages: Ints) -> Ints:
+        """The rows' pages by the numbers of this space."""
+        found: Ints = self.page_of[pages]
+        return found
+
     def locations(self, locations: Ints) -> Ints:
         """KV slots in the rows' pages -> KV slots in the window's."""
         if self.page_size == 1:
@@ -239,18 +287,28 @@ class WindowPages:
         at: Ints = self.page_of[pages] * np.int32(self.page_size) + (locations - pages * self.page_size)
         return at
 
-    def state(self) -> WindowState:
+    def room(self, slots: Slots, to_come: Floats) -> SpaceRoom:
+        return WindowRoom(self, slots, to_come)
+
+    def state(self) -> SpaceState:
         size = self.page_size
-        return WindowState(
+        return SpaceState(
             window=self.window,
             total=self.allocator.num_pages * size,
             free=self.allocator.num_free * size,
             evictable=self.num_evictable * size,
-            read=self.num_read * size,
+            held=self.num_read * size,
         )
 
-    def check(self, slots: list[int], cached: Ints) -> None:
-        """Assert that all is sound, given the open rows' slots and the prefix cache's pages. Visits everything."""
+    def check(self, rows: Mapping[int, int], cached: Ints) -> None:
+        """Assert that all is sound, given the pages that each open row, by slot, has of the prefix cache, and all pages
+        of the prefix cache. Visits everything.
+        """
+        slots = list(rows)
+        for slot, shared in rows.items():
+            assert self._shared[slot] == shared, f"row {slot} stands elsewhere"
+            first, needed = int(self.first[slot]), self.first_column(int(self._lens[slot]))
+            assert first <= needed, f"row {slot} reads column {first} and above, and needs {needed}"
         readers = np.zeros_like(self._readers)
         for slot in slots:
             np.add.at(readers, self._rows.pages(slot)[self.first[slot] :], 1)
@@ -266,3 +324,25 @@ class WindowPages:
         queued = [pages[self._left[pages] == when] for when, pages in self._queue]
         found = np.sort(np.concatenate(queued)) if queued else idle[:0]
         assert np.array_equal(found, np.sort(idle)), "what is evictable of a window is not what is queued"
+
+
+class WindowRoom:
+    """Reckons with what rows may still need: each up to its window, if it generates so much."""
+
+    def __init__(self, space: WindowSpace, slots: Slots, to_come: Floats) -> None:
+        self._space = space
+        self._most = row_tokens(space.window, space.page_size)
+        """Tokens that a row holds at most, beside those that a step writes."""
+        self._aside = float(np.minimum(to_come, np.maximum(self._most - space.held_tokens(slots), 0)).sum())
+
+    def lacking(self, match: PrefixMatch, end: int, prompt: int, to_come: int) -> float:
+        space = self._space
+        size = space.page_size
+        new = -(-end // size) - match.num_pages
+        locked = space.unread(space.match_pages(match)[space.first_column(match.num_tokens) :])
+        # The next chunk of a prompt needs as much again, beside the window before it.
+        wanted = (new + locked) * size + min(prompt - end + to_come, self._most)
+        return wanted + self._aside - space.num_available * size
+
+    def admit(self, end: int, prompt: int, to_come: int) -> None:
+        self._aside += min(prompt - end + to_come, max(self._most - end, 0))

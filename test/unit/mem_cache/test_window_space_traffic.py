@@ -1,4 +1,4 @@
-"""HybridKvManager under random traffic: what KvManager must do, and beside it the pools of the layers with a window,
+"""KvManager under random traffic: what KvManager must do, and beside it the pools of the layers with a window,
 against a slow model of who may still see what and a device that writes down whose token each of their KV slots holds.
 """
 
@@ -11,14 +11,13 @@ from fixtures.kv_traffic import MAX_CONTEXT, NUM_SLOTS, STALE, WHICH, ManagerMac
 from fixtures.traffic import drive
 from mysglang.srt.forward.page_space import SpaceShape
 from mysglang.srt.mem_cache.factory import PrefixCacheName, prefix_cache
-from mysglang.srt.mem_cache.hybrid_manager import HybridKvManager
 from mysglang.srt.mem_cache.kv_manager import KvManager
-from mysglang.srt.mem_cache.window_pages import LAG
+from mysglang.srt.mem_cache.window_space import LAG
 
 WINDOW_TOKENS = 48
 
 
-class HybridMachine(ManagerMachine):
+class WindowMachine(ManagerMachine):
     """Two windows, the pool of each shorter than that of the rows' pages."""
 
     windows: tuple[int, ...] = (6, 20)
@@ -30,11 +29,11 @@ class HybridMachine(ManagerMachine):
         """Slot -> tokens for which it had pages at last."""
         shapes = [SpaceShape(WINDOW_TOKENS // self.page_size, self.page_size, window) for window in self.windows]
         self.device_windows = [np.full((shape.num_pages + 1) * self.page_size, STALE, np.int64) for shape in shapes]
-        self.hybrid = HybridKvManager(
-            self.num_pages, self.page_size, NUM_SLOTS, MAX_CONTEXT, prefix_cache(self.cache), windows=shapes
+        self.windowed = KvManager(
+            [SpaceShape(self.num_pages, self.page_size), *shapes], NUM_SLOTS, MAX_CONTEXT, prefix_cache(self.cache)
         )
-        self.device_window_tables = [np.zeros_like(self.hybrid.rows.table) for _ in shapes]
-        return self.hybrid
+        self.device_window_tables = [np.zeros_like(self.windowed.rows.table) for _ in shapes]
+        return self.windowed
 
     # The model
 
@@ -53,19 +52,21 @@ class HybridMachine(ManagerMachine):
             starts = [self.first_column(number, n * self.page_size) for number in range(len(self.windows))]
             if all(
                 window.page_of[page]
-                for window, start in zip(self.hybrid.windows, starts, strict=True)
+                for window, start in zip(self.windowed.followers, starts, strict=True)
                 for page in pages[start:]
             ):
                 return n
         return 0
 
     def has_tail(self, prefix: Prefix) -> bool:
-        return super().has_tail(prefix) and all(window.page_of[self.model[prefix]] for window in self.hybrid.windows)
+        return super().has_tail(prefix) and all(
+            window.page_of[self.model[prefix]] for window in self.windowed.followers
+        )
 
     def fits(self, wanted: dict[int, int], done: bool) -> bool:
         total = sum(wanted.values())
         self.pass_by(list(wanted), done)
-        for number, window in enumerate(self.hybrid.windows):
+        for number, window in enumerate(self.windowed.followers):
             room = WINDOW_TOKENS // self.page_size - len(self.reading(number))
             assert window.num_available == room - (total if done else 0)
             if total > room:
@@ -82,7 +83,7 @@ class HybridMachine(ManagerMachine):
                 position = self.reserved[slot] - LAG - (self.page_size - 1)
                 if position >= 0:
                     column = max(self.firsts[slot][number], self.first_column(number, position))
-                    found = int(self.hybrid.windows[number].first[slot])
+                    found = int(self.windowed.followers[number].first[slot])
                     assert self.firsts[slot][number] <= found <= column
                     assert done or found == column
                     self.firsts[slot][number] = found
@@ -104,7 +105,7 @@ class HybridMachine(ManagerMachine):
         row = self.rows[slot]
         where = self.kv.locations(array((slot,)), array((row.written,)), array((end - row.written,)))
         told = marks(row.namespace, row.ids[:end])[row.written :]
-        for device, locs in zip(self.device_windows, self.hybrid.in_spaces(where)[1:], strict=True):
+        for device, locs in zip(self.device_windows, self.windowed.in_spaces(where)[1:], strict=True):
             assert locs.all(), "a token is written nowhere"
             device[locs] = told
         super().write(slot, end)
@@ -119,7 +120,7 @@ class HybridMachine(ManagerMachine):
         row = self.rows[slot]
         room = len(self.held(row)) * self.page_size
         late = self.kv.locations(array((slot,)), array((keep,)), array((room - keep,)))
-        lost = self.hybrid.in_spaces(late)[1:]
+        lost = self.windowed.in_spaces(late)[1:]
         super().close(slot, keep, tail_end)
         for device, where in zip(self.device_windows, lost, strict=True):
             device[where[where > 0]] = STALE
@@ -147,7 +148,7 @@ class HybridMachine(ManagerMachine):
         for slot, row in self.rows.items():
             pages = self.held(row)
             told = marks(row.namespace, row.ids[: row.written])
-            for number, window in enumerate(self.hybrid.windows):
+            for number, window in enumerate(self.windowed.followers):
                 assert int(window.first[slot]) == self.firsts[slot][number]
                 for position in range(max(0, row.written - window.window + 1), row.written):
                     page = int(window.page_of[pages[position // self.page_size]])
@@ -163,7 +164,7 @@ class HybridMachine(ManagerMachine):
             for writes in self.kv.rows._untold
             for pair in zip(writes.slots.tolist(), writes.columns.tolist(), strict=True)
         }
-        for number, window in enumerate(self.hybrid.windows):
+        for number, window in enumerate(self.windowed.followers):
             for slot in self.rows:
                 held = self.kv.rows.pages(slot)
                 for column in range(int(window.first[slot]), len(held)):
@@ -172,9 +173,9 @@ class HybridMachine(ManagerMachine):
 
     @invariant()
     def the_account_adds_up(self) -> None:
-        for number, state in enumerate(self.kv.state().windows):
-            assert state.free + state.evictable + state.read == state.total == WINDOW_TOKENS
-            assert state.read == len(self.reading(number)) * self.page_size
+        for number, state in enumerate(self.kv.state().spaces[1:]):
+            assert state.free + state.evictable + state.held == state.total == WINDOW_TOKENS
+            assert state.held == len(self.reading(number)) * self.page_size
 
 
 @pytest.mark.promise(23)
@@ -183,7 +184,7 @@ class HybridMachine(ManagerMachine):
     [(1, "radix", (6, 20)), (2, "radix", (1, 9)), (4, "radix", (6,)), (16, "radix", (20,)), (2, "chunk", (6,))],
 )
 def test_random_traffic(page_size: int, cache: PrefixCacheName, windows: tuple[int, ...]) -> None:
-    class Machine(HybridMachine):
+    class Machine(WindowMachine):
         """With settings and steps of its own."""
 
     Machine.page_size, Machine.cache, Machine.windows = page_size, cache, windows

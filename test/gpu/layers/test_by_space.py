@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fixtures.attention_cases import PLAIN
-from fixtures.hybrid_attention import check_traffic
+from fixtures.space_attention import check_traffic
 from mysglang.srt.layers.attention.factory import ChosenBackends
 
 pytestmark = pytest.mark.timeout(400)  # FlashInfer builds what was never built before

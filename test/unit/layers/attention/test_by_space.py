@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fixtures.attention_cases import PLAIN
-from fixtures.hybrid_attention import check_traffic
+from fixtures.space_attention import check_traffic
 from fixtures.triton_on_cpu import run_interpreted
 from mysgl_kernel.cpu import attention
 from mysglang.srt.forward.forward_batch import AttentionSpec
@@ -16,7 +16,7 @@ from mysglang.srt.layers.attention.factory import ChosenBackends
 TRITON = """
 from dataclasses import replace
 from fixtures.attention_cases import PLAIN
-from fixtures.hybrid_attention import check_traffic
+from fixtures.space_attention import check_traffic
 from mysglang.srt.layers.attention.factory import ChosenBackends
 small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16, logit_cap={cap})
 name = "{name}"

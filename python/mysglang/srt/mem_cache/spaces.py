@@ -1,0 +1,127 @@
+"""Page spaces as planning sees them: who may have pages, what must be evicted, and what a prompt would need.
+
+    RowSpace        the rows' own pages: a row keeps all of its pages, and the prefix cache what it can
+    WindowSpace     pages of layers with a window (window_space.py): a row keeps the last ones, and they follow the
+                    rows' pages: a page that is given, shared or freed there is given, shared or freed here
+
+`KvManager` asks every space the same. Reservation is one transaction over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mysglang.srt.mem_cache.allocator import PageAllocator
+from mysglang.srt.mem_cache.prefix_cache import PrefixCache
+from mysglang.srt.mem_cache.prefix_match import PrefixMatch
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceState:
+    """Where the memory of a space is, in tokens (whole pages). free + evictable + held == total."""
+
+    window: int | None
+    total: int
+    free: int
+    evictable: int
+    """In the prefix cache, and needed by no row: free as soon as it is wanted."""
+    held: int
+    """Needed by open rows."""
+
+
+class SpaceRoom(Protocol):
+    """What one space has left while a step is planned, beside what rows may still need. Amounts in tokens."""
+
+    def lacking(self, match: PrefixMatch, end: int, prompt: int, to_come: int) -> float:
+        """Tokens that must come free for a row with this match to have its tokens before `end` computed in this step,
+        the rest of its `prompt` tokens and `to_come` more later; 0 or less: none.
+        """
+        ...
+
+    def admit(self, end: int, prompt: int, to_come: int) -> None:
+        """Such a row was admitted: set aside what it may still need."""
+        ...
+
+
+class Space(Protocol):
+    """One numbering of pages."""
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free, or would be after evicting all that no row needs."""
+        ...
+
+    def make_room(self, num_pages: int) -> None:
+        """Evict until so many pages are free; they are available."""
+        ...
+
+    def state(self) -> SpaceState: ...
+
+
+class RowSpace:
+    """The pages that rows and the prefix cache number tokens by."""
+
+    def __init__(self, allocator: PageAllocator, cache: PrefixCache) -> None:
+        self._allocator = allocator
+        self._cache = cache
+        self.evicted = 0
+        """Cached pages that were taken for others since the start."""
+
+    @property
+    def num_available(self) -> int:
+        return self._allocator.num_free + self._cache.evictable_pages
+
+    def make_room(self, num_pages: int) -> None:
+        short = num_pages - self._allocator.num_free
+        if short > 0:
+            self._cache.evict(short)
+            self.evicted += short
+
+    def state(self) -> SpaceState:
+        size, total = self._allocator.page_size, self._allocator.num_pages
+        free, evictable = self._allocator.num_free, self._cache.evictable_pages
+        return SpaceState(None, total * size, free * size, evictable * size, (total - free - evictable) * size)
+
+
+class RowMemory(Protocol):
+    """What `RowRoom` asks of the KvManager. Amounts in tokens."""
+
+    def available_tokens(self) -> int: ...
+
+    def tokens_to_lock(self, match: PrefixMatch) -> int: ...
+
+
+class RowRoom:
+    """Of the rows' own pages: a row may need one for every token to come."""
+
+    def __init__(self, memory: RowMemory, aside: float) -> None:
+        """`aside`: tokens that running rows may still generate."""
+        self._memory = memory
+        self._aside = aside
+
+    def lacking(self, match: PrefixMatch, end: int, prompt: int, to_come: int) -> float:
+        memory = self._memory
+        # Opening locks the prefix: what could be evicted before cannot any more.
+        needed = prompt - match.num_tokens + to_come + memory.tokens_to_lock(match)
+        return needed - (memory.available_tokens() - self._aside)
+
+    def admit(self, end: int, prompt: int, to_come: int) -> None:
+        # Later chunks of its prompt are not set aside: they come before any other prompt, and wait if they must.
+        self._aside += to_come
+
+
+class Room:
+    """The room of all spaces: a prompt fits if it fits in each."""
+
+    def __init__(self, parts: Sequence[SpaceRoom]) -> None:
+        self._parts = parts
+
+    def lacking(self, match: PrefixMatch, end: int, prompt: int, to_come: int) -> float:
+        """As `SpaceRoom.lacking`, of the space that lacks most."""
+        return max(part.lacking(match, end, prompt, to_come) for part in self._parts)
+
+    def admit(self, end: int, prompt: int, to_come: int) -> None:
+        for part in self._parts:
+            part.admit(end, prompt, to_come)
