@@ -1,6 +1,7 @@
 """KvManager: all that planning may ask of memory. It knows slots, pages and token ids; no request, no device.
 
-Its verbs speak of rows and tokens, never of a pool: models that need several pools change what is behind them only.
+Its verbs speak of rows and tokens, never of a page space: a model with several (spaces.py) changes what is behind them
+only. Rows and the prefix cache name pages of the first space, and the others follow it.
 A row is opened on a cached prefix, extended as it grows, committed as its tokens are planned, and released:
 
     match ──> open ──> extend / extend_rows ──> commit ──> … ──> release
