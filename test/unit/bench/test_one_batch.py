@@ -152,7 +152,7 @@ def test_layers_with_windows_from_pools_of_their_own(tmp_path: Path) -> None:
     model = ModelConfig.from_path(str(tmp_path), dtype="float32")
     config = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=5, chunked_prefill_size=32)
     tokens = []
-    for options in ({"swa_full_tokens_ratio": 0.4}, {"disable_short_swa_memory": True}):
+    for options in ({"swa_full_tokens_ratio": 0.4}, {"disable_hybrid_swa_memory": True}):
         worker = start_executor(replace(config, **options), model, LoadConfig())  # type: ignore[arg-type]
         watched = Watched(worker)
         OneBatch(watched, 32).run(5, 60, 40, seed=7)

@@ -84,14 +84,14 @@ def test_writes_name_each_new_entry_once() -> None:
     rows.append_rows(ints(b, a), ints(1, 1), ints(8, 9))
     writes = rows.take_writes()
     assert writes is not None
-    entries = zip(writes.slots, writes.columns, writes.pages, strict=True)
+    entries = zip(writes.slots, writes.columns, writes.pages[0], strict=True)
     assert sorted(map(tuple, entries)) == [(a, 0, 5), (a, 1, 6), (a, 2, 9), (b, 0, 7), (b, 1, 8)]
-    assert [str(array.dtype) for array in (writes.slots, writes.columns, writes.pages)] == ["int64", "int64", "int32"]
+    assert [str(array.dtype) for array in (writes.slots, writes.columns, *writes.pages)] == ["int64", "int64", "int32"]
     assert rows.take_writes() is None
     rows.append_rows(ints(a, b), ints(1, 1), ints(3, 4))
     writes = rows.take_writes()
     assert writes is not None
-    assert (writes.slots.tolist(), writes.columns.tolist(), writes.pages.tolist()) == ([a, b], [3, 2], [3, 4])
+    assert (writes.slots.tolist(), writes.columns.tolist(), writes.pages[0].tolist()) == ([a, b], [3, 2], [3, 4])
 
 
 def test_a_slot_that_changes_hands_between_two_steps_is_written_once_and_whole() -> None:
@@ -105,7 +105,7 @@ def test_a_slot_that_changes_hands_between_two_steps_is_written_once_and_whole()
     rows.append(rows.alloc(), ints(7, 8))
     writes = rows.take_writes()
     assert writes is not None
-    assert (writes.slots.tolist(), writes.columns.tolist(), writes.pages.tolist()) == ([0, 0], [0, 1], [7, 8])
+    assert (writes.slots.tolist(), writes.columns.tolist(), writes.pages[0].tolist()) == ([0, 0], [0, 1], [7, 8])
 
 
 def test_locations_of_a_freed_row_lead_to_the_padding_page() -> None:

@@ -45,6 +45,10 @@ class TableWrites:
     pages: tuple[Ints, ...]
     """One array for each page space; 0, its null page, where the row sees nothing of the page any more."""
 
+    def only(self, which: Bools) -> TableWrites:
+        """Some of them."""
+        return TableWrites(self.slots[which], self.columns[which], tuple(pages[which] for pages in self.pages))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessorCall:

@@ -157,13 +157,13 @@ class KvManager:
         held, wanted = self.rows.held[slots], self._pages_of(new_lens)
         counts = wanted - held
         if np.count_nonzero(counts == 1) == len(counts):  # As when rows decode with pages of one token.
-            if not self._make_room_behind(slots, len(counts)):
+            if not self._make_room(len(counts)) and not self._make_room_behind(slots, len(counts)):
                 return False
             self.rows.append_one(slots, held, wanted, self.allocator.alloc(len(counts)))
         else:
             np.maximum(counts, 0, out=counts)
             total = int(counts.sum())
-            if total and not self._make_room_behind(slots, total):
+            if not self._make_room(total) and not self._make_room_behind(slots, total):
                 return False
             if total:
                 self.rows.append_rows(slots, counts, self.allocator.alloc(total))
@@ -324,15 +324,17 @@ class KvManager:
 
     def in_spaces(self, locations: Ints) -> tuple[Ints, ...]:
         """The same KV slots by the numbers of each page space."""
-        return (locations, *[space.locations(locations) for space in self.followers])
+        if not self.followers:
+            return (locations,)
+        return (locations, *(space.locations(locations) for space in self.followers))
 
     def take_writes(self) -> TableWrites | None:
         """What the device's page tables must learn before the next step; None if nothing changed."""
         writes = self.rows.take_writes()
-        if writes is None:
-            return None
-        pages = (writes.pages, *[space.numbers(writes.pages) for space in self.followers])
-        return TableWrites(writes.slots, writes.columns, pages)
+        if writes is None or not self.followers:
+            return writes
+        (pages,) = writes.pages
+        return replace(writes, pages=(pages, *(space.numbers(pages) for space in self.followers)))
 
     def space_states(self) -> tuple[SpaceState, ...]:
         """The account of each page space, that of the rows first."""
@@ -430,18 +432,17 @@ class KvManager:
         for space in self.followers:
             if num_pages > space.num_available:
                 return False
-        if num_pages > self.first.num_available and not (
-            self.cache.lower.settle() and num_pages <= self.first.num_available
-        ):
-            return False
-        for each in self.spaces:
-            each.make_room(num_pages)
+        if num_pages > self.allocator.num_free:
+            first = self.first
+            if num_pages > first.num_available and not (self.cache.lower.settle() and num_pages <= first.num_available):
+                return False
+            first.make_room(num_pages)
+        for space in self.followers:
+            space.make_room(num_pages)
         return True
 
     def _make_room_behind(self, slots: Slots, num_pages: int) -> bool:
-        """The same; if there is not enough, these rows let go first what they do not see any more."""
-        if self._make_room(num_pages):
-            return True
+        """The same after there was not enough: these rows let go first what they do not see any more."""
         for space in self.followers:
             space.let_go(slots)
         return bool(self.followers) and self._make_room(num_pages)

@@ -10,23 +10,9 @@ another is appended there, and no step reads or writes so far meanwhile.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from mysglang.srt.forward.worker_batch import Bools, Ints, Longs, Slots
-
-
-class RowWrites(NamedTuple):
-    """Entries of the rows that changed: [slots[i], columns[i]] = pages[i]."""
-
-    slots: Slots
-    columns: Longs
-    pages: Ints
-
-    def only(self, which: Bools) -> RowWrites:
-        """Some of them."""
-        return RowWrites(self.slots[which], self.columns[which], self.pages[which])
+from mysglang.srt.forward.worker_batch import Ints, Longs, Slots, TableWrites
 
 
 class ReqToTokenPool:
@@ -41,7 +27,7 @@ class ReqToTokenPool:
         self.table: Ints = np.zeros((num_slots + 1, self.width), np.int32)
         self.held: Ints = np.zeros(num_slots, np.int32)
         """[num_slots] pages in each row; 0 for free slots."""
-        self._untold: list[RowWrites] = []
+        self._untold: list[TableWrites] = []
         self._flat: Ints = self.table.reshape(-1)
         self._free: list[int] = list(range(num_slots - 1, -1, -1))
         self._columns: Longs = np.arange(self.width)
@@ -84,7 +70,7 @@ class ReqToTokenPool:
         self.held[slot] = end
         # Views: the same slot as often as needed, and columns that stand in a row. A prompt has thousands of both.
         slots: Slots = np.ndarray(len(pages), self._slots.dtype, self._slots, slot * self._slots.itemsize, (0,))
-        self._untold.append(RowWrites(slots, self._columns[start:end], pages))
+        self._untold.append(TableWrites(slots, self._columns[start:end], (pages,)))
 
     def append_one(self, slots: Slots, held: Ints, after: Ints, pages: Ints) -> None:
         """`append_rows` of one page for each row. held, after: [R] the pages of the rows now, and with one more."""
@@ -92,7 +78,7 @@ class ReqToTokenPool:
         columns = held.astype(np.int64)
         self._flat[slots * self.width + columns] = pages
         self.held[slots] = after
-        self._untold.append(RowWrites(slots, columns, pages))
+        self._untold.append(TableWrites(slots, columns, (pages,)))
 
     def append_rows(self, slots: Slots, counts: Ints, pages: Ints) -> None:
         """Put the next `counts[i]` of `pages` behind those that row `slots[i]` holds. The slots are distinct.
@@ -110,7 +96,7 @@ class ReqToTokenPool:
         slots_of_pages, columns = np.repeat(slots, counts), concatenated_ranges(held, counts)
         self._flat[slots_of_pages * self.width + columns] = pages
         self.held[slots] = after
-        self._untold.append(RowWrites(slots_of_pages, columns, pages))
+        self._untold.append(TableWrites(slots_of_pages, columns, (pages,)))
 
     def locations(self, slots: Slots, starts: Ints, lens: Ints) -> Ints:
         """KV slots (page * page_size + offset) of positions starts[i] … starts[i] + lens[i] - 1, row after row.
@@ -134,10 +120,12 @@ class ReqToTokenPool:
         pages: Ints = self._flat[slots * self.width + columns]
         return pages
 
-    def take_writes(self) -> RowWrites | None:
-        """Entries that the device was not told of; None if there are none. They count as told from now on."""
+    def take_writes(self) -> TableWrites | None:
+        """Entries that the device was not told of, in the numbers of the rows' own space; None if there are none. They
+        count as told from now on.
+        """
         untold, self._untold = self._untold, []
-        return joined([writes for writes in untold if len(writes.pages)])
+        return joined([writes for writes in untold if len(writes.slots)])
 
     def check(self) -> None:
         """Assert that rows end where they should. For tests and debugging: visits the whole table."""
@@ -148,11 +136,12 @@ class ReqToTokenPool:
         assert not self.held[self._free].any(), "a free slot holds pages"
 
 
-def joined(pieces: list[RowWrites]) -> RowWrites | None:
+def joined(pieces: list[TableWrites]) -> TableWrites | None:
     """All of them as one; None if there are none."""
     if len(pieces) < 2:
         return pieces[0] if pieces else None
-    return RowWrites(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
+    slots, columns = (np.concatenate(each) for each in zip(*((w.slots, w.columns) for w in pieces), strict=True))
+    return TableWrites(slots, columns, (np.concatenate([writes.pages[0] for writes in pieces]),))
 
 
 def concatenated_ranges(starts: Ints | Longs, counts: Ints) -> Longs:
