@@ -57,7 +57,8 @@ MAY_IMPORT = {
     "constrained": "scheduling.role scheduling.request scheduling.grammar forward.worker_batch messages.outputs "
     "sampling.grammar_spec",
     # the processes
-    "managers": "scheduling mem_cache forward.worker forward.weights forward.occupation forward.host_pages multimodal "
+    "managers": "scheduling mem_cache forward.worker forward.weights forward.occupation forward.host_pages "
+    "forward.page_space multimodal "
     "distributed.ranks parser sampling messages server_args args configs",
     "managers.scheduler_builder": PLUG_INS + " distributed",
     "managers.worker_factory": "model_executor.executor model_executor.model_launch model_executor.runner_config "
