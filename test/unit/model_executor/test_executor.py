@@ -1,5 +1,6 @@
 """The CPU worker, driven by hand: steps of every shape give the tokens of each prompt on its own."""
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.model_launch import ModelLaunch
 from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS, EAGER, WHOLE_STEP, Program
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.platforms.slot_buffer import Keeping
 from mysglang.srt.sampling.logit_bias import LOGIT_BIAS
 from mysglang.srt.sampling.logit_edits import edits
 from mysglang.srt.sampling.min_new_tokens import MIN_NEW_TOKENS
@@ -269,3 +271,23 @@ def test_several_models_share_one_budget(model_config: ModelConfig, alone) -> No
     for purpose in ("weights", "kvcache"):
         assert two.capacity.memory_usage[purpose] == 2 * one.capacity.memory_usage[purpose]
     assert Driver.start(two, [GREEDY] * 4).generate(PROMPTS, 8) == alone["greedy"]
+
+
+def test_every_tensor_with_a_row_for_each_slot_is_declared(model_config: ModelConfig) -> None:
+    """In a number of slots that nothing else is as large as, after steps that use whatever keeps something."""
+    worker = start_executor(replace(CPU, max_running_requests=136), model_config)
+    drawn = Driver.start(worker, SAMPLED)
+    drawn.generate(PROMPTS, 4)
+    gc.collect()
+    alive = [value for value in gc.get_objects() if type(value) is torch.Tensor and value.dim() and value.numel()]
+    found = {tensor.data_ptr() for tensor in alive if len(tensor) in (136, 137)}
+    end = programs_of(worker)[EAGER]._end
+    tables, on_host = end._tables, {tokens._host.data_ptr() for tokens in end._returns._tokens}
+    assert found - on_host == {tensor.data_ptr() for tensor in (*tables.pages, tables.newest)}
+    declared = {buffer.name: buffer for buffer in worker.slot_buffers}
+    assert list(declared) == ["table_pages.0", "newest_token", "penalty_counts"]
+    assert all(buffer.keeping is Keeping.DERIVED for buffer in declared.values())
+    kept = declared["table_pages.0"].nbytes(137) + declared["newest_token"].nbytes(137)
+    assert kept == tables.nbytes == tables.pages[0].nbytes + tables.newest.nbytes
+    assert worker.capacity.memory_usage["slots"] * (1 << 30) == kept
+    assert declared["penalty_counts"].on_demand and declared["penalty_counts"].nbytes(137) == 0

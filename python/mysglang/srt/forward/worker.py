@@ -22,7 +22,7 @@ class WorkerCapacity:
     """Positions of one row: the longest request, output included."""
     vocab_size: int
     memory_usage: dict[str, float] = field(default_factory=dict)
-    """GiB by purpose: weights, kvcache, graph."""
+    """GiB by purpose: weights, kvcache, graph, slots."""
     startup_times: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of the start: load_weight, kv_cache_allocation, cuda_graph_prefill, cuda_graph_decode."""
 

@@ -45,7 +45,7 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     logit_processors: list[str] = []
     """Names of the logit processors that requests may ask for."""
     memory_usage: dict[str, float] = {}
-    """GiB by purpose: weights, kvcache, graph."""
+    """GiB by purpose: weights, kvcache, graph, slots."""
     rank_labels: dict[str, str] = {}
     """Which rank the scheduler is in each kind of group, by the name that its figures have for that."""
     startup_times: dict[str, float] = {}

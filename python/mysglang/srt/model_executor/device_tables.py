@@ -18,12 +18,20 @@ from torch import Tensor
 
 from mysglang.srt.kernels.newest import record_tokens, resolve_tokens
 from mysglang.srt.model_executor.step_columns import loc_columns, page_columns
+from mysglang.srt.platforms.slot_buffer import Keeping, SlotBuffer
+
+
+def table_buffers(max_pages: int, spaces: int) -> tuple[SlotBuffer, ...]:
+    """The declarations of the tables, whose rows are the slots and one of padding."""
+    pages = (SlotBuffer(name, 4 * max_pages, Keeping.DERIVED) for name in page_columns(spaces))
+    return (*pages, SlotBuffer("newest_token", 8, Keeping.DERIVED))
 
 
 class DeviceTables:
     """Rows by slot. Columns and contents are the scheduler's."""
 
     def __init__(self, num_slots: int, max_pages: int, device: torch.device, *, spaces: int = 1) -> None:
+        self.declared = table_buffers(max_pages, spaces)
         shape = (num_slots + 1, max_pages)
         self.pages = tuple(torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(spaces))
         """The page table of each space."""
@@ -46,6 +54,11 @@ class DeviceTables:
     def padding_slot(self) -> int:
         """The row after the requests'."""
         return len(self.newest) - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tables."""
+        return sum(buffer.nbytes(len(self.newest)) for buffer in self.declared)
 
     def write(self, uploaded: Mapping[str, Tensor]) -> None:
         """Set what `table_columns` gave, in all page tables; nothing if there was nothing."""

@@ -66,7 +66,11 @@ class Executor:
             pool = memories[0].pool
             identity = page_identity(launch.config, launch.load, config, pool)
             self.host_pages = make_host_pages(config.host_tier, pool, platform, identity)
-        self.steps = StepPrograms(served, served.ready(memories[0]))
+        runnable, tables = served.ready(memories[0]), memories[0].tables
+        self.steps = StepPrograms(served, runnable)
+        self.slot_buffers = (*tables.declared, *runnable.slot_buffers)
+        """Every tensor that the device keeps for slots between steps."""
+        logger.info("Kept for each slot: %s.", "; ".join(map(str, self.slot_buffers)))
         pools = [memory.pool for memory in memories]
         self.occupation = DeviceOccupation(self.weights, pools, self.steps, platform)
         self.device_name = platform.device_name
@@ -82,6 +86,7 @@ class Executor:
                 "weights": sum(weight_bytes(model.model) for model in models) / GIB,
                 "kvcache": sum(pool.nbytes for pool in pools) / GIB,
                 "graph": self.steps.nbytes / GIB,
+                "slots": tables.nbytes / GIB,
             },
             startup_times=setup.startup_times,
         )

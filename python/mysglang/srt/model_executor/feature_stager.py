@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, SamplingColumns
 from mysglang.srt.model_executor.step_columns import Columns, feature_columns, named
+from mysglang.srt.platforms.slot_buffer import SlotBuffer
 from mysglang.srt.sampling.feature import Act, DeviceFacts, DeviceSide, SamplingFeature
 from mysglang.srt.sampling.features import FEATURES
 from mysglang.srt.sampling.logits_rows import LogitsRows
@@ -42,6 +43,11 @@ class FeatureStager:
     def __init__(self, facts: DeviceFacts, features: Sequence[SamplingFeature] = FEATURES) -> None:
         self._sides: dict[str, DeviceSide] = {feature.name: feature.device(facts) for feature in features}
         self._last: tuple[SamplingColumns, Uploaded] | None = None
+
+    @property
+    def slot_buffers(self) -> tuple[SlotBuffer, ...]:
+        """What the features keep for slots between steps."""
+        return tuple(buffer for side in self._sides.values() for buffer in side.slot_buffers)
 
     def stage(self, batch: ModelWorkerBatch, logits: LogitsRows) -> StagedFeatures:
         """What the step's features need of the upload."""

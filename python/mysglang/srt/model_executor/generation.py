@@ -70,7 +70,7 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
         model = load_model(launch.config, launch.load, platform.device, launch.dtype, tp=setup.tp)
         features = FeatureStager(DeviceFacts(launch.config.vocab_size, platform.device, ops.draw))
         stager = StepStager(Uploader(platform), features, ops, processors)
-        return GenerationModel(setup, launch, model, stager, Sampler(ops))
+        return GenerationModel(setup, launch, model, features, stager, Sampler(ops))
 
     return load
 
@@ -79,12 +79,19 @@ class GenerationModel:
     """Implements `programs.ServedModel`."""
 
     def __init__(
-        self, setup: Setup, launch: ModelLaunch, model: CausalLM, stager: StepStager, sampler: Sampler
+        self,
+        setup: Setup,
+        launch: ModelLaunch,
+        model: CausalLM,
+        features: FeatureStager,
+        stager: StepStager,
+        sampler: Sampler,
     ) -> None:
         self.model = model
         self.stores = ModelStores(tuple(model.attention_specs()), launch.dtype)
         self._setup = setup
         self._launch = launch
+        self._features = features
         self._stager = stager
         self._sampler = sampler
         self._warm_sampler()
@@ -113,6 +120,7 @@ class GenerationModel:
                 padding_prompt(length, tables.padding_slot, top_k=top_k, spaces=tables.num_spaces)
                 for top_k in WARM_UP_TOP_K
             ],
+            slot_buffers=self._features.slot_buffers,
             capture=captures.take,
         )
 

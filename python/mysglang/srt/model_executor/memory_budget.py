@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.model_executor.device_tables import table_buffers
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.interface import DeviceMemory
 from mysglang.srt.utils.hardware import GIB
@@ -92,6 +93,13 @@ class KvCost:
         return bisect.bisect_right(range(int(most) + 2), room, key=self.nbytes) - 1
 
 
+def captured_bytes(graph_sizes: tuple[int, ...]) -> int:
+    """What the captures of all programs are reckoned to take, before memory is handed out. Sizes share the memory of
+    the largest. An estimate by its rows, for a large model.
+    """
+    return 2 * MIB * max(graph_sizes, default=0)
+
+
 def static_fraction(
     config: RunnerConfig, total: int, graph_sizes: tuple[int, ...], chunk: int, workspace: int = 0
 ) -> float:
@@ -100,7 +108,8 @@ def static_fraction(
     """
     if config.mem_fraction_static is not None:
         return config.mem_fraction_static
-    reserved = (512 + 1.5 * max(chunk, 2048) + 1024 / 8 + 2 * max(graph_sizes, default=0)) * MIB + workspace
+    activations = (512 + 1.5 * max(chunk, 2048) + 1024 / 8) * MIB
+    reserved = activations + captured_bytes(graph_sizes) + workspace
     if total > 60 * GIB:
         reserved = max(reserved, 10 * GIB)
     return max(0.0, (total - reserved) / total)
@@ -119,8 +128,8 @@ def cuda_budget(
     slots = config.max_running_requests
     if slots is None:
         slots = min(max(tokens * SLOTS_PER_CONTEXT // context, MIN_SLOTS), MAX_SLOTS)
-    # A page table, one for each space, has an entry of 4 bytes for every position that a row may have.
-    table = 4 * (slots + 1) * (-(-min(context, tokens) // config.page_size)) * len(cost.spaces)
+    max_pages = -(-min(context, tokens) // config.page_size)
+    table = sum(buffer.nbytes(slots + 1) for buffer in table_buffers(max_pages, len(cost.spaces)))
     if config.max_total_tokens is None:
         tokens = cost.fitting(max(0, room - table))
     elif cost.nbytes(config.max_total_tokens) + table > after.free:

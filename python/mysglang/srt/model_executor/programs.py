@@ -17,6 +17,7 @@ from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.models.checkpoint_model import CheckpointModel
+from mysglang.srt.platforms.slot_buffer import SlotBuffer
 
 WHOLE_STEP = "whole_step_kernel"
 CAPTURED_DECODE = "captured_decode"
@@ -74,6 +75,8 @@ class Runnable:
     eager: Program
     warm_ups: Sequence[ModelWorkerBatch]
     """Steps of padding that compile what is compiled at first use."""
+    slot_buffers: Sequence[SlotBuffer] = ()
+    """What is kept for slots between steps, beside the tables that all models share."""
     capture: Callable[[], Captured] = Captured
     """Makes the other programs: at the start, and again after weights or memory have moved."""
 

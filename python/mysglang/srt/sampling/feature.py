@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mysglang.srt.platforms.slot_buffer import SlotBuffer
 from mysglang.srt.sampling.logits_rows import LogitsRows
 
 if TYPE_CHECKING:
@@ -181,6 +182,9 @@ def places(rows: Tensor, row: int) -> Tensor:
 
 class DeviceSide:
     """What a worker keeps of a feature. A feature overrides what it needs."""
+
+    slot_buffers: tuple[SlotBuffer, ...] = ()
+    """The tensors that it keeps for slots between steps."""
 
     def expect(self, part: FeatureColumns, logits: LogitsRows, seq_lens: Ints) -> Arrays:
         """Called on the host for each part of each step, before the upload: what the device side adds to it.

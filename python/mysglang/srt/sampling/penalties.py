@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from mysglang.srt.platforms.slot_buffer import Keeping, SlotBuffer
 from mysglang.srt.sampling.feature import (
     NOTHING,
     Act,
@@ -189,6 +190,7 @@ class PenaltyTable(DeviceSide):
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         import torch
 
+        self.slot_buffers = (SlotBuffer("penalty_counts", 4 * vocab_size, Keeping.DERIVED, on_demand=True),)
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
 
     def expect(self, part: FeatureColumns, logits: LogitsRows, seq_lens: Ints) -> Arrays:

@@ -1,0 +1,37 @@
+"""SlotBuffer: what the device keeps for every slot between steps. Each such tensor is declared by whoever owns it, so
+that it can be budgeted, listed, and dealt with when a request leaves its slot. Plain numbers, no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Keeping(Enum):
+    """How a request that comes into a slot, new or from elsewhere, gets its part of a buffer."""
+
+    DERIVED = "derived"
+    """The steps of the request write it from its tokens and pages."""
+    ADVISORY = "advisory"
+    """A wrong or missing value may cost speed, and never changes an answer."""
+    TRAVELS = "travels"
+    """It exists nowhere else, so it must be moved with the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotBuffer:
+    """One tensor with a row for each slot."""
+
+    name: str
+    row_bytes: int
+    keeping: Keeping
+    on_demand: bool = False
+    """Whether rows are made when requests first need them, and none before: such a buffer is in no budget."""
+
+    def nbytes(self, rows: int) -> int:
+        """Bytes that are taken at the start, for so many rows."""
+        return 0 if self.on_demand else rows * self.row_bytes
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.row_bytes} B a slot{', on demand' if self.on_demand else ''}, {self.keeping.value}"
