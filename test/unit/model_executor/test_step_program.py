@@ -1,11 +1,11 @@
 """Which program computes a captured step, and which models the kernel for whole steps takes."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.configs.layer_plan import LayerPlan, NormPlan, RopePlan

@@ -1,13 +1,13 @@
 """A description says everything: plain torch, given nothing else, gets the logits of the model."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from msgspec.structs import replace
 from torch import Tensor
 from transformers import PreTrainedModel
 

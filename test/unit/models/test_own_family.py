@@ -2,12 +2,12 @@
 that the package does not know, and the built-in ones stand nowhere else.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 
 from fixtures.tiny_checkpoints import FAMILIES, SIZES
 from fixtures.transformers_pair import SCENARIOS, check_scenario, load_pair

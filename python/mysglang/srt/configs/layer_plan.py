@@ -7,8 +7,9 @@ computed, and of MLPs one in `models/decoder.py`. Sizes are those of the whole m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
 
 NormKind = Literal["rms", "rms_plus_one"]
 """An RMSNorm that multiplies by its weight, or by 1 + its weight."""
@@ -42,24 +43,21 @@ class Matrix(NamedTuple):
         return self.rows.value * self.columns.value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormPlan:
+class NormPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A norm over hidden states, or over each head."""
 
     eps: float
     kind: NormKind = "rms"
 
 
-@dataclass(frozen=True, slots=True)
-class RopePlan:
+class RopePlan(msgspec.Struct, frozen=True):
     """Rotary positions of the heads of queries and keys."""
 
     parameters: Mapping[str, Any]
     """rope_type, rope_theta and the numbers of the scaling, as `rope_config.rope_parameters` makes them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionPlan:
+class AttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Grouped-query attention over all keys before a query, or over a window of them."""
 
     num_heads: int
@@ -97,8 +95,7 @@ class MlpPlan(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatedMlpPlan:
+class GatedMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
     """down(activation(gate(x)) * up(x))."""
 
     intermediate_size: int
@@ -113,8 +110,7 @@ class GatedMlpPlan:
         yield Matrix("mlp.down_proj.weight", hidden, inner)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterPlan:
+class RouterPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Which experts a token goes to, and with which gates."""
 
     kind: RouterKind
@@ -124,8 +120,7 @@ class RouterPlan:
     """Whether the gates of a token's experts are divided by their sum."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixturePlan:
+class MixturePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The sum over a token's experts, gated MLPs themselves, of gate * expert(x)."""
 
     experts: int
@@ -144,8 +139,7 @@ class MixturePlan:
         yield Matrix("mlp.experts.{}.down_proj.weight", hidden, inner, **every)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormsPlan:
+class NormsPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Where a layer's norms stand, by the names that they have in a checkpoint's layer."""
 
     norm: NormPlan
@@ -156,8 +150,7 @@ class NormsPlan:
     after_mlp: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPlan:
+class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Attention, then an MLP; what each gives is added to the residual stream."""
 
     attention: AttentionPlan
@@ -170,8 +163,7 @@ class LayerPlan:
         yield from self.mlp.matrices(hidden)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderPlan:
+class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Embedding, layers, a norm, and for models that generate the projection to logits."""
 
     layers: tuple[LayerPlan, ...]

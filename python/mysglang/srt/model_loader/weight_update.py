@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -173,8 +173,8 @@ def first_difference(name: str, one: object, other: object) -> tuple[str, object
     """(the path of names to it, what stands there in each) of two values called `name`; None if they are equal."""
     if one == other:
         return None
-    if is_dataclass(one) and type(one) is type(other):
-        inner = [(each.name, getattr(one, each.name), getattr(other, each.name)) for each in fields(one)]
+    if isinstance(one, msgspec.Struct) and type(one) is type(other):
+        inner = [(name, getattr(one, name), getattr(other, name)) for name in one.__struct_fields__]
     elif isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
         inner = [(str(index), *pair) for index, pair in enumerate(zip(one, other, strict=True))]
     else:

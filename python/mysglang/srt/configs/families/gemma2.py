@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from mysglang.srt.configs.decoder_config import (
     SLIDING,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from mysglang.srt.configs.decoder_config import DecoderConfig, Positions
 from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan, RopePlan

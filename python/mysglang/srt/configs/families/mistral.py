@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from mysglang.srt.configs.decoder_config import Heads, Positions
 from mysglang.srt.configs.families.llama import LlamaConfig

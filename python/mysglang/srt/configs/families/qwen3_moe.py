@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from mysglang.srt.configs.decoder_config import DecoderConfig, Heads, LayerNumber, Layers, Positions, Width
 from mysglang.srt.configs.layer_plan import AttentionPlan, MixturePlan, MlpPlan, RopePlan, RouterPlan
