@@ -75,7 +75,7 @@ class Executor:
         self.occupation = DeviceOccupation(self.weights, pools, self.steps, platform)
         self.device_name = platform.device_name
         self.device_profile = described(platform.profile, platform.device_name)
-        logger.info("Figures of the device: %s.", self.device_profile)
+        logger.info("Device profile: %s.", self.device_profile)
         self.attention_backend = served.attention
         self.capacity = WorkerCapacity(
             spaces=budget.spaces,
