@@ -11,6 +11,7 @@ import pytest
 
 from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.distributed.groups import SoloGroup, group_of
+from mysglang.srt.distributed.pipeline import stage_of
 from mysglang.srt.distributed.ranks import ALONE, RANKS_OF_ONE, Place, RankContext, rank_contexts
 from mysglang.srt.managers.child_specs import ranks_of, scheduler_title
 
@@ -18,6 +19,7 @@ SOURCES = Path(__file__).parents[3] / "python/mysglang/srt"
 MAY_READ = {
     "tp_size": {"args", "configs/checkpoint_sizes.py", "entrypoints/launcher.py", "managers/child_specs.py"},
     "base_gpu_id": {"args", "managers/child_specs.py"},
+    "WholeModel": {"distributed/pipeline.py"},
     "SoloGroup": {"distributed/groups.py", "layers/context.py"},
 }
 """Name -> where it may be read: in folders and files of the package. All others have a RankContext, or a group."""
@@ -32,10 +34,12 @@ def test_one_rank_is_alone_in_every_group() -> None:
     assert ranks.labels == {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
 
 
-def test_the_group_of_one_exchanges_nothing() -> None:
+def test_one_rank_exchanges_nothing_and_has_all_layers() -> None:
     assert isinstance(group_of(RANKS_OF_ONE.tp), SoloGroup)
-    with pytest.raises(AssertionError):
-        group_of(Place(1, 2))
+    assert stage_of(RANKS_OF_ONE.pp).layers(5) == range(5)
+    for of in (group_of, stage_of):
+        with pytest.raises(AssertionError):
+            of(Place(1, 2))
 
 
 def test_ranks_that_share_layers() -> None:

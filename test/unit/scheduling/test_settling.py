@@ -8,6 +8,7 @@ from fixtures.late_scheduler import LateScheduler, Setup
 from mysglang.srt.messages.control import PauseGenerationReq
 from mysglang.srt.observability import instruments as told
 from mysglang.srt.scheduling.settling import SettleReason
+from mysglang.srt.scheduling.step_planner import OrderName
 
 PLAIN = Setup()
 FULL = Setup(num_tokens=128, max_context=60, num_slots=4, conservativeness=0.05)
@@ -90,3 +91,21 @@ def test_nobody_is_retracted_while_a_result_may_still_give_memory_back() -> None
     retraction.retract = watched  # type: ignore[method-assign, assignment]
     run_out_of_memory(scheduler)
     assert in_flight and not any(in_flight)
+
+
+@pytest.mark.parametrize("order", ["prefill_first", "bounded", "mixed"])
+def test_no_prompt_takes_what_running_rows_lack(order: OrderName) -> None:
+    """A turn that finds no memory for the next tokens launches nothing, though a prompt waits that would fit."""
+    scheduler = LateScheduler(Setup(order=order, decode_wait_tokens=1))
+    scheduler.send("runs", [3] * 12, 40, ignore_eos=True)
+    scheduler.turn(4)
+    [lane] = scheduler.assembled.scheduler.lanes.all
+    extend_rows, launched = scheduler.kv.extend_rows, len(scheduler.worker.steps)
+    scheduler.kv.extend_rows = lambda _slots, _lens: False  # type: ignore[method-assign]
+    scheduler.send("waits", [4] * 12, 40, ignore_eos=True)
+    lane.waited = 1
+    scheduler.turn()
+    assert len(scheduler.worker.steps) == launched + (order == "prefill_first")
+    scheduler.kv.extend_rows = extend_rows  # type: ignore[method-assign]
+    scheduler.run()
+    assert [answer.retractions for answer in scheduler.answers.values()] == [0, 0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from mysglang.srt.distributed.ranks import Place
+
 
 class Stage(Protocol):
     """A run of consecutive layers."""
@@ -18,3 +20,12 @@ class WholeModel:
 
     def layers(self, count: int) -> range:
         return range(count)
+
+
+WHOLE_MODEL = WholeModel()
+
+
+def stage_of(place: Place) -> Stage:
+    """The layers of the rank with that place among the stages."""
+    assert place.size == 1, "options for several ranks are refused"
+    return WHOLE_MODEL

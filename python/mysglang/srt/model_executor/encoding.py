@@ -25,7 +25,15 @@ def encoder(setup: Setup, launch: ModelLaunch) -> Load:
     """An encoder. Its attention is torch's, whatever is asked for decoders."""
 
     def load() -> EncodingModel:
-        model = load_as(EncoderModel, launch.config, launch.load, setup.platform.device, launch.dtype, tp=setup.tp)
+        model = load_as(
+            EncoderModel,
+            launch.config,
+            launch.load,
+            setup.platform.device,
+            launch.dtype,
+            tp=setup.tp,
+            stage=setup.stage,
+        )
         return EncodingModel(setup, launch, model)
 
     return load

@@ -67,7 +67,7 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
     ops = SamplingOps.choose(reference=setup.wants_reference)
 
     def load() -> GenerationModel:
-        model = load_model(launch.config, launch.load, platform.device, launch.dtype, tp=setup.tp)
+        model = load_model(launch.config, launch.load, platform.device, launch.dtype, tp=setup.tp, stage=setup.stage)
         features = FeatureStager(DeviceFacts(launch.config.vocab_size, platform.device, ops.draw))
         stager = StepStager(Uploader(platform), features, ops, processors)
         return GenerationModel(setup, launch, model, features, stager, Sampler(ops))

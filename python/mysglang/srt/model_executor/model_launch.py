@@ -10,6 +10,7 @@ import torch
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.groups import Group, group_of
+from mysglang.srt.distributed.pipeline import Stage, stage_of
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends
@@ -49,6 +50,11 @@ class Setup:
     def tp(self) -> Group:
         """The ranks that share each layer."""
         return group_of(self.config.ranks.tp)
+
+    @property
+    def stage(self) -> Stage:
+        """The layers that stand on this rank."""
+        return stage_of(self.config.ranks.pp)
 
     def choose_attention(self, specs: tuple[AttentionSpec, ...], dtype: torch.dtype) -> ChosenBackends:
         """The attention of layers like these; without layers, only what was asked for is checked. Raises ConfigError

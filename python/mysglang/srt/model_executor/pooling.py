@@ -27,7 +27,15 @@ def pooling_decoder(setup: Setup, launch: ModelLaunch) -> Load:
     """A decoder that makes vectors. Raises ConfigError for what cannot run here."""
 
     def load() -> PoolingModel:
-        model = load_as(PoolingDecoder, launch.config, launch.load, setup.platform.device, launch.dtype, tp=setup.tp)
+        model = load_as(
+            PoolingDecoder,
+            launch.config,
+            launch.load,
+            setup.platform.device,
+            launch.dtype,
+            tp=setup.tp,
+            stage=setup.stage,
+        )
         return PoolingModel(setup, launch, model)
 
     return load

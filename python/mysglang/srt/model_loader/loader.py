@@ -17,7 +17,7 @@ from torch import Tensor
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.groups import SOLO, Group
-from mysglang.srt.distributed.pipeline import Stage, WholeModel
+from mysglang.srt.distributed.pipeline import WHOLE_MODEL, Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import FinishesWeights
@@ -42,7 +42,7 @@ def load_model(
     dtype: torch.dtype,
     *,
     tp: Group = SOLO,
-    stage: Stage | None = None,
+    stage: Stage = WHOLE_MODEL,
 ) -> CausalLM:
     """This rank's part of a model that generates, ready to run. Raises ConfigError if the checkpoint is not what it
     should be.
@@ -58,7 +58,7 @@ def load_as(
     dtype: torch.dtype,
     *,
     tp: Group = SOLO,
-    stage: Stage | None = None,
+    stage: Stage = WHOLE_MODEL,
 ) -> Model:
     """The same of a model of this kind, which its architecture must be."""
     began = time.perf_counter()
@@ -68,7 +68,7 @@ def load_as(
     try:
         with torch.no_grad():
             with device:
-                model = model_class(model_config.architecture, kind)(model_config, context, stage or WholeModel())
+                model = model_class(model_config.architecture, kind)(model_config, context, stage)
             if dummy:
                 fill_with_dummy_weights(model, load_config.seed)
             else:
