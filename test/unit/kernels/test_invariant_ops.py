@@ -221,6 +221,12 @@ whole = experts.invariant_fused_experts(x, gate_up, down, ids, gates, "silu")
 for rows in (torch.tensor([69]), torch.randperm(70)):
     part = experts.invariant_fused_experts(x[rows], gate_up, down, ids[rows], gates[rows], "silu")
     assert torch.equal(part, whole[rows])
+# One row has everything compiled that more rows will need, whatever the tile.
+tiles = []
+experts._product_kernel.warmup = lambda *arguments, grid, ROWS, OUTPUTS, **more: tiles.append((ROWS, OUTPUTS))
+for _ in range(2):
+    experts.fused_experts(x[:1], gate_up, down, ids[:1], gates[:1], "silu")
+assert tiles == [(tile.rows, wide * tile.outputs) for tile in experts.TILES for wide in (1, 2)]
 assert experts.fused_experts(x[:0], gate_up, down, ids[:0], gates[:0], "silu").shape == (0, 40)
 broken = torch.full((1, 9), float("nan"))
 ids, gates = topk.topk_softmax(broken, 3, True)

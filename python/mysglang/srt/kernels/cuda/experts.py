@@ -11,7 +11,9 @@ expert without rows has no block, and its weights are not read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -41,19 +43,29 @@ FEW = Tile(16, 32, 256, 4, 4)
 """For so few pairs that wider tiles would leave multiprocessors without work."""
 SOME = Tile(16, 64, 256, 4, 3)
 """For a few rows of each expert: what counts is that weights are read at full speed."""
-MORE = Tile(32, 64, 128, 4, 3)
+MORE = Tile(64, 64, 128, 4, 3)
+"""In deterministic inference for any number of rows, so that a row's sums are taken in one way."""
 MANY = Tile(128, 64, 128, 8, 3)
-"""Largest tile, for prompts. All of these are first choices by arithmetic; none has been measured."""
+"""For prompts. All of these are first choices by arithmetic; none has been measured."""
+TILES = (FEW, SOME, MORE, MANY)
 FEW_PAIRS = 32
-INVARIANT = Tile(64, 64, 128, 4, 3)
-"""Used for any number of rows, so that a row's sums are taken in one way."""
+MOST_ROWS = 128
+"""Of a tile."""
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@triton.jit(do_not_specialize=["pairs", "rows"])
 def _sort_kernel(
-    ids, order, block_experts, blocks_used, pairs, ROWS: tl.constexpr, EXPERTS: tl.constexpr, CHUNK: tl.constexpr
+    ids,
+    order,
+    block_experts,
+    blocks_used,
+    pairs,
+    rows,
+    EXPERTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MOST_ROWS: tl.constexpr,
 ):
-    """The pairs of one expert, in their order, to its blocks. EXPERTS: a power of two, none left out."""
+    """The pairs of one expert, in their order, to its blocks of `rows`. EXPERTS: a power of two, none left out."""
     expert = tl.program_id(0)
     number = tl.arange(0, EXPERTS)
     counts = tl.zeros((EXPERTS,), tl.int32)
@@ -61,15 +73,15 @@ def _sort_kernel(
         pair = first + tl.arange(0, CHUNK)
         chosen = tl.load(ids + pair, mask=pair < pairs, other=0)
         counts += tl.histogram(chosen, EXPERTS, mask=pair < pairs)
-    blocks = (counts + ROWS - 1) // ROWS
+    blocks = (counts + rows - 1) // rows
     before = tl.sum(tl.where(number < expert, blocks, 0))
     own = tl.sum(tl.where(number == expert, counts, 0))
-    own_blocks = (own + ROWS - 1) // ROWS
+    own_blocks = (own + rows - 1) // rows
     if expert == tl.num_programs(0) - 1:
         tl.store(blocks_used, before + own_blocks)
     for block in range(own_blocks):
         tl.store(block_experts + before + block, expert)
-    begin = before * ROWS
+    begin = before * rows
     done = 0
     for first in range(0, pairs, CHUNK):
         pair = first + tl.arange(0, CHUNK)
@@ -77,8 +89,8 @@ def _sort_kernel(
         place = begin + done + tl.cumsum(mine.to(tl.int32), 0) - 1
         tl.store(order + place, pair, mask=mine)
         done += tl.sum(mine.to(tl.int32))
-    padding = own + tl.arange(0, ROWS)
-    tl.store(order + begin + padding, pairs, mask=padding < own_blocks * ROWS)
+    padding = own + tl.arange(0, MOST_ROWS)
+    tl.store(order + begin + padding, pairs, mask=padding < own_blocks * rows)
 
 
 # How many rows there are must not choose another compiled kernel.
@@ -145,28 +157,36 @@ def _sum_kernel(each, gates, out, width, TOP_K: tl.constexpr, BLOCK: tl.constexp
     tl.store(out + row * width + columns, total, mask=inside)
 
 
+Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
+"""Kernel, grid, arguments, constants."""
+
+_compiled: set[tuple[object, ...]] = set()
+"""Devices, types and shapes for which every tile is."""
+
+
 def fused_experts(
     x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
 ) -> Tensor:
     """As `kernels.experts.fused_experts`."""
-    return _mixture(x, gate_up, down, ids, gates, activation, best_tile(ids.numel(), len(gate_up)))
+    mixture = _Mixture(x, gate_up, down, ids, gates, activation)
+    mixture.compile()
+    return mixture.run(best_tile(ids.numel(), len(gate_up)))
 
 
 def invariant_fused_experts(
     x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
 ) -> Tensor:
     """The same, where each row is computed alike whatever rows are beside it."""
-    return _mixture(x, gate_up, down, ids, gates, activation, INVARIANT)
+    return _Mixture(x, gate_up, down, ids, gates, activation).run(MORE)
 
 
 def best_tile(pairs: int, experts: int) -> Tile:
     """By how many rows an expert has on average."""
     if pairs <= FEW_PAIRS:
         return FEW
-    for tile in (SOME, MORE):
-        if pairs <= tile.rows * experts:
-            return tile
-    return MANY
+    if pairs <= SOME.rows * experts:
+        return SOME
+    return MORE if pairs <= MANY.rows * experts else MANY
 
 
 def most_blocks(pairs: int, experts: int, rows: int) -> int:
@@ -174,51 +194,78 @@ def most_blocks(pairs: int, experts: int, rows: int) -> int:
     return min(pairs, (pairs + experts * (rows - 1)) // rows)
 
 
-def _mixture(
-    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation, tile: Tile
-) -> Tensor:
-    (rows, top_k), (experts, width, inner) = ids.shape, down.shape
-    pairs = rows * top_k
-    out = x.new_empty(rows, width)
-    if not rows:
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    """The arguments of one call."""
+
+    x: Tensor
+    gate_up: Tensor
+    down: Tensor
+    ids: Tensor
+    gates: Tensor
+    activation: Activation
+
+    def run(self, tile: Tile) -> Tensor:
+        out = self.x.new_empty(len(self.x), self.down.shape[1])
+        if len(self.x):
+            for kernel, grid, arguments, constants in self._launches(out, tile):
+                kernel[grid](*arguments, **constants)
         return out
-    blocks = most_blocks(pairs, experts, tile.rows)
-    routed = ids.new_empty(blocks * tile.rows), ids.new_empty(blocks), ids.new_empty(1)
-    _sort_kernel[(experts,)](
-        ids.contiguous(),
-        *routed,
-        pairs,
-        ROWS=tile.rows,
-        EXPERTS=triton.next_power_of_2(experts),
-        CHUNK=min(SORTED_PAIRS, triton.next_power_of_2(pairs)),
-        num_warps=4,
-    )
-    between, each = x.new_empty(pairs, inner), x.new_empty(pairs, width)
-    for source, weights, product, shared, kind, tile_outputs in (
-        (x, gate_up, between, top_k, activation, tile.outputs),
-        (between, down, each, 1, "none", 2 * tile.outputs),
-    ):
-        outputs = product.shape[1]
-        _product_kernel[(blocks * triton.cdiv(outputs, tile_outputs),)](
-            source,
-            weights,
-            product,
-            *routed,
-            source.stride(0),
-            pairs,
-            blocks,
-            outputs,
-            source.shape[1],
-            SHARED=shared,
-            KIND=kind,
-            ROWS=tile.rows,
-            OUTPUTS=tile_outputs,
-            INPUTS=tile.depth // x.element_size(),
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+
+    def compile(self) -> None:
+        """For all tiles, the first time that there are such arguments: else a long prompt would wait for its own."""
+        key = self.x.device, self.x.dtype, self.gate_up.shape, self.down.shape, self.ids.shape[1], self.activation
+        if key in _compiled or not len(self.x):
+            return
+        _compiled.add(key)
+        out = self.x.new_empty(len(self.x), self.down.shape[1])
+        for tile in TILES:
+            for kernel, grid, arguments, constants in self._launches(out, tile):
+                kernel.warmup(*arguments, grid=grid, **constants)
+
+    def _launches(self, out: Tensor, tile: Tile) -> Iterator[Launch]:
+        x, (rows, top_k), (experts, width, inner) = self.x, self.ids.shape, self.down.shape
+        pairs = rows * top_k
+        blocks = most_blocks(pairs, experts, tile.rows)
+        order, block_experts, used = (self.ids.new_empty(size) for size in (blocks * tile.rows, blocks, 1))
+        yield (
+            _sort_kernel,
+            (experts,),
+            (self.ids.contiguous(), order, block_experts, used, pairs, tile.rows),
+            {
+                "EXPERTS": triton.next_power_of_2(experts),
+                "CHUNK": SORTED_PAIRS,
+                "MOST_ROWS": MOST_ROWS,
+                "num_warps": 4,
+            },
         )
-    block = min(SUMMED, triton.next_power_of_2(width))
-    _sum_kernel[(rows, triton.cdiv(width, block))](
-        each, gates.contiguous(), out, width, TOP_K=top_k, BLOCK=block, num_warps=4
-    )
-    return out
+        between, each = x.new_empty(pairs, inner), x.new_empty(pairs, width)
+        for source, weights, product, shared, kind, tile_outputs in (
+            (x, self.gate_up, between, top_k, self.activation, tile.outputs),
+            (between, self.down, each, 1, "none", 2 * tile.outputs),
+        ):
+            outputs, inputs = product.shape[1], source.shape[1]
+            yield (
+                _product_kernel,
+                (blocks * triton.cdiv(outputs, tile_outputs),),
+                (
+                    *(source, weights, product, order, block_experts, used),
+                    *(source.stride(0), pairs, blocks, outputs, inputs),
+                ),
+                {
+                    "SHARED": shared,
+                    "KIND": kind,
+                    "ROWS": tile.rows,
+                    "OUTPUTS": tile_outputs,
+                    "INPUTS": tile.depth // x.element_size(),
+                    "num_warps": tile.warps,
+                    "num_stages": tile.stages,
+                },
+            )
+        block = min(SUMMED, triton.next_power_of_2(width))
+        yield (
+            _sum_kernel,
+            (rows, triton.cdiv(width, block)),
+            (each, self.gates.contiguous(), out, width),
+            {"TOP_K": top_k, "BLOCK": block, "num_warps": 4},
+        )
