@@ -1,5 +1,6 @@
 """Which program computes a captured step, and which models the kernel for whole steps takes."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +74,15 @@ def test_says_what_the_kernel_lacks(model: CausalLM, change: Any, word: str) -> 
 
 def changed(layer: LayerPlan, **more: Any) -> LayerPlan:
     return replace(layer, attention=replace(layer.attention, **more))
+
+
+def test_says_all_that_a_model_asks_for_in_vain(tmp_path: Path) -> None:
+    """One line for the log and /server_info."""
+    make_checkpoint("gemma2", tmp_path)
+    config = ModelConfig.from_path(str(tmp_path))
+    gemma = load_model(config, LoadConfig(), torch.device("cpu"), torch.bfloat16)
+    with pytest.raises(CannotDescribe, match=r"embeddings are scaled; .*1 \+ w; .*norms after.*; .*scores are capped"):
+        describe_for_kernel(gemma)
 
 
 def test_float32_is_not_taken(model: CausalLM) -> None:

@@ -22,7 +22,7 @@ from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.model_executor.programs import DoesNotCover
 from mysglang.srt.model_executor.step_program import StepProgram, StepTensors
 from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.dense_decoder import CannotDescribe, DenseDecoder, DenseLayer, describe
+from mysglang.srt.models.dense_decoder import CannotDescribe, DenseDecoder, DenseLayer, describe, unsaid
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,8 @@ def persistent_steps(model: CausalLM, pool: KvPool, page_table: Tensor, sizes: S
 
 def describe_for_kernel(model: CausalLM) -> DenseDecoder:
     """Raises CannotDescribe if the model asks for what the kernel lacks."""
-    if reasons := lacks(model.plan):
-        raise CannotDescribe(reasons[0])
+    if reasons := [*unsaid(model.plan), *lacks(model.plan)]:
+        raise CannotDescribe("; ".join(reasons))
     if model.embed_tokens.weight.dtype is not torch.bfloat16:
         raise CannotDescribe(f"it computes in {dtype_name(model.embed_tokens.weight.dtype)}")
     return describe(model)

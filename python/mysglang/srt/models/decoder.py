@@ -30,7 +30,6 @@ from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention
 from mysglang.srt.layers.layernorm import NORMS, RMSNorm
 from mysglang.srt.layers.moe.experts import MixtureOfExperts
 from mysglang.srt.layers.moe.router import Routing
-from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 from mysglang.srt.layers.vocab_parallel_embedding import ScaledEmbedding, VocabParallelEmbedding
 from mysglang.srt.models.checkpoint_model import CheckpointModel
@@ -126,7 +125,7 @@ class Decoder(CheckpointModel):
 
     def attention_specs(self) -> list[AttentionSpec]:
         """One for each attention layer of this rank, by layer."""
-        return [module.spec for module in self.modules() if isinstance(module, RadixAttention)]
+        return [layer.self_attn.attn.spec for layer in self.decoder_layers()]
 
     def workspace(self, max_tokens: int) -> int:
         """Bytes that a step of so many tokens takes inside its layers, where that is much. Layers take it in turn."""

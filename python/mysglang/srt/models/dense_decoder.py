@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 
@@ -73,7 +74,7 @@ def describe(model: CausalLM) -> DenseDecoder:
     """The tensors are the model's own. Raises CannotDescribe."""
     plan = model.plan
     if reasons := unsaid(plan):
-        raise CannotDescribe(reasons[0])
+        raise CannotDescribe("; ".join(reasons))
     if model.embed_tokens.tp.size > 1:
         raise CannotDescribe("its weights are split over ranks")
     return DenseDecoder(
@@ -108,9 +109,9 @@ def _norms(plan: DecoderPlan) -> Iterator[NormPlan]:
 
 
 def _layer(layer: DecoderLayer) -> DenseLayer:
-    attention, mlp, (input_norm, post_norm) = layer.self_attn, layer.mlp, layer.norms_before
+    attention, mlp, (input_norm, post_norm) = layer.self_attn, cast(GatedMLP, layer.mlp), layer.norms_before
     rotation = attention.rotation()
-    assert isinstance(mlp, GatedMLP) and rotation is not None, "built from the plan"
+    assert rotation is not None, "the plan says so"
     return DenseLayer(
         input_norm=_norm(input_norm),
         qkv=_linear(attention.qkv_proj),
