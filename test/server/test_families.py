@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -24,7 +25,9 @@ from fixtures.greedy_answers import (
 )
 from fixtures.oracle import assert_quiet
 from fixtures.server_process import ServerProcess
+from fixtures.shaky_memory import Shakes
 from fixtures.tiny_checkpoints import make_checkpoint
+from fixtures.toy_server import PROGRAM, Faults
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -67,12 +70,17 @@ def test_answers_of_transformers(served: Served, page_size: int) -> None:
 
 @pytest.mark.promise(14)
 def test_a_storm(served: Served) -> None:
-    """200 requests, of which half are taken back after a moment and asked again, with little memory."""
+    """200 requests, of which half are taken back after a moment and asked again, with little memory; others are
+    retracted all the while, and what was freed, in any pool, holds NaN.
+    """
     model, expected = served
     memory = ("--page-size", f"{PAGE}", "--max-total-tokens", "1536", "--chunked-prefill-size", f"{CHUNK}")
     alone = list(zip(PROMPTS, expected, strict=True))
-    with ServerProcess(*model, *memory) as server:
+    faults = Faults(toy=False, shakes=Shakes(retract_every=7, fail_alloc_every=11))
+    with ServerProcess(*model, *memory, program=PROGRAM, **faults.env) as server:
         answers = asyncio.run(abort_storm(server.url, alone, requests=200, seed=7))
+        retractions = httpx.get(f"{server.url}/server_info").json()["internal_states"][0]["num_retractions"]
         assert_quiet(server.url)
+    assert retractions > 10
     assert_alike(answers, [expected[number % len(expected)] for number in range(len(answers))])
     assert sum(answer.cached > 0 for answer in answers) > 50
