@@ -78,6 +78,25 @@ DEVICE_WORDS = {
     *("attention_backend", "attn_backend", "backend", "graphs", "device"),
 }
 
+# How far a row is, and what of a lane is in flight.
+STATE = {"known", "low", "high", "life", "pending"}
+MAY_ADVANCE = {
+    # A request gets a slot, and leaves it.
+    "RequestTable.open": "known low high",
+    "RequestTable.close": "life",
+    # A step is planned: `Scheduler.get_next_batch_to_run`.
+    "PrefillPlanner._take": "low high",
+    "OneToken.begin": "high",
+    "Drafts.begin": "low high",
+    # It is in flight.
+    "Lane.__init__": "pending",
+    "OverlapLoop.step": "pending",
+    # Its result is applied: `Scheduler.process_batch_result`.
+    "Drafts.settle": "low high",
+    "ResultProcessor._accept": "known",
+}
+"""Function -> what of that it writes."""
+
 
 def files(*patterns: str) -> list[Path]:
     return sorted(path for pattern in patterns for path in SOURCES.glob(pattern) if path.name != "__init__.py")
@@ -186,6 +205,34 @@ def test_what_a_worker_has_beside_its_operations_are_facts_and_handles() -> None
         handle = typing.get_type_hints(inspect.getattr_static(scheduler_builder.NamedWorker, name).fget)["return"]
         kind = typing.get_origin(handle) or handle
         assert kind.__module__.startswith(("mysglang.srt.forward.", "builtins", "collections.abc")), name
+
+
+def writes(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(function, what of a row's or a lane's state it writes)."""
+    for inside, node in nodes(tree):
+        match node:
+            case ast.Assign(targets=targets):
+                pass
+            case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+                targets = [target]
+            case _:
+                continue
+        for target in targets:
+            for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                match part:
+                    case ast.Subscript(value=ast.Attribute(attr=attr)) if attr in STATE:
+                        yield inside, attr
+                    case ast.Attribute(attr="pending"):
+                        yield inside, "pending"
+
+
+def test_state_advances_at_visible_places() -> None:
+    """Where steps are planned, where they are launched, where their results are applied, and nowhere between."""
+    found: dict[str, set[str]] = {}
+    for path in files("scheduling/*.py", "managers/scheduler*.py", "managers/standstill.py"):
+        for inside, what in writes(ast.parse(path.read_text())):
+            found.setdefault(inside, set()).add(what)
+    assert found == {inside: set(what.split()) for inside, what in MAY_ADVANCE.items()}
 
 
 @pytest.mark.parametrize("module", [worker_batch, shared_prefix, outputs, feature])
