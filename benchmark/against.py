@@ -117,11 +117,12 @@ def main() -> int:
     parser.add_argument("bench", choices=BENCHES)
     parser.add_argument("--against", type=Path, default=HERE, help="another checkout; this one if left out")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("options", nargs="*", help="of the benchmark, behind --")
-    arguments = parser.parse_args()
+    own = sys.argv[1:]
+    behind = own.index("--") if "--" in own else len(own)
+    arguments = parser.parse_args(own[:behind])
     other = arguments.against.resolve()
     sides = {FIRST: other, AGAIN: other} | ({} if other == HERE.resolve() else {NEW: HERE.resolve()})
-    options = [*BENCHES[arguments.bench].options, *arguments.options]
+    options = [*BENCHES[arguments.bench].options, *own[behind + 1 :]]
     found = measure(arguments.bench, sides, arguments.rounds, options)
     for figure, told in found.items():
         print(line(figure, told))

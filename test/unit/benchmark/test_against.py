@@ -67,8 +67,11 @@ def test_slower_is_worse_than_a_hundredth_and_than_noise(
 def test_against_itself_there_is_only_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:  # type: ignore[no-untyped-def]
     here = checkout(tmp_path, "here", 60.0)
     monkeypatch.setattr(against, "HERE", here)
-    monkeypatch.setattr(sys, "argv", ["against.py", "scheduler_cpu", "--against", str(here), "--rounds", "2"])
+    monkeypatch.setattr(
+        sys, "argv", ["against.py", "scheduler_cpu", "--against", str(here), "--rounds", "2", "--", "--steps", "9"]
+    )
     assert against.main() == 0
+    assert (tmp_path / "log").read_text().splitlines()[0].endswith("--steps 600 --steps 9"), "the last one counts"
     told = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]["median"]
     assert told["noise"] == 0 and told["bar"] == 0.01 and "worse_by" not in told
 
