@@ -115,8 +115,21 @@ def test_a_step_that_looks_at_values_runs_eagerly(
     model = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
     with caplog.at_level(logging.WARNING):
         worker = start_executor(CPU, model, PLAIN)
-    assert "Decode steps are not captured" in caplog.text and "looks at values" in caplog.text
+    assert "not as captured_decode" in caplog.text and "looks at values" in caplog.text
+    assert "looks at values" in worker.programs[CAPTURED_DECODE]
     assert says(worker) == wanted
+
+
+def test_a_capture_that_fails_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a step that the platform says it cannot capture runs without a graph."""
+    make_checkpoint("qwen3", tmp_path)
+
+    def failing(self: LayerByLayer, batch):  # type: ignore[no-untyped-def]
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(LayerByLayer, "run", failing)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        started(tmp_path)
 
 
 def says(worker: Executor) -> list[list[int]]:

@@ -16,11 +16,10 @@ from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.model_executor.graph_capture import capture_all
-from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.padding import padding_decode
-from mysglang.srt.model_executor.step_buffers import Places, StepBuffers
+from mysglang.srt.model_executor.step_buffers import Places
 from mysglang.srt.model_executor.step_program import StepProgram, StepTensors
-from mysglang.srt.model_executor.token_end import ForwardOutput, TokenEnd
+from mysglang.srt.model_executor.token_end import ForwardOutput, TokenParts
 from mysglang.srt.platforms.interface import Graph, GraphRecorder
 
 
@@ -42,10 +41,8 @@ class DecodeGraphRunner:
         self,
         name: str,
         programs: Mapping[int, StepProgram],
-        memory: ModelMemory,
-        buffers: StepBuffers,
+        parts: TokenParts,
         recorder: GraphRecorder,
-        end: TokenEnd,
         *,
         keep_hidden: bool = False,
     ) -> None:
@@ -56,10 +53,10 @@ class DecodeGraphRunner:
         self._sizes = sorted(programs)
         self.takes = f"decode steps of up to {self._sizes[-1]} rows"
         self._programs = programs
-        self._tables = memory.tables
-        self._arrivals = memory.pool.arrivals
-        self._buffers = buffers
-        self._end = end
+        self._tables = parts.memory.tables
+        self._arrivals = parts.memory.pool.arrivals
+        self._buffers = parts.buffers
+        self._end = parts.end
         self._keep_hidden = keep_hidden
         self._captured = capture_all(self._sizes, self._capture, recorder, f"batch sizes ({name})")
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from mysglang.srt.kernels.ahead import compile_ahead
-from mysglang.srt.layers.attention.factory import ChosenBackends, create_attention_backend, workspace_bytes
+from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
 from mysglang.srt.layers.attention.graph import decode_capture, prompt_capture
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.sampler import Sampler, SamplingOps
@@ -37,11 +37,10 @@ from mysglang.srt.model_executor.programs import (
     Runnable,
 )
 from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
-from mysglang.srt.model_executor.step_buffers import StepBuffers
 from mysglang.srt.model_executor.step_inputs import StepStager
 from mysglang.srt.model_executor.step_output import StepReturns
 from mysglang.srt.model_executor.step_program import LayerByLayer, StepProgram, whole_steps
-from mysglang.srt.model_executor.token_end import TokenEnd
+from mysglang.srt.model_executor.token_end import TokenEnd, TokenParts
 from mysglang.srt.model_executor.weight_memory import weight_bytes
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
@@ -109,19 +108,24 @@ class GenerationModel:
     def ready(self, memory: ModelMemory) -> Runnable:
         tables, budget = memory.tables, memory.budget
         returns = StepReturns(self._setup.platform, tables.padding_slot)
-        end = TokenEnd(self._stager, self._sampler, tables, returns)
-        buffers = self._setup.step_buffers(memory)
-        captures = TokenCaptures(self._setup, self._launch, self.model, self._chosen, memory, buffers, end)
-        hidden = HiddenStates(self.model, captures.backend, buffers, Uploader(self._setup.platform))
+        parts = TokenParts(
+            self.model,
+            LogitsProcessor(self.model.compute_logits, self._launch.config.vocab_size),
+            create_attention_backend(self._chosen, memory.pool, tables.pages, self.stores.specs),
+            memory,
+            self._setup.step_buffers(memory),
+            TokenEnd(self._stager, self._sampler, tables, returns),
+        )
+        hidden = HiddenStates(self.model, parts.backend, parts.buffers, Uploader(self._setup.platform))
         length = min(WARM_UP_TOKENS, budget.max_context)
         return Runnable(
-            eager=EagerProgram(hidden, captures.logits, end),
+            eager=EagerProgram(hidden, parts.logits, parts.end),
             warm_ups=[
                 padding_prompt(length, tables.padding_slot, top_k=top_k, spaces=tables.num_spaces)
                 for top_k in WARM_UP_TOP_K
             ],
             slot_buffers=self._features.slot_buffers,
-            capture=captures.take,
+            capture=TokenCaptures(self._setup, self._launch, self.model, parts).take,
         )
 
     @torch.inference_mode()
@@ -138,41 +142,32 @@ class GenerationModel:
 class TokenCaptures:
     """Makes the captured programs of a model that generates, as often as its weights or its memory move."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        launch: ModelLaunch,
-        model: CausalLM,
-        chosen: ChosenBackends,
-        memory: ModelMemory,
-        buffers: StepBuffers,
-        end: TokenEnd,
-    ) -> None:
+    def __init__(self, setup: Setup, launch: ModelLaunch, model: CausalLM, parts: TokenParts) -> None:
         self._setup = setup
         self._model = model
-        self._memory = memory
-        self._buffers = buffers
-        self._end = end
+        self._parts = parts
         self._specs = model.attention_specs()
-        tables = memory.tables
-        self.backend = create_attention_backend(chosen, memory.pool, tables.pages, self._specs)
-        self.logits = LogitsProcessor(model.compute_logits, launch.config.vocab_size)
         layer_weights = weight_bytes(model) // launch.dtype.itemsize // len(self._specs)
-        self._prompt_sizes = prompt_sizes(setup.config, setup.platform, memory.budget.max_context, layer_weights)
+        context = parts.memory.budget.max_context
+        self._prompt_sizes = prompt_sizes(setup.config, setup.platform, context, layer_weights)
 
     def take(self) -> Captured:
         """Capture all that is declared. A capture that fails ends the start, unless the platform says that it cannot
         capture such a step.
         """
         captured = Captured()
-        for parts in (self._decode_steps, self._prompts):
-            parts(captured)
+        for name, capture in ((CAPTURED_DECODE, self._decode_steps), (CAPTURED_PROMPTS, self._prompts)):
+            try:
+                capture(captured)
+            except CannotCapture as error:
+                logger.warning("Steps run without a graph, not as %s: %s.", name, error)
+                captured.left_out[name] = str(error)
         return captured
 
     def _decode_steps(self, captured: Captured) -> None:
         """The kernel's graphs and those layer by layer, in one pool of memory: what is largest is captured first."""
-        setup, memory, tables = self._setup, self._memory, self._memory.tables
-        backend, hidden = decode_capture(self.backend), setup.config.enable_return_hidden_states
+        setup, memory = self._setup, self._parts.memory
+        backend, hidden = decode_capture(self._parts.backend), setup.config.enable_return_hidden_states
         if not setup.graph_sizes or backend is None:
             reason = why_no_graphs(setup.config, setup.platform) or "its attention backend cannot be captured"
             captured.left_out |= {WHOLE_STEP: reason, CAPTURED_DECODE: reason}
@@ -180,31 +175,19 @@ class TokenCaptures:
         whole: Mapping[int, StepProgram] = {}
         try:
             self._check_whole_steps()
-            whole = whole_steps(self._model, memory.pool, tables.pages[0], setup.graph_sizes)
+            whole = whole_steps(self._model, memory.pool, memory.tables.pages[0], setup.graph_sizes)
         except DoesNotCover as error:
             captured.left_out[WHOLE_STEP] = str(error)
-        general = LayerByLayer(self._model, self.logits, backend)
+        general = LayerByLayer(self._model, self._parts.logits, backend)
         layered = {size: general for size in setup.graph_sizes if size not in whole}
-        try:
-            with measured(setup.startup_times, "cuda_graph_decode"), setup.platform.recorder() as recorder:
-                made = [
-                    DecodeGraphRunner(
-                        name,
-                        programs,
-                        memory,
-                        self._buffers,
-                        recorder,
-                        self._end,
-                        keep_hidden=hidden,
-                    )
-                    for name, programs in ((CAPTURED_DECODE, layered), (WHOLE_STEP, whole))
-                    if programs
-                ]
-                captured.programs += reversed(made)
-                captured.nbytes += recorder.nbytes
-        except CannotCapture as error:
-            logger.warning("Decode steps are not captured: %s.", error)
-            captured.left_out |= {CAPTURED_DECODE: str(error)}
+        with measured(setup.startup_times, "cuda_graph_decode"), setup.platform.recorder() as recorder:
+            made = [
+                DecodeGraphRunner(name, steps, self._parts, recorder, keep_hidden=hidden)
+                for name, steps in ((CAPTURED_DECODE, layered), (WHOLE_STEP, whole))
+                if steps
+            ]
+            captured.programs += reversed(made)
+            captured.nbytes += recorder.nbytes
 
     def _check_whole_steps(self) -> None:
         """Raises DoesNotCover for what the launch wants of every step and the kernel does not do."""
@@ -213,7 +196,7 @@ class TokenCaptures:
             raise DoesNotCover("--disable-persistent-decode was given")
         if config.enable_return_hidden_states:
             raise DoesNotCover("it keeps no hidden states, and --enable-return-hidden-states was given")
-        if self._memory.tables.num_spaces > 1:
+        if self._parts.memory.tables.num_spaces > 1:
             raise DoesNotCover("layers with a window have pages of their own")
 
     def _prompts(self, captured: Captured) -> None:
@@ -222,22 +205,10 @@ class TokenCaptures:
             reason = why_no_graphs(config, setup.platform) or "--disable-prefill-cuda-graph was given"
             captured.left_out[CAPTURED_PROMPTS] = reason
             return
-        attention = prompt_capture(self.backend, self._specs)
+        attention = prompt_capture(self._parts.backend, self._specs)
         if attention is None:
             captured.left_out[CAPTURED_PROMPTS] = "its attention backend cannot be captured with these layers"
             return
         with measured(setup.startup_times, "cuda_graph_prefill"), setup.platform.recorder() as recorder:
-            captured.programs.append(
-                PromptGraphRunner(
-                    self._prompt_sizes,
-                    self._model,
-                    self.logits,
-                    self.backend,
-                    attention,
-                    self._memory,
-                    self._buffers,
-                    recorder,
-                    self._end,
-                )
-            )
+            captured.programs.append(PromptGraphRunner(self._prompt_sizes, attention, self._parts, recorder))
             captured.nbytes += recorder.nbytes

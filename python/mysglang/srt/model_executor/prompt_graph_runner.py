@@ -16,19 +16,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionMetadata, ForwardBatch
+from mysglang.srt.forward.forward_batch import AttentionMetadata, ForwardBatch
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.attention.graph import PromptCapture
-from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.model_executor.graph_capture import capture_all
-from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.padding import padding_prompt
 from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS
-from mysglang.srt.model_executor.step_buffers import Places, StepArrays, StepBuffers
+from mysglang.srt.model_executor.step_buffers import Places, StepArrays
 from mysglang.srt.model_executor.step_columns import sampled_columns, wants_all_tokens
-from mysglang.srt.model_executor.token_end import ForwardOutput, TokenEnd
-from mysglang.srt.models.interfaces import CausalModel
+from mysglang.srt.model_executor.token_end import ForwardOutput, TokenParts
 from mysglang.srt.platforms.interface import Graph, GraphRecorder
 
 
@@ -50,26 +47,21 @@ class PromptGraphRunner:
     def __init__(
         self,
         sizes: tuple[int, ...],
-        model: CausalModel,
-        logits: LogitsProcessor,
-        backend: AttentionBackend,
         attention: PromptCapture,
-        memory: ModelMemory,
-        buffers: StepBuffers,
+        parts: TokenParts,
         recorder: GraphRecorder,
-        end: TokenEnd,
     ) -> None:
         """`sizes`, in tokens, ascend, and there is at least one. `attention` is the backend's."""
         self.takes = f"other steps of up to {sizes[-1]} new tokens"
         self._sizes = sizes
-        self._model = model
-        self._logits = logits
-        self._backend = backend
+        self._model = parts.model
+        self._logits = parts.logits
+        self._backend = parts.backend
         self._attention = attention
-        self._tables = memory.tables
-        self._arrivals = memory.pool.arrivals
-        self._buffers = buffers
-        self._end = end
+        self._tables = parts.memory.tables
+        self._arrivals = parts.memory.pool.arrivals
+        self._buffers = parts.buffers
+        self._end = parts.end
         self._captured = capture_all(sizes, self._capture, recorder, "prompt lengths")
 
     def covers(self, batch: ModelWorkerBatch) -> bool:

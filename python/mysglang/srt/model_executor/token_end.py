@@ -10,15 +10,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mysglang.srt.forward.forward_batch import AttentionBackend
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
+from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.logprobs import Logprobs
 from mysglang.srt.layers.sampler import Sampler
 from mysglang.srt.layers.sampling_step import Sampled
 from mysglang.srt.model_executor.device_tables import DeviceTables
+from mysglang.srt.model_executor.model_memory import ModelMemory
+from mysglang.srt.model_executor.step_buffers import StepBuffers
 from mysglang.srt.model_executor.step_columns import Columns
 from mysglang.srt.model_executor.step_inputs import StepInputs, StepStager
 from mysglang.srt.model_executor.step_output import StepReturns
+from mysglang.srt.models.interfaces import CausalModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +68,15 @@ class TokenEnd:
             return self._returns.queue(batch, inputs, sampled, output.prompt_logprobs, output.hidden)
 
         return BatchResult.waiting(choose) if batch.waits_for_mask else choose(None)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenParts:
+    """What all programs of a model that generates share."""
+
+    model: CausalModel
+    logits: LogitsProcessor
+    backend: AttentionBackend
+    memory: ModelMemory
+    buffers: StepBuffers
+    end: TokenEnd
