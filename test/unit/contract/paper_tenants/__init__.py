@@ -19,7 +19,8 @@ contract has no word for it, the file says CANNOT. All together, by the part of 
         installed_row   states: there is no space of slots, no copies of a state in a step, no checkpoint to be matched
     several models
         eagle3          programs of a second model, and what one program leaves for another: hidden states of named
-                        layers, buffers by slot that are budgeted and reset when a slot is opened
+                        layers
+        eagle3          a slot's buffers as tensors that programs share, in the budget, and reset when a slot is opened
         qwen2_5_vl      a step of an encoder: programs take token ids alone
         qwen2_5_vl      given embeddings that are on the device already, in captured steps, or for a later layer
         sparse_indexer  attention that is no AttentionPlan; a choice that one layer makes for its own attention
@@ -37,5 +38,6 @@ contract has no word for it, the file says CANNOT. All together, by the part of 
 
 Said already: rows whose start, length, tokens and KV slots only the device knows, up to a bound for which there is
 memory; several tokens of a row and 0 to k of them in a result; a second model whose pages have the numbers of the
-first; an encoder without stores; an install as a prompt of which all but one token is cached; a step without rows.
+first; which buffers there are for each slot, and which may be lost; an encoder without stores; an install as a prompt
+of which all but one token is cached; a step without rows.
 """

@@ -18,6 +18,7 @@ from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.programs import Program, Runnable
 from mysglang.srt.models.checkpoint_model import CheckpointModel
+from mysglang.srt.platforms.slot_buffer import Keeping, SlotBuffer
 
 DRAFTS = 3
 
@@ -29,6 +30,7 @@ class Eagle3Draft:
 
     def __init__(self, model: CheckpointModel, target: ModelStores, heads: int, head_dim: int) -> None:
         self.model = model
+        self._hidden_size = heads * head_dim
         spec = AttentionSpec(layer_id=0, num_heads=heads, num_kv_heads=heads, head_dim=head_dim, scale=head_dim**-0.5)
         self.stores = ModelStores((spec,), target.dtype)
         """CANNOT: that these are advisory. They are planned, copied to the host and identified like the target's."""
@@ -37,10 +39,14 @@ class Eagle3Draft:
         return 0
 
     def ready(self, memory: ModelMemory) -> Runnable:
-        """CANNOT: `memory` has no buffers by slot. For each slot the target must leave 3 hidden vectors of its newest
-        token, and the draft k tokens: budgeted, and reset when the slot is opened.
+        """Sayable: what is kept for each slot, and that it may be lost. CANNOT: get it. A declaration brings no tensor
+        that two programs share, is in no budget, and no step resets what it names when it opens a slot.
         """
-        return Runnable(Verification(self, memory), warm_ups=())
+        kept = [
+            SlotBuffer("eagle3_hidden", 3 * self._hidden_size * 2, Keeping.ADVISORY),
+            SlotBuffer("eagle3_drafts", 8 * DRAFTS, Keeping.ADVISORY),
+        ]
+        return Runnable(Verification(self, memory), warm_ups=(), slot_buffers=kept)
 
 
 class Verification:

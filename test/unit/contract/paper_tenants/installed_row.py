@@ -93,7 +93,7 @@ def installed(req: Req, slot: int, pages: Ints, page_size: int) -> ModelWorkerBa
 
     Sayable as a prompt all but one token of which is cached: its last token is computed again, which gives the token
     after it, and penalties, draws and minimum length follow from the tokens. CANNOT: a row without a forward pass, and
-    buffers by slot that must travel with it (a draft's state, the state of a recurrent layer).
+    bring the buffers that must travel with it, such as the state of a recurrent layer: `Keeping` only says which.
     """
     length = len(req.ids)
     columns = np.arange(len(pages), dtype=np.int64)
