@@ -282,3 +282,33 @@ def test_pages_that_are_taken_back_leave_every_space() -> None:
     kv.check()
     assert [state.held for state in kv.state().spaces] == [12, 12]
     decode(kv, [slot], 11, 40)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("chunk", [None, 5, 40])
+@pytest.mark.parametrize("tokens", [8, 24, 60, 120])
+def test_the_longest_row_runs_alone_to_its_end(page_size: int, chunk: int | None, tokens: int) -> None:
+    """However small the space of a window is; and a row that is longer than what it promises is refused on arrival."""
+    context = 96
+    shapes = [SpaceShape(tokens_of // page_size, page_size, window) for tokens_of, window in ((120, None), (tokens, 7))]
+    kv = KvManager(shapes, 4, context, prefix_cache("radix"))
+    longest = kv.longest_row(chunk, context)
+    assert longest == context or longest == shapes[1].num_tokens
+    for prompt in (1, longest // 2, longest):
+        ids = ids_of(prompt, first=1000 * prompt)
+        slot, done = kv.open(kv.match(ids, extra_key="", limit=prompt - 1)), 0
+        while done < prompt:
+            done = min(prompt, done + (chunk or prompt))
+            assert kv.extend(slot, done)
+            kv.commit(slot, ids[:done])
+        for new_len in range(prompt + 1, longest + 1):
+            assert kv.extend_rows(np.asarray([slot]), np.asarray([new_len], np.int32))
+        kv.check()
+        kv.release(slot, ids)
+
+
+def test_the_smallest_space_bounds_the_longest_row() -> None:
+    kv = KvManager([SpaceShape(50, 1), SpaceShape(20, 1, 8)], 4, 160, prefix_cache("radix"))
+    assert kv.longest_row(None, 160) == 20 and kv.longest_row(5, 160) == 20
+    kv = KvManager([SpaceShape(50, 1), SpaceShape(40, 1, 8)], 4, 160, prefix_cache("radix"))
+    assert kv.longest_row(None, 160) == 40 and kv.longest_row(5, 160) == 50 and kv.longest_row(5, 30) == 30

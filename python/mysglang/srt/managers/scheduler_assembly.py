@@ -178,13 +178,12 @@ class ReqMaker:
         return req
 
 
-def max_request_len(worker: Worker) -> int:
+def max_request_len(worker: Worker, kv: KvManager, limits: PrefillLimits) -> int:
     """Tokens, output included, of the longest request that can run alone.
 
     The last token of a request needs no KV entry, but a step in flight may reserve for it.
     """
-    capacity = worker.capacity
-    return min(capacity.max_context, capacity.num_tokens) if capacity.num_pages else capacity.max_context
+    return kv.longest_row(limits.row_chunk(kv.page_size), worker.capacity.max_context)
 
 
 def _policy(
@@ -349,7 +348,9 @@ def assemble(
             timeline=timeline,
             lower=kv.cache.lower,
             to_tokenizer=channels.to_tokenizer,
-            make_req=ReqMaker(max_request_len(worker), capacity.vocab_size, make_stop_text, options),
+            make_req=ReqMaker(
+                max_request_len(worker, kv, options.limits), capacity.vocab_size, make_stop_text, options
+            ),
             weight_version=version,
             rank=options.ranks.world.rank,
         )

@@ -122,11 +122,12 @@ def build_scheduler(
         to_detokenizer=to_detokenizers(ports.detokenizer_ipc_names),
         to_tokenizer=to_fronts(ports.tokenizer_ipc_names),
     )
+    options = _options(args, model, ranks)
     assembled = assemble(
         worker,
         kv,
         channels,
-        _options(args, model, ranks),
+        options,
         _stop_text_maker(tokenizer),
         role=_role(args, structured.role, kv.cache.lower),
         filler=structured.filler,
@@ -135,7 +136,7 @@ def build_scheduler(
     )
     assembled.scheduler.turn_observers.append(events.flush)
     assembled.scheduler.step_observers.append(events.flush)
-    max_len = max_request_len(worker)
+    max_len = max_request_len(worker, kv, options.limits)
     facts = SchedulerFacts(
         max_total_num_tokens=capacity.num_tokens,
         max_total_num_tokens_swa=capacity.window_tokens,

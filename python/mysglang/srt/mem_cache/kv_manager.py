@@ -273,6 +273,12 @@ class KvManager:
         """Tokens that all pages hold together."""
         return self.allocator.num_pages * self.page_size
 
+    def longest_row(self, chunk: int | None, context: int) -> int:
+        """Tokens of the longest row, `context` at most, that every space can hold to its end where no other row is.
+        `chunk`: new tokens of a step at most; None: all.
+        """
+        return min(space.longest_row(chunk, context) for space in self.spaces)
+
     def room(self, slots: Slots, to_come: Floats) -> Room:
         """The room for one step beside these running rows, which may still generate `to_come` tokens. Both [R]."""
         return Room([RowRoom(self, float(to_come.sum())), *(space.room(slots, to_come) for space in self.followers)])

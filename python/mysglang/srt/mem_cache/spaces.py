@@ -57,6 +57,12 @@ class Space(Protocol):
         """Evict until so many pages are free; they are available."""
         ...
 
+    def longest_row(self, chunk: int | None, context: int) -> int:
+        """Tokens of a row, `context` at most, that can be reserved to its end where no other row is. `chunk`: most new
+        tokens of a step; None: all.
+        """
+        ...
+
     def state(self) -> SpaceState: ...
 
 
@@ -78,6 +84,9 @@ class RowSpace:
         if short > 0:
             self._cache.evict(short)
             self.evicted += short
+
+    def longest_row(self, chunk: int | None, context: int) -> int:
+        return min(context, self._allocator.num_pages * self._allocator.page_size)
 
     def state(self) -> SpaceState:
         size, total = self._allocator.page_size, self._allocator.num_pages

@@ -36,6 +36,9 @@ class StorelessKvManager(KvManager):
     def release(self, slot: int, ids: Ints, urgency: int = 0, tail_end: int = 0) -> None:
         self.discard(slot)
 
+    def longest_row(self, chunk: int | None, context: int) -> int:
+        return context
+
     def available_tokens(self) -> int:
         return ROOM * self._max_context * self.free_slots
 

@@ -37,7 +37,9 @@ def row_tokens(window: int, page_size: int) -> int:
 
 
 def least_tokens(window: int, page_size: int, chunk: int | None, context: int) -> int:
-    """Tokens, in whole pages, that any request can run alone in. `chunk`: new tokens of a step at most; None: all."""
+    """Tokens, in whole pages, in which a request of up to `context` tokens can run alone. `chunk`: new tokens of a step
+    at most; None: all.
+    """
     whole = -(-context // page_size) * page_size
     if chunk is None:
         return whole
@@ -289,6 +291,10 @@ class WindowSpace:
 
     def room(self, slots: Slots, to_come: Floats) -> SpaceRoom:
         return WindowRoom(self, slots, to_come)
+
+    def longest_row(self, chunk: int | None, context: int) -> int:
+        total = self.allocator.num_pages * self.page_size
+        return context if least_tokens(self.window, self.page_size, chunk, context) <= total else total
 
     def state(self) -> SpaceState:
         size = self.page_size

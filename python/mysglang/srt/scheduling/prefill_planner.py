@@ -48,6 +48,10 @@ class PrefillLimits:
     def chunking(self) -> bool:
         return self.chunked_prefill_size is not None
 
+    def row_chunk(self, page_size: int) -> int | None:
+        """Most new tokens of one row in a step; None: all of its prompt."""
+        return max(self.budget(0), page_size) if self.chunking else None
+
     def budget(self, decoding: int) -> int:
         """Prompt tokens of one step, beside so many rows that decode in it: what these leave, but at least a share."""
         chunk = self.max_prefill_tokens if self.chunked_prefill_size is None else self.chunked_prefill_size
