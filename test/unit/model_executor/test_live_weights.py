@@ -35,7 +35,7 @@ KINDS = [
     ("qwen3", torch.bfloat16, True),
     ("llama", torch.float32, False),
     ("qwen2", torch.bfloat16, False),
-    ("gemma2", torch.bfloat16, True),
+    ("gemma2", torch.bfloat16, False),
     ("qwen3_moe", torch.bfloat16, False),
     ("qwen3_moe", torch.float32, True),
 ]

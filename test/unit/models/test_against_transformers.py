@@ -23,7 +23,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
     "qwen3": ("qwen3", {}),
-    "gemma2": ("gemma2", {}),
+    "gemma2, tied": ("gemma2", {"tie_word_embeddings": True}),
     "gemma2 without windows and caps": (
         "gemma2",
         {"layer_types": ["full_attention"] * 3, "attn_logit_softcapping": None, "final_logit_softcapping": None},
