@@ -35,6 +35,9 @@ Tensors: TypeAlias = "Mapping[str, Tensor]"
 
 NOTHING: Arrays = {}
 
+ANY_WIDTH = 1 << 30
+"""Of a feature that does the same to each token of a row, wherever it stands."""
+
 
 class Stage(IntEnum):
     """In which order the features of a step act."""

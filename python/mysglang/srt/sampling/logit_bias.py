@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from mysglang.srt.sampling.feature import Array, FeatureColumns, HostFacts, HostSide, SamplingFeature, Slots
+from mysglang.srt.sampling.feature import ANY_WIDTH, Array, FeatureColumns, HostFacts, HostSide, SamplingFeature, Slots
 from mysglang.srt.sampling.logit_edits import EditsOnDevice, edits
 from mysglang.srt.sampling.request_field import SHORT, Bound, RequestField
 
@@ -46,6 +46,8 @@ class LogitBiasFields(msgspec.Struct, frozen=True, kw_only=True):
 
 class BiasBySlot(HostSide):
     """What each request adds."""
+
+    widest = ANY_WIDTH
 
     def __init__(self, facts: HostFacts) -> None:
         self._edits: dict[int, tuple[Array, Array]] = {}
