@@ -22,6 +22,7 @@ from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.args.schedule import ScheduleArgs
 from mysglang.srt.args.serving import ServingArgs
 from mysglang.srt.args.sglang_flags import SGLANG_OPTIONS, WHY_NOT
+from mysglang.srt.args.speculative import SpeculativeArgs
 from mysglang.srt.args.storage import StorageArgs
 from mysglang.srt.errors import ConfigError
 
@@ -34,6 +35,7 @@ class ArgGroups:
     model: ModelArgs = field(default_factory=ModelArgs)
     schedule: ScheduleArgs = field(default_factory=ScheduleArgs)
     kernels: KernelArgs = field(default_factory=KernelArgs)
+    speculative: SpeculativeArgs = field(default_factory=SpeculativeArgs)
     grammar: GrammarArgs = field(default_factory=GrammarArgs)
     memory: MemoryArgs = field(default_factory=MemoryArgs)
     hicache: HicacheArgs = field(default_factory=HicacheArgs)

@@ -30,7 +30,7 @@ ON_DEVICE = -1
 """Only the device knows it yet. In `input_ids`: the newest token sampled for this row's slot. In `seq_lens`: the length
 that the step before leaves behind, with this step's tokens. In `out_cache_locs`: where such a row's table says."""
 DRAFTED = -2
-"""In `input_ids`: the token is one that the device proposes itself, behind the newest."""
+"""In `input_ids`: the token is a draft, behind the newest: of `DraftColumns`, or of the device itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,25 @@ class LogprobColumns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DraftColumns:
+    """Tokens that the host expects behind those that it knows of some rows.
+
+    The step before may have given a row tokens that the host does not know yet. If these are what was expected, the
+    drafts are what is expected behind them; if not, the row has none.
+    """
+
+    rows: Slots
+    """[D] ascending rows of the batch; all that decode."""
+    runs: Ints
+    """[D, M] what is expected at the positions from `known` on; NO_DRAFT behind the last."""
+    known: Ints
+    """[D] tokens of the row whose value the host knew."""
+
+
+NO_DRAFT = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class HiddenColumns:
     """Which hidden states, after the last norm, this step must return."""
 
@@ -170,6 +189,10 @@ class ModelWorkerBatch:
     """Whether tokens are chosen only when `BatchResult.sample` brings a TokenMask: it depends on the step before."""
     high_lens: Ints | None = None
     """[R] as `seq_lens`, at most: memory is there for so many. None: all `seq_lens` are known."""
+    drafts: DraftColumns | None = None
+    """None: no row has drafts, or the device proposes them itself."""
+    logits_per_row: Ints | None = None
+    """[R] how many of its last tokens have logits; None: one of each row that yields."""
     second_texts: Ints | None = None
     """Per row: where the second text of a pair begins; its length where there is none. None: there are no pairs."""
     shared: SharedPrefixes | None = None

@@ -52,6 +52,7 @@ from mysglang.srt.scheduling.pace import Pace
 from mysglang.srt.scheduling.policy import POLICIES, ByPriority, PromptClock, SchedulePolicy, Surroundings
 from mysglang.srt.scheduling.preemption import NoPreemption, Preemption, PriorityPreemption
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits, PrefillPlanner
+from mysglang.srt.scheduling.proposals import DeviceProposer, MakeProposer
 from mysglang.srt.scheduling.request import Req
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.residency import Residency
@@ -92,6 +93,8 @@ class SchedulerOptions:
     overlap: bool = True
     lanes: int = 1
     """Batches that take turns on the device. Stages of a pipeline need as many as there are stages."""
+    proposer: MakeProposer = DeviceProposer
+    """Where drafts come from, if the worker takes any."""
     jump_forward: bool = False
     """Whether what a grammar forces is computed together where few run."""
     order: OrderName = "prefill_first"
@@ -245,7 +248,7 @@ class Residents:
         residency, waiting = Residency(table, kv, lanes, sampling, accounts, stats), WaitingQueue(policy)
         return cls(
             table=table,
-            growth=growth_of(worker, table, kv),
+            growth=growth_of(worker, table, kv, options.proposer),
             lanes=lanes,
             kv=kv,
             waiting=waiting,
@@ -335,7 +338,7 @@ def assemble(
             ),
             pace=Pace(options.limits.budget(0)),
             planner=rows.planner(options, results),
-            builder=ForwardBuilder(table, kv, rows.sampling, groups),
+            builder=ForwardBuilder(table, kv, rows.growth, rows.sampling, groups),
             masks=TokenMasks(
                 table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids
             ),

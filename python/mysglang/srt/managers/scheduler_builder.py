@@ -53,6 +53,7 @@ from mysglang.srt.scheduling.finish import StopText
 from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.scheduling.prefetch_queue import PrefetchQueue
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
+from mysglang.srt.scheduling.proposals import NgramProposer
 from mysglang.srt.scheduling.role import Role
 from mysglang.srt.scheduling.step_costs import AttentionShape, DecoderCosts, DecoderShape, NoCosts, StepCosts
 from mysglang.srt.scheduling.step_planner import OrderName
@@ -249,6 +250,7 @@ def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Schedu
         order=_order(schedule),
         decode_wait_tokens=schedule.decode_wait_tokens,
         overlap=not schedule.disable_overlap_schedule,
+        proposer=NgramProposer,
         jump_forward=args.grammar.enable_jump_forward,
         timeouts=_timeouts(schedule),
         decode_log_interval=args.observability.decode_log_interval,

@@ -18,6 +18,8 @@ def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Exe
         raise ConfigError("--enable-deterministic-inference is for models that generate; leave it out for this one.")
     if args.hicache.enable_hierarchical_cache and model.pooling is not None:
         raise ConfigError("--enable-hierarchical-cache is for models that generate; leave it out for this one.")
+    if args.speculative.drafts and model.pooling is not None:
+        raise ConfigError("--speculative-algorithm is for models that generate; leave it out for this one.")
     load = LoadConfig(
         load_format=args.model.load_format,
         quantization=args.model.quantization,
@@ -53,6 +55,7 @@ def _runner_config(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> 
         max_running_requests=schedule.max_running_requests,
         chunked_prefill_size=None if model.needs_whole_prompts else schedule.prefill_chunk,
         max_prefill_tokens=schedule.max_prefill_tokens,
+        draft_tokens=args.speculative.drafts,
         attention_backend=kernels.attention_backend,
         prefill_attention_backend=kernels.prefill_attention_backend,
         decode_attention_backend=kernels.decode_attention_backend,

@@ -40,10 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Executor:
-    """Implements `forward.worker.Worker`. One token for each row that yields, in every step."""
-
-    tokens_per_step = 1
-    late_lengths = False
+    """Implements `forward.worker.Worker`."""
 
     def __init__(self, config: RunnerConfig, launches: Sequence[ModelLaunch]) -> None:
         """Load, plan, allocate, capture. The first model is the one that is served; the others share its memory.
@@ -51,6 +48,8 @@ class Executor:
         Raises ConfigError where the launch's values and this machine do not fit.
         """
         self.platform = platform = platform_named(config.device)
+        self.tokens_per_step = 1 + config.draft_tokens
+        self.late_lengths = platform.steps_are_done
         use_ops(config.numerics)
         setup = Setup(config, platform, graph_sizes(config, platform))
         loads = [recipe(launch)(setup, launch) for launch in launches]
@@ -111,7 +110,8 @@ class StepPrograms:
         self._captured = Captured()
         self._captured_over: tuple[int, ...] | None = None
         """Addresses of the weights that the captures know; None: there are no captures."""
-        self._programs: tuple[Program, ...] = (runnable.eager,)
+        self._always = (*runnable.special, runnable.eager)
+        self._programs: tuple[Program, ...] = self._always
         self.restore()
         for name, line in self.described().items():
             logger.info("Program %s: %s.", name, line)
@@ -123,8 +123,7 @@ class StepPrograms:
 
     def described(self) -> dict[str, str]:
         """Name of each program -> the steps that it takes, or why it is not used."""
-        eager = self._runnable.eager
-        return {**dict(self._captured.lines), eager.name: eager.takes}
+        return {**dict(self._captured.lines), **{program.name: program.takes for program in self._always}}
 
     @torch.inference_mode()
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
@@ -137,14 +136,14 @@ class StepPrograms:
     def drop(self) -> None:
         """Forget the captures, and with them every address; no step may be launched until `restore`."""
         self._captured, self._captured_over = Captured(), None
-        self._programs = (self._runnable.eager,)
+        self._programs = self._always
         gc.collect()  # a graph that sits in a cycle would keep its memory
 
     def restore(self) -> None:
         """Capture again."""
         self._captured = self._runnable.capture()
         self._captured_over = addresses(self._served.model)
-        self._programs = (*self._captured.programs, self._runnable.eager)
+        self._programs = (*self._runnable.special, *self._captured.programs, self._runnable.eager)
 
     def weights_changed(self) -> None:
         """Capture again if captures know weights where they are no more."""

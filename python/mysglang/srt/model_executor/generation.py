@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.kernels.ahead import compile_ahead
 from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
 from mysglang.srt.layers.attention.graph import decode_capture, prompt_capture
@@ -24,6 +25,7 @@ from mysglang.srt.model_executor.feature_stager import FeatureStager
 from mysglang.srt.model_executor.graph_sizes import prompt_sizes, why_no_graphs
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.kv_setup import ModelStores
+from mysglang.srt.model_executor.late_rows import LateRows
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
@@ -41,6 +43,7 @@ from mysglang.srt.model_executor.step_inputs import StepStager
 from mysglang.srt.model_executor.step_output import StepReturns
 from mysglang.srt.model_executor.step_program import LayerByLayer, StepProgram, whole_steps
 from mysglang.srt.model_executor.token_end import TokenEnd, TokenParts
+from mysglang.srt.model_executor.verification import Verification
 from mysglang.srt.model_executor.weight_memory import weight_bytes
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
@@ -107,7 +110,9 @@ class GenerationModel:
 
     def ready(self, memory: ModelMemory) -> Runnable:
         tables, budget = memory.tables, memory.budget
-        returns = StepReturns(self._setup.platform, tables.padding_slot)
+        drafts = self._setup.config.draft_tokens
+        # Behind the tokens of a step with drafts stands how many of each row's count.
+        returns = StepReturns(self._setup.platform, tables.padding_slot * (drafts + 2 if drafts else 1))
         parts = TokenParts(
             self.model,
             LogitsProcessor(self.model.compute_logits, self._launch.config.vocab_size),
@@ -116,17 +121,28 @@ class GenerationModel:
             self._setup.step_buffers(memory),
             TokenEnd(self._stager, self._sampler, tables, returns),
         )
-        hidden = HiddenStates(self.model, parts.backend, parts.buffers, Uploader(self._setup.platform))
+        uploader = Uploader(self._setup.platform)
+        hidden = HiddenStates(self.model, parts.backend, parts.buffers, uploader)
         length = min(WARM_UP_TOKENS, budget.max_context)
+        rows = None if not drafts else self._late_rows(memory, 1 + drafts)
         return Runnable(
             eager=EagerProgram(hidden, parts.logits, parts.end),
             warm_ups=[
                 padding_prompt(length, tables.padding_slot, top_k=top_k, spaces=tables.num_spaces)
                 for top_k in WARM_UP_TOP_K
             ],
-            slot_buffers=self._features.slot_buffers,
+            special=[] if rows is None else [Verification(hidden, parts, uploader, rows)],
+            slot_buffers=(*self._features.slot_buffers, *(() if rows is None else rows.slot_buffers)),
             capture=TokenCaptures(self._setup, self._launch, self.model, parts).take,
         )
+
+    def _late_rows(self, memory: ModelMemory, tokens_per_step: int) -> LateRows:
+        if memory.tables.num_spaces > 1:
+            raise ConfigError(
+                "--speculative-algorithm: layers with a window have pages of their own here, and drafts cannot yet be "
+                "tried on these; add --disable-hybrid-swa-memory, or leave it out."
+            )
+        return LateRows(memory.tables, memory.pool.page_size, tokens_per_step)
 
     @torch.inference_mode()
     def _warm_sampler(self) -> None:

@@ -75,7 +75,7 @@ class Setup:
     def step_buffers(self, memory: ModelMemory) -> StepBuffers:
         """Room for the greatest step over this memory: a full step of prompts beside all rows that decode."""
         rows = memory.budget.num_slots
-        tokens = self.config.most_tokens(memory.budget.max_context) + rows
+        tokens = self.config.most_tokens(memory.budget.max_context) + rows * (1 + self.config.draft_tokens)
         return StepBuffers(memory.tables, self.platform, tokens=tokens, rows=rows)
 
     def check_numerics(self) -> None:

@@ -22,6 +22,7 @@ from mysglang.srt.platforms.slot_buffer import SlotBuffer
 WHOLE_STEP = "whole_step_kernel"
 CAPTURED_DECODE = "captured_decode"
 CAPTURED_PROMPTS = "captured_prompts"
+VERIFICATION = "verification"
 EAGER = "eager"
 
 
@@ -75,6 +76,8 @@ class Runnable:
     eager: Program
     warm_ups: Sequence[ModelWorkerBatch]
     """Steps of padding that compile what is compiled at first use."""
+    special: Sequence[Program] = ()
+    """Programs of steps that no other takes. They are asked first, and stay when captures go."""
     slot_buffers: Sequence[SlotBuffer] = ()
     """What is kept for slots between steps, beside the tables that all models share."""
     capture: Callable[[], Captured] = Captured

@@ -60,6 +60,8 @@ class RunnerConfig:
         """Most new prompt tokens of one step, of rows that hold so many positions."""
         return self.chunked_prefill_size or max(self.max_prefill_tokens, max_context)
 
+    draft_tokens: int = 0
+    """Tokens that a decoding row tries behind its newest one in a step, at most."""
     attention_backend: str | None = None
     """For all steps; the next two come before it, for steps with new prompt tokens and for decode steps."""
     prefill_attention_backend: str | None = None

@@ -72,7 +72,7 @@ class StepStager:
         """Upload `tokens` and whatever the batch's sampling needs."""
         if not tokens and is_plain(batch):
             return NOTHING_TO_STAGE
-        logits = LogitsRows.of(batch.yields)
+        logits = LogitsRows.of(batch.yields, batch.logits_per_row)
         logprobs = batch.logprobs
         output = output_logprob_columns(logprobs, batch.yields, logits) if logprobs else None
         prompt = prompt_logprob_columns(logprobs) if logprobs else None
@@ -100,7 +100,7 @@ class StepStager:
 
     def stage_late(self, batch: ModelWorkerBatch, mask: TokenMask) -> tuple[Act, ...]:
         """What the step waited for: logit processors, and tokens that are forbidden."""
-        logits = LogitsRows.of(batch.yields)
+        logits = LogitsRows.of(batch.yields, batch.logits_per_row)
         acts: list[Act] = []
         if mask.calls:
             named = {str(number): logits.only(call.rows) for number, call in enumerate(mask.calls)}

@@ -66,9 +66,11 @@ class StepReturns:
         sampled: Sampled,
         prompt: Logprobs | None,
         hidden: Tensor | None = None,
+        counts: Tensor | None = None,
     ) -> BatchResult:
         """The result of the step that was queued last. `prompt`: the log-probabilities of prompt tokens; `hidden`: the
-        hidden states of all tokens of the step, of which the wanted ones are taken.
+        hidden states of all tokens of the step, of which the wanted ones are taken; `counts`: [Y] int64, how many of
+        the tokens of each row that yields count; None: each has one.
         """
         output_logprobs = PendingLogprobs.queue(sampled.logprobs, inputs.output_layout)
         prompt_logprobs = PendingLogprobs.queue(prompt, inputs.prompt_layout)
@@ -80,17 +82,32 @@ class StepReturns:
         self._turn = (self._turn + 1) % RETURNS
 
         def finish() -> StepOutput:
+            arrived = tokens.arrived()
+            found = (arrived, batch.yields.astype(np.int32)) if counts is None else accepted(arrived, batch)
             return StepOutput(
-                tokens=tokens.arrived(),
-                counts=batch.yields.astype(np.int32),
+                tokens=found[0],
+                counts=found[1],
                 output_logprobs=output_logprobs.arrived() if output_logprobs else None,
                 prompt_logprobs=prompt_logprobs.arrived() if prompt_logprobs else None,
                 hidden=None if states is None else states.numpy(),
             )
 
         result = BatchResult(finish)
-        tokens.queue(sampled.tokens, result)
+        tokens.queue(sampled.tokens if counts is None else torch.cat([sampled.tokens, counts]), result)
         return result
+
+
+def accepted(arrived: Ints, batch: ModelWorkerBatch) -> tuple[Ints, Ints]:
+    """The tokens that count, and how many [R] each row has. arrived: those of all rows of the logits, then how many of
+    each yielding row's count.
+    """
+    per_row = batch.logits_per_row
+    assert per_row is not None
+    counts: Ints = np.zeros(batch.num_rows, dtype=np.int32)
+    total = int(per_row.sum())
+    counts[batch.yields] = arrived[total:]
+    within = np.arange(total) - np.repeat(np.cumsum(per_row) - per_row, per_row)
+    return arrived[:total][within < np.repeat(counts, per_row)], counts
 
 
 class TokenReturn:

@@ -5,7 +5,9 @@ logits -> sampling features -> tokens -> remembered as the newest of their slots
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,6 +38,9 @@ class ForwardOutput:
     """Of all tokens of the step, or of the last of each row where no other is wanted."""
 
 
+NOTHING_SAMPLED = Sampled(torch.zeros(0, dtype=torch.int64))
+
+
 class TokenEnd:
     """Shared by all programs of a model that generates."""
 
@@ -55,17 +60,32 @@ class TokenEnd:
 
     def choose(self, batch: ModelWorkerBatch, inputs: StepInputs, slots: Tensor, output: ForwardOutput) -> BatchResult:
         """Choose the tokens of `slots`, those rows that yield: now, or when the mask is there that they wait for."""
+        return self.choose_and(partial(self._remember, slots), batch, inputs, output)
+
+    def _remember(self, slots: Tensor, tokens: Tensor) -> None:
+        self._tables.record(slots, tokens)
+
+    def choose_and(
+        self,
+        commit: Callable[[Tensor], Tensor | None],
+        batch: ModelWorkerBatch,
+        inputs: StepInputs,
+        output: ForwardOutput,
+    ) -> BatchResult:
+        """The same where something else is done with the tokens [S]: `commit` remembers them, and returns how many of
+        each yielding row's count, [Y] int64; None: its one.
+        """
 
         @torch.inference_mode()
         def choose(mask: TokenMask | None) -> BatchResult:
-            sampled = Sampled(slots[:0])
+            sampled, counts = NOTHING_SAMPLED, None
             if output.logits is not None:
                 step = inputs.sampling
                 if mask is not None:
                     step = step.then(self._stager.stage_late(batch, mask))
                 sampled = self._sampler.sample(output.logits, step)
-                self._tables.record(slots, sampled.tokens)
-            return self._returns.queue(batch, inputs, sampled, output.prompt_logprobs, output.hidden)
+                counts = commit(sampled.tokens)
+            return self._returns.queue(batch, inputs, sampled, output.prompt_logprobs, output.hidden, counts)
 
         return BatchResult.waiting(choose) if batch.waits_for_mask else choose(None)
 

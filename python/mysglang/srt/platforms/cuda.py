@@ -107,6 +107,7 @@ class CudaPlatform(Platform):
 
     name = "cuda"
     has_graphs = True
+    steps_are_done = False
     graph_steps = ((1, 1), (2, 2), (4, 4), (16, 8), (272, 16), (512, 32))
     attention_backends = ("sgl_kernel", "flashinfer", "triton", "torch_native")
     invariant_attention_backends = ("invariant_triton",)

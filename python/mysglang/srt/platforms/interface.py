@@ -92,6 +92,8 @@ class Platform(ABC):
     """As in `--device`, and the key under which an Op finds its implementation."""
     has_graphs: bool
     """Whether steps can be captured and replayed."""
+    steps_are_done: bool
+    """Whether a step is done when it was launched, so that the host may read what it left at no cost."""
     graph_steps: tuple[tuple[int, int], ...]
     """Which batch sizes to capture: from the first of a pair on, one every so many rows. A step is padded up to one."""
     attention_backends: tuple[str, ...]

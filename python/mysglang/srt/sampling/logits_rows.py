@@ -31,9 +31,9 @@ class LogitsRows:
         """`rows`: [S] row of the batch."""
 
     @classmethod
-    def of(cls, yields: npt.NDArray[np.bool_]) -> LogitsRows:
-        """One for each row that yields a token."""
-        return cls(yields.astype(np.int64))
+    def of(cls, yields: npt.NDArray[np.bool_], per_row: npt.NDArray[np.int32] | None = None) -> LogitsRows:
+        """As many as `per_row` says, or one for each row that yields a token."""
+        return cls((yields if per_row is None else per_row).astype(np.int64))
 
     def lengths(self, seq_lens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """[S] tokens up to and with the one whose logits these are; seq_lens: [R] with all of the step's."""

@@ -17,6 +17,7 @@ from mysglang.srt.forward.worker_batch import (
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.prefix_groups import PrefixGrouper
 from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.growth import Growth
 from mysglang.srt.scheduling.logprobs import LogprobBook
 from mysglang.srt.scheduling.request_table import RequestTable
 from mysglang.srt.scheduling.sampling_builder import SamplingBuilder
@@ -28,9 +29,15 @@ class ForwardBuilder:
     """Builds what a worker needs of a step."""
 
     def __init__(
-        self, table: RequestTable, kv: KvManager, sampling: SamplingBuilder, prefix_groups: PrefixGrouper
+        self,
+        table: RequestTable,
+        kv: KvManager,
+        growth: Growth,
+        sampling: SamplingBuilder,
+        prefix_groups: PrefixGrouper,
     ) -> None:
         self._table = table
+        self._growth = growth
         self._kv = kv
         self._prefix_groups = prefix_groups
         self._sampling = sampling
@@ -54,6 +61,7 @@ class ForwardBuilder:
             hidden=self._hidden(batch),
             embeds=None if decode else self._embeds(batch),
             waits_for_mask=self._table.waits_for_mask(batch.slots, batch.yields),
+            drafts=self._growth.drafts(batch),
             high_lens=None if batch.late is None else batch.high_lens,
             second_texts=None if decode else self._table.second_text[batch.slots],
             shared=self._prefix_groups.find(batch.slots) if decode else None,

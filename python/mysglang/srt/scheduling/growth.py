@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 
 from mysglang.srt.forward.worker import Worker
-from mysglang.srt.forward.worker_batch import ON_DEVICE, Bools, Ints, Longs, Slots
+from mysglang.srt.forward.worker_batch import ON_DEVICE, Bools, DraftColumns, Ints, Longs, Slots
 from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.proposals import MakeProposer, Proposer
 from mysglang.srt.scheduling.request_table import RequestTable
 
 
@@ -79,6 +80,10 @@ class Growth(Protocol):
         """
         ...
 
+    def drafts(self, batch: ScheduleBatch) -> DraftColumns | None:
+        """What the host proposes for the rows of a step."""
+        ...
+
     def settle(self, batch: ScheduleBatch, counts: Ints, alive: Bools) -> None:
         """A step of which the rows got so many tokens is about to be applied. counts, alive: [R]."""
         ...
@@ -116,6 +121,9 @@ class OneToken:
         self._table.high[grown.slots] = grown.after
         return grown.after - grown.lens, None
 
+    def drafts(self, batch: ScheduleBatch) -> DraftColumns | None:
+        return None
+
     def settle(self, batch: ScheduleBatch, counts: Ints, alive: Bools) -> None:
         """Nothing was unknown."""
 
@@ -123,9 +131,10 @@ class OneToken:
 class Drafts:
     """Up to `table.widest` tokens for a row: one, and of the drafts behind it those that turn out right."""
 
-    def __init__(self, table: RequestTable, kv: KvManager, *, late_lengths: bool) -> None:
+    def __init__(self, table: RequestTable, kv: KvManager, proposer: Proposer, *, late_lengths: bool) -> None:
         """`late_lengths`: whether the worker takes steps of rows whose start only the device knows."""
         self._table = table
+        self._proposer = proposer
         self._kv = kv
         self._late_lengths = late_lengths
 
@@ -134,7 +143,7 @@ class Drafts:
         return not self._late_lengths and not np.array_equal(table.low[slots], table.high[slots])
 
     def grow(self, rows: DecodingRows) -> Grown:
-        return self._grow(rows, self._table.widest[rows.slots])
+        return self._grow(rows, self._proposer.widths(rows.slots))
 
     def grow_least(self, rows: DecodingRows) -> Grown:
         return self._grow(rows, rows.ones)
@@ -154,10 +163,15 @@ class Drafts:
         late: Bools = low != high
         return (np.where(late, np.int32(ON_DEVICE), high), late) if late.any() else (high, None)
 
+    def drafts(self, batch: ScheduleBatch) -> DraftColumns | None:
+        return self._proposer.columns(batch)
+
     def settle(self, batch: ScheduleBatch, counts: Ints, alive: Bools) -> None:
         rows = alive.copy()
         rows[: batch.num_prompts] = False
         slots, got = batch.slots[rows], counts[rows]
+        tried = batch.lens[rows] > 1
+        self._proposer.hear(slots[tried], got[tried] - 1)
         self._table.low[slots] += got - 1
         self._table.high[slots] -= batch.lens[rows] - got
 
@@ -172,8 +186,8 @@ class Drafts:
         return Grown(slots, lens, after, int(lens.sum()))
 
 
-def growth_of(worker: Worker, table: RequestTable, kv: KvManager) -> Growth:
+def growth_of(worker: Worker, table: RequestTable, kv: KvManager, proposer: MakeProposer) -> Growth:
     """As the worker's steps are."""
     if worker.tokens_per_step == 1:
         return OneToken(table)
-    return Drafts(table, kv, late_lengths=worker.late_lengths)
+    return Drafts(table, kv, proposer(table), late_lengths=worker.late_lengths)

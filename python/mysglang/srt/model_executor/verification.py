@@ -1,0 +1,75 @@
+"""Verification: steps whose rows try drafts, or begin where only the device knows.
+
+    in      newest  d1  d2  d3          drafts behind the newest token
+    out         t1  t2  t3  t4          what the model says behind each
+    count   t1 always; t2 if d1 = t1; t3 if d2 = t2 too; …
+
+So greedy decoding with drafts gives the tokens that it gives without (Leviathan et al., arXiv 2211.17192, for a draft
+that is one token instead of a distribution). Keys of drafts that do not count stand behind the row's end, and are
+overwritten by its next tokens.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch
+from mysglang.srt.model_executor.hidden_states import HiddenStates
+from mysglang.srt.model_executor.late_rows import LateRows
+from mysglang.srt.model_executor.programs import VERIFICATION
+from mysglang.srt.model_executor.step_columns import table_columns
+from mysglang.srt.model_executor.step_inputs import Uploaded
+from mysglang.srt.model_executor.token_end import ForwardOutput, TokenParts
+from mysglang.srt.platforms.upload import Uploader
+
+
+class Verification:
+    """Implements `programs.Program`."""
+
+    name = VERIFICATION
+    takes = "steps that try drafts"
+
+    def __init__(self, hidden: HiddenStates, parts: TokenParts, uploader: Uploader, rows: LateRows) -> None:
+        self._hidden = hidden
+        self._logits = parts.logits
+        self._tables = parts.memory.tables
+        self._end = parts.end
+        self._uploader = uploader
+        self._rows = rows
+
+    def covers(self, batch: ModelWorkerBatch) -> bool:
+        return batch.drafts is not None or batch.high_lens is not None
+
+    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+        if batch.table_writes is not None:
+            # Where a row goes on that only the device knows, the page table must tell, with the pages of this step.
+            writes = table_columns(batch.table_writes, self._tables.max_pages)
+            self._tables.write(self._uploader.upload(writes))
+        step = self._rows.known(batch)
+        hidden, _ = self._hidden.of(step.batch, all_tokens=True)
+        inputs = self._end.stage(step.batch, step.columns)
+        up = inputs.tokens
+        output = ForwardOutput(logits=self._logits.next_token_logits(hidden, up["with_logits"]), hidden=hidden)
+        return self._end.choose_and(partial(self._commit, up), step.batch, inputs, output)
+
+    def _commit(self, up: Uploaded, tokens: Tensor) -> Tensor:
+        """[Y] how many of the tokens [S] of each row that yields count. The newest of them are remembered."""
+        counts = leading(tokens == up["expected"], up["logits_row"], up["firsts"])
+        self._tables.record(up["yielding"], tokens.index_select(0, up["firsts"] + counts - 1))
+        self._rows.remember(up, tokens, counts)
+        return counts
+
+
+def leading(agreed: Tensor, row_of: Tensor, firsts: Tensor) -> Tensor:
+    """[Y] one more than how many entries of each row agree, from its first on; the last of each row does not.
+
+    agreed: [S] bool, row_of: [S], firsts: [Y] where rows begin in these, int64.
+    """
+    place = torch.arange(len(agreed), device=agreed.device) - firsts.index_select(0, row_of)
+    missed = torch.where(agreed, len(agreed), place)
+    most = torch.full_like(firsts, len(agreed))
+    return most.scatter_reduce(0, row_of, missed, "amin") + 1

@@ -1,0 +1,75 @@
+"""A server that tries drafts answers as one that does not, whatever else a request asks for, in fewer steps."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from fixtures.oracle import assert_quiet
+from fixtures.server_process import ServerProcess
+
+OPTIONS = ("--log-level", "warning", "--dtype", "float32", "--page-size", "16", "--chunked-prefill-size", "64")
+DRAFTS = ("--speculative-algorithm", "NGRAM")
+TEXTS = [
+    "one two three four one two three four one two three",
+    "Repeat after me: a b c d a b c d a b c d a b",
+    "What is 2 + 2? 4. What is 3 + 3? 6. What is 2 + 2?",
+    "The capital of France is",
+]
+GREEDY = {"temperature": 0, "max_new_tokens": 60}
+PARAMS: list[dict[str, Any]] = [
+    {**GREEDY, "ignore_eos": True},
+    GREEDY,
+    {**GREEDY, "stop": ["three", "c d a"]},
+    {**GREEDY, "stop_token_ids": [5, 17], "min_new_tokens": 8},
+    {**GREEDY, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+    {**GREEDY, "regex": "( ?[a-z]+){1,12}"},
+    {**GREEDY, "logit_bias": {"7": 3.0}, "max_new_tokens": 1},
+    {"temperature": 0.8, "sampling_seed": 3, "max_new_tokens": 30},
+]
+
+
+async def answers(url: str) -> list[dict[str, Any]]:
+    """Everything at once, some of it with log-probabilities, some of it streamed."""
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+
+        async def ask(text: str, params: dict[str, Any], logprobs: bool) -> dict[str, Any]:
+            body = {"text": text, "sampling_params": params, "return_logprob": logprobs}
+            answer = (await client.post("/generate", json=body)).json()
+            meta = answer["meta_info"]
+            told = [round(entry[0], 3) for entry in meta.get("output_token_logprobs", ())]
+            return {"text": answer["text"], "ids": answer["output_ids"], "reason": meta["finish_reason"], "told": told}
+
+        asked = [(text, params, False) for text in TEXTS for params in PARAMS]
+        asked += [(text, PARAMS[0], True) for text in TEXTS]
+        return list(await asyncio.gather(*(ask(*each) for each in asked)))
+
+
+def steps_of(url: str) -> int:
+    return int(httpx.get(f"{url}/server_info").json()["internal_states"][0]["forward_steps"])
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[dict[str, Any]]:
+    with ServerProcess(*OPTIONS) as server:
+        return asyncio.run(answers(server.url))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.promise(25)
+@pytest.mark.parametrize("more", [(), ("--disable-overlap-schedule",)], ids=["overlap", "sync"])
+def test_with_drafts_as_without(plain: list[dict[str, Any]], more: tuple[str, ...]) -> None:
+    with ServerProcess(*OPTIONS, *DRAFTS, *more) as server:
+        assert asyncio.run(answers(server.url)) == plain
+        assert_quiet(server.url)
+        body = {"text": TEXTS[0], "sampling_params": {**GREEDY, "max_new_tokens": 150, "ignore_eos": True}}
+        before = steps_of(server.url)
+        answer = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()
+        assert answer["output_ids"][:60] == plain[0]["ids"]
+        # It comes to repeat itself.
+        assert steps_of(server.url) - before < 120
+        assert "steps that try drafts" in httpx.get(f"{server.url}/server_info").text
