@@ -20,12 +20,19 @@ from mysglang.srt.model_executor.runner_config import RunnerConfig
 from unit.contract.paper_tenants import eagle3, idle_step, qwen2_5_vl
 
 ROOT = Path(__file__).parents[3]
+TENANTS = Path(__file__).parent / "paper_tenants"
 
 
 def test_they_are_checked_like_the_package() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         checked = tomllib.load(file)["tool"]["mypy"]["files"]
-    assert str((Path(__file__).parent / "paper_tenants").relative_to(ROOT)) in checked
+    assert str(TENANTS.relative_to(ROOT)) in checked
+
+
+def test_the_list_names_every_tenant() -> None:
+    files = {file.stem: file.read_text(encoding="utf-8") for file in TENANTS.glob("[a-z]*.py")}
+    told = (TENANTS / "__init__.py").read_text(encoding="utf-8")
+    assert files.keys() == {name for name in files if name in told and "CANNOT" in files[name]}
 
 
 def test_rows_with_drafts_are_the_devices() -> None:

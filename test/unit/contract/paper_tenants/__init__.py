@@ -14,9 +14,11 @@ contract has no word for it, the file says CANNOT. All together, by the part of 
     spaces, stores, states
         sparse_indexer  two stores of one layer; a layout for each store; a store that is not keys and values of equal
                         shape, which host copies, storage and identity are made of
-        sparse_indexer  pages of different sizes in different spaces: they share the entries of TableWrites
+        sparse_indexer, recurrent_state
+                        pages of different sizes in different spaces: they share the entries of TableWrites
         eagle3          that a store is advisory
-        installed_row   states: there is no space of slots, no copies of a state in a step, no checkpoint to be matched
+        recurrent_state a space that is neither the rows' nor of a window; amounts that are not tokens
+        recurrent_state copies of states before and after a forward pass; a checkpoint that a match has found
     several models
         eagle3          programs of a second model, and what one program leaves for another: hidden states of named
                         layers
