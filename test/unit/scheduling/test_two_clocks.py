@@ -27,7 +27,7 @@ from mysglang.srt.scheduling.timeouts import RequestTimeouts
 
 SETUP = Setup(num_tokens=256, max_context=160, num_slots=6, chunk=24, conservativeness=0.1)
 BELOW = replace(SETUP, host_tokens=320)
-DRAFTS = replace(BELOW, drafts=4)
+DRAFTS = replace(BELOW, drafts=4, lanes=2)
 
 
 class Log:
@@ -135,7 +135,9 @@ def run(setup: Setup, seed: int, *, shared: bool) -> tuple[LateScheduler, LateSc
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("setup", [SETUP, BELOW, DRAFTS], ids=["device alone", "host and storage below", "drafts"])
+@pytest.mark.parametrize(
+    "setup", [SETUP, BELOW, DRAFTS], ids=["device alone", "host and storage below", "drafts in two lanes"]
+)
 def test_the_same_messages_make_the_same_steps(setup: Setup, overlap: bool) -> None:
     kinds: set[type] = set()
     for seed in range(3):
