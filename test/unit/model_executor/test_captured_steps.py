@@ -1,10 +1,11 @@
-"""Captured steps with prompts, on a device whose graphs run their step again: tokens are those of eager steps, whatever
-padding stands behind them and whatever the step before left in the buffers."""
+"""Captured steps on a device whose graphs run their step again: tokens are those of eager steps, whatever padding
+stands behind them and whatever the step before left in the buffers. Prompts, and decode steps with a GPU's attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,10 +20,11 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
+from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.cpu_backend import CpuBackend, CpuMetadata
 from mysglang.srt.model_executor import executor
 from mysglang.srt.model_executor.executor import Executor
-from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS
+from mysglang.srt.model_executor.programs import CAPTURED_DECODE, CAPTURED_PROMPTS
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.cpu import CpuPlatform
 from mysglang.srt.platforms.interface import GraphRecorder
@@ -80,6 +82,12 @@ class CpuPrompts:
         return True
 
 
+class WithOurKernels(Rerunning):
+    """Decode attention by plans that go with the upload, computed by its reference here."""
+
+    attention_backends = ("sgl_kernel", "torch_native")
+
+
 def prompt_capture(self: CpuBackend, specs: Sequence[AttentionSpec]) -> CpuPrompts:
     return CpuPrompts()
 
@@ -130,3 +138,20 @@ def test_the_right_steps_are_replayed(start: Callable[..., Executor], monkeypatc
     assert replayed == []
     Driver.start(worker, [GREEDY] * 4).generate(PROMPTS[1:], 2, chunk=1000)
     assert replayed == [21]
+
+
+def test_plans_of_attention_go_with_the_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sizes in turn, whose plans keep memory of their own, between eager steps of prompts."""
+    make_checkpoint("qwen3", tmp_path, head_dim=64)
+    model = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
+    monkeypatch.setattr(executor, "platform_named", lambda name: WithOurKernels())
+    monkeypatch.setattr(factory, "_kernels_run", lambda dims, dtype: True)
+    config = RunnerConfig(device="cpu", max_total_tokens=900, max_running_requests=6, cuda_graph_bs=(1, 2, 4))
+    captured, eager = (start_executor(replace(config, disable_cuda_graph=off), model) for off in (False, True))
+    assert captured.attention_backend == "torch_native (prefill), sgl_kernel (decode)"
+    assert CAPTURED_DECODE in programs_of(captured) and CAPTURED_DECODE not in programs_of(eager)
+    for rows in (1, 2, 3, 4, 3, 1):
+        mine, plain = (
+            Driver.start(worker, CHOICES[:rows]).generate(PROMPTS[:rows], 9, 30) for worker in (captured, eager)
+        )
+        assert mine == plain
