@@ -1,5 +1,5 @@
 """Captured steps on a device whose graphs run their step again: tokens are those of eager steps, whatever padding
-stands behind them and whatever the step before left in the buffers. Prompts, and decode steps with a GPU's attention."""
+stands behind them and whatever the step before left in the buffers. Prompts, and decode steps that are planned."""
 
 from __future__ import annotations
 
