@@ -55,6 +55,8 @@ def steps_of(url: str) -> int:
 @pytest.fixture(scope="module")
 def plain() -> list[dict[str, Any]]:
     with ServerProcess(*OPTIONS) as server:
+        told = httpx.post(f"{server.url}/generate", json={"text": "Hi", "sampling_params": {"max_new_tokens": 2}})
+        assert not any(name.startswith("spec_") for name in told.json()["meta_info"])
         return asyncio.run(answers(server.url))
 
 
@@ -70,6 +72,12 @@ def test_with_drafts_as_without(plain: list[dict[str, Any]], more: tuple[str, ..
         before = steps_of(server.url)
         answer = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()
         assert answer["output_ids"][:60] == plain[0]["ids"]
+        meta, histogram = answer["meta_info"], answer["meta_info"]["spec_correct_drafts_histogram"]
+        assert sum(histogram) == meta["spec_verify_ct"] and len(histogram) == 5
+        assert meta["spec_num_correct_drafts"] == sum(place * count for place, count in enumerate(histogram)) > 20
+        assert meta["spec_accept_rate"] == meta["spec_num_correct_drafts"] / meta["spec_num_proposed_drafts"] <= 1
+        # The first token is of the prompt's step; what was accepted behind the last one is not counted.
+        assert 1 + meta["spec_verify_ct"] + meta["spec_num_correct_drafts"] >= meta["completion_tokens"] == 150
         # It comes to repeat itself.
         assert steps_of(server.url) - before < 120
         assert "steps that try drafts" in httpx.get(f"{server.url}/server_info").text

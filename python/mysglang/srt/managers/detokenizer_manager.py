@@ -155,6 +155,7 @@ class DetokenizerManager:
             vectors=message.vectors,
             hidden_states=message.hidden_states,
             times=message.times,
+            drafts=message.drafts,
         )
 
     def _new_status(self, message: BatchTokenIDOutput, row: int) -> Status:

@@ -76,6 +76,8 @@ class GenerationChunk(msgspec.Struct, frozen=True):
     completion_tokens: int
     cached_tokens: int
     retractions: int
+    drafts: bytes = b""
+    """int32: drafts that were tried, then decode steps by the number of tokens that they gave; empty if none were."""
     logprobs: LogprobChunk | None = None
     """None if not asked for."""
     prompt_bytes: bytes | None = None
@@ -196,6 +198,7 @@ class ReqState:
         "_unread",
         "_vector",
         "_weight_versions",
+        "drafts",
         "finish_reason",
         "hidden_size",
         "index",
@@ -241,6 +244,8 @@ class ReqState:
         self._logprobs: list[RowLogprobs] = []
         self._hidden: list[bytes] = []
         self._counters: RowCounters = (0, 0, 0, 0)
+        self.drafts = b""
+        """As the last message told."""
         self._vector: Floats | None = None
         self._weight_versions: tuple[tuple[str, int], ...] = ()
 
@@ -308,6 +313,7 @@ class ReqState:
             completion_tokens=completion_tokens,
             cached_tokens=cached_tokens,
             retractions=retractions,
+            drafts=self.drafts,
             logprobs=None if self.wish is None else join_logprobs(self._logprobs, self.wish),
             prompt_bytes=self.prompt_ids,
             vector=self._vector,

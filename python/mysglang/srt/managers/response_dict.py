@@ -16,6 +16,7 @@ import numpy as np
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.managers.flat_logprobs import FlatTops
 from mysglang.srt.managers.request_state import GenerationChunk, Ints, LogprobChunk, TokenLogprobs
+from mysglang.srt.messages.codec import unpack_ids
 from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.messages.outputs import Abort, FinishReason, Length, Stop
 from mysglang.srt.utils.tokenizer import Tokenizer
@@ -190,8 +191,25 @@ def _meta_info(chunk: GenerationChunk) -> dict[str, Any]:
         "num_retractions": chunk.retractions,
         "weight_version": chunk.weight_versions[-1][0],
         **_weight_versions(chunk),
+        **_drafts(chunk),
         "dp_rank": None,
         "response_sent_to_client_ts": time.time(),
+    }
+
+
+def _drafts(chunk: GenerationChunk) -> dict[str, Any]:
+    """What became of drafts, where any were tried; a step without any counts as one that accepted none."""
+    if not chunk.drafts:
+        return {}
+    proposed, *steps = unpack_ids(chunk.drafts).tolist()
+    correct, verified = sum(count * accepted for accepted, count in enumerate(steps)), sum(steps)
+    return {
+        "spec_accept_rate": correct / proposed if proposed else 0.0,
+        "spec_accept_length": chunk.completion_tokens / verified,
+        "spec_num_correct_drafts": correct,
+        "spec_num_proposed_drafts": proposed,
+        "spec_verify_ct": verified,
+        "spec_correct_drafts_histogram": steps,
     }
 
 

@@ -412,6 +412,8 @@ class TokenizerManager:
                 if finish_reason is not None:
                     self._complete(state, finish_reason, output.times.get(row))
                 state.note_weights(output.weight_version)
+                if output.drafts:
+                    state.drafts = output.drafts.get(row, b"")
                 grown = _add_numbers(state, output, row) if has_numbers else 0
                 state.add(text, output.token_ids[start:end], counters, finish_reason)
                 if grown and state.is_neglected(grown):

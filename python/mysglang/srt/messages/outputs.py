@@ -108,6 +108,9 @@ class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """float32: those of a row that became known, one position after the other."""
     times: dict[int, RequestTimes] = {}
     """Of rows that ended, where requests are traced."""
+    drafts: dict[int, bytes] = {}
+    """int32, where drafts are tried: how many were tried for a row so far, then its decode steps by the number of
+    tokens that they gave, from 1 on."""
     stops: dict[int, list[str]] = {}
     """Stop strings of a row, sent with its first tokens: text that may become one of them is held back."""
     stop_regexes: dict[int, list[str]] = {}
@@ -129,3 +132,4 @@ class BatchStrOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     vectors: dict[int, bytes] = {}
     hidden_states: dict[int, bytes] = {}
     times: dict[int, RequestTimes] = {}
+    drafts: dict[int, bytes] = {}

@@ -148,6 +148,8 @@ SETTLED_FIRST = {
     )
     for reason in ("pause", "memory", "lengths", "limit", "mask")
 }
+DRAFTS_TRIED = Counter("sglang:spec_proposed_tokens_total", "Drafts that were tried.")
+DRAFTS_ACCEPTED = Counter("sglang:spec_accepted_tokens_total", "Drafts that were right, and became tokens.")
 BACKUP = Counter("sglang:hicache_backup_tokens_total", "Tokens copied to the tier of the cache on the host.")
 LOAD_BACK = Counter("sglang:load_back_tokens_total", "Tokens copied back from there, instead of being computed.")
 BACKUP_DROPPED = Counter(
@@ -176,6 +178,8 @@ SCHEDULER = Layout(
         IDLE_SECONDS,
         CPU_SECONDS,
         *SETTLED_FIRST.values(),
+        DRAFTS_TRIED,
+        DRAFTS_ACCEPTED,
         BACKUP,
         LOAD_BACK,
         BACKUP_DROPPED,

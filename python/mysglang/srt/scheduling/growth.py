@@ -170,6 +170,9 @@ class Drafts:
         rows = alive.copy()
         rows[: batch.num_prompts] = False
         slots, got = batch.slots[rows], counts[rows]
+        drafted = self._table.drafted
+        drafted[slots, 0] += batch.lens[rows] - 1
+        drafted[slots, got] += 1
         tried = batch.lens[rows] > 1
         self._proposer.hear(slots[tried], got[tried] - 1)
         self._table.low[slots] += got - 1

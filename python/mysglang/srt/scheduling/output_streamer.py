@@ -62,6 +62,7 @@ class OutputStreamer:
             },
             hidden_states=self._hidden(due, ended),
             times=self._timeline.of(ended, first_row=len(due)),
+            drafts=self._drafts(due, ended) if table.tokens_per_step > 1 else {},
             stops={row: params.stop for row, params in new.items() if params.stop},
             stop_regexes={row: params.stop_regex for row, params in new.items() if params.stop_regex},
         )
@@ -99,6 +100,11 @@ class OutputStreamer:
         books = {row: self._table.req(int(due[row])).logprobs for row in rows}
         books.update((row, req.logprobs) for row, req in enumerate(ended, start=len(due)))
         return {row: book.take() for row, book in books.items() if book is not None}
+
+    def _drafts(self, due: Slots, ended: Sequence[Req]) -> dict[int, bytes]:
+        """What became of the drafts of requests that have a decode step behind them."""
+        counts = [*self._table.drafted[due], *(req.drafted for req in ended)]
+        return {row: pack_ids(found) for row, found in enumerate(counts) if found is not None and found.any()}
 
     def _hidden(self, due: Slots, ended: Sequence[Req]) -> dict[int, bytes]:
         rows = self._table.wants_hidden.rows(due).tolist()

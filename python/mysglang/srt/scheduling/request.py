@@ -88,6 +88,8 @@ class Req:
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when it first ran."""
     retractions: int = 0
+    drafted: Ints | None = None
+    """As in the request table, while it holds no slot; None: no drafts are tried."""
     doubted: bool = False
     """Whether it was computed once more since what it found in the cache may not have been sound."""
     started: bool = False

@@ -78,6 +78,8 @@ class RequestTable:
         """Token with which the second text of a pair begins; behind the prompt where there is none."""
         self.cached_tokens: Ints = np.zeros(num_slots, dtype=np.int32)
         self.retractions: Ints = np.zeros(num_slots, dtype=np.int32)
+        self.drafted: Ints = np.zeros((num_slots, 1 + tokens_per_step), dtype=np.int32)
+        """[num_slots, 1 + W] drafts that were tried; then decode steps by the tokens that they gave, 1 … W."""
 
     def open(self, req: Req, slot: int, *, cached: int) -> None:
         """Give `req` its row. `cached` of its tokens are in the KV cache."""
@@ -110,6 +112,7 @@ class RequestTable:
         self.second_text[slot] = req.prompt_len if req.second_text is None else req.second_text
         self.cached_tokens[slot] = req.cached_tokens
         self.retractions[slot] = req.retractions
+        self.drafted[slot] = 0 if req.drafted is None else req.drafted
 
     def limit_width(self, slot: int, most: int | None) -> None:
         """So many tokens of the row can be chosen in one step; None: as many as a step gives. What its books or masks
@@ -123,6 +126,8 @@ class RequestTable:
         req = self.req(slot)
         req.ids = self.tokens[slot, : self.known[slot]].copy()
         req.sent = int(self.sent[slot])
+        if self.tokens_per_step > 1:
+            req.drafted = self.drafted[slot].copy()
         req.heard_of = not self.unheard[slot]
         req.slot = NO_SLOT
         self.reqs[slot] = None

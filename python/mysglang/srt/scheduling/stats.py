@@ -109,6 +109,9 @@ class SchedulerStats:
         plain = not prompts and batch.new_tokens == decoding
         generated = decoding if plain else int(np.add.reduce(launched.result.complete().counts[prompts:]))
         self._count(batch, prompts, generated, step_time)
+        if tried := 0 if plain else batch.new_tokens - batch.prompt_tokens - decoding:
+            self._sheet.add(told.DRAFTS_TRIED, tried)
+            self._sheet.add(told.DRAFTS_ACCEPTED, generated - decoding)
         if prompts and logger.isEnabledFor(logging.INFO):
             self._log_prefill(batch, waiting, step_time)
         # A step of prompts may have rows that decode beside them.
