@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "parser": "",
     "function_call": "parser",
     # what flows
-    "messages": "sampling.sampling_params",
+    "messages": "sampling.sampling_params sampling.request_field",
     "forward": "sampling",
     "multimodal": "messages configs",
     "mem_cache": "forward kernels",

@@ -10,6 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mysglang.srt.entrypoints.body import validate
+from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from mysglang.srt.entrypoints.openai.responses.protocol import ResponsesRequest
+from mysglang.srt.entrypoints.openai.responses.translate import chat_request
+from mysglang.srt.entrypoints.sampling_body import beside_sampling
+from mysglang.srt.errors import InvalidRequest
+from mysglang.srt.messages.generate import parse_generate
 from mysglang.srt.sampling.request_field import declared
 from mysglang.srt.sampling.sampling_params import FIELDS
 
@@ -41,6 +48,21 @@ def test_who_names_a_field(field: str, files: set[str]) -> None:
     """Its own file, and whoever does something with it: no list of fields beside the declarations."""
     found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if field in path.read_text("utf-8")}
     assert found == files
+
+
+@pytest.mark.parametrize("field", ["priority", "extra_key"])
+def test_a_field_beside_sampling_is_told_by_one_route_to_the_others(field: str) -> None:
+    value = {"priority": 3, "extra_key": "mine"}[field]
+    chat = validate(ChatCompletionRequest, {"messages": [{"role": "user", "content": "Hi"}], field: value})
+    text = validate(CompletionRequest, {"prompt": "Hi", field: value})
+    response = validate(ResponsesRequest, {"input": "Hi", field: value})
+    native = parse_generate({"text": "Hi", field: value})
+    translated = chat_request(response, [{"type": "message", "role": "user", "content": [{"text": "Hi"}]}])
+    for body in (chat, text, translated):
+        assert beside_sampling(body)[field] == value == getattr(native, field)
+    with pytest.raises(InvalidRequest) as caught:
+        validate(CompletionRequest, {"prompt": "Hi", field: 1.5})
+    assert caught.value.param == field
 
 
 def test_names_are_told_apart() -> None:

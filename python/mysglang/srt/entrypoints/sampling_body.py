@@ -1,4 +1,4 @@
-"""The declared fields of sampling as the routes of each dialect have them: in bodies, in errors, and in OpenAI's words.
+"""The declared fields of requests as the routes of each dialect have them: in bodies, in errors, and in OpenAI's words.
 
 What a field means, its bounds and where it may be sent stands in its RequestField, and nowhere else. What a route has
 in a form of its own stands in its protocol.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, get_args, g
 from pydantic import PlainValidator, create_model
 
 from mysglang.srt.entrypoints.strict_model import StrictModel, empty
+from mysglang.srt.messages.generate import BESIDE_SAMPLING
 from mysglang.srt.sampling.request_field import Declared, Dialect
 from mysglang.srt.sampling.sampling_params import FIELDS
 
@@ -37,9 +38,12 @@ class _Said(NamedTuple):
     as_ours: Callable[[Any], Any] | None
 
 
+_ALL = (*FIELDS, *BESIDE_SAMPLING)
+
+
 def _on(dialect: Dialect) -> dict[str, Declared]:
     """The declared fields that routes of this dialect have, by their name there."""
-    return {name: each for each in FIELDS if (name := each.name_on(dialect)) is not None}
+    return {name: each for each in _ALL if (name := each.name_on(dialect)) is not None}
 
 
 def _body(name: str, dialect: Dialect) -> type[StrictModel]:
@@ -107,10 +111,10 @@ BODIES: Mapping[Dialect, type[StrictModel]] = {
     "anthropic": AnthropicSampling,
 }
 
-OPENAI_ALIASES = {alias: each.name_on("openai") or each.name for each in FIELDS for alias in each.told.aliases}
+OPENAI_ALIASES = {alias: each.name_on("openai") or each.name for each in _ALL for alias in each.told.aliases}
 """Name that other servers have for a field -> its name on OpenAI's routes."""
 
-WITHOUT_EFFECT = frozenset(each.name for each in FIELDS if not each.told.has_effect)
+WITHOUT_EFFECT = frozenset(each.name for each in _ALL if not each.told.has_effect)
 """Fields that are taken and change nothing."""
 
 OPENAI_NAMES = {each.name: name for name, each in _on("openai").items() if name != each.name}
@@ -138,9 +142,17 @@ def in_openai_words(body: StrictModel, dialect: Dialect) -> dict[str, Any]:
     return found
 
 
+_BESIDE = tuple((each.name, name) for each in BESIDE_SAMPLING if (name := each.name_on("openai")) is not None)
+
+
+def beside_sampling(body: OpenAISampling) -> dict[str, Any]:
+    """What `body` says of the fields that are not about sampling, by their native names."""
+    return {name: getattr(body, theirs) for name, theirs in _BESIDE}
+
+
 def texts() -> dict[str, str]:
     """Name of a field, as any route calls it -> what it means."""
-    found = {each.name: each.told.text for each in FIELDS}
+    found = {each.name: each.told.text for each in _ALL}
     return found | {name: each.told.text for dialect in BODIES for name, each in _on(dialect).items()}
 
 

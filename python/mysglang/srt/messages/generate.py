@@ -16,6 +16,7 @@ import msgspec
 
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.field_report import REFUSED, FieldReport, asks_for_nothing
+from mysglang.srt.sampling.request_field import RequestField, declared_among, on
 from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 from mysglang.srt.utils.json_types import json_type
 
@@ -122,12 +123,22 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the model's last hidden states are told; "last": of the prompt only its last token's."""
     return_prompt_token_ids: bool = False
     """Whether responses tell the ids of the prompt."""
-    extra_key: str | None = None
-    """Namespace of the prefix cache. `cache_salt` is another name for it; both together are one key."""
+    extra_key: Annotated[
+        str | None,
+        RequestField(
+            "Namespace of the prefix cache, beside `cache_salt`: prompts share cached tokens only under the same.",
+            routes=on("openai", "responses"),
+        ),
+    ] = None
     cache_salt: str | None = None
     session_params: SessionParams | None = None
-    priority: int = 0
-    """How urgent the request is among those that wait, for a server that schedules by priority."""
+    priority: Annotated[
+        int,
+        RequestField(
+            "How urgent the request is among those that wait, for a server that schedules by priority. Default: 0.",
+            routes=on("openai", "responses"),
+        ),
+    ] = 0
     routing_key: str | None = None
     """What the request belongs to, for a server that schedules by it; or in the header `x-smg-routing-key`."""
     no_logs: bool = False
@@ -147,6 +158,9 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     tail_end: int | None = None
     """For a request of a session: how many of its first tokens the session has computed already. None: of none."""
 
+
+BESIDE_SAMPLING = declared_among(GenerateReqInput)
+"""The fields that routes of other dialects have alike."""
 
 # Not the client's to say.
 INTERNAL = {

@@ -1,4 +1,4 @@
-"""RequestField: what is said once of a parameter of sampling: its meaning, its bounds, and which routes have it.
+"""RequestField: what is said once of a field of a request: its meaning, its bounds, and which routes have it.
 
 It stands in the annotation of a struct's field, beside the type and the default:
 
@@ -108,12 +108,24 @@ def declared(struct: type[msgspec.Struct]) -> tuple[Declared, ...]:
     return tuple(_declared(found) for found in msgspec.structs.fields(struct))
 
 
+def declared_among(struct: type[msgspec.Struct]) -> tuple[Declared, ...]:
+    """Those fields of `struct` that have a RequestField."""
+    return tuple(_declared(found) for found in msgspec.structs.fields(struct) if _told(_marks(found)) is not None)
+
+
 def _declared(found: msgspec.structs.FieldInfo) -> Declared:
-    marks: tuple[object, ...] = get_args(found.type)[1:] if get_origin(found.type) is Annotated else ()
-    told = next((mark for mark in marks if isinstance(mark, RequestField)), None)
+    told = _told(marks := _marks(found))
     assert told is not None, f"nothing is declared of {found.name}"
     default = found.default if found.default_factory is msgspec.NODEFAULT else found.default_factory()
     return Declared(found.name, found.type, default, told, any(mark is OR_ONE for mark in marks))
+
+
+def _marks(found: msgspec.structs.FieldInfo) -> tuple[object, ...]:
+    return get_args(found.type)[1:] if get_origin(found.type) is Annotated else ()
+
+
+def _told(marks: tuple[object, ...]) -> RequestField | None:
+    return next((mark for mark in marks if isinstance(mark, RequestField)), None)
 
 
 def joined(name: str, parts: Iterable[type[msgspec.Struct]]) -> type[msgspec.Struct]:

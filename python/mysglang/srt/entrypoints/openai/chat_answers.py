@@ -42,6 +42,7 @@ from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults, sampling_
 from mysglang.srt.entrypoints.openai.thought_counter import NoCounter, ThoughtCounter, TokenCounter
 from mysglang.srt.entrypoints.openai.tool_plan import ToolPlan, plan_tools
 from mysglang.srt.entrypoints.openai.usage import finish_words
+from mysglang.srt.entrypoints.sampling_body import beside_sampling
 from mysglang.srt.errors import Aborted, InvalidRequest
 from mysglang.srt.managers.request_state import GenerationChunk
 from mysglang.srt.messages.generate import GenerateReqInput
@@ -151,9 +152,8 @@ class ChatAnswers:
             custom_logit_processor=body.custom_logit_processor,
             max_thinking_tokens=body.max_thinking_tokens,
             return_hidden_states="last" if body.return_hidden_states else False,
-            extra_key=body.extra_key,
             cache_salt=body.cache_salt,
-            priority=body.priority,
+            **beside_sampling(body),
             think_end=reasoning.end if reasoning is not None and thinks else None,
             think_start=think_start,
         )

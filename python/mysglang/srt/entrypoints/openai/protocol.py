@@ -72,7 +72,7 @@ class StreamOptions(StrictModel):
 
 
 class GenerationRequest(OpenAISampling):
-    """What chat and plain completions have in common: the declared fields of sampling, and these."""
+    """What chat and plain completions have in common: the declared fields, and these."""
 
     model: str | None = None
     use_beam_search: bool = False
@@ -91,9 +91,7 @@ class GenerationRequest(OpenAISampling):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     """Without `stream` they ask for nothing."""
-    extra_key: str | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    priority: int = 0
 
     user: str | None = None
     metadata: dict[str, Any] = empty(dict)

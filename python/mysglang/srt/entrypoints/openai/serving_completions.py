@@ -20,6 +20,7 @@ from mysglang.srt.entrypoints.openai.serving_base import Envelope, OpenAIServing
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.openai.stream_frames import StreamFrames, TextFrame
 from mysglang.srt.entrypoints.openai.usage import UsageMeter, finish_words
+from mysglang.srt.entrypoints.sampling_body import beside_sampling
 from mysglang.srt.entrypoints.streaming import DONE
 from mysglang.srt.entrypoints.talk import Talk
 from mysglang.srt.errors import InvalidRequest
@@ -87,9 +88,8 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
             top_logprobs_num=body.logprobs or 0,
             custom_logit_processor=body.custom_logit_processor,
             return_hidden_states="last" if body.return_hidden_states else False,
-            extra_key=body.extra_key,
             cache_salt=body.cache_salt,
-            priority=body.priority,
+            **beside_sampling(body),
         )
 
     async def _teller(self, body: CompletionRequest) -> _Teller:

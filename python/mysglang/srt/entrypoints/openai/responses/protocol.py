@@ -221,9 +221,7 @@ class ResponsesRequest(PromptOfResponse, ResponsesSampling):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
 
     # Beyond OpenAI's: as in /v1/chat/completions.
-    extra_key: str | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    priority: int = 0
 
     # Bookkeeping of the client's: taken, and without effect here.
     metadata: dict[str, str] = {}

@@ -67,7 +67,7 @@ def chat_request(body: ResponsesRequest, items: Sequence[StoredItem]) -> ChatCom
         # Token by token, since they are told beside the text that they made.
         "stream": body.stream or logprobs,
     }
-    same = ("parallel_tool_calls", "chat_template_kwargs", "extra_key", "cache_salt", "priority")
+    same = ("parallel_tool_calls", "chat_template_kwargs", "cache_salt")
     as_said = {**in_openai_words(body, "responses"), **{name: getattr(body, name) for name in same}}
     return validate(ChatCompletionRequest, {**fields, **as_said})
 
