@@ -122,6 +122,24 @@ def test_who_decodes_waits_for_nobody() -> None:
     assert prompt_steps(scheduler) == [3, 8]
 
 
+@pytest.mark.parametrize("short", [False, True])
+def test_nor_where_the_last_turn_launched_nothing(short: bool) -> None:
+    """Memory lacked for the next tokens, so the step in flight was settled first; its rows decode all the same."""
+    scheduler = LateScheduler(SETUP)
+    scheduler.send("decodes", [1, 2], 50, ignore_eos=True)
+    scheduler.turn(5)
+    slow, extend_rows = Slow(scheduler), scheduler.kv.extend_rows
+    if short:
+        scheduler.kv.extend_rows = lambda _slots, _lens: False  # type: ignore[method-assign]
+    scheduler.turn()
+    scheduler.kv.extend_rows = extend_rows  # type: ignore[method-assign]
+    send_batch(scheduler, 0, 2, 3)
+    scheduler.turn()
+    assert slow.waits == 0
+    send_batch(scheduler, 2, 3, 3)
+    scheduler.run()
+
+
 def test_what_a_batch_shares_counts_once() -> None:
     """Twenty prompts with a common beginning fill a step with their own ends."""
     scheduler = LateScheduler(SETUP)

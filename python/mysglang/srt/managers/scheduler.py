@@ -115,8 +115,6 @@ class Scheduler:
         self.standstill = Standstill()
         self._beat_at = 0.0
         self._idle = False
-        self._decodes = False
-        """Whether rows decode in a step of the last turn. Nobody's prompts may hold them up then."""
 
     @property
     def busy(self) -> bool:
@@ -144,9 +142,8 @@ class Scheduler:
             if news := part.look():
                 own += [Told(number, each) for each in news]
         self.process_input_requests(self._parts.intake.drain(own))
-        if not self._decodes:
+        if self._parts.gathering.coming and not self.lanes.decode:
             self._gather()
-        self._decodes = False
         for observe in self.turn_observers:
             observe()
         self.standstill.turn(self)
@@ -223,6 +220,8 @@ class Scheduler:
         batch = None if halted else self._parts.planner.next_batch(lane)
         if failed := self._parts.planner.take_failed():
             self._answer(failed)
+        if batch is not None:
+            lane.decodes = batch.mode.is_decode or batch.decoding > 0
         if (reason := settle_first(lane, batch, self._parts.table, halted=halted)) is not None:
             self._parts.stats.settled_first(reason)
         return batch
@@ -231,7 +230,6 @@ class Scheduler:
         """Hand the step to the worker, which returns before it is done if it can."""
         self._idle = False
         decodes = batch.mode.is_decode
-        self._decodes |= decodes or batch.decoding > 0
         step = self._parts.builder.build(batch)
         self._parts.lower.launch()
         at = time.perf_counter()
@@ -264,6 +262,7 @@ class Scheduler:
         """Nothing to run. On falling idle look for leaks; then sleep until a message comes."""
         lower = self._parts.lower
         lower.launch()
+        self.lanes.rest()
         if not self._idle and not lower.busy:
             self._idle = True
             self._parts.stats.fall_idle()

@@ -24,7 +24,7 @@ class Gathering:
         self._waiting = waiting
         self._step_tokens = step_tokens
         self._cached = cached
-        self._coming: set[str] = set()
+        self.coming: set[str] = set()
         """Calls of which there are requests to come."""
         self._whole = False
         """Whether a call came to its end since the last step was planned, be it of one request. It waits for nobody."""
@@ -39,14 +39,14 @@ class Gathering:
         """A request came, and of its call there are so many `to_come`."""
         self.arrivals.append(req)
         if to_come:
-            self._coming.add(call_of(req.rid))
+            self.coming.add(call_of(req.rid))
             self._unread.append(req)
             return
         self._whole = True
-        if self._coming:
-            self._coming.discard(call_of(req.rid))
+        if self.coming:
+            self.coming.discard(call_of(req.rid))
             self._unread.append(req)
-            if not self._coming:
+            if not self.coming:
                 self._forget()
 
     def planned(self) -> None:
@@ -56,13 +56,13 @@ class Gathering:
 
     def give_up(self) -> None:
         """Nobody came for so long that no step should wait for them."""
-        self._coming.clear()
+        self.coming.clear()
         self._forget()
 
     @property
     def worth_waiting(self) -> bool:
         """Whether more are to come, and those that are there do not fill a step and are parts of batches all."""
-        return bool(self._coming) and not self._whole and not self._fills_step()
+        return bool(self.coming) and not self._whole and not self._fills_step()
 
     def _fills_step(self) -> bool:
         for req in self._unread:

@@ -32,6 +32,8 @@ class Lane:
         """Whether memory lacked for the next token of the rows when the step in flight was already there."""
         self.late = False
         """Whether its rows cannot be planned before their lengths are known, which the step in flight tells."""
+        self.decodes = False
+        """Whether rows decode in the step that was planned last. Nobody's prompts may hold them up then."""
         self.waited = 0
         """Prompt tokens that were planned since the rows had their last step."""
 
@@ -82,6 +84,16 @@ class Lanes:
     def size(self) -> int:
         """Requests that hold a slot."""
         return sum(lane.size for lane in self.all)
+
+    @property
+    def decode(self) -> bool:
+        """Whether rows of any lane do, in the step that was planned last for it."""
+        return any(lane.decodes for lane in self.all)
+
+    def rest(self) -> None:
+        """There is nothing to do."""
+        for lane in self.all:
+            lane.decodes = False
 
     @property
     def in_flight(self) -> bool:
