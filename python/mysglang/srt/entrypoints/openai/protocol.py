@@ -71,6 +71,9 @@ class StreamOptions(StrictModel):
     idle = not_here("include_obfuscation")
 
 
+_NO_GRAMMARS = (None,) * 5
+
+
 class GenerationRequest(OpenAISampling):
     """What chat and plain completions have in common: the declared fields, and these."""
 
@@ -135,6 +138,8 @@ class GenerationRequest(OpenAISampling):
     @property
     def own_grammars(self) -> dict[str, str]:
         """Grammars that were given as such, by the parameter's name."""
+        if (self.json_schema, self.regex, self.ebnf, self.guided_choice, self.structured_outputs) == _NO_GRAMMARS:
+            return {}  # as in most requests
         ways: list[Mapping[str, str | None]] = [
             {"json_schema": as_schema(self.json_schema)},
             {"regex": self.regex},
