@@ -54,6 +54,34 @@ def test_answers_equal_those_without_drafts(drafts: int, page_size: int, late: b
         assert ended_by_eos or answer.finish == Length(len(expected[rid]))
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    ("late", "page_size", "tokens"), [(True, 1, 1), (True, 4, 120), (False, 1, 120), (False, 16, 1)]
+)
+def test_layers_with_windows_keep_what_a_shorter_row_sees(
+    late: bool, page_size: int, tokens: int, drafter: DrafterName
+) -> None:
+    """Seven drafts and windows of eight and three tokens: where a row really ends, its windows begin earlier than where
+    memory was set aside for it. The windows' spaces are as small as they may be, or larger.
+    """
+    windows = ((8, tokens), (3, tokens))
+    setup = Setup(
+        page_size=page_size, chunk=16, order="mixed", drafts=7, drafter=drafter, late_lengths=late, windows=windows
+    )
+    scheduler = LateScheduler(setup)
+    rng = random.Random(page_size)
+    expected = {}
+    for number in range(20):
+        prompt = PROMPT[: rng.randrange(29)] + [rng.randrange(1, VOCAB) for _ in range(rng.randrange(1, 40))]
+        max_new = rng.randrange(0, 80)
+        scheduler.send(f"r{number}", prompt, max_new, ignore_eos=True)
+        expected[f"r{number}"] = solo(prompt, max_new, VOCAB, ignore_eos=True)
+        for _ in range(rng.randrange(3)):
+            turn_within_bounds(scheduler)
+    scheduler.run()
+    assert {rid: answer.ids for rid, answer in scheduler.answers.items()} == expected
+
+
 @pytest.mark.parametrize(("drafter", "steps"), [("perfect", 1 + 10), ("adversarial", 1 + 50)])
 def test_fewer_steps_where_drafts_are_right(drafter: DrafterName, steps: int) -> None:
     """A row of 51 tokens alone: a prompt, then five at a time or one."""

@@ -147,13 +147,14 @@ class KvManager:
         if match.host is not None:
             self.cache.lower.load_back(match, self.rows.pages(slot)[match.num_pages : match.host.num_pages])
 
-    def extend_rows(self, slots: Slots, new_lens: Ints) -> bool:
+    def extend_rows(self, slots: Slots, new_lens: Ints, lows: Ints | None = None) -> bool:
         """`extend` for many rows at once: all of them, or none. The slots are distinct.
 
-        slots: [R] int64; new_lens: [R] int32.
+        slots: [R] int64; new_lens: [R] int32. lows: [R] tokens that are surely written, where rows may turn out shorter
+        than was asked for: no later step sees anything from before the window of these. None: as long as was asked.
         """
         for space in self.followers:
-            space.turn(slots)
+            space.turn(slots, lows)
         held, wanted = self.rows.held[slots], self._pages_of(new_lens)
         counts = wanted - held
         if np.count_nonzero(counts == 1) == len(counts):  # As when rows decode with pages of one token.
@@ -167,8 +168,9 @@ class KvManager:
                 return False
             if total:
                 self.rows.append_rows(slots, counts, self.allocator.alloc(total))
-        for space in self.followers:
-            space.extended(slots, new_lens)
+        if lows is None:
+            for space in self.followers:
+                space.extended(slots, new_lens)
         return True
 
     def trim_rows(self, slots: Slots, lens: Ints) -> None:

@@ -27,7 +27,7 @@ class StorelessKvManager(KvManager):
     def extend(self, slot: int, new_len: int) -> bool:
         return True
 
-    def extend_rows(self, slots: Slots, new_lens: Ints) -> bool:
+    def extend_rows(self, slots: Slots, new_lens: Ints, lows: Ints | None = None) -> bool:
         return True
 
     def commit(self, slot: int, ids: Ints) -> None:

@@ -64,7 +64,7 @@ class WindowSpace:
         self.num_read = 0
         """Pages that rows read."""
         self._lens: Ints = np.zeros(rows.num_slots, np.int32)
-        """[num_slots] tokens for which pages were asked for last: those before are of steps that are planned."""
+        """[num_slots] tokens that planned steps surely write: later steps begin there, or behind."""
         self._shared: Ints = np.zeros(rows.num_slots, np.int32)
         """[num_slots] pages of each row that are the prefix cache's."""
         self._sound: set[int] = set()
@@ -142,18 +142,23 @@ class WindowSpace:
         self._lens[slot] = num_tokens
         self._shared[slot] = shared
 
-    def turn(self, slots: Slots) -> None:
-        """These rows are about to be extended by a decode step: now and then they let go what they do not see."""
+    def turn(self, slots: Slots, lows: Ints | None) -> None:
+        """These rows are about to be extended by a decode step: now and then they let go what they do not see.
+
+        lows: [R] tokens that are surely written; None: all for which they have pages.
+        """
         self._turns += 1
+        if lows is not None:
+            self.extended(slots, lows)
         if self._turns % MOVE_EVERY == 0:
             self.let_go(slots)
 
     def extended(self, slots: Slots | int, lens: Ints | int) -> None:
-        """Rows have pages for so many tokens now."""
+        """So many tokens of these rows are planned and surely written: later steps begin there, or behind."""
         self._lens[slots] = lens
 
     def trim(self, slot: int, pages: int, length: int) -> None:
-        """The row is about to give back all but its first pages, so many, which hold `length` tokens at least."""
+        """The row is about to give back all but its first pages, so many, which hold `length` tokens."""
         kept = max(pages, int(self.first[slot]))
         self._leave_own(self._rows.pages(slot)[kept:])
         self._lens[slot] = min(int(self._lens[slot]), length)

@@ -97,7 +97,7 @@ class DecodePlanner:
         return self._rows
 
     def _reserve(self, grown: Grown) -> bool:
-        return self._kv.extend_rows(grown.slots, grown.after)
+        return self._kv.extend_rows(grown.slots, grown.after, grown.lows)
 
     def _make_room(self, lane: Lane) -> Grown:
         """Retract until the rest fits."""

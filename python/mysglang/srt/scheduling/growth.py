@@ -46,6 +46,8 @@ class Grown(msgspec.Struct, frozen=True, eq=False):
     """`high` after the step."""
     new_tokens: int
     """Sum of `lens`."""
+    lows: Ints | None = None
+    """`low` before the step, where rows may be shorter than `high`."""
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -186,7 +188,7 @@ class Drafts:
         slots, lens = rows.slots, after - high
         if np.count_nonzero(live) < len(live):
             slots, lens, after = slots[live], lens[live], after[live]
-        return Grown(slots, lens, after, int(lens.sum()))
+        return Grown(slots, lens, after, int(lens.sum()), self._table.low[slots])
 
 
 def growth_of(worker: Worker, table: RequestTable, kv: KvManager, proposer: MakeProposer) -> Growth:
