@@ -54,8 +54,8 @@ def test_logits_in_float32(pair: Pair, scenario: Scenario, page_size: int, last_
 def test_logits_in_bfloat16(variant: str, tmp_path: Path) -> None:
     """Both worlds round, in different places: as far from the truth as transformers itself, or nearer.
 
-    The second bound is that of the middle position: rounding turns near ties of a router, which sends a token to other
-    experts than in float32, in both worlds.
+    Of a family with experts the second bound is that of the middle position: rounding turns near ties of a router, which
+    sends a token to other experts than in float32, in both worlds.
     """
     family, overrides = VARIANTS[variant]
     pair = load_pair(family, tmp_path, torch.bfloat16, **overrides)
@@ -69,7 +69,7 @@ def test_logits_in_bfloat16(variant: str, tmp_path: Path) -> None:
         theirs = relative_error(pair.expected[slot][list(by_position)], truth)
         assert ours < max(1.25 * theirs, 0.01)
         by_token = [relative_error(*both) for both in zip(found, truth, strict=True)]
-        assert median(by_token) < 0.05
+        assert (median(by_token) if "moe" in family else ours) < 0.05
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
