@@ -54,8 +54,8 @@ def test_logits_in_float32(pair: Pair, scenario: Scenario, page_size: int, last_
 def test_logits_in_bfloat16(variant: str, tmp_path: Path) -> None:
     """Both worlds round, in different places: as far from the truth as transformers itself, or nearer.
 
-    Of a family with experts the second bound is that of the middle position: rounding turns near ties of a router, which
-    sends a token to other experts than in float32, in both worlds.
+    Of a family with experts the second bound is that of the middle position: rounding turns near ties of a router,
+    which sends a token to other experts than in float32, in both worlds.
     """
     family, overrides = VARIANTS[variant]
     pair = load_pair(family, tmp_path, torch.bfloat16, **overrides)
