@@ -29,6 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
 """One layer of three sees all keys; none does."""
 WAYS: dict[str, tuple[str, ...]] = {
     "whole prompts": (),
+    "drafts": (*CHUNKS, "--page-size", "4", "--speculative-algorithm", "NGRAM"),
     "chunks beside decoding": (*CHUNKS, "--enable-mixed-chunk"),
     "pages of four, little memory": (*TIGHT, "--page-size", "4"),
     "no prefix cache, little memory": (*TIGHT, "--disable-radix-cache", "--disable-overlap-schedule"),

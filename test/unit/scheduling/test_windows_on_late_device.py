@@ -21,6 +21,8 @@ TIGHT = ((8, 96), (20, 150))
 SETUPS = {
     "overlap": Setup(overlap=True, chunk=24, num_tokens=1024, windows=TIGHT),
     "mixed": Setup(overlap=True, page_size=16, order="mixed", chunk=32, num_tokens=1024, windows=((8, 300), (20, 400))),
+    "seven drafts": Setup(overlap=True, chunk=24, num_tokens=1024, windows=TIGHT, drafts=7),
+    "drafts in pages": Setup(overlap=True, page_size=16, num_tokens=1024, windows=((8, 300),), drafts=4, order="mixed"),
     "sync": Setup(overlap=False, page_size=4, chunk=16, num_tokens=512, windows=TIGHT, policy="lpm"),
     "no cache": Setup(overlap=True, page_size=4, chunk=24, num_tokens=512, windows=TIGHT, cache="chunk"),
     "whole prompts": Setup(overlap=True, page_size=2, num_tokens=512, windows=((8, 200),), eviction="lfu"),

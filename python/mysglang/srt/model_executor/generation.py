@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 import torch
 
-from mysglang.srt.errors import ConfigError
 from mysglang.srt.kernels.ahead import compile_ahead
 from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
 from mysglang.srt.layers.attention.graph import decode_capture, prompt_capture
@@ -124,7 +123,7 @@ class GenerationModel:
         uploader = Uploader(self._setup.platform)
         hidden = HiddenStates(self.model, parts.backend, parts.buffers, uploader)
         length = min(WARM_UP_TOKENS, budget.max_context)
-        rows = None if not drafts else self._late_rows(memory, 1 + drafts)
+        rows = LateRows(tables, memory.pool.page_size, 1 + drafts) if drafts else None
         return Runnable(
             eager=EagerProgram(hidden, parts.logits, parts.end),
             warm_ups=[
@@ -135,14 +134,6 @@ class GenerationModel:
             slot_buffers=(*self._features.slot_buffers, *(() if rows is None else rows.slot_buffers)),
             capture=TokenCaptures(self._setup, self._launch, self.model, parts).take,
         )
-
-    def _late_rows(self, memory: ModelMemory, tokens_per_step: int) -> LateRows:
-        if memory.tables.num_spaces > 1:
-            raise ConfigError(
-                "--speculative-algorithm: layers with a window have pages of their own here, and drafts cannot yet be "
-                "tried on these; add --disable-hybrid-swa-memory, or leave it out."
-            )
-        return LateRows(memory.tables, memory.pool.page_size, tokens_per_step)
 
     @torch.inference_mode()
     def _warm_sampler(self) -> None:
