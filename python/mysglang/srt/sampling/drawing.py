@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from mysglang.srt.sampling.draws import uniforms
 from mysglang.srt.sampling.feature import (
+    ANY_WIDTH,
     Act,
     Array,
     Arrays,
@@ -148,7 +149,13 @@ def one_drawing_row(top_k: int) -> FeatureColumns:
 
 
 class DrawingBySlot(HostSide):
-    """A greedy request does not use it, but may stand beside one that does."""
+    """A greedy request does not use it, but may stand beside one that does.
+
+    Each place of a row has a random number of its own, so a draft counts where it is what would be drawn there, and the
+    text is the same with drafts and without.
+    """
+
+    widest = ANY_WIDTH
 
     def __init__(self, facts: HostFacts) -> None:
         num_slots = facts.table.num_slots

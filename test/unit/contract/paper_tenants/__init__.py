@@ -7,8 +7,8 @@ contract has no word for it, the file says CANNOT. All together, by the part of 
         eagle3          high is the end of a step's own tokens: nobody reserves what a draft writes beyond them, nor
                         what it writes after the chunk that ends a prompt
         eagle3          a chunk does not know the token behind it, of which the draft's key of its last token is made
-        eagle3          but for logit_bias no sampling feature, the draw included, states that it can choose several
-                        tokens of a row in a step: rows that sample would verify one at a time
+        eagle3          penalties, minimum lengths, masks and log-probabilities of several tokens of a row in a step:
+                        rows with these verify one at a time
         eagle3          trees: a depth beside the place in the row, an ancestor mask, moves after acceptance
         sparse_indexer  whether an attention backend plans well for late rows: that is a word of a whole worker
     spaces, stores, states
