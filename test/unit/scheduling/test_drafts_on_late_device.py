@@ -16,6 +16,8 @@ from fixtures.late_storm import Storm, drawn_beginnings, rush
 from fixtures.shaky_memory import Shakes
 from fixtures.toy_device import REJECTED, RejectedRead
 from mysglang.srt.messages.outputs import Length, Stop
+from mysglang.srt.scheduling.growth import Drafts
+from mysglang.srt.scheduling.proposals import FEW_TEXTS, NgramProposer
 
 DRAFTERS = get_args(DrafterName)
 PROMPT = list(range(1, 30))
@@ -203,6 +205,18 @@ def test_storm(seed: int) -> None:
     scheduler = LateScheduler(setup)
     storm = Storm(requests=60, max_new=40, turns=4, flush=0.05)
     storm.rage(scheduler, rng, drawn_beginnings(rng, 3))
+
+
+def test_texts_of_requests_that_are_gone_are_not_kept() -> None:
+    scheduler = LateScheduler(Setup(drafts=4, drafter="ngram", num_slots=64))
+    for number in range(60):
+        scheduler.send(f"r{number}", [*PROMPT, number], 4, ignore_eos=True)
+    scheduler.run()
+    scheduler.send("last", PROMPT, 20, ignore_eos=True)
+    scheduler.run()
+    growth = scheduler.assembled.rows.growth
+    assert isinstance(growth, Drafts) and isinstance(growth._proposer, NgramProposer)
+    assert len(growth._proposer._texts) <= 2 + FEW_TEXTS
 
 
 def test_a_rejected_draft_is_seen_by_whoever_reads_it() -> None:

@@ -33,6 +33,9 @@ class Proposer(Protocol):
         ...
 
 
+FEW_TEXTS = 8
+"""Texts of requests that are gone, for which it is not worth while to look."""
+
 MakeProposer: TypeAlias = Callable[[RequestTable], Proposer]
 
 
@@ -76,6 +79,8 @@ class NgramProposer:
 
     def widths(self, slots: Slots) -> Ints:
         table = self._table
+        if len(self._texts) > 2 * len(slots) + FEW_TEXTS:
+            self._texts = {slot: text for slot, text in self._texts.items() if text.life == table.life[slot]}
         widths: Ints = table.widest[slots].copy()
         for row in np.flatnonzero(widths > 1).tolist():
             if not self._propose(int(slots[row])):
