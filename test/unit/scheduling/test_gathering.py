@@ -130,7 +130,7 @@ def test_nor_where_the_last_turn_launched_nothing(short: bool) -> None:
     scheduler.turn(5)
     slow, extend_rows = Slow(scheduler), scheduler.kv.extend_rows
     if short:
-        scheduler.kv.extend_rows = lambda _slots, _lens: False  # type: ignore[method-assign]
+        scheduler.kv.extend_rows = lambda *_: False  # type: ignore[method-assign]
     scheduler.turn()
     scheduler.kv.extend_rows = extend_rows  # type: ignore[method-assign]
     send_batch(scheduler, 0, 2, 3)

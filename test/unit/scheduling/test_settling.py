@@ -101,7 +101,7 @@ def test_no_prompt_takes_what_running_rows_lack(order: OrderName) -> None:
     scheduler.turn(4)
     [lane] = scheduler.assembled.scheduler.lanes.all
     extend_rows, launched = scheduler.kv.extend_rows, len(scheduler.worker.steps)
-    scheduler.kv.extend_rows = lambda _slots, _lens: False  # type: ignore[method-assign]
+    scheduler.kv.extend_rows = lambda *_: False  # type: ignore[method-assign]
     scheduler.send("waits", [4] * 12, 40, ignore_eos=True)
     lane.waited = 1
     scheduler.turn()
