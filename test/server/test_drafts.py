@@ -37,10 +37,11 @@ async def answers(url: str) -> list[dict[str, Any]]:
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
 
         async def ask(text: str, params: dict[str, Any], logprobs: bool) -> dict[str, Any]:
-            body = {"text": text, "sampling_params": params, "return_logprob": logprobs}
+            body = {"text": text, "sampling_params": params, "return_logprob": logprobs, "logprob_start_len": 0}
             answer = (await client.post("/generate", json=body)).json()
             meta = answer["meta_info"]
             told = [round(entry[0], 3) for entry in meta.get("output_token_logprobs", ())]
+            told += [round(entry[0], 3) for entry in meta.get("input_token_logprobs", ())[1:]]
             return {"text": answer["text"], "ids": answer["output_ids"], "reason": meta["finish_reason"], "told": told}
 
         asked = [(text, params, False) for text in TEXTS for params in PARAMS]
@@ -63,7 +64,7 @@ def plain() -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.promise(25)
-@pytest.mark.parametrize("more", [(), ("--disable-overlap-schedule",)], ids=["overlap", "sync"])
+@pytest.mark.parametrize("more", [("--enable-mixed-chunk",), ("--disable-overlap-schedule",)], ids=["mixed", "sync"])
 def test_with_drafts_as_without(plain: list[dict[str, Any]], more: tuple[str, ...]) -> None:
     with ServerProcess(*OPTIONS, *DRAFTS, *more) as server:
         assert asyncio.run(answers(server.url)) == plain

@@ -53,7 +53,12 @@ class Verification:
         hidden, _ = self._hidden.of(step.batch, all_tokens=True)
         inputs = self._end.stage(step.batch, step.columns)
         up = inputs.tokens
-        output = ForwardOutput(logits=self._logits.next_token_logits(hidden, up["with_logits"]), hidden=hidden)
+        output = ForwardOutput(
+            logits=self._logits.next_token_logits(hidden, up["with_logits"]),
+            # Of prompts beside the rows that decode.
+            prompt_logprobs=None if inputs.prompt is None else self._logits.prompt_logprobs(hidden, inputs.prompt),
+            hidden=hidden,
+        )
         return self._end.choose_and(partial(self._commit, up), step.batch, inputs, output)
 
     def _commit(self, up: Uploaded, tokens: Tensor) -> Tensor:
