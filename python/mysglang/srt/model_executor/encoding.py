@@ -15,7 +15,6 @@ from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
 from mysglang.srt.model_executor.programs import EAGER, Load, Runnable
 from mysglang.srt.model_executor.step_columns import Indices, positions_of
 from mysglang.srt.model_executor.vector_end import queue_vectors
-from mysglang.srt.model_loader.loader import load_as
 from mysglang.srt.models.encoder_model import EncoderBatch, EncoderModel
 from mysglang.srt.platforms.interface import Platform
 from mysglang.srt.platforms.upload import Uploader
@@ -23,20 +22,7 @@ from mysglang.srt.platforms.upload import Uploader
 
 def encoder(setup: Setup, launch: ModelLaunch) -> Load:
     """An encoder. Its attention is torch's, whatever is asked for decoders."""
-
-    def load() -> EncodingModel:
-        model = load_as(
-            EncoderModel,
-            launch.config,
-            launch.load,
-            setup.platform.device,
-            launch.dtype,
-            tp=setup.tp,
-            stage=setup.stage,
-        )
-        return EncodingModel(setup, launch, model)
-
-    return load
+    return lambda: EncodingModel(setup, launch, setup.load(EncoderModel, launch))
 
 
 class EncodingModel:

@@ -44,7 +44,6 @@ from mysglang.srt.model_executor.step_program import LayerByLayer, StepProgram, 
 from mysglang.srt.model_executor.token_end import TokenEnd, TokenParts
 from mysglang.srt.model_executor.verification import Verification
 from mysglang.srt.model_executor.weight_memory import weight_bytes
-from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.platforms.interface import CannotCapture
 from mysglang.srt.platforms.upload import Uploader
@@ -68,7 +67,7 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
     ops = SamplingOps.choose(reference=setup.wants_reference)
 
     def load() -> GenerationModel:
-        model = load_model(launch.config, launch.load, platform.device, launch.dtype, tp=setup.tp, stage=setup.stage)
+        model = setup.load(CausalLM, launch)
         features = FeatureStager(DeviceFacts(launch.config.vocab_size, platform.device, ops.draw))
         stager = StepStager(Uploader(platform), features, ops, processors)
         return GenerationModel(setup, launch, model, features, stager, Sampler(ops))

@@ -9,14 +9,16 @@ import torch
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.distributed.groups import Group, group_of
-from mysglang.srt.distributed.pipeline import Stage, stage_of
+from mysglang.srt.distributed.groups import group_of
+from mysglang.srt.distributed.pipeline import stage_of
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_buffers import StepBuffers
+from mysglang.srt.model_loader.loader import load_as
+from mysglang.srt.models.registry import Model
 from mysglang.srt.platforms.interface import Platform
 
 logger = logging.getLogger(__name__)
@@ -46,15 +48,13 @@ class Setup:
     startup_times: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of the start; each phase adds its own."""
 
-    @property
-    def tp(self) -> Group:
-        """The ranks that share each layer."""
-        return group_of(self.config.ranks.tp)
-
-    @property
-    def stage(self) -> Stage:
-        """The layers that stand on this rank."""
-        return stage_of(self.config.ranks.pp)
+    def load(self, kind: type[Model], launch: ModelLaunch) -> Model:
+        """This rank's part of a model, which must be of this kind, on the device. Raises ConfigError if the checkpoint
+        is not what it should be.
+        """
+        ranks, device = self.config.ranks, self.platform.device
+        tp, stage = group_of(ranks.tp), stage_of(ranks.pp)
+        return load_as(kind, launch.config, launch.load, device, launch.dtype, tp=tp, stage=stage)
 
     def choose_attention(self, specs: tuple[AttentionSpec, ...], dtype: torch.dtype) -> ChosenBackends:
         """The attention of layers like these; without layers, only what was asked for is checked. Raises ConfigError

@@ -17,7 +17,6 @@ from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
 from mysglang.srt.model_executor.programs import EAGER, Load, Runnable
 from mysglang.srt.model_executor.vector_end import queue_vectors
-from mysglang.srt.model_loader.loader import load_as
 from mysglang.srt.models.pooling_decoder import PoolingDecoder
 from mysglang.srt.platforms.interface import Platform
 from mysglang.srt.platforms.upload import Uploader
@@ -25,20 +24,7 @@ from mysglang.srt.platforms.upload import Uploader
 
 def pooling_decoder(setup: Setup, launch: ModelLaunch) -> Load:
     """A decoder that makes vectors. Raises ConfigError for what cannot run here."""
-
-    def load() -> PoolingModel:
-        model = load_as(
-            PoolingDecoder,
-            launch.config,
-            launch.load,
-            setup.platform.device,
-            launch.dtype,
-            tp=setup.tp,
-            stage=setup.stage,
-        )
-        return PoolingModel(setup, launch, model)
-
-    return load
+    return lambda: PoolingModel(setup, launch, setup.load(PoolingDecoder, launch))
 
 
 class PoolingModel:

@@ -9,7 +9,6 @@ import logging
 import time
 import zlib
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,14 +24,12 @@ from mysglang.srt.layers.quantization.factory import quant_config
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.checkpoint_model import CheckpointModel, weight_parameters
-from mysglang.srt.models.registry import model_class
+from mysglang.srt.models.registry import Model, model_class
 from mysglang.srt.utils.hardware import GIB
 
 logger = logging.getLogger(__name__)
 
 DUMMY_STD = 0.02
-
-Model = TypeVar("Model", bound=CheckpointModel)
 
 
 def load_model(

@@ -61,8 +61,8 @@ class DecodePlanner:
             return None
         grown = growth.grow(rows)
         if len(grown) and not self._reserve(grown):
-            least = growth.without_drafts(rows)
-            if least is not None and self._reserve(least):
+            # Rows do without drafts before anybody waits for memory.
+            if grown.new_tokens > len(grown) and self._reserve(least := growth.grow_least(rows)):
                 grown = least
             elif lane.pending is not None:
                 # Its result may end somebody, who gives memory back; nobody is retracted before that is known.

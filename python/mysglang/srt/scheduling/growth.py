@@ -68,10 +68,6 @@ class Growth(Protocol):
         """The same with one token for each."""
         ...
 
-    def without_drafts(self, rows: DecodingRows) -> Grown | None:
-        """The same where `grow` plans for more; None where it does not."""
-        ...
-
     def give_back(self, slots: Slots) -> None:
         """Free what was set aside for drafts of these rows, no step of which is in flight."""
         ...
@@ -113,9 +109,6 @@ class OneToken:
     def grow_least(self, rows: DecodingRows) -> Grown:
         return self.grow(rows)
 
-    def without_drafts(self, rows: DecodingRows) -> Grown | None:
-        return None
-
     def give_back(self, slots: Slots) -> None:
         """Nothing was."""
 
@@ -149,9 +142,6 @@ class Drafts:
 
     def grow_least(self, rows: DecodingRows) -> Grown:
         return self._grow(rows, rows.ones)
-
-    def without_drafts(self, rows: DecodingRows) -> Grown | None:
-        return self.grow_least(rows)
 
     def give_back(self, slots: Slots) -> None:
         self._kv.trim_rows(slots, self._table.high[slots])

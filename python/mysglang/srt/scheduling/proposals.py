@@ -16,6 +16,9 @@ from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.ngram import NgramIndex, Patience
 from mysglang.srt.scheduling.request_table import RequestTable
 
+FEW_TEXTS = 8
+"""Texts of requests that are gone, for which it is not worth while to look."""
+
 
 class Proposer(Protocol):
     """Where drafts come from."""
@@ -32,9 +35,6 @@ class Proposer(Protocol):
         """These rows tried drafts, and so many were right. Both [R]."""
         ...
 
-
-FEW_TEXTS = 8
-"""Texts of requests that are gone, for which it is not worth while to look."""
 
 MakeProposer: TypeAlias = Callable[[RequestTable], Proposer]
 
