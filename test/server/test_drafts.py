@@ -40,8 +40,8 @@ async def answers(url: str) -> list[dict[str, Any]]:
             body = {"text": text, "sampling_params": params, "return_logprob": logprobs, "logprob_start_len": 0}
             answer = (await client.post("/generate", json=body)).json()
             meta = answer["meta_info"]
-            told = [round(entry[0], 3) for entry in meta.get("output_token_logprobs", ())]
-            told += [round(entry[0], 3) for entry in meta.get("input_token_logprobs", ())[1:]]
+            told = [entry[0] for entry in meta.get("output_token_logprobs", ())]
+            told += [entry[0] for entry in meta.get("input_token_logprobs", ())[1:]]
             return {"text": answer["text"], "ids": answer["output_ids"], "reason": meta["finish_reason"], "told": told}
 
         asked = [(text, params, False) for text in TEXTS for params in PARAMS]
@@ -67,7 +67,10 @@ def plain() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("more", [("--enable-mixed-chunk",), ("--disable-overlap-schedule",)], ids=["mixed", "sync"])
 def test_with_drafts_as_without(plain: list[dict[str, Any]], more: tuple[str, ...]) -> None:
     with ServerProcess(*OPTIONS, *DRAFTS, *more) as server:
-        assert asyncio.run(answers(server.url)) == plain
+        found = asyncio.run(answers(server.url))
+        # Which requests share a step depends on when they come, and with it the last bits of a sum.
+        assert [each.pop("told") for each in found] == [pytest.approx(each["told"], abs=1e-4) for each in plain]
+        assert found == [{name: each[name] for name in ("text", "ids", "reason")} for each in plain]
         assert_quiet(server.url)
         body = {"text": TEXTS[0], "sampling_params": {**GREEDY, "max_new_tokens": 150, "ignore_eos": True}}
         before = steps_of(server.url)
