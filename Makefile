@@ -7,7 +7,7 @@ SHELL := /bin/bash
 VENV := .venv
 STAMP := $(VENV)/.ready-$(or $(PLATFORM),auto)
 
-.PHONY: help setup serve test promises soak test-gpu fuzz check format api-docs promises-page clean distclean
+.PHONY: help setup serve test promises soak test-gpu fuzz check format docs api-docs promises-page clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -43,14 +43,17 @@ check: setup  ## style, types and import layers only
 format: setup  ## put every file into the one style
 	@scripts/format
 
-api-docs: setup  ## write the tables of docs/api.md anew
+docs: setup  ## build the docs site into site/; warnings are errors
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+
+api-docs: setup  ## write docs/flags.md and the tables of docs/api.md again
 	@$(VENV)/bin/python scripts/write_api_docs.py
 
 promises-page: setup  ## write the list of promises in docs/reliability.md anew, from the marks of the tests
 	@$(VENV)/bin/python scripts/write_promises.py
 
 clean:  ## caches
-	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist {python,sgl-kernel,sgl-kernel/python}/*.egg-info
+	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site {python,sgl-kernel,sgl-kernel/python}/*.egg-info
 	@find python sgl-kernel test -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## caches and .venv

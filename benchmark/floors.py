@@ -16,28 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from mysglang.srt.configs.floors import Ceilings, StepWork
+
+__all__ = ["Ceilings", "ModelSizes", "decode_step", "measured_ceilings", "offline", "prefill"]
+
 BF16 = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What the device does at most, as `ceilings.py` measures it."""
-
-    read: float
-    """Bytes a second."""
-    gemm: float
-    """Floating point operations a second in a large bf16 product."""
-    attention: float
-    """The same in causal attention over long prompts."""
-
-    @classmethod
-    def of(cls, measured: Mapping[str, Any]) -> Ceilings:
-        tera = 1e12
-        return cls(
-            float(measured["read_tb_s"]) * tera,
-            float(measured["gemm_bf16_tflop_s"]) * tera,
-            float(measured["attention_bf16_tflop_s"]) * tera,
-        )
 
 
 def measured_ceilings() -> dict[str, Any]:
@@ -82,8 +65,8 @@ class ModelSizes:
 
 def decode_step(sizes: ModelSizes, ceilings: Ceilings, rows: int, cached_tokens: int) -> float:
     """Seconds for one token of each of `rows` requests; `cached_tokens` are those of all of them, shared ones once."""
-    products = max(sizes.weight_bytes / ceilings.read, rows * 2 * sizes.weight_bytes / BF16 / ceilings.gemm)
-    return products + cached_tokens * sizes.kv_bytes / ceilings.read
+    operations = 2.0 * rows * sizes.weight_bytes / BF16
+    return StepWork(sizes.weight_bytes, cached_tokens * sizes.kv_bytes, operations).seconds(ceilings)
 
 
 def prefill(sizes: ModelSizes, ceilings: Ceilings, prompts: Sequence[int], shared: int = 0) -> float:

@@ -23,14 +23,16 @@ from mysglang.srt.entrypoints.engine import Engine
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.server_args import ServerArgs
 
+PROG = "python -m mysglang.bench_offline_throughput"
+
 WARMUP_REQUESTS = 16
 WARMUP_TOKENS = 16
 
 SGLANG_ONLY = f"{PROFILING} apply-chat-template do-not-exit gsp-fast-prepare gsp-range-ratio prompt-suffix"
 
 
-def main(argv: Sequence[str]) -> int:
-    options, rest = _parser().parse_before_server(argv, SGLANG_ONLY)
+def main(argv: Sequence[str], prog: str = PROG) -> int:
+    options, rest = make_parser(prog).parse_before_server(argv, SGLANG_ONLY)
     try:
         # The queue must take them all: nobody else is waiting.
         queue = ["--max-queued-requests", str(1 << 30), "--log-level", "error"]
@@ -98,8 +100,9 @@ def _generate(engine: Engine, prompts: Sequence[Prompt], options: argparse.Names
     return answers
 
 
-def _parser() -> ToolParser:
-    parser = ToolParser("bench_offline_throughput", "All prompts at once through an Engine. Other options are its own.")
+def make_parser(prog: str = PROG) -> ToolParser:
+    """The options of this tool."""
+    parser = ToolParser(prog, "All prompts at once through an Engine. Other options are its own.")
     parser.add_argument("--backend", choices=["engine"], default="engine", help="The Engine, in process.")
     add_dataset_flags(parser, seed=1)
     parser.add_argument("--disable-ignore-eos", action="store_true", help="Let the model end its answers.")

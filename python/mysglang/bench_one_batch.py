@@ -19,9 +19,10 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.entrypoints.launcher import find_model
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.managers.child_specs import ranks_of
-from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.logging import configure_logging
+
+PROG = "python -m mysglang.bench_one_batch"
 
 WARMUP_TOKENS = 8
 """Longest output of the batch that warms a shape up."""
@@ -32,9 +33,9 @@ FIRST_STEPS = 5
 SGLANG_ONLY = f"{PROFILING} correct correctness-test cut-len prompt-filename"
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], prog: str = PROG) -> int:
     """0 if at least one shape was measured."""
-    options, rest = _parser().parse_before_server(argv, SGLANG_ONLY)
+    options, rest = make_parser(prog).parse_before_server(argv, SGLANG_ONLY)
     try:
         server_args, model = find_model(ServerArgs.from_cli([*_room_for(max(options.batch_size)), *rest]))
         configure_logging(server_args.observability.log_level)
@@ -59,6 +60,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _bench(server_args: ServerArgs, model: ModelConfig) -> OneBatch:
+    # Imported here, since it imports torch: --help and wrong options are answered at once.
+    from mysglang.srt.managers.worker_factory import make_worker
+
     schedule = server_args.schedule
     chunk = schedule.chunked_prefill_size
     return OneBatch(
@@ -91,8 +95,9 @@ def _table(result: OneBatchResult, every: int) -> str:
     return "\n".join(lines)
 
 
-def _parser() -> ToolParser:
-    parser = ToolParser("bench_one_batch", "Time one batch without a server. Other options are the server's.")
+def make_parser(prog: str = PROG) -> ToolParser:
+    """The options of this tool."""
+    parser = ToolParser(prog, "Time one batch without a server. Other options are the server's.")
     parser.add_argument("--batch-size", type=positive, nargs="+", default=[1], help="Requests of a batch.")
     parser.add_argument("--input-len", type=positive, nargs="+", default=[1024], help="Tokens of each prompt.")
     parser.add_argument("--output-len", type=positive, nargs="+", default=[16], help="Tokens of each answer.")

@@ -21,8 +21,12 @@ from mysglang.bench.datasets import add_dataset_flags
 from mysglang.bench.flags import PROFILING, ToolParser, json_object, natural, positive
 from mysglang.bench.refused import Refused, run_tool
 from mysglang.bench.serving import Run, run
+from mysglang.srt.environ import BASE_URL
+
+PROG = "python -m mysglang.bench_serving"
 
 OBJECTIVES = ("ttft", "tpot", "e2el")
+LOCAL = "127.0.0.1"
 PORTS = {"vllm": 8000, "vllm-chat": 8000}
 SGLANG_PORT = 30000
 BUSY = 0.8
@@ -37,9 +41,9 @@ return-routed-experts rust-client served-model-name top-logprobs-num use-trace-t
 """
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], prog: str = PROG) -> int:
     """0 if at least one request succeeded."""
-    options = _options(argv)
+    options = read_options(argv, prog)
     if options.plot:
         plot.require_matplotlib()
     _many_open_files()
@@ -107,8 +111,11 @@ def _remark(done: Run) -> None:
         print(f"This client used {share:.0%} of a core: its times may be its own, not the server's.", file=sys.stderr)
 
 
-def _options(argv: Sequence[str]) -> argparse.Namespace:
-    options = _parser().parse_all(argv, SGLANG_ONLY)
+def read_options(argv: Sequence[str], prog: str = PROG) -> argparse.Namespace:
+    """The options of a run. Raises Refused."""
+    options = make_parser(prog).parse_all(argv, SGLANG_ONLY)
+    if not options.base_url and options.backend not in PORTS and (options.host, options.port) == (LOCAL, None):
+        options.base_url = BASE_URL.get()
     if not options.base_url:
         port = options.port or PORTS.get(options.backend, SGLANG_PORT)
         options.base_url = f"http://{options.host}:{port}"
@@ -120,12 +127,18 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _parser() -> ToolParser:
-    parser = ToolParser("bench_serving", "Load a running server and measure it. Options bear SGLang's names.")
+def make_parser(prog: str = PROG) -> ToolParser:
+    """The options of this tool."""
+    parser = ToolParser(prog, "Load a running server and measure it. Options bear SGLang's names.")
     part = parser.add_argument_group("server")
     part.add_argument("--backend", choices=list(BACKENDS), default="sglang", help="Which API is asked.")
-    part.add_argument("--base-url", default="", metavar="URL", help="Instead of host and port.")
-    part.add_argument("--host", default="127.0.0.1", help="Where the server is.")
+    part.add_argument(
+        "--base-url",
+        default="",
+        metavar="URL",
+        help=f"Instead of host and port. Default: ${BASE_URL.name}, if it is set.",
+    )
+    part.add_argument("--host", default=LOCAL, help="Where the server is.")
     part.add_argument("--port", type=positive, help="Default: 30000, or 8000 for vLLM.")
     part.add_argument("--model", default="", help="Default: the first that the server lists.")
     part.add_argument("--tokenizer", default="", metavar="PATH", help="Default: the server's, or that of the model.")

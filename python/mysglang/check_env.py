@@ -37,7 +37,10 @@ def facts() -> Iterator[tuple[str, str]]:
     for package in PACKAGES.split():
         yield package, _version(package)
     yield "kernels", _kernels("cuda" if detect_hardware().num_gpus else "cpu")
-    for name in [*(variable.name for variable in VARIABLES), *OTHER_VARIABLES.split()]:
+    for variable in VARIABLES:
+        if variable.name in os.environ:
+            yield variable.name, "(set)" if variable.secret else os.environ[variable.name]
+    for name in OTHER_VARIABLES.split():
         if name in os.environ:
             yield name, os.environ[name]
 
@@ -59,6 +62,7 @@ def _kernels(device_type: str) -> str:
 
 
 def main() -> None:
+    """Print them."""
     for what, value in facts():
         print(f"{what:<24}{value}")
 

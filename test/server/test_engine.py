@@ -29,6 +29,18 @@ def engine() -> Iterator[Engine]:
         yield started
 
 
+def test_a_profile(engine: Engine, tmp_path: Path) -> None:
+    begun, _ = engine.start_profile(output_dir=str(tmp_path), profile_id="p", activities=["STEPS"])
+    again, why = engine.start_profile(output_dir=str(tmp_path))
+    assert (begun, again) == (True, False) and "recorded already" in why
+    engine.generate(input_ids=IDS, sampling_params=GREEDY)
+    written, where = engine.stop_profile()
+    path = tmp_path / "p.steps.trace.json.gz"
+    assert written and str(path) in where and path.exists()
+    with pytest.raises(InvalidRequest, match="num_steps"):
+        engine.start_profile(num_steps=0)
+
+
 def children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
 

@@ -68,6 +68,7 @@ def test_as_the_ids_that_they_stand_for(server: ServerProcess, table: np.ndarray
 
 def test_nothing_is_shared(server: ServerProcess, table: np.ndarray) -> None:
     """Not with ids, of which the vectors have none, and not with other vectors."""
+    httpx.post(f"{server.url}/flush_cache").raise_for_status()  # other tests ask the same server for ids
     first = post(server, input_embeds=table[IDS].tolist()).json()
     other = post(server, input_embeds=(2 * table[IDS]).tolist()).json()
     assert first["meta_info"]["cached_tokens"] == other["meta_info"]["cached_tokens"] == 0

@@ -10,6 +10,9 @@ import orjson
 import pytest
 
 from fixtures.server_process import ServerProcess
+from mysglang.bench.refused import Failed
+from mysglang.cli.api_client import ServerRefused
+from mysglang.cli.main import run
 
 ADMIN = {"Authorization": "Bearer master"}
 PROMPT = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
@@ -98,3 +101,19 @@ def test_a_profile_and_the_requests_of_a_while(http: httpx.Client, tmp_path: Pat
     record = orjson.loads(file.read_bytes())
     again = http.post("/generate", json=record["request"]).json()
     assert again["output_ids"] == answer["output_ids"] == record["answers"][0]["output_ids"]
+
+
+def test_the_command_that_profiles_says_what_is_missing(
+    http: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["profile", "--base-url", str(http.base_url), "--no-cpu", "--no-gpu", "--output-dir", str(tmp_path)]
+    command += ["--api-key", "two"]
+    with pytest.raises(ServerRefused, match="the server answered 403"):
+        run(command)
+    command += ["--admin-api-key", "master"]
+    with pytest.raises(Failed, match="after 1 s not all steps had come"):
+        run([*command, "--timeout", "1"])
+    capsys.readouterr()
+    # The recording that got no step is over: the next one can begin.
+    assert run([*command, "--prompt", "One, two,", "--profile-by-stage", "--num-steps", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2

@@ -23,6 +23,14 @@ from mysglang.srt.entrypoints.http_server import SAME_SIGNAL_S
 from mysglang.srt.utils.exit_codes import ExitCode
 
 SCHEDULER, DETOKENIZER = "mysglang::scheduler_TP0", "mysglang::detokenizer"
+FOLLOWER = "mysglang::scheduler_TP1"
+VICTIMS = [
+    pytest.param(SCHEDULER, "scheduler", "1", id="scheduler"),
+    pytest.param(DETOKENIZER, "detokenizer", "1", id="detokenizer"),
+    pytest.param(SCHEDULER, "scheduler", "2", id="first rank"),
+    pytest.param(FOLLOWER, "scheduler of rank 1", "2", id="other rank"),
+]
+"""A process, what the watchdog calls it, and the number of ranks."""
 QUIET = ("--log-level", "warning")
 FAULTY = ("-m", "fixtures.faulty_scheduler")
 
@@ -235,10 +243,12 @@ class TestStop:
 class TestDeath:
     @pytest.mark.promise(1)
     @pytest.mark.promise(2)
-    @pytest.mark.parametrize("title", [SCHEDULER, DETOKENIZER])
-    async def test_a_killed_child_ends_the_server_and_every_stream_hears_of_it(self, title: str) -> None:
+    @pytest.mark.parametrize(("title", "name", "ranks"), VICTIMS)
+    async def test_a_killed_child_ends_the_server_and_every_stream_hears_of_it(
+        self, title: str, name: str, ranks: str
+    ) -> None:
         # Room for all of them at once.
-        with toy("--max-running-requests", "64", tokens=64 * 2048) as server:
+        with toy("--max-running-requests", "64", "--tp-size", ranks, tokens=64 * 2048) as server:
             streams = await open_streams(server.url, 64)
             children = list(server.children().values())
             server.child(title).kill()
@@ -288,9 +298,9 @@ class TestDeath:
             assert_nothing_left(server, children)
 
     @pytest.mark.promise(7)
-    @pytest.mark.parametrize(("victim", "name"), [(SCHEDULER, "scheduler"), (DETOKENIZER, "detokenizer")])
-    async def test_a_frozen_process_is_given_up(self, victim: str, name: str) -> None:
-        with toy("--watchdog-timeout", "2") as server:
+    @pytest.mark.parametrize(("victim", "name", "ranks"), VICTIMS)
+    async def test_a_frozen_process_is_given_up(self, victim: str, name: str, ranks: str) -> None:
+        with toy("--watchdog-timeout", "2", "--tp-size", ranks) as server:
             streams = await open_streams(server.url, 2)
             children = list(server.children().values())
             server.child(victim).suspend()
@@ -300,8 +310,8 @@ class TestDeath:
             assert_nothing_left(server, children)
             assert "--watchdog-timeout 2" in server.last_line
             assert f"the {name} gave no sign" in server.last_line
-            others = {"scheduler": "detokenizer_manager.py", "detokenizer": "scheduler.py"}
-            assert others[name] in server.stderr, "the stacks of the other processes"
+            others = "scheduler.py" if victim == DETOKENIZER else "detokenizer_manager.py"
+            assert others in server.stderr, "the stacks of the other processes"
 
     @pytest.mark.slow
     @pytest.mark.promise(47)
@@ -350,7 +360,7 @@ class TestStart:
 
     @pytest.mark.promise(6)
     def test_bad_options_are_all_named(self) -> None:
-        with ServerProcess("--page-size", "3", "--tp-size", "8", "--model-path", "/nowhere") as server:
+        with ServerProcess("--page-size", "3", "--chunked-prefill-size", "0", "--model-path", "/nowhere") as server:
             assert server.wait(3) == ExitCode.BAD_OPTIONS
             lines = server.stderr.splitlines()
         assert len(lines) == 3

@@ -122,7 +122,7 @@ def test_a_long_answer_does_not_fill_the_pool(model: tuple[str, ...]) -> None:
         loads = httpx.get(f"{server.url}/v1/loads").json()["loads"][0]
         assert_quiet(server.url)
         assert "full token usage: 0.9" in server.stderr and "swa token usage: 0.2" in server.stderr
-        assert "Of that, layers with a sliding window hold 100 tokens" in server.stderr
+        assert "KV cache of layers with a sliding window: 100 tokens" in server.stderr
     assert len(answer["output_ids"]) == 900
     assert state["num_retractions"] == 0
     assert state["max_total_num_tokens_swa"] == loads["memory"]["token_capacity_swa"] == 100

@@ -1,16 +1,22 @@
-"""docs/api.md says of every route and of every field what the code does with it."""
+"""docs/api.md lists every route and every field, and docs/flags.md every flag, as the code has them."""
 
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from fixtures import api_table
+from fixtures import api_table, flags_page
 from fixtures.scripted_engine import serve
 from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from mysglang.srt.entrypoints.strict_model import StrictModel
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+FLAGS = Path(__file__).parents[2] / "docs" / "flags.md"
+
+
+def test_the_page_of_flags_is_what_the_declarations_say() -> None:
+    stale = "docs/flags.md is not up to date: python scripts/write_api_docs.py"
+    assert FLAGS.read_text(encoding="utf-8") == flags_page.render(), stale
 
 
 async def test_the_page_is_what_the_application_says() -> None:
@@ -66,6 +72,6 @@ def test_a_type_in_words() -> None:
     schema["properties"]["many"]["description"] = "What they are."
     assert api_table._model_rows(Outer, schema) == [
         ("`many`", "list of Inner", "`[]`", "honoured", "What they are."),
-        ("`some`", "integer", "`3`", "taken, without effect", ""),
+        ("`some`", "integer", "`3`", "accepted, no effect", ""),
         ("`gone`", "", "", "refused, except `false` or `0`"),
     ]

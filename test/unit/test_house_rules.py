@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDERS = ("python", "test", "sgl-kernel", "benchmark", "examples", "scripts", "docker")
@@ -49,12 +50,30 @@ def unsafe_loading(text: str) -> Iterator[str]:
                 yield f"{node.lineno}: {name}"
 
 
+def pages_in(nav: object) -> Iterator[str]:
+    """The pages that the `nav` of mkdocs.yml names, at any depth."""
+    match nav:
+        case str():
+            yield nav
+        case list():
+            yield from (page for entry in nav for page in pages_in(entry))
+        case dict():
+            yield from (page for entry in nav.values() for page in pages_in(entry))
+
+
 def relative(path: Path) -> str:
     return str(path.relative_to(REPOSITORY))
 
 
 def test_files_are_short_or_say_why() -> None:
     assert not [relative(path) for path in source_files(SOURCE) if too_long(path.read_text(encoding="utf-8"))]
+
+
+def test_every_page_of_docs_is_in_the_nav_of_the_site() -> None:
+    nav = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    docs = REPOSITORY / "docs"
+    missing = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - set(pages_in(nav))
+    assert not missing, "each page of docs/ needs a line under `nav` in mkdocs.yml"
 
 
 @pytest.mark.promise(37)

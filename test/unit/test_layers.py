@@ -74,8 +74,15 @@ MAY_IMPORT = {
     ".bench_serving": ".bench",
     ".bench_one_batch": ".bench entrypoints server_args configs managers.child_specs managers.worker_factory",
     ".bench_offline_throughput": ".bench entrypoints server_args",
-    ".eval": "entrypoints server_args args parser",
+    ".eval": ".bench .lang entrypoints server_args args parser",
+    ".bench_startup": ".bench",
+    ".bench_compare": ".bench .bench_serving",
+    ".cli": ".bench .eval .check_env entrypoints server_args args configs",
+    ".__main__": ".cli",
+    ".profiler": ".bench .cli",
     ".lang": "",
+    ".lang.reasoning": "parser",
+    ".lang.backends": "entrypoints",
     ".assets": "",
 }
 
@@ -91,7 +98,7 @@ NEVER_REACH = {
 # child process runs is imported inside the function that the child runs.
 LIGHT = (
     "entrypoints managers.tokenizer_manager managers.detokenizer_manager sampling.sampling_params messages parser "
-    "function_call args server_args scheduling .launch_server .bench_serving"
+    "function_call args server_args scheduling .launch_server .bench_serving .bench_startup .bench_compare .cli"
 )
 HEAVY = {"torch", "triton", "flashinfer", "transformers", "opentelemetry", KERNELS.package}
 

@@ -48,6 +48,13 @@ def test_it_holds_the_embedded_model(wheel: Path) -> None:
     }
 
 
+def test_it_holds_the_playground(wheel: Path) -> None:
+    page = Path("mysglang", "assets", "playground")
+    there = {path.name: path.read_bytes() for path in (wheel / page).iterdir()}
+    assert there == {path.name: path.read_bytes() for path in (REPOSITORY / "python" / page).iterdir()}
+    assert {"index.html", "app.js", "base.css"} <= there.keys()
+
+
 def test_it_holds_the_sources_of_the_kernels_and_no_library(wheel: Path) -> None:
     for folder in ("csrc", "include"):
         there = files(wheel / "mysgl_kernel" / folder, ".cu", ".cpp", ".cuh", ".h")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 import orjson
@@ -19,28 +19,39 @@ profile-start-step profile-steps
 """SGLang's flags for traces, of all tools."""
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows a default where it says something, and leaves the lines of the examples as they are."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        silent = action.default in (None, "", False, [], {}) or "Default:" in (action.help or "")
+        return action.help if silent else super()._get_help_string(action)
+
+
 class ToolParser(argparse.ArgumentParser):
     """argparse that raises Refused and takes no abbreviations."""
 
-    def __init__(self, prog: str, description: str) -> None:
+    def __init__(self, prog: str, description: str, examples: Mapping[str, str] | None = None) -> None:
+        """`prog`: the words that start the tool. `examples`: command -> what it does, with "{prog}" for `prog`."""
+        lines = [f"  {line.replace('{prog}', prog)}\n      {what}" for line, what in (examples or {}).items()]
         super().__init__(
-            prog=f"python -m mysglang.{prog}",
+            prog=prog,
             description=description,
+            epilog="\n".join(["examples:", *lines]) if lines else None,
             allow_abbrev=False,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=_HelpFormatter,
         )
 
     def error(self, message: str) -> NoReturn:
         raise Refused(f"{message}; --help lists the options.")
 
-    def parse_all(self, argv: Sequence[str], sglang_only: str) -> argparse.Namespace:
+    def parse_all(self, argv: Sequence[str], sglang_only: str = "") -> argparse.Namespace:
         """All words must be ours. `sglang_only`: names that SGLang's tool has and this one has not."""
         found, rest = self.parse_known_args(argv)
         if rest:
             raise Refused(*self._strangers(rest, frozenset(sglang_only.split())))
         return found
 
-    def parse_before_server(self, argv: Sequence[str], sglang_only: str) -> tuple[argparse.Namespace, list[str]]:
+    def parse_before_server(self, argv: Sequence[str], sglang_only: str = "") -> tuple[argparse.Namespace, list[str]]:
         """The tool's own options, and the words that are left for the server's."""
         found, rest = self.parse_known_args(argv)
         names = frozenset(sglang_only.split())

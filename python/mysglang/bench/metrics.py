@@ -61,6 +61,10 @@ class ServingMetrics:
     total_cached_tokens: int | None
     request_goodput: float | None
     """Requests that met all objectives; None without objectives."""
+    accept_length: float | None = None
+    """Tokens that a decoding request got in a step, by the server's own account since its start; None: it tries no
+    drafts.
+    """
 
     @property
     def request_throughput(self) -> float:
@@ -104,7 +108,7 @@ class ServingMetrics:
             **self.tpot.named("tpot"),
             **self.itl.named("itl"),
             "concurrency": self.concurrency,
-            "accept_length": None,
+            "accept_length": self.accept_length,
             "max_output_tokens_per_s": self.max_output_tokens_per_s,
             "max_concurrent_requests": self.max_concurrent_requests,
             "total_prompt_tokens": self.total_input_tokens,

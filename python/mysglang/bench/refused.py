@@ -1,30 +1,58 @@
-"""Refused: a tool cannot do what it was asked to; it says why in lines for the person who asked."""
+"""Refused and Failed: a tool cannot do what it was asked to, and says why in lines for the person who asked."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
+from mysglang.srt.errors import ConfigError
+
+FAILED = 1
 BAD_OPTIONS = 2
 INTERRUPTED = 130
+READER_GONE = 141
+"""What a shell reports for a program that SIGPIPE ended: `| head` has read enough."""
 
 
 class Refused(Exception):
-    """`problems`: one line each, saying what to change."""
+    """The command line is wrong. `problems`: one line each, saying what to change."""
+
+    status = BAD_OPTIONS
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
 
 
+class Failed(Refused):
+    """The command line is right, and the work cannot be done: no server answers, a file cannot be read."""
+
+    status = FAILED
+
+
 def run_tool(main: Callable[[Sequence[str]], int]) -> int:
-    """`main` on the command line's words; the exit status of the tool."""
+    """`main` on the command line's words; the exit status of the tool. No traceback for what a user can cause."""
     try:
-        return main(sys.argv[1:])
-    except Refused as refused:
+        status = main(sys.argv[1:])
         sys.stdout.flush()
-        for problem in refused.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        return BAD_OPTIONS
+        return status
+    except (Refused, ConfigError) as error:
+        status = error.status if isinstance(error, Refused) else BAD_OPTIONS
+        return _end(status, [f"error: {problem}" for problem in error.problems])
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return _end(INTERRUPTED, [])
+    except BrokenPipeError:
+        return _end(READER_GONE, [])
+
+
+def _end(status: int, lines: Sequence[str]) -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more when it ends, and would print a traceback then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = status or READER_GONE
+    for line in lines:
+        print(line, file=sys.stderr)
+    return status

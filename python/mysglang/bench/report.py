@@ -52,6 +52,7 @@ def serving_table(
         line("Peak concurrent requests:", metrics.max_concurrent_requests),
         line("Total token throughput (tok/s):", metrics.total_throughput),
         line("Concurrency:", metrics.concurrency),
+        *_known("Accept length:", metrics.accept_length),
         *_known("Request goodput (req/s):", metrics.request_goodput),
         *_spread("End-to-End Latency", "E2E Latency", metrics.e2e_latency),
         *_spread("Time to First Token", "TTFT", metrics.ttft),

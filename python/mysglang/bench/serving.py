@@ -9,8 +9,9 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +26,12 @@ from mysglang.bench.http_client import ConnectionFailed, HttpClient
 from mysglang.bench.load import LoadResult, arrival_times, run_load
 from mysglang.bench.metrics import ServingMetrics, measure
 from mysglang.bench.prompts import IdWriter, Prompt, TextWriter
-from mysglang.bench.refused import Refused
+from mysglang.bench.refused import Failed
 from mysglang.bench.vocabulary import Vocabulary
 
 POLL_S = 0.2
+WORTH_TELLING_S = 1.0
+"""Shorter waits for a server are not reported."""
 WARMUP_TOKENS = 32
 """Longest answer of a warm-up request."""
 
@@ -60,8 +63,9 @@ class Server:
         self._client = client
 
     async def wait_ready(self, seconds: float) -> None:
-        """Until it lists its models. Raises Refused after so many seconds."""
+        """Until it lists its models. Raises Failed after so many seconds."""
         end = time.monotonic() + seconds
+        told = seconds < WORTH_TELLING_S
         while True:
             try:
                 status, body = await self._client.fetch("GET", "/v1/models")
@@ -71,16 +75,19 @@ class Server:
             if status == OK:
                 return
             if time.monotonic() > end:
-                raise Refused(f"no server is ready after {seconds:g} s: {why}")
+                raise Failed(f"no server is ready after {seconds:g} s: {why}")
+            if not told:
+                print(f"Waiting up to {seconds:g} s for the server: {why}", file=sys.stderr, flush=True)
+                told = True
             await asyncio.sleep(POLL_S)
 
     async def model(self) -> str:
-        """The first model that it lists. Raises Refused if there is none."""
+        """The first model that it lists. Raises Failed if there is none."""
         found = await self.told("/v1/models")
         match found:
             case {"data": [{"id": str(name)}, *_]}:
                 return name
-        raise Refused("the server lists no model; name one with --model.")
+        raise Failed("the server lists no model; name one with --model.")
 
     async def told(self, path: str) -> dict[str, Any] | None:
         """The object at `path`, or None if it has none."""
@@ -93,14 +100,14 @@ class Server:
         return None
 
     async def flush_cache(self) -> None:
-        """Raises Refused if it does not."""
+        """Raises Failed if it does not."""
         status, body = await self._client.fetch("POST", "/flush_cache")
         if status != OK:
-            raise Refused(f"/flush_cache answers {status}: {body[:200].decode(errors='replace')}")
+            raise Failed(f"/flush_cache answers {status}: {body[:200].decode(errors='replace')}")
 
 
 async def run(options: argparse.Namespace) -> Run:
-    """As the flags say. Raises Refused."""
+    """As the flags say. Raises Refused or Failed."""
     client = HttpClient(options.base_url, options.header)
     server = Server(client)
     await server.wait_ready(options.ready_check_timeout_sec)
@@ -128,18 +135,27 @@ async def run(options: argparse.Namespace) -> Run:
     gc.collect()
     gc.freeze()  # going through the prompts again would be a pause in every stream
     arrivals = arrival_times(len(prompts), options.request_rate, np.random.default_rng(options.seed))
-    with tqdm(total=len(prompts), disable=options.disable_tqdm) as bar:
+    with tqdm(total=len(prompts), disable=options.disable_tqdm or None) as bar:
         load = await run_load(prompts, asker.ask, arrivals, options.max_concurrency, bar.update)
     metrics = measure(load.records, load.start, load.duration, vocabulary, options.goodput)
+    metrics = replace(metrics, accept_length=accept_length(await server.told("/server_info") if native else None))
     return Run(metrics, load, prompts, info, asker.chunks - chunks_before)
 
 
+def accept_length(info: Mapping[str, Any] | None) -> float | None:
+    """What a server says of its drafts in its /server_info, if it tries any."""
+    match info:
+        case {"internal_states": [{"avg_spec_accept_length": float() | int() as length}, *_]}:
+            return float(length)
+    return None
+
+
 async def _warm_up(asker: Asker, prompts: Sequence[Prompt], count: int) -> None:
-    """The first prompt so often, with a short answer. Raises Refused if one fails: the rest would too."""
+    """The first prompt so often, with a short answer. Raises Failed if one fails: the rest would too."""
     short = replace(prompts[0], output_len=min(prompts[0].output_len, WARMUP_TOKENS))
     for record in await asyncio.gather(*(asker.ask(short) for _ in range(count))):
         if not record.ok:
-            raise Refused(f"a warm-up request failed: {record.error}")
+            raise Failed(f"a warm-up request failed: {record.error}")
 
 
 async def _vocabulary(

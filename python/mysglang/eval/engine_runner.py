@@ -18,7 +18,7 @@ def answers(items: Sequence[Item], flags: Sequence[str]) -> Iterator[str]:
     prompts = [prompt_text(template, item) for item in items]
     sampling = {"temperature": 0.0, "max_new_tokens": LONGEST_ANSWER}
     args = ServerArgs.from_cli(["--log-level", "error", *flags])
-    with Engine(server_args=args) as engine, tqdm(total=len(items), unit="item") as bar:
+    with Engine(server_args=args) as engine, tqdm(total=len(items), unit="item", disable=None) as bar:
         for at in range(0, len(prompts), PROMPTS_AT_ONCE):
             outputs = engine.generate(prompt=prompts[at : at + PROMPTS_AT_ONCE], sampling_params=sampling)
             yield from (str(output["text"]) for output in outputs)

@@ -18,14 +18,16 @@ from mysglang.eval.tiny_world.long_context import with_long_system
 from mysglang.eval.tiny_world.render import answer_text
 from mysglang.eval.tiny_world.world import TASKS, held_out_items
 
+PROG = "python -m mysglang.eval.tiny"
 
-def main(argv: Sequence[str] | None = None) -> int:
+
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Run the command; the exit status is 0, or 1 when --compare finds less agreement than --at-least."""
-    options, flags = _parser().parse_known_args(argv)
+    options, flags = make_parser(prog).parse_known_args(argv)
     if options.compare:
         return _compare(options.compare[0], options.compare[1], options.at_least)
     if flags and (options.url or options.transformers):
-        _parser().error(f"server flags belong to the engine only: {' '.join(flags)}")
+        make_parser(prog).error(f"server flags belong to the engine only: {' '.join(flags)}")
     chosen = options.tasks or TASKS
     items = [item for item in held_out_items(options.per_task, options.seed) if item.task in chosen]
     if options.long_system:
@@ -65,9 +67,10 @@ def _compare(one: Path, other: Path, at_least: float) -> int:
     return int(share < at_least)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
+    """The options of this tool."""
     parser = argparse.ArgumentParser(
-        prog="python -m mysglang.eval.tiny",
+        prog=prog,
         description="Held-out evaluation of the embedded model. Server flags (after -- if in doubt) go to the engine.",
         allow_abbrev=False,
     )

@@ -21,7 +21,7 @@ def answers(items: Sequence[Item], dtype: str, batch_size: int, folder: Path = T
     # Rows of one batch should be of one length, prompt and answer alike, so that little of it is padding.
     order = sorted(range(len(items)), key=lambda i: (len(items[i].answer.content) // 64, len(prompts[i])))
     found = [""] * len(items)
-    with tqdm(total=len(items), unit="item") as bar, torch.inference_mode():
+    with tqdm(total=len(items), unit="item", disable=None) as bar, torch.inference_mode():
         for at in range(0, len(order), batch_size):
             chosen = order[at : at + batch_size]
             batch = tokenizer([prompts[i] for i in chosen], return_tensors="pt", padding=True).to(device)

@@ -24,6 +24,8 @@ class EnvVar(Generic[T]):
     parse: Callable[[str], T]
     """Text -> value; raises ValueError."""
     why: str
+    secret: bool = False
+    """Whether the value must not appear in a bug report."""
 
     def get(self) -> T:
         """The value, or the default if it is unset or empty. Raises ConfigError for text that does not parse."""
@@ -56,6 +58,33 @@ REFERENCE_OPS = EnvVar(
 START_TIMEOUT = EnvVar(
     "MYSGLANG_START_TIMEOUT", 1800.0, _seconds, "Seconds that a child process gets to load and report ready."
 )
+API_KEY = EnvVar(
+    "MYSGLANG_API_KEY",
+    "",
+    str,
+    "The key that the commands of `mysglang` send to a server; on a command line everybody could read it.",
+    secret=True,
+)
 
-VARIABLES: tuple[EnvVar[bool] | EnvVar[float], ...] = (REFERENCE_OPS, START_TIMEOUT)
+ADMIN_API_KEY = EnvVar(
+    "MYSGLANG_ADMIN_API_KEY",
+    "",
+    str,
+    "The key of the server's owner, for commands that change or record something.",
+    secret=True,
+)
+BASE_URL = EnvVar(
+    "MYSGLANG_BASE_URL",
+    "http://127.0.0.1:30000",
+    str,
+    "The server that the commands of `mysglang` ask, where --base-url does not name one.",
+)
+
+VARIABLES: tuple[EnvVar[bool] | EnvVar[float] | EnvVar[str], ...] = (
+    REFERENCE_OPS,
+    START_TIMEOUT,
+    API_KEY,
+    ADMIN_API_KEY,
+    BASE_URL,
+)
 """All of them, for check_env and the documentation."""

@@ -5,6 +5,7 @@
     ├── ServerEnded            nothing is served any more; the business of every open request
     │   ├── WorkerDied         a process of ours is gone
     │   └── ShuttingDown       the server was asked to end, and time is up
+    ├── PeerLost               another rank of the server is gone; a consequence of what happened there
     └── RequestError           the business of one request; becomes one HTTP status (entrypoints/error_responses.py)
         ├── InvalidRequest     the request is wrong: names the field and the limit
         │   └── ContextTooLong prompt, or prompt plus max_tokens, does not fit the context
@@ -56,6 +57,10 @@ class WorkerDied(ServerEnded):
 
 class ShuttingDown(ServerEnded):
     """The server was asked to end, and the time that open requests had for it is over."""
+
+
+class PeerLost(MysglangError):
+    """Another rank of this server is gone, and this one cannot go on. Why it is gone, its own process has said."""
 
 
 class RequestError(MysglangError):

@@ -47,6 +47,10 @@ class PortArgs:
     """Of the fronts; the first is the main process's."""
     board: str
     """File of the numbers that fronts share."""
+    turn_ipc_names: tuple[str, ...] = ()
+    """Of the schedulers that follow the first one, in the order of their ranks."""
+    meeting_file: str = ""
+    """Where ranks find one another; empty if there is one rank."""
 
 
 def prepare_server_args(argv: Sequence[str]) -> ServerArgs:

@@ -6,10 +6,14 @@
 //
 //     few queries     each key times each query, a block's scores at once; values weighted as they come
 //     many            keys and values of a block are packed into panels (cpu/tile.h): two matrix products
+//
+// Pages of eight-bit numbers: a block's keys and values are turned into bfloat16 first, each once. Their scales are
+// factors that the sums let through.
 
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/stored.h"
 #include "cpu/threads.h"
 #include "cpu/tile.h"
 
@@ -26,7 +30,7 @@ struct Params {
   bf16 *out;  // [tokens, heads * dim], dense
   const bf16 *q;
   long q_stride;
-  const bf16 *keys, *values;  // [KV slots, kv_heads, dim]
+  const void *keys, *values;  // [KV slots, kv_heads, dim] of numbers of `format`
   const int32_t *table;       // [slots, max_pages]
   long max_pages, page_size;
   const int64_t *slots;    // [rows]
@@ -35,6 +39,8 @@ struct Params {
   const int64_t *firsts;   // [rows] where they begin among the tokens
   long rows, heads, kv_heads, dim, window;
   float scale, cap;
+  int format;         // of stored numbers: cpu/stored.h
+  float value_scale;  // what attended values are multiplied by
   bool alike;  // a token's result is the same however many others of its row are new
 
   long group() const { return heads / kv_heads; }
@@ -59,6 +65,28 @@ struct Row {
   long offset(long position) const {
     long page = p.table[p.slots[row] * p.max_pages + position / p.page_size];
     return ((page * p.page_size + position % p.page_size) * p.kv_heads + head) * p.dim;
+  }
+};
+
+// Where the keys and values of some positions are.
+struct Block {
+  long offsets[KEYS];  // elements before the key of each, and before its value
+  const bf16 *keys, *values;
+
+  // Of positions [start, start + count). Pages behind the window may be anybody's: what stands for positions before
+  // `seen` weighs nothing, but must be a number.
+  Block(const Row &row, long start, long count, long seen) {
+    const Params &p = row.p;
+    for (long j = 0; j < count; j++) offsets[j] = row.offset(std::max(start + j, seen));
+    if (p.format == BF16) {
+      keys = static_cast<const bf16 *>(p.keys), values = static_cast<const bf16 *>(p.values);
+      return;
+    }
+    bf16 *wide_keys = scratch<bf16>(4, KEYS * p.dim), *wide_values = scratch<bf16>(5, KEYS * p.dim);
+    read_stored(wide_keys, p.keys, offsets, count, p.dim, p.format);
+    read_stored(wide_values, p.values, offsets, count, p.dim, p.format);
+    for (long j = 0; j < count; j++) offsets[j] = j * p.dim;
+    keys = wide_keys, values = wide_values;
   }
 };
 
@@ -113,12 +141,10 @@ void attend_few(const Row &row, long queries) {
   Floats sums[FEW][2 * VECTORS] = {};  // of even and of odd elements in turn
   Softmax softmax[FEW];
   alignas(64) float scores[FEW][KEYS];
-  long offsets[KEYS];
   const long last = row.end(queries - 1);
   for (long start = row.begin(0) / KEYS * KEYS; start < last; start += KEYS) {
     const long count = last - start < KEYS ? last - start : KEYS;
-    // Pages behind the window may be anybody's: what is there weighs nothing, but must be a number.
-    for (long j = 0; j < count; j++) offsets[j] = row.offset(std::max(start + j, row.begin(0)));
+    const Block block(row, start, count, row.begin(0));
     for (long j = 0; j < count; j += LANES) {
       const long some = count - j < LANES ? count - j : LANES;
       for (long i = 0; i < queries; i++) {
@@ -127,7 +153,7 @@ void attend_few(const Row &row, long queries) {
         for (int d = 0; d < VECTORS; d++) x[d] = load<Pairs>(query + 32 * d);
         Floats products[LANES];
         for (long l = 0; l < LANES; l++) {
-          const bf16 *key = p.keys + offsets[j + (l < some ? l : 0)];
+          const bf16 *key = block.keys + block.offsets[j + (l < some ? l : 0)];
           products[l] = Floats{};
           for (int d = 0; d < VECTORS; d++) products[l] = dot(products[l], x[d], load<Pairs>(key + 32 * d));
         }
@@ -141,7 +167,7 @@ void attend_few(const Row &row, long queries) {
       Floats acc[2 * VECTORS];
       for (int d = 0; d < 2 * VECTORS; d++) acc[d] = sums[i][d] * factor;
       for (long j = 0; j < count; j++) {
-        const bf16 *value = p.values + offsets[j];
+        const bf16 *value = block.values + block.offsets[j];
         const Floats weight = splat(scores[i][j]);
         for (int d = 0; d < VECTORS; d++) {
           Pairs v = load<Pairs>(value + 32 * d);
@@ -154,7 +180,8 @@ void attend_few(const Row &row, long queries) {
   }
   for (long i = 0; i < queries; i++)
     for (int d = 0; d < VECTORS; d++) {
-      Floats low = sums[i][2 * d] / softmax[i].total, high = sums[i][2 * d + 1] / softmax[i].total;
+      Floats low = sums[i][2 * d] / softmax[i].total * p.value_scale;
+      Floats high = sums[i][2 * d + 1] / softmax[i].total * p.value_scale;
       const Ints first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
       const Ints second = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
       store_bf16(row.out(i) + 32 * d, __builtin_shuffle(low, high, first));
@@ -163,14 +190,14 @@ void attend_few(const Row &row, long queries) {
 }
 
 // panels [columns / 32][pairs of dim][32] of the keys of a block; columns after `count` repeat a key.
-void pack_keys(Pairs *to, const Row &row, const long *offsets, long columns, long count) {
-  const long pairs = row.p.dim / 2;
+void pack_keys(Pairs *to, const Block &block, long dim, long columns, long count) {
+  const long pairs = dim / 2;
   for (long c0 = 0; c0 < columns; c0 += LANES) {
     uint32_t *panel = reinterpret_cast<uint32_t *>(to) + c0 / COLUMNS * COLUMNS * pairs + c0 % COLUMNS;
     for (long k0 = 0; k0 < pairs; k0 += LANES) {
       Pairs tile[LANES];
       for (long c = 0; c < LANES; c++)
-        tile[c] = load<Pairs>(row.p.keys + offsets[c0 + c < count ? c0 + c : 0] + 2 * k0);
+        tile[c] = load<Pairs>(block.keys + block.offsets[c0 + c < count ? c0 + c : 0] + 2 * k0);
       transpose(tile);
       for (long k = 0; k < LANES; k++) store(panel + (k0 + k) * COLUMNS, tile[k]);
     }
@@ -178,11 +205,11 @@ void pack_keys(Pairs *to, const Row &row, const long *offsets, long columns, lon
 }
 
 // panels [dim / 32][pairs of keys][32] of the values of a block; keys after `count` are zeros.
-void pack_values(Pairs *to, const Row &row, const long *offsets, long pairs, long count) {
-  const long dim = row.p.dim;
+void pack_values(Pairs *to, const Block &block, long dim, long pairs, long count) {
+  const long *offsets = block.offsets;
   for (long k = 0; k < pairs; k++)
     for (long d = 0; d < dim; d += LANES) {
-      const bf16 *values = row.p.values + d;
+      const bf16 *values = block.values + d;
       typedef uint32_t Wide __attribute__((vector_size(64)));
       Wide even = {}, odd = {};
       if (2 * k < count) even = __builtin_convertvector(load<Halves>(values + offsets[2 * k]), Wide);
@@ -204,12 +231,11 @@ void attend_many(const Row &row, long first, long count) {
   Softmax softmax[QUERIES];
   for (long i = 0; i < count; i++) std::memcpy(queries + i * dim, row.query(first + i), dim * sizeof(bf16));
   for (long i = 0; i < QUERIES * dim / LANES; i++) sums[i] = Floats{};
-  long offsets[KEYS];
   const long last = row.end(first + count - 1);
   for (long start = row.begin(first) / KEYS * KEYS; start < last; start += KEYS) {
     const long keys = last - start < KEYS ? last - start : KEYS, columns = (keys + COLUMNS - 1) / COLUMNS * COLUMNS;
-    for (long j = 0; j < keys; j++) offsets[j] = row.offset(std::max(start + j, row.begin(first)));
-    pack_keys(panels, row, offsets, columns, keys);
+    const Block block(row, start, keys, row.begin(first));
+    pack_keys(panels, block, dim, columns, keys);
     for (long i = 0; i < count; i += ROWS) {
       const int some = int(count - i < ROWS ? count - i : ROWS);
       for (long c = 0; c < columns; c += COLUMNS) {
@@ -219,7 +245,7 @@ void attend_many(const Row &row, long first, long count) {
           for (int n = 0; n < 2; n++) store(scores + (i + m) * KEYS + c + n * LANES, scaled(p, tile[m][n]));
       }
     }
-    pack_values(panels, row, offsets, columns / 2, keys);
+    pack_values(panels, block, dim, columns / 2, keys);
     for (long i = 0; i < count; i += ROWS) {
       const int some = int(count - i < ROWS ? count - i : ROWS);
       float factors[ROWS];
@@ -231,20 +257,20 @@ void attend_many(const Row &row, long first, long count) {
         for (long j = 0; j < columns; j += LANES) store_bf16(weights + m * KEYS + j, load<Floats>(own + j));
       }
       for (long d = 0; d < dim / COLUMNS; d++) {
-        Floats(*block)[2] = reinterpret_cast<Floats(*)[2]>(sums) + d * QUERIES + i;
+        Floats(*sum)[2] = reinterpret_cast<Floats(*)[2]>(sums) + d * QUERIES + i;
         Tile tile;
         for (int m = 0; m < some; m++)
-          for (int n = 0; n < 2; n++) tile[m][n] = block[m][n] * factors[m];
+          for (int n = 0; n < 2; n++) tile[m][n] = sum[m][n] * factors[m];
         multiply(some, tile, weights, KEYS, panels + d * columns, columns / 2);
         for (int m = 0; m < some; m++)
-          for (int n = 0; n < 2; n++) block[m][n] = tile[m][n];
+          for (int n = 0; n < 2; n++) sum[m][n] = tile[m][n];
       }
     }
   }
   for (long i = 0; i < count; i++)
     for (long d = 0; d < dim; d += LANES)
       store_bf16(row.out(first + i) + d,
-                 sums[(d / COLUMNS * QUERIES + i) * 2 + d % COLUMNS / LANES] / softmax[i].total);
+                 sums[(d / COLUMNS * QUERIES + i) * 2 + d % COLUMNS / LANES] / softmax[i].total * p.value_scale);
 }
 
 void attend(const Row &row, long block) {
@@ -265,13 +291,14 @@ void attend(const Row &row, long block) {
 
 }  // namespace
 
-extern "C" void mysgl_attention(bf16 *out, const bf16 *q, long q_stride, const bf16 *keys, const bf16 *values,
+extern "C" void mysgl_attention(bf16 *out, const bf16 *q, long q_stride, const void *keys, const void *values,
                                 const int32_t *table, long max_pages, long page_size, const int64_t *slots,
                                 const int32_t *ends, const int32_t *queries, const int64_t *firsts,
                                 const int64_t *items, long count, long rows, long heads, long kv_heads, long dim,
-                                long window, float scale, float cap, int alike) {
-  const Params p{out,   q,       q_stride, keys, values, table,    max_pages, page_size, slots,
-                 ends,  queries, firsts,   rows, heads,  kv_heads, dim,       window,    scale, cap, alike != 0};
+                                long window, float scale, float cap, int format, float value_scale, int alike) {
+  const Params p{out,     q,      q_stride, keys,  values,   table, max_pages, page_size, slots, ends,   queries,
+                 firsts,  rows,   heads,    kv_heads, dim,   window, scale,    cap,       format, value_scale,
+                 alike != 0};
   // items [count, 2]: row and block of queries, longest first; each for every KV head.
   long elements = 0;
   for (long i = 0; i < count; i++) elements += ends[items[2 * i]] * dim * (queries[items[2 * i]] > 1 ? QUERIES : 1);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cpu/activations.h"
+#include "cpu/stored.h"
 #include "cpu/threads.h"
 
 using namespace mysgl;
@@ -125,11 +126,12 @@ void mysgl_gated(bf16 *out, const bf16 *x, long rows, long width, int activation
   });
 }
 
-// Heads of queries and keys are normed, if weights are given, and turned in place; keys and values go to the caches.
+// Heads of queries and keys are normed, if weights are given, and turned in place; keys and values go to the caches,
+// whose numbers are of `format` (cpu/stored.h): those of eight bits times k_inverse and v_inverse.
 void mysgl_rope_and_store(bf16 *q, long q_stride, bf16 *k, long k_stride, const bf16 *v, long v_stride,
                           const int64_t *positions, const float *cos_sin, const bf16 *q_norm, const bf16 *k_norm,
-                          float eps, bf16 *k_cache, bf16 *v_cache, const int64_t *locations, long tokens, long heads,
-                          long kv_heads, long dim) {
+                          float eps, void *k_cache, void *v_cache, const int64_t *locations, long tokens, long heads,
+                          long kv_heads, long dim, int format, float k_inverse, float v_inverse) {
   const long kv_width = kv_heads * dim;
   share(tokens, chunk_of((heads + 2 * kv_heads) * dim), [&](long first, long end) {
     for (long t = first; t < end; t++) {
@@ -139,8 +141,8 @@ void mysgl_rope_and_store(bf16 *q, long q_stride, bf16 *k, long k_stride, const 
         if (q_norm) norm(head, head, h < heads ? q_norm : k_norm, dim, eps);
         turn(head, angles, dim / 2);
       }
-      std::memcpy(k_cache + locations[t] * kv_width, k + t * k_stride, kv_width * sizeof(bf16));
-      std::memcpy(v_cache + locations[t] * kv_width, v + t * v_stride, kv_width * sizeof(bf16));
+      write_stored(k_cache, locations[t] * kv_width, k + t * k_stride, kv_width, format, k_inverse);
+      write_stored(v_cache, locations[t] * kv_width, v + t * v_stride, kv_width, format, v_inverse);
     }
   });
 }

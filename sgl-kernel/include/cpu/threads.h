@@ -31,7 +31,7 @@ void share(long count, long chunk, const Work &work) {
 // Memory of this thread, uninitialised, aligned to a cache line: of each slot the same until more is wanted.
 template <typename T>
 T *scratch(int slot, long count) {
-  constexpr int SLOTS = 4;
+  constexpr int SLOTS = 6;
   thread_local void *memory[SLOTS];
   thread_local size_t sizes[SLOTS];
   size_t size = (count * sizeof(T) + 63) / 64 * 64;

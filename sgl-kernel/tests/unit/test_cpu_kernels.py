@@ -194,6 +194,50 @@ def test_rope_and_store(arch: str, dim: int, normed: bool) -> None:
     assert keys.count_nonzero(dim=(1, 2)).ne(0).sum() == tokens
 
 
+EIGHT_BITS = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+"""By dtype, the largest number."""
+
+
+@pytest.mark.parametrize("dim", [16, 24, 64])
+@pytest.mark.parametrize("stored", EIGHT_BITS)
+def test_eight_bit_numbers_are_stored_as_torch_rounds_them(arch: str, stored: torch.dtype, dim: int) -> None:
+    """Numbers of all sizes under scales; what is too large is the largest, and what is not finite NaN."""
+    tokens, kv_heads, scales = 40, 3, (0.37, 1.9)
+    size = torch.logspace(-9, 9, tokens)[:, None]
+    qkv = (draw(tokens, 3 * kv_heads * dim) * size).to(torch.bfloat16)
+    qkv[3, kv_heads * dim :: 2] = 3.3e38
+    qkv[4, 2 * kv_heads * dim + 5] = float("nan")
+    qkv[4, 2 * kv_heads * dim + 6] = float("-inf")
+    q, k, v = qkv.chunk(3, dim=-1)
+    turns = torch.cat((torch.ones(1, dim // 2), torch.zeros(1, dim // 2)), dim=-1)  # by no angle
+    keys, values = (torch.zeros(50, kv_heads, dim).to(stored) for _ in range(2))
+    places = torch.randperm(50, generator=torch.Generator().manual_seed(4))[:tokens]
+    given = [x.clone() for x in (k, v)]
+    rows.rope_and_store(q, k, v, torch.zeros(tokens, dtype=torch.int64), turns, None, keys, values, places, scales)
+    largest = EIGHT_BITS[stored]
+    for x, cache, scale in zip(given, (keys, values), scales, strict=True):
+        wanted = (x.float() * (1 / scale)).clamp(-largest, largest).to(stored).float()
+        wanted[~x.isfinite()] = torch.nan
+        found = cache.float()[places].flatten(1)
+        assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0))
+        assert torch.equal(found.isnan(), wanted.isnan())
+    untouched = torch.ones(50, dtype=torch.bool).index_fill(0, places, False)
+    assert not keys.float()[untouched].any() and not values.float()[untouched].any()
+
+
+@pytest.mark.parametrize("stored", EIGHT_BITS)
+def test_eight_bit_numbers_are_read_as_torch_reads_them(arch: str, stored: torch.dtype) -> None:
+    """Each row has one key, so its answer is its value: all 256 there are, in 32 of a head at a time."""
+    values = torch.arange(256, dtype=torch.uint8).view(stored).view(8, 1, 32)
+    keys, table = torch.zeros(8, 1, 32).to(stored), torch.arange(8, dtype=torch.int32)[:, None]
+    ones = np.ones(8, dtype=np.int64)
+    plan = attention.AttentionRows.of(np.arange(8), ones, ones, 1)
+    options = {"page_size": 1, "window": None, "scale": 0.1, "logit_cap": 0.0, "value_scale": 2.0}
+    found = attention.attend(draw(8, 32), keys, values, table, plan, **options).float()
+    wanted = values.float().flatten(1) * 2
+    assert torch.equal(found.nan_to_num(7.0, 8.0, 9.0), wanted.masked_fill(wanted.isinf(), torch.nan).nan_to_num(7.0))
+
+
 @pytest.mark.parametrize("width", [1, 15, 16, 100, 4099])
 def test_greedy_tokens(arch: str, width: int) -> None:
     wide = draw(6, width + 5) - 9
@@ -226,12 +270,32 @@ def attention_reference(
 @pytest.mark.parametrize(
     ("dim", "heads"), [(32, (2, 2)), (64, (6, 2)), (64, (12, 1)), (96, (3, 3)), (128, (4, 2)), (256, (2, 1))]
 )
-@pytest.mark.parametrize(("page_size", "window", "cap"), [(1, None, 0.0), (16, None, 5.0), (1, 40, 0.0), (16, 7, 0.0)])
-def test_attention(arch: str, dim: int, heads: tuple[int, int], page_size: int, window: int | None, cap: float) -> None:
+@pytest.mark.parametrize(
+    ("page_size", "window", "cap", "stored"),
+    [
+        (1, None, 0.0, None),
+        (16, None, 5.0, None),
+        (1, 40, 0.0, None),
+        (16, 7, 0.0, None),
+        (1, 40, 5.0, torch.float8_e4m3fn),
+        (16, None, 0.0, torch.float8_e5m2),
+    ],
+)
+def test_attention(
+    arch: str,
+    dim: int,
+    heads: tuple[int, int],
+    page_size: int,
+    window: int | None,
+    cap: float,
+    stored: torch.dtype | None,
+) -> None:
     slots, max_pages = 5, 320 // page_size
     pages = torch.randperm(slots * max_pages, generator=torch.Generator().manual_seed(1)) + 1
     table = pages.view(slots, max_pages).to(torch.int32)
     keys, values = (draw((slots * max_pages + 1) * page_size, heads[1], dim, seed=s) for s in (2, 3))
+    if stored is not None:
+        keys, values = keys.to(stored), values.to(stored)
     # decoding, a whole prompt, a chunk, a few tokens, one token in all
     ends, queries = np.array([300, 61, 290, 129, 1]), np.array([1, 61, 33, 2, 1])
     order = np.array([3, 1, 0, 4, 2])

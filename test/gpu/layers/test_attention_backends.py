@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fixtures.attention_cases import PLAIN, Step, check_shared_pages, check_story, every_spec, every_story
+from fixtures.attention_cases import LATENT, PLAIN, Step, check_shared_pages, check_story, every_spec, every_story
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.layers.attention.factory import ChosenBackends, create_attention_backend
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
@@ -26,6 +26,16 @@ def test_triton(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
 @every_story
 def test_triton_float32(story: list[Step]) -> None:
     check_story(TritonBackend, story, PLAIN, page_size=4, device="cuda", tolerance=1e-4)
+
+
+@pytest.mark.parametrize("num_heads", [16, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@every_story
+def test_triton_over_latent_rows(story: list[Step], dtype: torch.dtype, num_heads: int) -> None:
+    """At the sizes of DeepSeek-V2-Lite and V3."""
+    spec = replace(LATENT, num_heads=num_heads, head_dim=576, latent_dim=512, scale=192**-0.5)
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-4
+    check_story(TritonBackend, story, spec, page_size=16, dtype=dtype, device="cuda", tolerance=tolerance)
 
 
 @every_story

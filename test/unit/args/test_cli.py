@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mysglang.srt.args.cli import parse
-from mysglang.srt.args.groups import group_options
+from mysglang.srt.args.groups import GROUP_TITLES, group_options
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.version import __version__
 
@@ -44,7 +44,7 @@ def test_what_does_not_parse_stays_text_for_the_judge() -> None:
     [
         (["--dp-size", "2", "--prot=1"], ["--dp-size is an option of SGLang", "--prot is not an option"]),
         (["--port"], ["--port: expected one argument"]),
-        (["llama"], ["'llama' belongs to no option; a model is named with --model-path llama"]),
+        (["llama"], ["'llama' follows no option; to name a model, write --model-path llama"]),
         (["--page", "4"], ["--page is not an option"]),
     ],
 )
@@ -60,7 +60,7 @@ def test_help_shows_every_option_under_its_group(capsys: pytest.CaptureFixture[s
         parse(["--help"])
     text = capsys.readouterr().out
     for group, members in group_options().items():
-        assert f"\n{group}:\n" in text
+        assert f"\n{GROUP_TITLES[group]}:\n" in text
         assert all(option.flag in text for option in members)
 
 

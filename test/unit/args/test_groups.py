@@ -11,6 +11,8 @@ from mysglang.srt.errors import ConfigError
 # Ours, for what SGLang leaves to environment variables or has no word for.
 OWN_OPTIONS = {
     "api_key_file",
+    "crash_dump_contents",
+    "disable_playground",
     "cors_allow_origins",
     "served_model_aliases",
     "decode_wait_tokens",

@@ -35,11 +35,11 @@ def test_the_names_of_sglang_are_known() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--hicache-ratio", "3"), "only with --enable-hierarchical-cache"),
-        ((*ON, "--disable-radix-cache"), "there are no prefixes to keep"),
-        ((*ON, "--hicache-storage-prefetch-policy", "wait_complete"), "only with --hicache-storage-backend"),
+        (("--hicache-ratio", "3"), "need --enable-hierarchical-cache"),
+        ((*ON, "--disable-radix-cache"), "which leaves no prefixes to keep"),
+        ((*ON, "--hicache-storage-prefetch-policy", "wait_complete"), "--hicache-storage-backend-extra-config need"),
         ((*ON, "--hicache-storage-backend", "floppy"), "there is no such backend; give file"),
-        (FILE, "say where"),
+        (FILE, "needs a directory"),
         ((*FILE, "--hicache-storage-backend-extra-config", '{"path": "/tmp/kv", "size": 2}'), "unknown field `size`"),
         ((*FILE, "--hicache-storage-backend-extra-config", "{"), "malformed|truncated"),
         ((*FILE, "--hicache-storage-backend-extra-config", '{"path": "/x", "block_tokens": 0}'), "greater than 0"),

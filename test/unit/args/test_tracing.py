@@ -51,7 +51,7 @@ def test_what_is_no_endpoint(text: str) -> None:
 
 @pytest.mark.parametrize("options", [{"otlp_traces_endpoint": "a:1"}, {"otlp_service_name": "s"}])
 def test_where_to_is_said_of_traces_only(options: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="only with --enable-trace"):
+    with pytest.raises(ConfigError, match="needs --enable-trace"):
         ServerArgs.from_kwargs(Hardware(), **options)
     assert ServerArgs.from_kwargs(Hardware(), enable_trace=True, **options).observability.enable_trace
 

@@ -12,6 +12,8 @@ from mysglang.srt.utils.hardware import Hardware
 
 CPU = Hardware()
 GPU = Hardware(gpu_memory=(80.0,))
+NGRAM, STANDALONE = {"speculative_algorithm": "NGRAM"}, {"speculative_algorithm": "STANDALONE"}
+DRAFT = {**STANDALONE, "speculative_draft_model_path": "owner/name"}
 
 
 @pytest.mark.parametrize("hardware", [CPU, GPU])
@@ -31,7 +33,11 @@ def test_a_repository_may_be_fetched_later() -> None:
 @pytest.mark.parametrize(
     ("hardware", "options", "says"),
     [
-        (CPU, {"tp_size": 2}, "--tp-size 2: this version runs on one device"),
+        (
+            CPU,
+            {"tp_size": 2, "enable_hierarchical_cache": True},
+            "--tp-size 2: not together with --enable-hierarchical-cache",
+        ),
         (CPU, {"device": "cuda"}, "--device cuda: no NVIDIA GPU 0 is visible"),
         (GPU, {"base_gpu_id": 3}, "no NVIDIA GPU 3 is visible"),
         (CPU, {"model_path": "/nowhere/at/all"}, "--model-path /nowhere/at/all: there is no such directory"),
@@ -48,15 +54,41 @@ def test_a_repository_may_be_fetched_later() -> None:
         (CPU, {"reasoning_parser": "<a>..."}, "or two tags as <start>...<end>"),
         (CPU, {"tool_call_parser": "qwen9"}, "--tool-call-parser must be one of auto, none"),
         (CPU, {"chunked_prefill_size": 0}, "--chunked-prefill-size 0"),
-        (CPU, {"radix_eviction_policy": "priority"}, "--radix-eviction-policy priority: only with"),
-        (CPU, {"radix_eviction_policy": "lfu", "disable_radix_cache": True}, "nothing is kept that could be evicted"),
+        (CPU, {"radix_eviction_policy": "priority"}, "--radix-eviction-policy priority needs"),
+        (CPU, {"radix_eviction_policy": "lfu", "disable_radix_cache": True}, "which leaves nothing to evict"),
         (CPU, {"chunked_prefill_size": 8, "page_size": 16}, "--chunked-prefill-size must be at least --page-size (16)"),
         (CPU, {"schedule_conservativeness": 0.0}, "--schedule-conservativeness must be greater than 0"),
         (CPU, {"page_size": 3}, "--page-size 3: give a power of two"),
+        (CPU, {"crash_dump_contents": True}, "--crash-dump-contents needs --crash-dump-folder."),
+        (CPU, {"crash_dump_folder": "/x", "tokenizer_worker_num": 2}, "--crash-dump-folder needs"),
         (CPU, {"max_prefill_tokens": 8, "page_size": 16}, "--max-prefill-tokens must be at least --page-size (16)"),
-        (CPU, {"swa_full_tokens_ratio": 0.5, "disable_hybrid_swa_memory": True}, "all layers share one pool"),
+        (CPU, {"swa_full_tokens_ratio": 0.5, "disable_hybrid_swa_memory": True}, "leaves one pool"),
         (CPU, {"swa_full_tokens_ratio": 1.5}, "--swa-full-tokens-ratio must be between 0.001 and 1"),
+        (
+            CPU,
+            {"kv_cache_dtype": "fp4_e2m1"},
+            "--kv-cache-dtype must be one of auto, bf16, bfloat16, fp8_e4m3, fp8_e5m2",
+        ),
+        (
+            CPU,
+            {"quantization_param_path": "/no/such.json"},
+            "--quantization-param-path /no/such.json: there is no such",
+        ),
+        (
+            CPU,
+            {"quantization_param_path": __file__, "kv_cache_dtype": "fp8_e5m2"},
+            "--quantization-param-path: its scales are not for --kv-cache-dtype fp8_e5m2",
+        ),
         (CPU, {"max_total_tokens": 31, "page_size": 16}, "--max-total-tokens must be at least two pages (32)"),
+        (CPU, {"speculative_num_draft_tokens": 3}, "--speculative-num-draft-tokens: only with --speculative-algorithm"),
+        (CPU, {**NGRAM, "speculative_draft_model_path": "a/b"}, "--speculative-draft-model-path: only with"),
+        (CPU, {**NGRAM, "speculative_eagle_topk": 1}, "--speculative-eagle-topk: only with"),
+        (CPU, STANDALONE, "give the model with --speculative-draft-model-path"),
+        (CPU, {**DRAFT, "speculative_eagle_topk": 4}, "--speculative-eagle-topk 4: only chains"),
+        (CPU, {**DRAFT, "speculative_num_steps": 2, "speculative_num_draft_tokens": 4}, "--speculative-num-steps 2"),
+        (CPU, {**DRAFT, "speculative_num_steps": 5}, "--speculative-num-steps must be between 1 and 4"),
+        (CPU, {**DRAFT, "speculative_draft_model": "/nowhere"}, "--speculative-draft-model-path /nowhere: there is no"),
+        (CPU, {**DRAFT, "enable_hierarchical_cache": True}, "not with --speculative-algorithm STANDALONE"),
     ],
 )
 def test_refuses(tmp_path: Path, hardware: Hardware, options: dict[str, object], says: str) -> None:
@@ -67,5 +99,5 @@ def test_refuses(tmp_path: Path, hardware: Hardware, options: dict[str, object],
 
 def test_all_broken_rules_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        ServerArgs.from_kwargs(CPU, model_path="/nowhere", tp_size=4, page_size=6)
+        ServerArgs.from_kwargs(CPU, model_path="/nowhere", chunked_prefill_size=0, page_size=6)
     assert len(caught.value.problems) == 3

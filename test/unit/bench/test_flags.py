@@ -52,7 +52,7 @@ def test_serving_says_what_is_wrong(argv: list[str], said: str) -> None:
 
 
 def test_serving_has_the_defaults_of_sglang() -> None:
-    options = bench_serving._options([])
+    options = bench_serving.read_options([])
     wanted = {
         "backend": "sglang",
         "base_url": "http://127.0.0.1:30000",
@@ -78,12 +78,12 @@ def test_serving_has_the_defaults_of_sglang() -> None:
 
 def test_serving_reads_what_it_is_given() -> None:
     argv = ["--backend", "vllm", "--host", "h", "--goodput", "ttft:450", "tpot:40", "--header", "A=b=c", "D=e"]
-    options = bench_serving._options([*argv, "--extra-request-body", '{"a": 1}'])
+    options = bench_serving.read_options([*argv, "--extra-request-body", '{"a": 1}'])
     assert options.base_url == "http://h:8000"
     assert options.goodput == {"ttft": 450.0, "tpot": 40.0}
     assert options.header == {"A": "b=c", "D": "e"}
     assert options.extra_request_body == {"a": 1}
-    assert bench_serving._options(["--base-url", "https://x/v1/"]).base_url == "https://x"
+    assert bench_serving.read_options(["--base-url", "https://x/v1/"]).base_url == "https://x"
 
 
 def test_what_is_left_is_the_servers() -> None:
@@ -103,3 +103,20 @@ def test_refused_is_said_on_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(sys, "argv", ["tool", "--rust-client"])
     assert run_tool(bench_serving.main) == 2
     assert capsys.readouterr().err.startswith("error: --rust-client is")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "url"),
+    [
+        ([], "http://10.0.0.1:8"),
+        (["--port", "31000"], "http://127.0.0.1:31000"),
+        (["--host", "a"], "http://a:30000"),
+        (["--backend", "vllm"], "http://127.0.0.1:8000"),
+        (["--base-url", "http://b:1/v1"], "http://b:1"),
+    ],
+)
+def test_the_server_of_the_environment_is_asked_where_none_is_named(
+    arguments: list[str], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MYSGLANG_BASE_URL", "http://10.0.0.1:8")
+    assert bench_serving.read_options(arguments).base_url == url

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from mysglang.bench import plot, report
 from mysglang.bench.metrics import measure
 from mysglang.bench.records import RequestRecord
 from mysglang.bench.refused import Refused
+from mysglang.bench.serving import accept_length
 from mysglang.bench.vocabulary import Vocabulary
 
 RECORDS = [RequestRecord(0.0, 10, 1.0, [(0.25, 1), (1.0, 3)], 4), RequestRecord(0.5, 6, 2.0, [(0.75, 1), (2.0, 1)], 2)]
@@ -52,6 +54,19 @@ def test_the_table() -> None:
     wanted = [f"{which} {name} (ms)" for name in TIMES for which in ("Mean", "Median", "P90", "P95", "P99")]
     assert names == [*wanted, "Max ITL (ms)"]
     assert table().endswith("\n" + "=" * 50)
+
+
+def test_the_accept_length_of_a_server_with_drafts() -> None:
+    told = accept_length({"internal_states": [{"avg_spec_accept_length": 2.5}]})
+    metrics = replace(METRICS, accept_length=told)
+    assert metrics.flat()["accept_length"] == 2.5
+    lines = report.serving_table(
+        metrics, backend="sglang", request_rate=float("inf"), max_concurrency=None, cache_report=False
+    ).splitlines()
+    assert f"{'Accept length:':<40} {'2.50':<10}" in lines
+    assert "Accept length" not in table()
+    for info in (None, {}, {"internal_states": [{"avg_spec_accept_length": None}]}):
+        assert accept_length(info) is None
 
 
 def test_the_cache_is_told_of_when_asked() -> None:

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 
 from fixtures.tiny_checkpoints import FAMILIES
 from mysglang.srt.configs.architectures import ARCHITECTURES, DECODERS
-from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan, MixturePlan, MlpPlan, RouterPlan
+from mysglang.srt.configs.layer_plan import (
+    AttentionPlan,
+    GatedMlpPlan,
+    MixturePlan,
+)
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 
@@ -78,14 +82,22 @@ class TestFacts:
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_agrees_with_transformers(self, family: str, tmp_path: Path) -> None:
-        """What transformers wrote, and the same without every key that it would fill in itself."""
-        theirs = FAMILIES[family](architectures=[type_name(family)])
-        theirs.save_pretrained(tmp_path)
-        written = json.loads((tmp_path / "config.json").read_text())
-        assert_same(ModelConfig.from_path(str(tmp_path)), theirs)
+        """A file that names only the sizes means what it means with all the keys that transformers fills in."""
+        written = FAMILIES[family](architectures=[type_name(family)]).to_dict()
         needed = {key: written[key] for key in LLAMA if key in written and key != "max_position_embeddings"}
-        needed |= {"num_attention_heads": 32, "hidden_size": 128}
-        assert_same(read(tmp_path, needed), transformers.AutoConfig.for_model(**needed))
+        needed |= {"num_attention_heads": 32, "hidden_size": 4096, "num_hidden_layers": 12}
+        if family == "deepseek_v2":
+            needed["num_experts_per_tok"] = 6  # without a default there
+        heads = {
+            "deepseek_v3": 128,
+            "glm4_moe_lite": 20,
+            "helium": 20,
+        }  # as many as there are key-value heads by default
+        needed["num_attention_heads"] = heads.get(family, 32)
+        ours = read(tmp_path, needed)
+        transformers.AutoConfig.for_model(**needed).save_pretrained(tmp_path)
+        completed = ModelConfig.from_path(str(tmp_path))
+        assert ours.plan == completed.plan and ours.context_len == completed.context_len
 
     @pytest.mark.parametrize(
         ("keys", "sparse"),
@@ -109,6 +121,19 @@ class TestFacts:
 
     def test_fewer_experts_than_a_token_goes_to(self, tmp_path: Path) -> None:
         assert "8 experts (num_experts_per_tok), and a layer has 7" in problem(tmp_path, MOE | {"num_experts": 7})
+
+    def test_a_text_model_that_names_few_keys(self, tmp_path: Path) -> None:
+        """As Gemma 3 4B's file: beside a tower for pictures, without heads and vocabulary, in the old spelling."""
+        text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+        scaling = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+        whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {**text, **scaling}}
+        config = read(tmp_path, whole)
+        local, full = config.plan.attentions[0], config.plan.attentions[5]
+        assert (config.vocab_size, local.num_heads, local.num_kv_heads, local.head_dim) == (262208, 8, 4, 256)
+        assert (local.window, full.window) == (1024, None) and local.rope is not None and full.rope is not None
+        assert local.rope.parameters == {"rope_type": "default", "rope_theta": 10000.0}
+        assert full.rope.parameters == {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+        assert config.reads("language_model.model.norm.weight") and not config.reads("vision_tower.head.probe")
 
     def test_eos_of_both_files(self, tmp_path: Path) -> None:
         config = read(tmp_path, LLAMA | {"eos_token_id": 2}, {"eos_token_id": [7, 2, 9], "temperature": 0.6})
@@ -233,7 +258,7 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("keys", "words"),
         [
-            ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "not supported", *ARCHITECTURES]),
+            ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "not supported", *DECODERS]),
             ({"architectures": None}, ["names no architecture"]),
             ({"architectures": "LlamaForCausalLM"}, ["names no architecture"]),
             ({"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, ["auto_map", "never"]),
@@ -310,40 +335,7 @@ def test_needs_neither_torch_nor_transformers() -> None:
 
 
 def type_name(family: str) -> str:
-    return next(f"{name}ForCausalLM" for name in DECODERS if name.lower() == family.replace("_", ""))
-
-
-def assert_same(ours: ModelConfig, theirs: transformers.PretrainedConfig) -> None:
-    layers = ours.plan.layers
-    assert ours.num_layers == len(layers) == theirs.num_hidden_layers
-    for index, layer in enumerate(layers):
-        plan = layer.attention
-        assert plan.num_heads == theirs.num_attention_heads
-        assert plan.num_kv_heads == theirs.num_key_value_heads
-        assert plan.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
-        assert plan.output_bias == getattr(theirs, "attention_bias", False)
-        assert plan.rope is not None and plan.rope.parameters == theirs.rope_parameters
-        assert layer.norms.norm.eps == theirs.rms_norm_eps
-        assert layer.mlp == mlp_of(theirs, index)
-    assert ours.plan.tied_embeddings == theirs.tie_word_embeddings
-    assert ours.context_len == theirs.max_position_embeddings
-    types = getattr(theirs, "layer_types", None)
-    slides = [kind == "sliding_attention" for kind in types] if types else [True] * len(layers)
-    window = getattr(theirs, "sliding_window", None)
-    assert ours.plan.windows == tuple(window if each else None for each in slides)
-
-
-def mlp_of(theirs: transformers.PretrainedConfig, index: int) -> MlpPlan:
-    activation = getattr(theirs, "hidden_activation", None) or theirs.hidden_act
-    sparse = getattr(theirs, "decoder_sparse_step", 0)
-    if not sparse or (index + 1) % sparse or index in theirs.mlp_only_layers:
-        return GatedMlpPlan(intermediate_size=theirs.intermediate_size, activation=activation)
-    return MixturePlan(
-        experts=theirs.num_experts,
-        intermediate_size=theirs.moe_intermediate_size,
-        activation=activation,
-        router=RouterPlan(kind="softmax", top_k=theirs.num_experts_per_tok, renormalize=theirs.norm_topk_prob),
-    )
+    return next(f"{name}ForCausalLM" for name in DECODERS if name.lower().replace("_", "") == family.replace("_", ""))
 
 
 FIELDS = [
@@ -371,6 +363,39 @@ def test_numbers_that_are_none(field: str, value: Any, tmp_path: Path) -> None:
         family, value = MOE, [-1] if value == [4] else value  # a list of layers may be one of layer 4
     said = problem(tmp_path, family | {field: value})
     assert "config.json" in said and field in said and len(said) < 1100
+
+
+NEXT = LLAMA | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "full_attention_interval": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"partial_rotary_factor": 0.1}, "partial_rotary_factor 0.1 turns 3 of 32"),
+        ({"partial_rotary_factor": 0.01}, "turns 0 of 32"),
+        *(({"partial_rotary_factor": value}, "partial_rotary_factor must be") for value in (2, -1, "x", float("nan"))),
+        ({"full_attention_interval": 3}, "no layer attends over keys"),
+        ({"layer_types": ["sliding_attention"] * 2}, "'sliding_attention' is not supported"),
+        ({"linear_num_value_heads": 31}, "31 value heads (linear_num_value_heads)"),
+        ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
+        ({"linear_key_head_dim": 10**12}, "linear_key_head_dim"),
+    ],
+)
+def test_layers_with_a_state_that_cannot_be(values: dict[str, Any], says: str, tmp_path: Path) -> None:
+    said = problem(tmp_path, NEXT | values)
+    assert says in said and "config.json" in said
+
+
+def test_layers_with_a_state_by_their_interval(tmp_path: Path) -> None:
+    plan = read(tmp_path, NEXT | {"num_hidden_layers": 5}).plan
+    attending = [isinstance(layer.attention, AttentionPlan) for layer in plan.layers]
+    assert attending == [False, True, False, True, False] and len(plan.attentions) == 2
+    assert plan.attentions[0].rope is not None and plan.attentions[0].rope.lanes(32) == 8
 
 
 @pytest.mark.promise(49)

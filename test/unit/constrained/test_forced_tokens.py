@@ -79,6 +79,31 @@ def test_taking_back_forgets_what_was_forced(backend: GrammarBackend) -> None:
     assert list(grammar.forced()) == forced
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_looking_ahead_changes_nothing(backend: GrammarBackend, seed: int) -> None:
+    """As drafts do: up to four forced tokens are taken, masks made between them, and all are taken back. A run that was
+    cut anew in its middle might become other tokens.
+    """
+    rng = random.Random(seed)
+    plain, ahead, runs = answer(backend), answer(backend), 0
+    while not plain.finished:
+        forced = list(ahead.forced())
+        assert forced == list(plain.forced())
+        taken = 0
+        for token in forced[: rng.randrange(5)]:
+            assert ahead.accept(token)
+            allowed(backend, ahead)
+            taken += 1
+        ahead.rollback(taken)
+        runs += taken > 1
+        choices = allowed(backend, plain)
+        assert choices == allowed(backend, ahead)
+        ends = [token for token in choices if VOCABULARY.pieces[token].startswith(b'"')]
+        token = rng.choice(ends or choices)
+        assert plain.accept(token) and ahead.accept(token)
+    assert ahead.finished and runs > 3
+
+
 def test_nothing_is_forced_while_the_model_thinks(backend: GrammarBackend) -> None:
     (end,) = TOKENIZER.encode("a", add_special_tokens=False)
     grammar = answer(backend, thought_end=(end,))

@@ -52,7 +52,7 @@ def test_positions_of_an_image_have_three_rows() -> None:
     assert offset == -2
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gemma2", "qwen3_next"])
 @pytest.mark.parametrize("mode", ForwardMode)
 def test_a_step_without_rows_runs(family: str, mode: ForwardMode, tmp_path: Path) -> None:
     torch.set_num_threads(1)

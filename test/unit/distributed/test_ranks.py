@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from mysglang.srt.args.parallel import ParallelArgs
-from mysglang.srt.distributed.groups import SoloGroup, group_of
+from mysglang.srt.distributed.groups import SOLO
 from mysglang.srt.distributed.pipeline import stage_of
+from mysglang.srt.distributed.process_group import tensor_parallel_group
 from mysglang.srt.distributed.ranks import ALONE, RANKS_OF_ONE, Place, RankContext, rank_contexts
 from mysglang.srt.managers.child_specs import ranks_of, scheduler_title
 
@@ -35,19 +36,20 @@ def test_one_rank_is_alone_in_every_group() -> None:
 
 
 def test_one_rank_exchanges_nothing_and_has_all_layers() -> None:
-    assert isinstance(group_of(RANKS_OF_ONE.tp), SoloGroup)
+    assert tensor_parallel_group(RANKS_OF_ONE) is SOLO
     assert stage_of(RANKS_OF_ONE.pp).layers(5) == range(5)
-    for of in (group_of, stage_of):
-        with pytest.raises(AssertionError):
-            of(Place(1, 2))
+    with pytest.raises(AssertionError):
+        stage_of(Place(1, 2))
 
 
 def test_ranks_that_share_layers() -> None:
-    first, second = rank_contexts(2, device="cuda", first_gpu=4)
+    first, second = rank_contexts(2, device="cuda", first_gpu=4, meeting_file="/run/here")
     assert (first.world, second.world) == (Place(0, 2), Place(1, 2))
     assert second.tp == second.attention_tp == second.world and second.pp == second.dp == second.ep == ALONE
     assert (first.gpu, second.gpu) == (4, 5)
     assert second.labels["tp_rank"] == "1"
+    assert first.leads and not second.leads
+    assert first.meeting_file == second.meeting_file == "/run/here"
     assert msgspec.json.decode(msgspec.json.encode(second), type=RankContext) == second
 
 

@@ -10,8 +10,10 @@ from fastapi.routing import APIRoute
 from fixtures.scripted_engine import Served, endless, serve
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.auth import is_loopback
+from mysglang.srt.entrypoints.routes.playground import FILES
 
-OPEN = {"/ping", "/health", "/health_generate", "/ready"}
+PAGE = {"/", "/playground", *(f"/playground/{path.name}" for path in FILES.iterdir())}
+OPEN = {"/ping", "/health", "/health_generate", "/ready", *PAGE}
 ADMIN = {"/flush_cache", "/abort_request"}
 
 
@@ -50,6 +52,12 @@ async def test_only_named_paths_are_open() -> None:
                 assert response.status_code == 401, way
         for method in ("OPTIONS", "DELETE", "TRACE"):
             assert (await served.client.request(method, "/generate")).status_code == 401
+
+
+async def test_without_the_playground_the_root_needs_a_key_too() -> None:
+    async with serve(options=AppOptions(api_keys=("k",), playground=False)) as served:
+        statuses = {path: (await served.client.get(path)).status_code for path in PAGE}
+    assert set(statuses.values()) == {401}
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ async def test_what_is_nearest_counts(schemas: dict[str, Any]) -> None:
     plain = BY_FIELD["temperature"]
     assert told["SamplingParams", "temperature"] == told["ResponseObject", "temperature"] == plain
     assert told["ChatCompletionRequest", "temperature"].startswith(f"{plain} Default: what the model's")
-    assert told["ChatCompletionRequest", "separate_reasoning"].startswith("Whether thoughts are told apart")
+    assert told["ChatCompletionRequest", "separate_reasoning"].startswith("If true, thoughts are returned separately")
     assert told["OutputFormat", "schema"] == BY_FIELD["schema"]
     assert told["CohereRerankRequest", "return_documents"].endswith("Default: false.")
     assert told["RerankRequest", "return_documents"].endswith("Default: true.")

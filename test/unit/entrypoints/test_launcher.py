@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -16,6 +17,7 @@ from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.entrypoints import launcher
 from mysglang.srt.entrypoints.launcher import ChildModules, Subprocesses, find_model
 from mysglang.srt.errors import ConfigError, WorkerDied
+from mysglang.srt.messages.launch import Failed
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.hardware import Hardware
 
@@ -142,3 +144,25 @@ class TestSubprocesses:
                 await asyncio.wait_for(processes.wait_ready(), 20)
         finally:
             await processes.stop()
+
+    @pytest.mark.promise(1)
+    async def test_a_rank_that_lost_its_peer_is_not_the_cause(self) -> None:
+        """Whichever end is noticed first."""
+        loop = asyncio.get_running_loop()
+
+        class Fake:
+            def __init__(self, title: str, *, follows: bool) -> None:
+                self.title = title
+                self.exited: asyncio.Future[int] = loop.create_future()
+                self.last_message = msgspec.json.encode(Failed(["why"], follows=follows))
+
+        processes = Subprocesses.__new__(Subprocesses)
+        processes._grown = asyncio.Event()
+        survivor, cause = Fake("scheduler_TP0", follows=True), Fake("scheduler_TP1", follows=False)
+        processes._children = [survivor, cause]  # type: ignore[list-item]
+        dying = asyncio.create_task(processes.death())
+        survivor.exited.set_result(1)
+        await asyncio.sleep(0)
+        cause.exited.set_result(-9)
+        error = await asyncio.wait_for(dying, 5)
+        assert "scheduler_TP1 was ended by SIGKILL" in str(error) and "TP0" not in str(error)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from mysglang.srt.entrypoints.crash_records import NoCrashRecords
 from mysglang.srt.entrypoints.front import Manager, RequestLogSettings
 from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.errors import Overloaded
@@ -55,7 +56,7 @@ class TwoChunks:
 
 
 def logged(inner: Any) -> LoggedManager:
-    return LoggedManager(cast("Manager", inner), RequestLogSettings(log_requests=True))
+    return LoggedManager(cast("Manager", inner), RequestLogSettings(log_requests=True), NoCrashRecords())
 
 
 @pytest.fixture(autouse=True)

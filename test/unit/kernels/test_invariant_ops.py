@@ -10,12 +10,12 @@ from torch import Tensor
 from fixtures.triton_on_cpu import run_interpreted
 from mysglang.srt.kernels.activation import gated, soft_cap
 from mysglang.srt.kernels.cpu import invariant
-from mysglang.srt.kernels.experts import fused_experts, pack_experts, topk_softmax
-from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight
+from mysglang.srt.kernels.experts import fused_experts, pack_experts, sigmoid_scores, topk_softmax
+from mysglang.srt.kernels.gemm import gated_linear, heads_linear, linear, pack_linear_weight
 from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
 from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
 from mysglang.srt.kernels.op import Op, use_ops
-from mysglang.srt.kernels.rotary import rope_and_store
+from mysglang.srt.kernels.rotary import rope, rope_and_store
 from mysglang.srt.kernels.sampling import Filters, draw_tokens
 
 ROWS = 70
@@ -139,6 +139,30 @@ def test_rotary(heads: int, dim: int, normed: bool, dtype: torch.dtype) -> None:
         return torch.cat((q, k, caches[0].flatten(1), caches[1].flatten(1)), dim=-1)
 
     check_rows(turned)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_head_by_head(dtype: torch.dtype) -> None:
+    """And the rotation between them."""
+    x, weight = torch.randn(ROWS, 5, 136)[..., :128].to(dtype), torch.randn(5, 96, 128).to(dtype)
+    whole = check_rows(lambda rows: heads_linear(x[rows], weight).flatten(1))
+    torch.testing.assert_close(whole.view(ROWS, 5, 96), heads_linear.reference(x, weight), rtol=2e-2, atol=0.3)
+    angles = torch.rand(500, 16) * 6
+    table, positions = torch.cat((angles.cos(), angles.sin()), dim=-1), torch.randint(500, (ROWS,))
+
+    def turned(rows: Tensor) -> Tensor:
+        part = x[rows]
+        rope(part[:, :4, :32], part[:, 4, :32], positions[rows], table, True)
+        return part.flatten(1)
+
+    check_rows(turned)
+
+
+@pytest.mark.parametrize("experts", [13, 256, 2000])
+def test_scores_of_experts(experts: int) -> None:
+    logits = torch.randn(ROWS, experts).mul_(4)
+    whole = check_rows(lambda rows: sigmoid_scores(logits[rows]))
+    torch.testing.assert_close(whole, sigmoid_scores.reference(logits))
 
 
 @pytest.mark.parametrize("vocab", [1003, 50257])

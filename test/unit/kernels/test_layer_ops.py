@@ -9,10 +9,11 @@ from torch import Tensor
 from fixtures.op_cases import OPS, check_op
 from mysglang.srt.kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, soft_cap
 from mysglang.srt.kernels.cpu import gemm as onednn
-from mysglang.srt.kernels.gemm import gated_linear, linear, pack_linear_weight, unpack_linear_weight
+from mysglang.srt.kernels.dense_attention import dense_attention
+from mysglang.srt.kernels.gemm import gated_linear, heads_linear, linear, pack_linear_weight, unpack_linear_weight
 from mysglang.srt.kernels.kvcache import store_kv
 from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
-from mysglang.srt.kernels.rotary import rope_and_store
+from mysglang.srt.kernels.rotary import rope, rope_and_store
 
 DTYPES = [torch.float32, torch.bfloat16]
 HEAD_DIM = 32
@@ -183,3 +184,39 @@ def test_store_kv(cache_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_copies_of_pages_on_the_host(name: str, dtype: torch.dtype) -> None:
     check_op(name, "cpu", dtype, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope_of_parts_of_wider_tensors(interleaved: bool, dtype: torch.dtype) -> None:
+    wide, rows, positions = torch.randn(7, 3, 50).to(dtype), torch.randn(7, 45).to(dtype), torch.randint(0, 100, (7,))
+    before, table = (wide.clone(), rows.clone()), cos_sin_table()
+    rope(wide[..., 18:], rows[:, 13:], positions, table, interleaved)
+    for found, plain in ((wide[..., 18:], before[0][..., 18:]), (rows[:, None, 13:], before[1][:, None, 13:])):
+        # Neighbours side by side are halves in another order.
+        order = torch.arange(HEAD_DIM).view(-1, 2).T.flatten() if interleaved else torch.arange(HEAD_DIM)
+        close(found[..., order], turned(plain[..., order], positions, table))
+    assert torch.equal(wide[..., :18], before[0][..., :18]) and torch.equal(rows[:, :13], before[1][:, :13])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_head_by_head(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(5, 3, 40)[..., 8:].to(dtype), torch.randn(3, 6, 32).mul_(32**-0.5).to(dtype)
+    close(heads_linear(x, weight), torch.stack([x[:, i].double() @ weight[i].double().T for i in range(3)], dim=1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("queries", "keys", "causal"), [(5, 9, False), (1, 300, False), (70, 70, True), (1, 1, True)])
+def test_dense_attention(queries: int, keys: int, causal: bool, dtype: torch.dtype) -> None:
+    """The CPU's own is found, and both say what the formula says."""
+    q, k, v = (torch.randn(3, *shape).to(dtype) for shape in ((queries, 24), (keys, 24), (keys, 10)))
+    scores = q.double() @ k.double().mT * 0.3
+    if causal:
+        scores = scores.masked_fill(torch.ones(queries, keys, dtype=torch.bool).triu(1), -torch.inf)
+    assert dense_attention.choose("cpu") is not dense_attention.reference
+    for attend in (dense_attention, dense_attention.reference):
+        out, lse = attend(q, k, v, 0.3, causal)
+        assert out.dtype == lse.dtype == torch.float32
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(out.double(), scores.softmax(-1) @ v.double(), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=tolerance, atol=tolerance)

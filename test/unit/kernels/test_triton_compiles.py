@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
-from mysglang.srt.kernels.cuda import experts, topk
+from mysglang.srt.kernels.cuda import attention, experts, kvcache, latent_attention, topk
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Of one program, by the device's compute capability."""
@@ -54,6 +54,26 @@ def test_products_of_experts(tile: experts.Tile, capability: int) -> None:
     assert shared <= SHARED_BYTES[capability]
 
 
+PAGES = {"keys": "*u8", "values": "*u8", "table": "*i32", "slots": "*i64", "seq_lens": "*i32"}
+QUERIES = {"q": "*bf16", "q_stride": "i32", "table_stride": "i32", "window": "i32", "kv_heads": "i32"}
+FACTORS = {"scale": "fp32", "cap": "fp32", "value_scale": "fp32"}
+STORED = {"k_cache": "*u8", "v_cache": "*u8", "locations": "*i64", "k_inverse": "fp32", "v_inverse": "fp32"}
+
+
+@pytest.mark.parametrize(("capability", "number"), [(80, 1), (90, 2)])
+def test_pages_of_eight_bit_numbers(capability: int, number: int) -> None:
+    """Also for devices without instructions for such numbers."""
+    limit = SHARED_BYTES[capability]
+    attended = PAGES | QUERIES | FACTORS
+    shape = {"FORMAT": number, "GROUP": 4, "DIM": 64, "PAGE": 16, "HAS_WINDOW": False, "CAP": False, "WIDTH": 64}
+    decode = {"partial": "*fp32", "partial_lse": "*fp32"}
+    sizes = {"QUERIES": 16, "KEYS": 64, "SPLITS": 16, "OVERLAP": capability >= 90}
+    assert shared_bytes(attention._decode_kernel, capability, attended | decode, **shape, **sizes) <= limit
+    stored = STORED | {"k": "*bf16", "v": "*bf16", "k_stride": "i32", "v_stride": "i32", "width": "i32"}
+    store = {"FORMAT": number, "BLOCK": 512, "OVERLAP": capability >= 90}
+    assert shared_bytes(kvcache._store_kernel, capability, stored, **store) <= limit
+
+
 def test_what_stands_around_them() -> None:
     listed = {"ids": "*i32", "rows": "i32", **ROUTED}
     assert shared_bytes(experts._sort_kernel, 90, listed, EXPERTS=128, CHUNK=1024, MOST_ROWS=128) < 4096
@@ -61,3 +81,40 @@ def test_what_stands_around_them() -> None:
     assert shared_bytes(experts._sum_kernel, 90, each, TOP_K=8, BLOCK=1024) < 4096
     sizes = {"RENORMALIZE": True, "TOP_K": 6, "PLACES": 8, "EXPERTS": 64}
     assert shared_bytes(topk._topk_softmax_kernel, 90, TOPK, **sizes, num_warps=1) < 4096
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("decode", [True, False], ids=["decode", "extend"])
+def test_latent_attention(decode: bool, capability: int) -> None:
+    """At the sizes of DeepSeek-V2 and V3."""
+    halves, numbers = ("q", "rows"), ("q_stride", "table_stride", "heads")
+    signature = {
+        **dict.fromkeys(halves, "*bf16"),
+        **dict.fromkeys(numbers, "i32"),
+        "table": "*i32",
+        "slots": "*i64",
+        "seq_lens": "*i32",
+        "extend_lens": "*i32",
+        "token_starts": "*i64",
+        "out": "*fp32" if decode else "*bf16",
+        "out_lse": "*fp32",
+        "scale": "fp32",
+    }
+    shared = shared_bytes(
+        latent_attention._latent_kernel,
+        capability,
+        signature,
+        DECODE=decode,
+        LATENT=512,
+        TURNED=64,
+        PAGE=64,
+        SPLITS=16 if decode else 1,
+        QUERIES=latent_attention.DECODE_QUERIES if decode else latent_attention.EXTEND_QUERIES,
+        LATENT_WIDTH=512,
+        TURNED_WIDTH=64,
+        KEYS=latent_attention.KEYS,
+        OVERLAP=decode and capability == 90,
+        num_warps=4 if decode else 8,
+        num_stages=2,
+    )
+    assert shared <= SHARED_BYTES[capability]

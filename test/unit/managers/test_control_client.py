@@ -58,3 +58,20 @@ async def test_a_question_that_is_cancelled_leaves_nothing(link: InProcess[ToSch
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert not client._waiting
+
+
+async def test_a_question_is_answered_when_all_ranks_have_answered(link: InProcess[ToScheduler]) -> None:
+    """By the first rank's reply, or by the first that refuses."""
+    client = ControlClient(link, num_ranks=3)
+    asking = [asyncio.create_task(client.flush_cache()) for _ in range(2)]
+    await asyncio.sleep(0)
+    first, second = (question.id for question in link.drain() if isinstance(question, FlushCacheReqInput))
+    for rank in (0, 2):
+        client.answer(FlushCacheReqOutput(id=first, success=True, message=f"of {rank}", rank=rank))
+        client.answer(FlushCacheReqOutput(id=second, success=rank == 0, message=f"of {rank}", rank=rank))
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in asking)
+    for number in (first, second):
+        client.answer(FlushCacheReqOutput(id=number, success=True, message="of 1", rank=1))
+    replies = await asyncio.gather(*asking)
+    assert [(reply.success, reply.message) for reply in replies] == [(True, "of 0"), (False, "of 2")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mysglang.srt.managers.request_metrics import NoMetrics, SheetMetrics
+from mysglang.srt.managers.request_metrics import WATCHED_S, NoMetrics, SheetMetrics, WatchedMetrics
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.outputs import Stop
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
@@ -108,3 +108,38 @@ def test_nobody_asks() -> None:
     metrics.grew("unknown", 1, 1, 0)
     assert len(metrics.total_row()) == told.FRONT.width
     assert not any(metrics.total_row())
+
+
+def test_without_a_look_nothing_is_counted_and_with_one_all_that_comes_for_a_while() -> None:
+    clock = Clock()
+    metrics = WatchedMetrics(Sheet.alone(told.WATCHED_FRONT), clock)
+
+    def answer(rid: str) -> None:
+        metrics.opened(rid)
+        metrics.sent(rid, request())
+        clock.now += 2
+        metrics.grew(rid, 10, 1, 4)
+        metrics.ended(rid, Stop())
+
+    answer("unseen")
+    assert seen(metrics, told.TIME_TO_FIRST_TOKEN) == (0, 0)
+    assert len(metrics.total_row()) == told.FRONT.width
+    metrics.watch()
+    answer("seen")
+    metrics.opened("open while somebody looks")
+    clock.now += WATCHED_S
+    metrics.grew("open while somebody looks", 3, 1, 0)
+    answer("after the last look")
+    assert seen(metrics, told.TIME_TO_FIRST_TOKEN) == (2, 2 + WATCHED_S)
+    metrics.watch()
+    answer("seen again")
+    assert numbers(metrics, told.NUM_REQUESTS) == [2]
+
+
+def test_a_look_at_one_front_wakes_the_others() -> None:
+    memory = bytearray(2 * told.WATCHED_FRONT.width * 8)
+    one, other = (WatchedMetrics(Sheet(told.WATCHED_FRONT, memory, row)) for row in range(2))
+    one.watch()
+    other.opened("r")
+    other.grew("r", 5, 1, 0)
+    assert numbers(one, told.PROMPT_TOKENS) == [5]

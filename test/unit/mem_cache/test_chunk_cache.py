@@ -22,6 +22,11 @@ def test_it_shares_nothing_and_keeps_nothing() -> None:
     assert cache.size() == CacheSize(0, 0, 0, 0)
 
 
+def test_its_picture_says_that_nothing_is_ever_cached() -> None:
+    view = ChunkCache(PageAllocator(8, 2)).view(preview_tokens=4)
+    assert (view.enabled, view.nodes, view.num_nodes) == (False, [], 0)
+
+
 def test_its_empty_matches_stay_good() -> None:
     cache = ChunkCache(PageAllocator(8, 2))
     match = cache.match_prefix(IDS, "")

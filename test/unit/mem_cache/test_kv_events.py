@@ -23,7 +23,7 @@ from mysglang.srt.mem_cache.radix_tree import RadixTree
 def cached(tree: RadixTree) -> set[Prefix]:
     """Every prefix that can be matched, page by page."""
     found: set[Prefix] = set()
-    for root in tree._roots.values():
+    for root in tree.roots.values():
         stack: list[tuple[object, tuple[int, ...]]] = [(root, ())]
         while stack:
             node, before = stack.pop()

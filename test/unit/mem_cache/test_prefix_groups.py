@@ -139,9 +139,9 @@ class TestKeeping:
 
 
 def test_costs_of_a_model() -> None:
-    costs = CascadeCosts.of_model(num_heads=32, num_kv_heads=8, kv_bytes=2)
+    costs = CascadeCosts.of_model(partial_size=32 * 128, token_bytes=2 * 8 * 128 * 2)
     assert costs.per_row == 8, "float32 of 32 heads, twice, against bf16 keys and values of 8"
-    assert CascadeCosts.of_model(num_heads=8, num_kv_heads=8, kv_bytes=4).per_row == 1
+    assert CascadeCosts.of_model(partial_size=8 * 64, token_bytes=2 * 8 * 64 * 4).per_row == 1
 
 
 def random_rows(rng: np.random.Generator, kv: KvManager, count: int) -> Ints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Choice, Driver, columns
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.kernels.op import Numerics, use_ops
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.programs import CAPTURED_DECODE, WHOLE_STEP
 from mysglang.srt.model_executor.runner_config import RunnerConfig
@@ -64,6 +65,21 @@ def test_as_eagerly(family: str, page_size: int, tmp_path: Path) -> None:
         mine_chosen, mine_lines = drivers[0].teach(PROMPTS[:rows], ANSWERS[:rows])
         plain_chosen, plain_lines = drivers[1].teach(PROMPTS[:rows], ANSWERS[:rows])
         assert mine_chosen == plain_chosen and np.array_equal(mine_lines, plain_lines)
+
+
+@pytest.mark.parametrize(("numbers", "numerics"), [("fp8_e4m3", "fastest"), ("fp8_e5m2", "invariant")])
+def test_over_pages_of_eight_bit_numbers(numbers: str, numerics: str, tmp_path: Path) -> None:
+    """Norms of heads, rotation, rounding and storing are one kernel, which is recorded like the others."""
+    make_checkpoint("qwen3", tmp_path)
+    options = {"kv_cache_dtype": numbers, "numerics": numerics, "page_size": 16}
+    workers = [started(tmp_path, **options, **more) for more in ({}, {"disable_cuda_graph": True})]
+    use_ops(cast(Numerics, numerics))
+    try:
+        mine, plain = (Driver.start(worker, CHOICES).generate(PROMPTS, 9, chunk=30) for worker in workers)
+    finally:
+        use_ops("fastest")
+    assert mine == plain
+    assert workers[0].attention_backend == ("cpu" if numerics == "fastest" else "invariant_cpu")
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])

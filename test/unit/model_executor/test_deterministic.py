@@ -54,6 +54,15 @@ def test_promise_26_as_alone(tmp_path: Path, model: str, dtype: str, threads: in
     check_worker(lambda page_size: make_worker(tmp_path, dtype, page_size), seeds=range(2))
 
 
+@pytest.mark.promise(26)
+@pytest.mark.timeout(180)
+def test_latent_rows_as_alone(tmp_path: Path) -> None:
+    """Their products head by head come in blocks of one shape, as those of linears do."""
+    torch.set_num_threads(2)
+    make_checkpoint("deepseek_v3", tmp_path)
+    check_worker(lambda page_size: make_worker(tmp_path, "bfloat16", page_size), seeds=range(1))
+
+
 def test_without_it_neighbours_do_matter(tmp_path: Path) -> None:
     """Or else the test above would show nothing."""
     torch.set_num_threads(1)

@@ -39,7 +39,9 @@ def says(worker: Executor) -> list[int]:
     return Driver.start(worker, [GREEDY]).generate([[5, 9, 33, 7, 120, 64]], 12)[0]
 
 
-@pytest.mark.parametrize(("family", "tied"), [("qwen3", True), ("llama", False), ("qwen3_moe", False)])
+@pytest.mark.parametrize(
+    ("family", "tied"), [("qwen3", True), ("llama", False), ("qwen3_moe", False), ("qwen3_next", False)]
+)
 def test_all_is_as_it_was(family: str, tied: bool, tmp_path: Path) -> None:
     make_checkpoint(family, tmp_path / "a", dtype=torch.bfloat16, tie_word_embeddings=tied)
     worker = started(tmp_path / "a")

@@ -23,7 +23,6 @@ from mysglang.srt.forward.worker_batch import (
     mask_words,
 )
 from mysglang.srt.model_executor.executor import Executor
-from mysglang.srt.model_executor.model_launch import ModelLaunch
 from mysglang.srt.model_executor.programs import CAPTURED_PROMPTS, EAGER, WHOLE_STEP, Program
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.slot_buffer import Keeping
@@ -266,8 +265,7 @@ def test_programs_say_what_they_take_or_why_they_are_left_out(worker: Executor) 
 
 def test_several_models_share_one_budget(model_config: ModelConfig, alone) -> None:
     """Each has a pool of its own under the same pages, so a page costs the sum of both."""
-    launch = ModelLaunch(model_config, LoadConfig())
-    one, two = (Executor(CPU, [launch] * count) for count in (1, 2))
+    one, two = (start_executor(CPU, model_config, draft=draft) for draft in (None, model_config))
     for purpose in ("weights", "kvcache"):
         assert two.capacity.memory_usage[purpose] == 2 * one.capacity.memory_usage[purpose]
     assert Driver.start(two, [GREEDY] * 4).generate(PROMPTS, 8) == alone["greedy"]

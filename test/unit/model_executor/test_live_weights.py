@@ -38,6 +38,7 @@ KINDS = [
     ("gemma2", torch.bfloat16, False),
     ("qwen3_moe", torch.bfloat16, False),
     ("qwen3_moe", torch.float32, True),
+    ("deepseek_v3", torch.bfloat16, False),
 ]
 
 
@@ -79,7 +80,10 @@ def test_single_tensors_change_alone(pair: tuple[Path, Path], tmp_path: Path) ->
     worker = started(old)
     checks = worker.weights.checksums(tick)
     tensors = load_file(new / "model.safetensors")
-    chosen = ["model.layers.1.self_attn.k_proj.weight", "model.embed_tokens.weight", "model.norm.weight"]
+    attention = "model.layers.1.self_attn.k_proj.weight"
+    if attention not in tensors:
+        attention = "model.layers.1.self_attn.kv_b_proj.weight"
+    chosen = [attention, "model.embed_tokens.weight", "model.norm.weight"]
     save_file({name: tensors[name] for name in chosen}, tmp_path / "some.safetensors")
     assert worker.weights.update_from_files(str(tmp_path / "some.safetensors"), whole=False, pulse=tick) == 3
     now = worker.weights.checksums(tick)

@@ -11,13 +11,14 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.page_space import SpaceShape, StateShape
 from mysglang.srt.kernels.cuda import invariant_cut
 from mysglang.srt.layers.attention.factory import ChosenBackends, workspace_bytes
 from mysglang.srt.mem_cache.window_space import least_tokens
 from mysglang.srt.model_executor.generation import generation
 from mysglang.srt.model_executor.kv_setup import ModelStores, kv_cost
 from mysglang.srt.model_executor.memory_budget import (
+    MIB,
     KvBudget,
     KvCost,
     SpaceCost,
@@ -177,6 +178,57 @@ def test_pools_of_windows_are_in_the_budget() -> None:
     # For each slot the pages of its row in each space, and its newest token.
     room, tables = 123 * GIB - 10 * GIB, (3 * 4 * on_device.max_pages + 8) * (on_device.num_slots + 1)
     assert room - 10_000 < THREE_SPACES.nbytes(on_device.num_pages) + tables <= room
+
+
+WITH_STATES = replace(one_space(4096), state_bytes=10 * MIB)
+
+
+def on_cpu(config: RunnerConfig, gigabytes: float) -> KvBudget:
+    free = int(gigabytes * GIB)
+    return cpu_budget(config, after=DeviceMemory(free, free), cost=WITH_STATES, context=512)
+
+
+def test_states_share_the_memory_with_the_cache() -> None:
+    """Half of 4 GiB by the ratio, one entry for padding; half of the states are left for checkpoints."""
+    budget = on_cpu(RunnerConfig(), 4)
+    assert budget.states == StateShape(int(2 * 1024 * 0.9 / 1.9) // 10 - 1, 64)
+    assert budget.num_slots == budget.states.num_states // 2
+    assert on_cpu(RunnerConfig(mamba_full_memory_ratio=0.1), 4).states == StateShape(17, 64)
+    asked = on_cpu(RunnerConfig(max_mamba_cache_size=9, max_running_requests=9, mamba_track_interval=5), 4)
+    assert (asked.states, asked.num_slots) == (StateShape(9, 5), 9)
+    assert on_cpu(RunnerConfig(max_running_requests=3), 400).states == StateShape(12, 64)
+    assert cpu_budget(RunnerConfig(), after=LOADED, cost=one_space(4096), context=512).states is None
+
+
+def test_states_on_a_gpu_leave_the_rest_to_the_cache() -> None:
+    fraction = static_fraction(RunnerConfig(), 140 * GIB, (1, 256), 2048)
+    cost = KvCost((SpaceCost(TOKEN),), state_bytes=75 * MIB)
+    budget = cuda_budget(RunnerConfig(), fraction=fraction, before=H200, after=LOADED, cost=cost, context=8192)
+    assert budget.states is not None and budget.num_slots == budget.states.num_states // 2
+    table = (4 * budget.max_pages + 8) * (budget.num_slots + 1)
+    taken = cost.nbytes(budget.num_pages) + table + (budget.states.num_states + 1) * 75 * MIB
+    room = 123 * GIB - 10 * GIB
+    assert room - 2 * TOKEN < taken <= room
+
+
+@pytest.mark.parametrize(
+    ("config", "gigabytes", "says"),
+    [
+        (RunnerConfig(), 0.01, "0 states fit, and --max-running-requests is 1: a state of one request takes 10.00 MiB"),
+        (RunnerConfig(max_running_requests=90), 1, "--max-running-requests is 90: .* Lower --max-running-requests"),
+        (RunnerConfig(max_mamba_cache_size=4, max_running_requests=5), 4, "4 states fit, and"),
+        (RunnerConfig(max_mamba_cache_size=400), 4, "--max-mamba-cache-size 400: .* 2.00 GiB are free"),
+    ],
+)
+def test_too_few_states(config: RunnerConfig, gigabytes: float, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        on_cpu(config, gigabytes)
+
+
+@pytest.mark.parametrize("flag", ["max_mamba_cache_size", "mamba_full_memory_ratio", "mamba_track_interval"])
+def test_options_of_states_are_refused_where_no_layer_keeps_one(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')} 2: no layer of the model keeps a state"):
+        kv_cost(RunnerConfig(**{flag: 2}), stores(None), 1000)  # type: ignore[arg-type]  # each takes a 2
 
 
 def stores(*windows: int | None) -> list[ModelStores]:

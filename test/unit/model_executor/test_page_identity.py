@@ -13,6 +13,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.ranks import rank_contexts
 from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
 from mysglang.srt.model_executor.page_identity import page_identity
 from mysglang.srt.model_executor.runner_config import RunnerConfig
@@ -21,9 +22,14 @@ SPEC = AttentionSpec(layer_id=0, num_heads=4, num_kv_heads=2, head_dim=8, scale=
 
 
 def pool(
-    spec: AttentionSpec = SPEC, page_size: int = 2, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    spec: AttentionSpec = SPEC,
+    page_size: int = 2,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    scales: KvScales = UNSCALED,
 ) -> MhaKvPool:
-    return MhaKvPool([spec], num_pages=4, page_size=page_size, dtype=dtype, device=torch.device(device))
+    options = {"page_size": page_size, "dtype": dtype, "device": torch.device(device)}
+    return MhaKvPool([spec], num_pages=4, scales={spec.layer_id: scales}, **options)  # type: ignore[arg-type]
 
 
 def identity(
@@ -56,6 +62,11 @@ def test_every_fact_that_changes_a_key_or_a_value_tells_workers_apart(model: Mod
         identity(replace(model, decoder=msgspec.structs.replace(model.plan, layers=model.plan.layers[:-1]))),
         identity(replace(model, dtype="bfloat16")),
         identity(model, pages=pool(dtype=torch.bfloat16)),
+        identity(model, pages=pool(dtype=torch.float8_e5m2)),
+        *(
+            identity(model, pages=pool(dtype=torch.float8_e4m3fn, scales=scales))
+            for scales in (UNSCALED, KvScales(0.5, 1.0), KvScales(1.0, 0.5), KvScales(0.5, 0.5))
+        ),
         identity(model, pages=pool(page_size=4)),
         identity(model, pages=pool(wider)),
         identity(model, LoadConfig(load_format="dummy")),

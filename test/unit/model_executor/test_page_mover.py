@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ import torch
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.host_pages import PageCopies, PagePairs
-from mysglang.srt.mem_cache.kv_pool.host import HostKvPool, MemLayout
-from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
+from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.kernels.fp8 import LARGEST, bits
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.mem_cache.kv_pool.host import HostKvPool, MemLayout, page_bytes
+from mysglang.srt.mem_cache.kv_pool.layouts import layout_of
 from mysglang.srt.model_executor import page_mover
 from mysglang.srt.model_executor.kv_setup import make_host_pages
 from mysglang.srt.model_executor.page_mover import IoBackend, PageMover, runs
@@ -29,9 +33,12 @@ SPECS = [
 ]
 
 
-def make_pool(dtype: torch.dtype = torch.float32) -> MhaKvPool:
+LATENT = [replace(spec, num_kv_heads=1, latent_dim=6) for spec in SPECS]
+
+
+def make_pool(dtype: torch.dtype = torch.float32, specs: Sequence[AttentionSpec] = SPECS) -> KvPool:
     """Each number says where it stands."""
-    pool = MhaKvPool(SPECS, num_pages=PAGES, page_size=SIZE, dtype=dtype, device=torch.device("cpu"))
+    pool = layout_of(specs, dtype).make_store(specs, 0, SpaceShape(PAGES, SIZE), torch.device("cpu"))
     for layer_id in pool.layer_ids:
         for which, tensor in enumerate(pool.pages(layer_id)):
             for page in range(PAGES + 1):
@@ -43,8 +50,8 @@ def pairs(*two: tuple[int, int]) -> PagePairs:
     return PagePairs(np.array([a for a, _ in two], np.int32), np.array([b for _, b in two], np.int32))
 
 
-def contents(pool: MhaKvPool, page: int) -> list[float]:
-    """What stands in a page, layer by layer, keys then values; fails if a page holds parts of several."""
+def contents(pool: KvPool, page: int) -> list[float]:
+    """What stands in a page, layer by layer, buffer by buffer; fails if a page holds parts of several."""
     found = []
     for layer_id in pool.layer_ids:
         for tensor in pool.pages(layer_id):
@@ -57,8 +64,9 @@ def contents(pool: MhaKvPool, page: int) -> list[float]:
 @pytest.mark.parametrize("io", ["kernel", "direct"])
 @pytest.mark.parametrize("layout", ["page_first", "layer_first"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_there_and_back(layout: MemLayout, io: IoBackend, dtype: torch.dtype) -> None:
-    pool = make_pool(dtype)
+@pytest.mark.parametrize("specs", [SPECS, LATENT], ids=["keys and values", "latent rows"])
+def test_there_and_back(layout: MemLayout, io: IoBackend, dtype: torch.dtype, specs: list[AttentionSpec]) -> None:
+    pool = make_pool(dtype, specs)
     mover = PageMover(pool, HostKvPool(pool, 20, layout=layout, platform=CpuPlatform()), CpuPlatform(), io, "")
     before = {page: contents(pool, page) for page in range(1, PAGES + 1)}
     mover.copy(PageCopies(write=pairs((3, 20), (4, 1), (5, 2), (12, 9))))
@@ -73,8 +81,9 @@ def test_there_and_back(layout: MemLayout, io: IoBackend, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bytes_of_pages_are_the_same_in_both_layouts(dtype: torch.dtype) -> None:
-    pool = make_pool(dtype)
+@pytest.mark.parametrize("specs", [SPECS, LATENT], ids=["keys and values", "latent rows"])
+def test_bytes_of_pages_are_the_same_in_both_layouts(dtype: torch.dtype, specs: list[AttentionSpec]) -> None:
+    pool = make_pool(dtype, specs)
     pages = np.array([4, 1, 9], np.int32)
     told = {}
     for layout in ("page_first", "layer_first"):
@@ -88,6 +97,37 @@ def test_bytes_of_pages_are_the_same_in_both_layouts(dtype: torch.dtype) -> None
         mover.copy(PageCopies(load=pairs((6, 2), (7, 3), (8, 5))))
         assert [contents(pool, page) for page in (6, 7, 8)] == [contents(pool, page) for page in (3, 5, 12)]
     assert told["page_first"] == told["layer_first"]
+
+
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
+@pytest.mark.parametrize("io", ["kernel", "direct"])
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_pages_of_eight_bit_numbers(dtype: torch.dtype, io: IoBackend, layout: MemLayout) -> None:
+    """Half the bytes of bfloat16, all of them moved; what a store made of no number is not read."""
+    pool = make_pool(dtype)
+    draw = torch.Generator().manual_seed(1)
+    for layer_id in pool.layer_ids:
+        for tensor in pool.pages(layer_id):
+            bits(tensor).random_(0, 0x7B, generator=draw)
+    before = {page: pages_of(pool, page) for page in (3, 5)}
+    host = HostKvPool(pool, 20, layout=layout, platform=CpuPlatform())
+    mover = PageMover(pool, host, CpuPlatform(), io, "")
+    assert 2 * mover.page_bytes == page_bytes(make_pool(torch.bfloat16))
+    mover.copy(PageCopies(write=pairs((3, 20), (5, 1))))
+    data = mover.read(np.array([20, 1], np.int32))
+    assert data is not None and data == before[3] + before[5]
+    mover.put(np.array([7, 8], np.int32), data)
+    mover.copy(PageCopies(load=pairs((9, 7), (10, 1))))
+    assert [pages_of(pool, page) for page in (9, 10)] == [before[3], before[5]]
+    bits(pool.pages(3)[1])[5, 1, 0, 7] = 0x7F
+    mover.copy(PageCopies(write=pairs((5, 1))))
+    assert mover.read(np.array([1], np.int32)) is None
+
+
+def pages_of(pool: KvPool, page: int) -> bytes:
+    """All bytes of a page."""
+    tensors = (tensor for layer_id in pool.layer_ids for tensor in pool.pages(layer_id))
+    return b"".join(bits(tensor)[page].numpy().tobytes() for tensor in tensors)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])

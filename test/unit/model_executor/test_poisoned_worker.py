@@ -8,7 +8,7 @@ from fixtures.executors import start_executor
 from fixtures.poisoned_worker import PoisonedWorker
 from fixtures.tiny_checkpoints import VOCAB_SIZE, make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
-from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.load_config import KvCacheDtype, LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.worker_batch import PLAIN_SAMPLING
 from mysglang.srt.model_executor.runner_config import RunnerConfig
@@ -17,13 +17,16 @@ PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n
 
 
 @pytest.mark.promise(24)
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_who_reads_a_freed_page_has_no_number(tmp_path_factory: pytest.TempPathFactory, page_size: int) -> None:
+@pytest.mark.parametrize(("page_size", "numbers"), [(1, "auto"), (16, "auto"), (16, "fp8_e4m3"), (1, "fp8_e5m2")])
+def test_who_reads_a_freed_page_has_no_number(
+    tmp_path_factory: pytest.TempPathFactory, page_size: int, numbers: KvCacheDtype
+) -> None:
     """Of two rows one loses a page while it runs; the other, and whatever is written there again, is well."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("model")
     make_checkpoint("qwen3", folder)
-    config = RunnerConfig(device="cpu", max_total_tokens=600, max_running_requests=6, page_size=page_size)
+    sizes = {"max_total_tokens": 600, "max_running_requests": 6, "page_size": page_size}
+    config = RunnerConfig(device="cpu", kv_cache_dtype=numbers, **sizes)
     model = ModelConfig.from_path(str(folder), dtype="float32")
     worker = PoisonedWorker(start_executor(config, model, LoadConfig()))
     # Whatever lies in memory that nobody wrote yet, nobody reads.

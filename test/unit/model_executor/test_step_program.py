@@ -12,8 +12,9 @@ from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.configs.layer_plan import LayerPlan, NormPlan, RopePlan
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.mem_cache.kv_pool.mha import MhaKvPool
-from mysglang.srt.model_executor.persistent_decode import decoder_tensors, describe_for_kernel, lacks
+from mysglang.srt.model_executor.persistent_decode import decoder_tensors, describe_for_kernel, lacks, persistent_steps
 from mysglang.srt.model_executor.programs import DoesNotCover
 from mysglang.srt.model_executor.step_program import LayerByLayer, whole_steps
 from mysglang.srt.model_loader.loader import load_model
@@ -38,6 +39,14 @@ def test_another_device_computes_layer_by_layer(model: CausalLM) -> None:
     table = torch.zeros(3, 4, dtype=torch.int32)
     with pytest.raises(DoesNotCover, match="CUDA"):
         whole_steps(model, pool_of(model), table, (1, 2))
+
+
+def test_the_kernel_for_whole_steps_reads_no_eight_bit_pages(model: CausalLM) -> None:
+    specs, table = model.attention_specs(), torch.zeros(3, 4, dtype=torch.int32)
+    for dtype in LARGEST:
+        pool = MhaKvPool(specs, num_pages=4, page_size=2, dtype=dtype, device=torch.device("cpu"))
+        with pytest.raises(DoesNotCover, match="it does not read KV pages of float8"):
+            persistent_steps(model, pool, table, (1, 2))
 
 
 def test_layer_by_layer_plans_computes_and_chooses() -> None:

@@ -102,6 +102,7 @@ DECODERS = {
     "qwen3": {"tie_word_embeddings": True},
     "qwen3_moe": {},
     "gemma2": {},
+    "qwen3_next": {},
 }
 
 

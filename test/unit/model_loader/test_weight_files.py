@@ -14,8 +14,6 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.weight_files import open_weight_files, read_weights
 from mysglang.srt.utils.checkpoint_files import INDEX
 
-CPU = torch.device("cpu")
-
 
 def save(path: Path, *names: str) -> None:
     save_file({name: torch.full((3, 5), float(len(name))) for name in names}, path)
@@ -109,23 +107,22 @@ class TestFaults:
         except ConfigError as error:
             assert "model.safetensors" in str(error)
         else:
-            for _, tensor in read_weights(files, CPU, num_threads=1, show_progress=False):
+            for _, tensor in read_weights(files, show_progress=False):
                 assert tensor.nbytes <= 2 * 3 * 5 * 4
 
 
 class TestReading:
-    @pytest.mark.parametrize("num_threads", [1, 3])
-    def test_all_in_order(self, tmp_path: Path, num_threads: int) -> None:
+    def test_all_in_order(self, tmp_path: Path) -> None:
         save_sharded(tmp_path)
         files = open_weight_files(tmp_path)
-        found = list(read_weights(files, CPU, num_threads=num_threads, show_progress=False))
+        found = list(read_weights(files, show_progress=False))
         assert [name for name, _ in found] == ["a", "bb", "ccc"]
         for name, tensor in found:
             assert tensor.tolist() == [[float(len(name))] * 5] * 3
 
     def test_may_be_left_early(self, tmp_path: Path) -> None:
         save_sharded(tmp_path)
-        weights = read_weights(open_weight_files(tmp_path), CPU, num_threads=2, show_progress=False)
+        weights = read_weights(open_weight_files(tmp_path), show_progress=False)
         assert next(weights)[0] == "a"
         weights.close()
 
@@ -134,7 +131,7 @@ class TestReading:
     ) -> None:
         save_sharded(tmp_path)
         with caplog.at_level(logging.INFO):
-            list(read_weights(open_weight_files(tmp_path), CPU, num_threads=1, show_progress=True))
+            list(read_weights(open_weight_files(tmp_path), show_progress=True))
         assert caplog.messages == [
             "Loaded model-1-of-2.safetensors (1 of 2)",
             "Loaded model-2-of-2.safetensors (2 of 2)",

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
+from fixtures.row_states import RowStates
 from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.groups import SoloGroup
 from mysglang.srt.distributed.pipeline import WholeModel
-from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rotation
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rotation, StateRun, StateStep
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.registry import model_class
@@ -35,7 +36,7 @@ class NoStore:
 
 
 class NoAttention:
-    """Gives back the queries."""
+    """Gives back anything."""
 
     kv_pool = NoStore()
 
@@ -43,7 +44,7 @@ class NoAttention:
         return None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
-        return q.contiguous()
+        return q.new_empty(len(q), spec.num_heads * spec.value_dim)
 
 
 class ManyRanks(SoloGroup):
@@ -65,7 +66,11 @@ def test_runs_without_values(family: str, group: SoloGroup, tmp_path: Path) -> N
             config, LayerContext(dtype=torch.bfloat16, tp=group), WholeModel()
         )
     host = worker_batch([Row(0, [1, 2, 3]), Row(1, [4])], PageRows(page_size=4))
-    logits = model.compute_logits(model(forward_batch(host, NoAttention(), device=META)))
+    batch = forward_batch(host, NoAttention(), device=META)
+    if model.plan.has_states:
+        single, at = torch.tensor([1], device=META), torch.tensor([3], device=META)
+        batch.states = StateStep(RowStates.of(model, META).pool, (StateRun(0, 3, 0, checkpoint=7),), single, at)
+    logits = model.compute_logits(model(batch))
     assert logits.device == META and logits.shape == (4, VOCAB_SIZE) and logits.dtype == torch.bfloat16
-    assert len(model.attention_specs()) == config.num_layers
-    assert model.attention_specs()[0].num_heads == config.plan.layers[0].attention.num_heads // group.size
+    assert len(model.attention_specs()) + len(model.state_specs()) == config.num_layers
+    assert model.attention_specs()[0].num_heads == config.plan.attentions[0].num_heads // group.size

@@ -13,7 +13,7 @@ from fixtures.tiny_checkpoints import FAMILIES, SIZES
 from fixtures.transformers_pair import SCENARIOS, check_scenario, load_pair
 from mysglang.srt.configs import architectures
 from mysglang.srt.configs.architectures import ARCHITECTURES, DECODERS, decoder
-from mysglang.srt.configs.decoder_config import Heads, Positions
+from mysglang.srt.configs.decoder_config import FULL, SLIDING, Heads, Positions
 from mysglang.srt.configs.families.llama import LlamaConfig
 from mysglang.srt.configs.layer_plan import AttentionPlan, RopePlan
 
@@ -21,29 +21,27 @@ PACKAGE = Path(architectures.__file__).parents[2]
 MOST_LINES = 100
 
 
-class SmolLM3Config(LlamaConfig, frozen=True, kw_only=True):
-    """Llama without rotary positions on some layers: SmolLM3, without its windows."""
+class MinistralConfig(LlamaConfig, frozen=True, kw_only=True):
+    """Llama with a window on some layers."""
 
-    num_key_value_heads: Heads | None = 4
-    max_position_embeddings: Positions = 32768
-    tie_word_embeddings: bool = True
-    no_rope_layers: list[int] | None = None
-    no_rope_layer_interval: Heads = 4
+    num_key_value_heads: Heads | None = 8
+    sliding_window: Positions | None = 4096
+    layer_types: list[str] | None = None
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
-        listed, every = self.no_rope_layers, self.no_rope_layer_interval
-        turned = (index + 1) % every != 0 if listed is None else listed[index] == 1
-        return replace(super().attention(index, rope), rope=rope if turned else None)
+        slides = self.layer_types is None or self.layer_types[index] == SLIDING
+        return replace(super().attention(index, rope), window=self.sliding_window if slides else None)
 
 
-@pytest.mark.parametrize("no_rope_layers", [None, [0, 1, 0]], ids=["every second", "listed"])
-def test_a_family_of_its_own(no_rope_layers: list[int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, row in decoder("SmolLM3", SmolLM3Config).items():
+@pytest.mark.parametrize("layer_types", [None, [SLIDING, FULL, SLIDING]], ids=["all alike", "listed"])
+def test_a_family_of_its_own(layer_types: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, row in decoder("Ministral", MinistralConfig).items():
         monkeypatch.setitem(ARCHITECTURES, name, row)
-    monkeypatch.setitem(FAMILIES, "smollm3", lambda **more: transformers.SmolLM3Config(**SIZES, pad_token_id=0, **more))
-    pair = load_pair("smollm3", tmp_path, torch.float32, no_rope_layers=no_rope_layers, no_rope_layer_interval=2)
-    unturned = [layer.attention.rope is None for layer in pair.ours.plan.layers]
-    assert unturned == ([False, True, False] if no_rope_layers is None else [True, False, True])
+    monkeypatch.setitem(
+        FAMILIES, "ministral", lambda **more: transformers.MinistralConfig(**SIZES, head_dim=16, **more)
+    )
+    pair = load_pair("ministral", tmp_path, torch.float32, layer_types=layer_types, sliding_window=20)
+    assert pair.ours.plan.windows == ((20, 20, 20) if layer_types is None else (20, None, 20))
     for scenario in SCENARIOS:
         check_scenario(pair, scenario, page_size=16)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
 from fixtures.reference_attention import ReferenceAttention
+from fixtures.row_states import RowStates
 from fixtures.thread_group import ThreadGroup, run_on_ranks
 from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
@@ -22,18 +23,31 @@ def logits(folder: Path, tp: ThreadGroup | SoloGroup) -> Tensor:
     config = ModelConfig.from_path(str(folder), dtype="float32")
     model = load_model(config, LoadConfig(num_threads=1), torch.device("cpu"), torch.float32, tp=tp)
     pages = PageRows(page_size=4)
-    return model.compute_logits(model(forward_batch(worker_batch(ROWS, pages), ReferenceAttention(pages))))
+    batch = forward_batch(host := worker_batch(ROWS, pages), ReferenceAttention(pages))
+    if model.plan.has_states:
+        batch.states = RowStates.of(model).begin(host, ROWS)
+    return model.compute_logits(model(batch))
 
 
 # 251 tokens: no number of ranks divides them. Two key-value heads: over four ranks each is held twice.
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     ("family", "tied"),
-    [("llama", False), ("qwen2", True), ("qwen3", False), ("qwen3_moe", True), ("gemma2", True)],
+    [
+        ("llama", False),
+        ("qwen2", True),
+        ("qwen3", False),
+        ("qwen3_moe", True),
+        ("gemma2", True),
+        ("qwen3_next", False),
+        ("deepseek_v2", False),
+        ("deepseek_v3", True),
+    ],
 )
 @torch.no_grad()
 def test_ranks_agree_with_the_whole(family: str, tied: bool, size: int, tmp_path: Path) -> None:
-    make_checkpoint(family, tmp_path, num_attention_heads=8, tie_word_embeddings=tied)
+    more = {"linear_num_key_heads": 4, "linear_num_value_heads": 8} if family == "qwen3_next" else {}
+    make_checkpoint(family, tmp_path, num_attention_heads=8, tie_word_embeddings=tied, **more)
     whole = logits(tmp_path, SoloGroup())
     for part in run_on_ranks(size, lambda tp: logits(tmp_path, tp)):
         torch.testing.assert_close(part, whole, rtol=1e-4, atol=1e-4)

@@ -8,14 +8,16 @@ hidden states and prompts of vectors.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
+import msgspec
 import numpy as np
 import pytest
 
-from fixtures.fake_grammar import allowed_tokens, first_allowed
+from fixtures.drafters import DrafterName
+from fixtures.fake_grammar import FORCING, allowed_tokens, first_allowed
 from fixtures.fake_worker import EOS, next_token
 from fixtures.hidden_scheduler import HiddenScheduler
 from fixtures.late_scheduler import VOCAB, Answer, Setup
@@ -102,6 +104,18 @@ def draw_setup(rng: random.Random) -> Setup:
     return replace(setup, windows=windows)
 
 
+def draw_drafts(rng: random.Random, setup: Setup) -> Setup:
+    """The same with drafts, which come from anywhere."""
+    return replace(
+        setup,
+        drafts=rng.choice([1, 3, 4, 7]),
+        drafter=rng.choice([*get_args(DrafterName)]),
+        patience=rng.choice([0, 0, 1, 4]),
+        late_lengths=rng.random() < 0.6,
+        jump_forward=rng.random() < 0.6,
+    )
+
+
 def draw_request(rng: random.Random, beginnings: Sequence[list[int]], limit: int) -> Asked:
     beginning = rng.choice([*beginnings, []])
     prompt = [*beginning, *(rng.randrange(1, VOCAB) for _ in range(rng.choice([1, 1, 2, 20, 40])))][: limit - 1]
@@ -126,6 +140,18 @@ def draw_request(rng: random.Random, beginnings: Sequence[list[int]], limit: int
         rng.choice([None, None, "all", "last"]),
         rng.random() < 0.15,
     )
+
+
+def draw_forced(rng: random.Random, beginnings: Sequence[list[int]], limit: int) -> Asked:
+    """The same; half of the requests have a grammar that forces tokens, and most of these tell nothing of each."""
+    asked = draw_request(rng, beginnings, limit)
+    if rng.random() < 0.5:
+        return asked
+    params = msgspec.structs.replace(asked.params, regex=str(FORCING + rng.randrange(500)))
+    if rng.random() < 0.2:
+        return replace(asked, params=params)
+    params = msgspec.structs.replace(params, allowed_token_ids=None, min_new_tokens=0, frequency_penalty=0.0)
+    return replace(asked, params=params, bad_words=[], logprobs=None, wish=None)
 
 
 def send(scheduler: HiddenScheduler, rid: str, asked: Asked, rng: random.Random) -> None:
@@ -161,13 +187,25 @@ def disturb(scheduler: HiddenScheduler, number: int, rng: random.Random) -> None
 @pytest.mark.parametrize("seed", range(16))
 def test_each_is_answered_as_alone(seed: int) -> None:
     rng = random.Random(seed)
-    setup = draw_setup(rng)
+    storm(rng, draw_setup(rng), draw_request)
+
+
+@pytest.mark.promise(25)
+@pytest.mark.parametrize("seed", range(100, 116))
+def test_with_drafts_too(seed: int) -> None:
+    """Some grammars leave no choice for several tokens, which then are drafts."""
+    rng = random.Random(seed)
+    storm(rng, draw_drafts(rng, draw_setup(rng)), draw_forced)
+
+
+def storm(rng: random.Random, setup: Setup, draw: Callable[[random.Random, Sequence[list[int]], int], Asked]) -> None:
+    """Requests and disturbances; at the end each answer is compared with what its request gets alone."""
     scheduler = HiddenScheduler(setup)
     beginnings = [[rng.randrange(1, VOCAB) for _ in range(rng.randrange(8, 60))] for _ in range(3)]
     asked = {}
     for number in range(REQUESTS):
         rid = f"r{number}"
-        asked[rid] = draw_request(rng, beginnings, min(setup.max_context, setup.num_tokens))
+        asked[rid] = draw(rng, beginnings, min(setup.max_context, setup.num_tokens))
         send(scheduler, rid, asked[rid], rng)
         scheduler.turn(rng.randrange(5))
         disturb(scheduler, number, rng)

@@ -1,4 +1,4 @@
-"""What followed the end of a text when it stood there before, and when to stop trying."""
+"""What followed the end of a text when it stood there before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from mysglang.srt.scheduling.ngram import MATCH, Ints, NgramIndex, Patience
+from mysglang.srt.scheduling.ngram import MATCH, Ints, NgramIndex
 
 
 def ids(text: str) -> Ints:
@@ -60,37 +60,3 @@ def test_large_token_ids_are_told_apart() -> None:
     tokens = np.asarray([high, high, high, 7, high, high, high - 1, 8, high, high, high], dtype=np.int32)
     found = NgramIndex().propose(tokens, 1)
     assert found is not None and found.tolist() == [7]
-
-
-class TestPatience:
-    def test_it_ends_after_misses_and_comes_back(self) -> None:
-        patience = Patience()
-        for known in range(10, 10 + Patience.MISSES):
-            assert patience.tries(known)
-            patience.hear(known, 0)
-        last = 10 + Patience.MISSES - 1
-        assert not patience.tries(last + Patience.FIRST - 1)
-        assert patience.tries(last + Patience.FIRST)
-
-    def test_it_lasts_less_each_time_and_longer_after_success(self) -> None:
-        patience, known, waits = Patience(), 0, []
-        for _ in range(Patience.MOST + 2):
-            for _ in range(Patience.MISSES):
-                patience.hear(known, 0)
-            begin = known
-            while not patience.tries(known):
-                known += 1
-            waits.append(known - begin)
-        assert waits == [Patience.FIRST << min(level, Patience.MOST) for level in range(Patience.MOST + 2)]
-        for _ in range(Patience.MOST):
-            patience.hear(known, 1)
-        for _ in range(Patience.MISSES):
-            patience.hear(known, 0)
-        assert patience.tries(known + Patience.FIRST)
-
-    def test_one_success_forgives_misses(self) -> None:
-        patience = Patience()
-        for _ in range(5):
-            patience.hear(3, 0)
-            patience.hear(3, 2)
-        assert patience.tries(4)

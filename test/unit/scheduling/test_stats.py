@@ -201,3 +201,31 @@ def test_tokens_beside_prompts_are_generated_too(caplog: pytest.LogCaptureFixtur
     assert [line[1] for line in prefills] == ["16"] * 5
     assert len(lines) - len(prefills) == 2
     scheduler.run()
+
+
+def test_what_became_of_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    """A row whose four drafts are always right beside one that has none, then the first alone."""
+    scheduler = LateScheduler(Setup(overlap=False, drafts=4, drafter="perfect", decode_log_interval=5))
+    scheduler.send("wide", [2, 3, 4], 51, ignore_eos=True)
+    scheduler.send("narrow", [5, 6, 7], 6, ignore_eos=True, min_new_tokens=6)
+    with caplog.at_level(logging.INFO):
+        scheduler.run()
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Decode batch")]
+    assert [re.findall(r"accept len: ([\d.]+), accept rate: ([\d.]+), cuda graph", line) for line in lines] == [
+        [("3.00", "1.00")],
+        [("5.00", "1.00")],
+    ]
+    said = figures(scheduler)
+    assert (said.spec_accept_length, said.spec_accept_rate) == (5.0, 1.0)
+    assert scheduler.assembled.rows.stats.avg_accept_length == (50 + 5) / (10 + 5)
+
+
+def test_without_drafts_nothing_is_said_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = LateScheduler(Setup(decode_log_interval=5))
+    scheduler.send("r", [2, 3, 4], 30, ignore_eos=True)
+    with caplog.at_level(logging.INFO):
+        scheduler.run()
+    assert "Decode batch" in caplog.text and "accept" not in caplog.text
+    said = figures(scheduler)
+    assert (said.spec_accept_length, said.spec_accept_rate) == (0.0, 0.0)
+    assert scheduler.assembled.rows.stats.avg_accept_length is None

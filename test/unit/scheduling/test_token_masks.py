@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.fake_worker import solo
 from fixtures.late_scheduler import VOCAB, Answer, LateScheduler, Setup
-from mysglang.srt.forward.worker_batch import TokenMask
+from mysglang.srt.forward.worker_batch import DraftColumns, TokenMask
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
 from mysglang.srt.sampling.sampling_params import SamplingParams
@@ -22,8 +22,8 @@ def test_processors_are_shown_all_tokens_so_far_and_no_copies(overlap: bool, mon
     shown: list[list[int]] = []
     of = TokenMasks.of
 
-    def noting(masks: TokenMasks, batch: ScheduleBatch) -> TokenMask:
-        mask = of(masks, batch)
+    def noting(masks: TokenMasks, batch: ScheduleBatch, drafts: DraftColumns | None) -> TokenMask:
+        mask = of(masks, batch, drafts)
         [call] = mask.calls
         assert call.name == "Own" and call.params == [{"a": 1}]
         [prompt], [output] = call.prompts, call.outputs

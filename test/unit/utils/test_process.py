@@ -52,7 +52,7 @@ async def test_a_child_gets_its_spec_and_tells() -> None:
 async def test_last_words_are_heard_before_the_end() -> None:
     child = start("config")
     await wait(child.exited)
-    assert child.last_message == b'{"type":"failed","problems":["one reason","another"]}\n'
+    assert child.last_message == b'{"type":"failed","problems":["one reason","another"],"follows":false}\n'
 
 
 @pytest.mark.promise(46)
@@ -82,7 +82,7 @@ async def test_promise_46_a_child_that_cannot_be_watched_is_not_left(monkeypatch
 async def test_a_bug_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     child = start("bug")
     await wait(child.exited)
-    assert child.last_message == b'{"type":"failed","problems":["ZeroDivisionError: first line"]}\n'
+    assert child.last_message == b'{"type":"failed","problems":["ZeroDivisionError: first line"],"follows":false}\n'
     assert "Traceback" in capfd.readouterr().err
 
 

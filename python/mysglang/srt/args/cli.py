@@ -1,19 +1,46 @@
 """Command line -> flat options, and `--help` with one titled part for each group.
 
-Values leave here with their types, or as the text they were if that did not fit: whoever judges values says so, with
-all other problems at once.
+A value that does not fit the type of its option stays text: `validate` reports it, together with all other problems.
+Options of a file that `--config` names come first, and those of the command line replace them.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from mysglang.srt.args.field import Option, flag_of
-from mysglang.srt.args.groups import ArgGroups, group_options, unknown
+from mysglang.srt.args.groups import GROUP_TITLES, ArgGroups, group_options, unknown
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.version import __version__
+
+CONFIG = "config"
+MODEL = "positional model"
+"""Where argparse keeps what is no option of a group."""
+
+EPILOG = """
+examples:
+  {prog}
+      Serve the embedded model on 127.0.0.1:30000.
+  {prog} {model}Qwen/Qwen3-8B --port 8000 --enable-metrics
+      Serve a model of Hugging Face, and count what happens for Prometheus.
+  {prog} --config server.yaml --port 8001
+      Take the options from a file, such as `port: 8000`; an option that is given here replaces the file's.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The program whose command line it is."""
+
+    prog: str
+    positional_model: bool
+    """Whether the model may stand there without --model-path."""
+
+
+LAUNCH_SERVER = Usage("python -m mysglang.launch_server", positional_model=False)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -21,28 +48,54 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; --help lists the options.")
 
 
-def parse(argv: Sequence[str]) -> dict[str, Any]:
-    """The options that `argv` gives. Raises ConfigError; exits after --help and --version."""
-    found, rest = _parser().parse_known_args(argv)
+def parse(argv: Sequence[str], usage: Usage = LAUNCH_SERVER) -> dict[str, Any]:
+    """The options that `argv` gives, and those of its --config file that it does not give.
+
+    Raises ConfigError; exits after --help and --version.
+    """
+    found, rest = make_parser(usage).parse_known_args(argv)
     if problems := _strangers(rest):
         raise ConfigError(*problems)
+    given = vars(found)
+    config, model = given.pop(CONFIG, None), given.pop(MODEL, None)
+    if model is not None:
+        if "model_path" in given:
+            raise ConfigError(f"the model is named twice: {model}, and --model-path {given['model_path']}")
+        given["model_path"] = model
+    from_file = {} if config is None else _read_file(config)
     by_name = {option.name: option for members in group_options().values() for option in members}
-    return {name: _read(by_name[name], value) for name, value in vars(found).items()}
+    return from_file | {name: _read(by_name[name], value) for name, value in given.items()}
 
 
-def _parser() -> argparse.ArgumentParser:
+def _read_file(path: str) -> dict[str, Any]:
+    # Imported here: a child process of the server, and most launches, never read such a file.
+    from mysglang.srt.args.config_file import read_config
+
+    return read_config(path)
+
+
+def make_parser(usage: Usage) -> argparse.ArgumentParser:
+    """The parser of all server options. Values stay text; an option that is not given is left out."""
+    model = "[MODEL]" if usage.positional_model else "[--model-path MODEL]"
     parser = _Parser(
-        prog="python -m mysglang.launch_server",
-        usage="%(prog)s [--model-path DIRECTORY_OR_REPOSITORY] [OPTIONS]",
-        description="Serve a language model. Options have the names that they have in SGLang.",
+        prog=usage.prog,
+        usage=f"%(prog)s {model} [OPTIONS]",
+        description="Serve a language model over HTTP. Flags have the names that they have in SGLang.\n"
+        "docs/flags.md has the same list.",
+        epilog=EPILOG.format(prog=usage.prog, model="" if usage.positional_model else "--model-path "),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
+    if usage.positional_model:
+        text = "Directory of a model, or its name on Hugging Face. Default: the small model that is built in."
+        parser.add_argument(MODEL, metavar="MODEL", nargs="?", help=text)
     parser.add_argument("--version", action="version", version=f"mysglang {__version__}")
+    parser.add_argument("--config", dest=CONFIG, metavar="FILE", help="Read options from a YAML file.")
     defaults = ArgGroups()
     for group, members in group_options().items():
         doc = type(getattr(defaults, group)).__doc__
-        part = parser.add_argument_group(group, doc)
+        part = parser.add_argument_group(GROUP_TITLES[group], doc)
         for option in members:
             _add(part, option)
     return parser
@@ -68,7 +121,7 @@ def _strangers(rest: Sequence[str]) -> list[str]:
         if word.startswith("--"):
             problems.append(unknown(word.partition("=")[0]))
         elif not problems:
-            problems.append(f"{word!r} belongs to no option; a model is named with --model-path {word}")
+            problems.append(f"{word!r} follows no option; to name a model, write --model-path {word}")
     return problems
 
 

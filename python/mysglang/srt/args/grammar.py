@@ -12,31 +12,34 @@ GrammarBackend = Literal["xgrammar", "llguidance", "outlines", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarArgs:
-    """Which library compiles grammars, within which time, and how JSON is laid out."""
+    """The library for grammars, its time limits, and the whitespace of JSON answers."""
 
     grammar_backend: GrammarBackend | None = arg(
-        None, help="Library for structured output; the first that is installed if unset, none to refuse it."
+        None,
+        help="Library for structured output. If unset, the first that is installed. none: requests with a grammar "
+        "are refused.",
     )
     grammar_compile_timeout: float = arg(
-        5.0, at_least=0.1, help="Seconds after which compiling a grammar is given up and its request refused."
+        5.0, at_least=0.1, help="Seconds after which the compilation of a grammar is stopped and its request refused."
     )
     grammar_queue_timeout: float = arg(
         60.0,
         at_least=0.1,
-        help="Seconds that a request waits for its grammar to be compiled, behind others of its key above all, before "
-        "it is answered 503.",
+        help="Seconds that a request may wait for its grammar to be compiled; after that it gets a 503.",
     )
     enable_jump_forward: bool = arg(
         False,
-        help="Write what a grammar forces as the tokenizer cuts it, and compute it in one step where few requests run "
-        "(xgrammar).",
+        help="Append text that a grammar forces without asking the model. Faster for JSON with long property "
+        "names, but tokens are cut differently. With --speculative-algorithm, such tokens are drafts. Needs xgrammar.",
     )
     constrained_json_disable_any_whitespace: bool = arg(
-        False, help="JSON answers have no whitespace but what their layout needs."
+        False, help="Allow no optional whitespace in JSON answers. Use it if a model fills answers with spaces."
     )
     constrained_json_max_whitespace_cnt: int | None = arg(
-        None, at_least=1, help="Most whitespace characters in a row in a JSON answer; no bound if unset."
+        None,
+        at_least=1,
+        help="Whitespace characters in a row that a JSON answer may have. If unset, there is no limit.",
     )
     constrained_json_whitespace_pattern: str | None = arg(
-        None, help="Regular expression of the whitespace in JSON answers (llguidance and outlines)."
+        None, help="Regular expression for whitespace in JSON answers (llguidance and outlines only)."
     )

@@ -59,6 +59,21 @@ class ArgGroups:
                     yield complaint
 
 
+GROUP_TITLES = {
+    "parallel": "Devices",
+    "model": "Model and weights",
+    "schedule": "Scheduling",
+    "kernels": "Kernels and CUDA graphs",
+    "speculative": "Speculative decoding",
+    "grammar": "Structured output",
+    "memory": "KV cache memory",
+    "hicache": "Hierarchical cache",
+    "serving": "HTTP server, access and answers",
+    "storage": "Files and batches",
+    "observability": "Logs, metrics and traces",
+}
+"""Group -> its heading in `--help` and in docs/flags.md."""
+
 Groups = TypeVar("Groups", bound=ArgGroups)
 
 
@@ -78,6 +93,12 @@ def _homes() -> dict[str, tuple[str, Option]]:
         for option in members
         for name in (option.name, *option.aliases)
     }
+
+
+def option_named(name: str) -> Option | None:
+    """The option of this name or alias, with dashes or underscores; None if there is none."""
+    home = _homes().get(name.replace("-", "_"))
+    return None if home is None else home[1]
 
 
 def from_flat(kind: type[Groups], values: Mapping[str, Any]) -> Groups:

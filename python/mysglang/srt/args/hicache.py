@@ -19,42 +19,55 @@ OTHER_STORAGE_BACKENDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HicacheArgs:
-    """The hierarchical cache: a tier in the memory of the host, and one in storage below that."""
+    """Tiers below the device's KV cache: host memory, and storage below that."""
 
     enable_hierarchical_cache: bool = arg(
         False,
         aliases=("enable_hicache",),
-        help="Keep evicted prefixes in the memory of the host, and copy them back instead of computing them again; "
-        "docs/hierarchical_cache.md tells how.",
+        help="Keep evicted prefixes in host memory, and copy them back instead of computing them again. Use it if "
+        "long prompts come back later; see docs/hierarchical_cache.md.",
     )
     hicache_ratio: float = arg(
-        2.0, at_least=0.001, at_most=1000, help="Pages on the host, as a multiple of the pages on the device."
+        2.0, at_least=0.001, at_most=1000, help="Pages in host memory, as a multiple of the pages on the device."
     )
-    hicache_size: float = arg(0.0, at_least=0, help="GB of host memory for cached pages; 0: as --hicache-ratio says.")
+    hicache_size: float = arg(
+        0.0,
+        at_least=0,
+        help="Host memory for cached pages in GB (10^9 bytes), instead of --hicache-ratio. 0: --hicache-ratio applies.",
+    )
     hicache_host_memory_fraction: float = arg(
-        0.8, at_least=0.01, at_most=1, help="Largest part of the host's free memory that cached pages may take."
+        0.8,
+        at_least=0.01,
+        at_most=1,
+        help="Largest share of the free host memory that cached pages may take. The start fails if they need more.",
     )
     hicache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = arg(
         "write_through",
-        help="When a prefix is written to the host: when the first request that had it has ended, when the second "
-        "has, or when it is evicted from the device.",
+        help="When a prefix is copied to the host. write_through: when the first request that used it ends. "
+        "write_through_selective: when the second one ends. write_back: when the device evicts it.",
     )
     hicache_io_backend: Literal["kernel", "direct"] = arg(
-        "kernel", help="Who copies: the device's cores, page by page, or its copy engine, in runs of pages."
+        "kernel",
+        help="How pages are copied. kernel: by the device's cores, page by page. direct: by its copy engine, which"
+        " needs large pages to be fast.",
     )
     hicache_mem_layout: Literal["page_first", "layer_first"] = arg(
-        "page_first", help="What stands together on the host: all layers of a page, or all pages of a layer."
+        "page_first",
+        help="Order in host memory. page_first: all layers of a page side by side. layer_first: all pages of a "
+        "layer side by side.",
     )
     hicache_storage_backend: str | None = arg(
-        None, help="Write what the host holds to storage, too, and look there for what it does not hold: file."
+        None, help="Also write prefixes to storage, and look for missing prefixes there. Only value: file."
     )
     hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = arg(
         "timeout",
-        help="How long a request waits for what storage holds of its prompt: not at all, until it is there, or for "
-        "so long at most.",
+        help="How long a request waits for prefixes from storage. best_effort: not at all. wait_complete: until "
+        "all are there. timeout: for a limited time.",
     )
     hicache_storage_backend_extra_config: str | None = arg(
-        None, help='A JSON object with more about the storage, as {"path": "/var/cache/kv"}: where, and how much.'
+        None,
+        help='JSON object with the settings of the storage, such as {"path": "/var/cache/kv", "size_gb": 500}. '
+        "`path` is required; see docs/hierarchical_cache.md.",
     )
 
     @property

@@ -14,10 +14,10 @@ SamplingBackend = Literal["auto", "pytorch", "triton"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelArgs:
-    """Which kernels compute, and which steps are captured as CUDA graphs."""
+    """Which kernels compute, and which steps are captured as CUDA graphs. The defaults are the fastest."""
 
     attention_backend: AttentionBackend | None = arg(
-        None, help="Attention kernels of all steps; the device's best if unset or auto."
+        None, help="Attention kernels of all steps. If unset or auto, the fastest that this device has."
     )
     prefill_attention_backend: AttentionBackend | None = arg(
         None, help="Attention kernels of steps with new prompt tokens, instead of --attention-backend."
@@ -25,37 +25,56 @@ class KernelArgs:
     decode_attention_backend: DecodeAttentionBackend | None = arg(
         None, help="Attention kernels of decode steps, instead of --attention-backend."
     )
-    sampling_backend: SamplingBackend | None = arg(None, help="Sampling kernels; the device's best if unset or auto.")
+    sampling_backend: SamplingBackend | None = arg(
+        None, help="Kernels that sample tokens. If unset or auto, the fastest that this device has."
+    )
     enable_deterministic_inference: bool = arg(
         False,
-        help="Give a request the same tokens and log-probabilities, bit for bit, whatever else is computed with it, "
-        "found in the cache or cut into chunks; slower.",
+        help="Give the same request the same tokens and log-probabilities, bit for bit, whatever else is in the "
+        "batch or the cache. Slower; docs/deterministic.md has figures.",
     )
     logit_processor: tuple[str, ...] = arg(
         (),
-        help="Code of your own that may change the logits of requests which name it: module:Class, callable as "
-        "(logits, custom_param_list). The name is that of the class.",
+        help="Class of yours that may change the logits of requests that name it, as module:Class. The module must"
+        " be importable; docs/generation.md describes the class.",
     )
     disable_cascade_attention: bool = arg(
-        False, help="Let every decoding row read its whole prefix, also where several rows of a step share it."
+        False,
+        help="Let each row read its whole prefix, even if several rows of a step share it. Slower for shared "
+        "prefixes; use it to compare.",
     )
-    disable_cuda_graph: bool = arg(False, aliases=("disable_decode_cuda_graph",), help="Run decode steps uncaptured.")
+    disable_cuda_graph: bool = arg(
+        False,
+        aliases=("disable_decode_cuda_graph",),
+        help="Run decode steps without captured graphs. Slower; saves memory and start-up time, and helps to debug"
+        " kernels.",
+    )
     disable_persistent_decode: bool = arg(
-        False, help="Run captured decode steps of a few rows layer by layer, not in one kernel."
+        False,
+        help="Run decode steps of a few rows layer by layer, instead of in one kernel. Use it to compare or to debug.",
     )
     enable_return_hidden_states: bool = arg(
-        False, help="Let requests ask for hidden states; captured decode steps of a few rows run layer by layer then."
+        False, help="Let requests ask for hidden states. Decode steps of a few rows then run layer by layer."
     )
     cuda_graph_max_bs: int | None = arg(
         None,
         at_least=1,
         aliases=("cuda_graph_max_bs_decode",),
-        help="Largest captured batch; chosen by GPU memory if unset, 16 on a CPU.",
+        help="Largest batch of decode steps that is captured. Raise it if the log shows `cuda graph: False`. If "
+        "unset, by GPU memory, or 16 on a CPU.",
     )
     cuda_graph_bs: tuple[int, ...] | None = arg(
-        None, at_least=1, aliases=("cuda_graph_bs_decode",), help="The batch sizes to capture."
+        None,
+        at_least=1,
+        aliases=("cuda_graph_bs_decode",),
+        help="Batch sizes to capture, instead of the default list. Fewer sizes shorten the start.",
     )
-    disable_prefill_cuda_graph: bool = arg(False, help="Run steps with short prompts uncaptured.")
+    disable_prefill_cuda_graph: bool = arg(
+        False, help="Run steps with short prompts without captured graphs. Use it to compare or to debug."
+    )
     cuda_graph_max_bs_prefill: int | None = arg(
-        None, at_least=1, help="Most prompt tokens of a captured step; by the size of the model's layers if unset."
+        None,
+        at_least=1,
+        help="Largest number of prompt tokens in a captured prefill step. If unset, it follows from the size of "
+        "the model's layers.",
     )

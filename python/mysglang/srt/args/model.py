@@ -14,39 +14,67 @@ DType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArgs:
-    """Which model, tokenizer and weights."""
+    """The model, its tokenizer and its weights."""
 
     model_path: str | None = arg(
         None,
         aliases=("model",),
-        help="A directory in Hugging Face format, or a Hugging Face repository; the embedded model if unset.",
+        help="Directory in Hugging Face format, or name of a Hugging Face repository (OWNER/NAME), which is "
+        "downloaded. If unset, the embedded model is served.",
     )
-    tokenizer_path: str | None = arg(None, help="Directory or repository of the tokenizer; the model's if unset.")
-    skip_tokenizer_init: bool = arg(False, help="Load no tokenizer: token ids in, token ids out.")
-    load_format: LoadFormat = arg("auto", help="Where weights come from; dummy makes random ones (for speed tests).")
-    weight_version: str = arg("default", help="Name of the weights, told with every answer.")
-    dtype: DType = arg("auto", help="Data type of weights and activations; auto takes the checkpoint's.")
+    tokenizer_path: str | None = arg(
+        None,
+        help="Directory or repository of the tokenizer. Set it if the model's own directory has none. If unset, "
+        "--model-path is used.",
+    )
+    skip_tokenizer_init: bool = arg(
+        False,
+        help="Load no tokenizer: requests send token ids and get token ids. Use it if clients tokenize themselves.",
+    )
+    load_format: LoadFormat = arg(
+        "auto",
+        help="Where weights come from. auto: the checkpoint's safetensors files. dummy: random weights, to measure"
+        " speed without a checkpoint.",
+    )
+    weight_version: str = arg(
+        "default", help="Name of the weights, which every answer reports. Trainers that update weights use it."
+    )
+    dtype: DType = arg(
+        "auto",
+        help="Data type of weights and activations. auto: the checkpoint's own, but bfloat16 for a float32 checkpoint.",
+    )
     quantization: Quantization | None = arg(
         None,
-        help="Round the weights of linear layers and experts when they are loaded; int8wo: to eight-bit integers with "
-        "a factor for each output. On a CPU.",
+        help="Round the weights when they are loaded. int8wo: linear layers and experts to 8-bit integers with one"
+        " factor per output; halves their memory and speeds decoding up. On a CPU only.",
     )
     context_length: int | None = arg(
-        None, at_least=2, help="Longest request in tokens, output included; what the model allows if unset."
+        None,
+        at_least=2,
+        help="Longest request in tokens, prompt and output together. If unset, the model's own limit, "
+        "which is the maximum.",
     )
     is_embedding: bool = arg(
-        False, help="Make vectors of prompts, with a model that could generate; others do what their architecture says."
+        False,
+        help="Return embeddings from a decoder that could also generate text. Models that cannot generate need no "
+        "flag.",
     )
-    revision: str | None = arg(None, help="Branch, tag or commit of the Hugging Face repository.")
+    revision: str | None = arg(
+        None, help="Branch, tag or commit of the Hugging Face repository. If unset, its main branch."
+    )
     download_dir: str | None = arg(
-        None, help="Where Hugging Face repositories are downloaded to; their cache if unset."
+        None, help="Directory to which Hugging Face repositories are downloaded. If unset, Hugging Face's own cache."
     )
-    json_model_override_args: str = arg("{}", help="A JSON object laid over the checkpoint's config.json.")
+    json_model_override_args: str = arg(
+        "{}",
+        help="JSON object whose keys replace those of the checkpoint's config.json, for example to extend the context.",
+    )
     random_seed: int | None = arg(
         None,
         at_least=0,
         at_most=2**31 - 1,
-        help="Seed of dummy weights and of requests that bring none; drawn if unset.",
+        help="Seed for dummy weights, and for sampled requests without a seed. Set it to repeat a run. If unset, "
+        "it is drawn.",
     )
 
     @property

@@ -12,13 +12,17 @@ Device = Literal["auto", "cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelArgs:
-    """On which devices, and how many."""
+    """The device, or devices, that compute."""
 
-    device: Device = arg("auto", help="auto takes cuda if there is an NVIDIA GPU, else cpu.")
-    base_gpu_id: int = arg(0, at_least=0, help="The GPU of the first rank.")
+    device: Device = arg("auto", help="The device that computes. auto: cuda if there is an NVIDIA GPU, else cpu.")
+    base_gpu_id: int = arg(
+        0,
+        at_least=0,
+        help="Number of the GPU to use, as CUDA_VISIBLE_DEVICES numbers them. Use it on a machine with several GPUs.",
+    )
     tp_size: int = arg(
         1,
         at_least=1,
         aliases=("tp", "tensor_parallel_size"),
-        help="Devices that share every layer (only 1 in this version).",
+        help="Processes (ranks) that share every layer, each on a GPU of its own or on its part of the CPU.",
     )

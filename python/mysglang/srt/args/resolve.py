@@ -17,6 +17,7 @@ from mysglang.srt.args.model import ModelArgs
 from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.args.schedule import ScheduleArgs
 from mysglang.srt.args.serving import ServingArgs
+from mysglang.srt.args.speculative import MODEL_DRAFTS, MOST_DRAFTS, SpeculativeArgs
 from mysglang.srt.utils.hardware import Hardware
 
 Choice = TypeVar("Choice", bound=str)
@@ -34,9 +35,17 @@ def resolve(groups: Groups, hardware: Hardware, seed: int) -> Groups:
     parallel = resolve_parallel(groups.parallel, hardware)
     model = resolve_model(groups.model, seed)
     schedule = resolve_shares(resolve_schedule(groups.schedule, parallel, hardware), groups.serving)
-    kernels = resolve_kernels(groups.kernels)
+    kernels, speculative = resolve_kernels(groups.kernels), resolve_speculative(groups.speculative)
     serving = resolve_serving(groups.serving, groups.model)
-    return replace(groups, parallel=parallel, model=model, schedule=schedule, kernels=kernels, serving=serving)
+    return replace(
+        groups,
+        parallel=parallel,
+        model=model,
+        schedule=schedule,
+        kernels=kernels,
+        speculative=speculative,
+        serving=serving,
+    )
 
 
 def resolve_parallel(args: ParallelArgs, hardware: Hardware) -> ParallelArgs:
@@ -92,6 +101,18 @@ def resolve_kernels(args: KernelArgs) -> KernelArgs:
 def _open(choice: Choice | None) -> Choice | None:
     """None for what users may call auto."""
     return None if choice == "auto" else choice
+
+
+def resolve_speculative(args: SpeculativeArgs) -> SpeculativeArgs:
+    """How many drafts a row tries in a step. Flags that contradict each other stay as they are, to be refused."""
+    if args.speculative_algorithm is None or args.complaint() is not None:
+        return args
+    if args.speculative_algorithm == "NGRAM":
+        return replace(args, speculative_num_draft_tokens=args.speculative_num_draft_tokens or 1 + MOST_DRAFTS)
+    tokens = args.speculative_num_draft_tokens or 1 + (args.speculative_num_steps or MODEL_DRAFTS)
+    return replace(
+        args, speculative_num_draft_tokens=tokens, speculative_num_steps=tokens - 1, speculative_eagle_topk=1
+    )
 
 
 def resolve_serving(args: ServingArgs, given: ModelArgs) -> ServingArgs:

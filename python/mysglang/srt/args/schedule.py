@@ -18,60 +18,89 @@ CHUNKING_OFF = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleArgs:
-    """How batches are formed."""
+    """Which requests run, in which order, and how steps are formed."""
 
     max_running_requests: int | None = arg(
-        None, at_least=1, help="Requests that run at once; as many as memory holds if unset."
+        None,
+        at_least=1,
+        help="Requests that run at once. Lower it to bound the time between tokens. If unset, as many as memory "
+        "allows.",
     )
     max_queued_requests: int = arg(
-        4096, at_least=1, help="Requests that may wait; the next one is refused at once, to be retried later."
+        4096,
+        at_least=1,
+        help="Requests that may be open at once beyond the running ones. A request beyond that is refused with a 429.",
     )
     req_waiting_timeout: float | None = arg(
-        None, at_least=0.001, help="Seconds that a request may wait to run until it is answered 503; no bound if unset."
+        None,
+        at_least=0.001,
+        help="Seconds that a request may wait until it first runs; after that it gets a 503. If unset, there is no"
+        " limit.",
     )
     req_running_timeout: float | None = arg(
-        None, at_least=0.001, help="Seconds from when a request first runs until it is answered 503; no bound if unset."
+        None,
+        at_least=0.001,
+        help="Seconds from a request's first step until it must be complete; after that it gets a 503. If unset, "
+        "there is no limit.",
     )
     chunked_prefill_size: int | None = arg(
         None,
         at_least=CHUNKING_OFF,
-        help="Tokens of one prefill chunk, -1 for whole prompts; chosen by GPU memory if unset.",
+        help="Prompt tokens of one chunk. Smaller chunks interrupt running requests for a shorter time; larger "
+        "ones compute prompts faster. -1: prompts are not cut. If unset, 2048 on a CPU, 2048 to 16384 by GPU "
+        "memory.",
     )
     enable_mixed_chunk: bool = arg(
         False,
-        help="Let prompts and running requests share steps, so that these do not wait while prompts are computed.",
+        help="Compute prompt chunks and running requests in the same steps. Use it if long prompts keep arriving "
+        "while others generate.",
     )
     decode_wait_tokens: int = arg(
         32768,
         at_least=0,
-        help="Prompt tokens for which running requests wait at most before they get a step; 0: for all there are.",
+        help="Prompt tokens for which running requests wait at most before they get a step. Lower it for steadier "
+        "streams. 0: they wait for all prompts.",
     )
-    max_prefill_tokens: int = arg(16384, at_least=1, help="Prompt tokens of one prefill batch.")
-    schedule_policy: PolicyName = arg("fcfs", help="Order of the waiting queue; docs/scheduling.md tells them apart.")
+    max_prefill_tokens: int = arg(16384, at_least=1, help="Prompt tokens of one prefill step, over all its requests.")
+    schedule_policy: PolicyName = arg(
+        "fcfs",
+        help="Order in which waiting requests are tried. docs/scheduling.md says which policy suits which traffic.",
+    )
     enable_priority_scheduling: bool = arg(
-        False, help="Let requests say how urgent they are: of those that wait, the largest `priority` is tried first."
+        False,
+        help="Let requests have a `priority`; waiting requests with the largest value are tried first, and may "
+        "preempt running ones.",
     )
     schedule_low_priority_values_first: bool = arg(
-        False, help="Try the request with the smallest priority first, not the one with the largest."
+        False,
+        help="Try requests with the smallest priority first, instead of the largest. Needs --enable-priority-"
+        "scheduling.",
     )
     priority_scheduling_preemption_threshold: int = arg(
-        10, at_least=0, help="A request displaces running ones whose priority it beats by more than this."
+        10, at_least=0, help="A waiting request preempts running ones whose priority is lower by more than this."
     )
-    disable_priority_preemption: bool = arg(False, help="Never preempt a running request, whatever its priority.")
+    disable_priority_preemption: bool = arg(
+        False, help="Never preempt a running request, whatever its priority. Priorities then order the queue only."
+    )
     abort_on_priority_when_disabled: bool = arg(
         False,
-        help="No effect; accepted for compatibility with SGLang. Requests with a priority are always refused where "
-        "priorities are off.",
+        help="No effect; accepted for compatibility with SGLang. Requests with a priority are always refused where"
+        " priorities are off.",
     )
     fair_share_by: FairShareBy | None = arg(
         None,
-        help="Let clients take turns by what they have used; this tells them apart. Default: api_key where there are "
-        "several keys, else none.",
+        help="Divide the server among clients by the tokens that they have used; the value says what tells clients"
+        " apart. If unset, api_key where there are several API keys, else none.",
     )
     schedule_conservativeness: float = arg(
-        1.0, at_least=0, help="Larger admits fewer requests at once and retracts fewer."
+        1.0,
+        at_least=0,
+        help="How much memory is reserved for answers in progress. Raise it if the log shows many retracted "
+        "requests; lower it if memory stays unused while requests wait.",
     )
-    disable_overlap_schedule: bool = arg(False, help="Plan a step only when the step before it is over.")
+    disable_overlap_schedule: bool = arg(
+        False, help="Plan each step only after the step before it. Slower; use it to debug the scheduler."
+    )
 
     @property
     def shares_by(self) -> ShareKey | None:

@@ -1,4 +1,4 @@
-"""How the server meets its clients."""
+"""Address, access, and the form of answers."""
 
 from __future__ import annotations
 
@@ -17,90 +17,125 @@ UnknownFields = Literal["report", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingArgs:
-    """Address, access, and how answers look."""
+    """Address, API keys, TLS, parsers, processes and time limits."""
 
-    host: str = arg("127.0.0.1", help="Address to listen on; 0.0.0.0 or :: for everybody.")
-    port: int = arg(30000, at_least=0, at_most=65535, help="Port to listen on; 0 takes a free one.")
-    api_key: str | None = arg(None, help="What clients must send as `Authorization: Bearer KEY`.")
-    api_key_file: str | None = arg(
-        None, help="File with API keys, one on each line. They do not appear in the list of processes."
+    host: str = arg("127.0.0.1", help="Address to listen on. 0.0.0.0 or ::, every interface; set an API key then.")
+    port: int = arg(30000, at_least=0, at_most=65535, help="Port to listen on. 0: a free port, which the start prints.")
+    api_key: str | None = arg(
+        None,
+        help="Key that clients must send as `Authorization: Bearer KEY`. Other users of the machine can see it in "
+        "the list of processes; --api-key-file avoids that.",
     )
+    api_key_file: str | None = arg(None, help="File with API keys, one per line. Lines that begin with # are comments.")
     admin_api_key: str | None = arg(
-        None, help="The key for routes that change what the server does; an API key does not open them then."
+        None,
+        help="Key for routes that change the server, such as weight updates and pausing. Without it these routes "
+        "are closed.",
     )
     share_cache_between_keys: bool = arg(
-        False, help="Let requests with different API keys find each other's prompts in the prefix cache."
+        False,
+        help="Let requests with different API keys share cached prefixes. Faster for common prompts, but a client "
+        "can measure whether another key sent the same prompt.",
     )
-    ssl_certfile: str | None = arg(None, help="File with the certificate chain in PEM; the server then speaks HTTPS.")
-    ssl_keyfile: str | None = arg(None, help="File with the certificate's private key in PEM.")
+    ssl_certfile: str | None = arg(None, help="File with the certificate chain in PEM. The server then speaks HTTPS.")
+    ssl_keyfile: str | None = arg(
+        None, help="File with the certificate's private key in PEM. Required with --ssl-certfile."
+    )
     ssl_keyfile_password: str | None = arg(None, help="Password of the private key.")
     ssl_ca_certs: str | None = arg(
-        None, help="Authorities in PEM: clients must then bring a certificate that one of them has signed."
+        None,
+        help="File with certificate authorities in PEM. Clients must then present a certificate that one of them "
+        "signed.",
     )
     cors_allow_origins: tuple[str, ...] = arg(
-        (), help="Web sites (https://host) whose pages may use this server from a browser; * for all."
+        (), help="Web sites (https://host) whose pages may call this server from a browser. *: all."
     )
-    fastapi_root_path: str = arg("", help="Path under which a proxy shows this server.")
-    served_model_name: str | None = arg(None, help="The model's name in the API; its path if unset.")
-    served_model_aliases: tuple[str, ...] = arg((), help="Other names by which requests may ask for the model.")
-    chat_template: str | None = arg(None, help="File of a Jinja chat template, instead of the tokenizer's.")
+    fastapi_root_path: str = arg("", help="Path under which a proxy publishes this server, such as /models/tiny.")
+    disable_playground: bool = arg(
+        False, help="Serve no web page at / and /playground. The routes below /playground are absent, too."
+    )
+    served_model_name: str | None = arg(None, help="Name of the model in the API. If unset, the value of --model-path.")
+    served_model_aliases: tuple[str, ...] = arg((), help="More names under which requests may ask for the model.")
+    chat_template: str | None = arg(None, help="File with a Jinja chat template, instead of the tokenizer's own.")
     completion_template: CompletionTemplateName = arg(
-        "auto", help="How the model is asked for what comes before a `suffix`; auto: by the marks its tokenizer has."
+        "auto",
+        help="Marks for requests with a `suffix` (fill in the middle). auto: the family whose marks the tokenizer has.",
     )
     tool_call_parser: ToolCallParser = arg(
-        "auto", help="How the model writes tool calls; auto: as its chat template shows them."
+        "auto",
+        help="Format in which the model writes tool calls. auto: as its chat template shows them. none: calls stay"
+        " in the text.",
     )
     reasoning_parser: str | None = arg(
         None,
-        help="How the model writes its thoughts, which are then told apart from its answer: "
-        f"{', '.join(REASONING_PARSERS)}, or two tags as <start>...<end>; auto for the embedded model.",
+        help="Format in which the model writes its thoughts, which the server then reports apart from the answer. "
+        f"Values: {', '.join(REASONING_PARSERS)}, or two tags as <start>...<end>. If unset, thoughts stay in the text, "
+        "except for the embedded model.",
     )
     sampling_defaults: DefaultsSource = arg(
-        "model", help="Sampling parameters of requests that bring none: the model's generation config, or OpenAI's."
+        "model",
+        help="Sampling parameters of requests that give none. model: from the model's generation config. openai: "
+        "OpenAI's defaults.",
     )
     unknown_fields: UnknownFields = arg(
         "report",
-        help="Requests with a field that this server does not know: answer them and name the field in the log and in "
-        "the header x-ignored-fields, or refuse them.",
+        help="What happens to a request with an unknown field. report: it is answered, and the field is named in "
+        "the log and in the header x-ignored-fields. error: it gets a 400.",
     )
     strict_max_tokens: bool = arg(
         False,
-        help="Refuse requests whose max_tokens do not fit behind their prompt, instead of ending the answer where the "
-        "context is full.",
+        help="Refuse requests whose prompt and max_tokens together exceed the context, instead of cutting max_tokens.",
     )
     strict_model_name: bool = arg(
-        False, help="Answer 404 to requests for a model by another name than the served one's, instead of serving them."
+        False, help="Answer 404 to requests that ask for another model name, instead of serving them."
     )
-    enable_streaming_session: bool = arg(False, help="No effect: sessions may always be streaming ones.")
+    enable_streaming_session: bool = arg(
+        False, help="No effect; accepted for compatibility with SGLang. Every session may stream."
+    )
     enable_custom_logit_processor: bool = arg(
         False,
-        help="No effect: requests may always name a processor of the server (--logit-processor), and never bring code.",
+        help="No effect; accepted for compatibility with SGLang. Requests may name a processor of the server "
+        "(--logit-processor), but never send code.",
     )
-    enable_mis: bool = arg(False, help="No effect: /v1/score always takes several items in one request.")
-    enable_cache_report: bool = arg(False, help="Report cached prompt tokens in the usage of OpenAI answers.")
-    stream_interval: int = arg(1, at_least=1, help="Tokens between two frames of a stream.")
+    enable_mis: bool = arg(
+        False, help="No effect; accepted for compatibility with SGLang. /v1/score always takes several items."
+    )
+    enable_cache_report: bool = arg(False, help="Report cached prompt tokens in the `usage` of answers.")
+    stream_interval: int = arg(
+        1, at_least=1, help="Tokens between two frames of a stream. Raise it to save CPU time when many streams run."
+    )
     incremental_streaming_output: bool = arg(
-        False, help="Frames of a native stream carry only what is new, not all so far."
+        False, help="Let each frame of a native stream (/generate) carry only the new text, instead of all text so far."
     )
     tokenizer_worker_num: int = arg(
-        1, at_least=1, at_most=64, help="HTTP front processes; start more where one cannot take in all requests."
+        1,
+        at_least=1,
+        at_most=64,
+        help="HTTP front processes. Raise it if one process uses a whole core for tokenizing and streaming.",
     )
-    detokenizer_worker_num: int = arg(1, at_least=1, at_most=64, help="Processes that turn tokens into text.")
+    detokenizer_worker_num: int = arg(
+        1,
+        at_least=1,
+        at_most=64,
+        help="Processes that turn tokens into text. Raise it if one process uses a whole core.",
+    )
     skip_server_warmup: bool = arg(False, help="Skip the warm-up request at start.")
     write_timeout: float = arg(
         30.0,
         at_least=0.1,
-        help="Seconds after which a client that takes nothing of what waits for it is cut off, and its request ended.",
+        help="Seconds after which a client that does not read its answer is disconnected and its request ended.",
     )
     read_timeout: float = arg(
         30.0,
         at_least=0.1,
-        help="Seconds that the head of a request may take to arrive, and each 256 KiB of its body; then 408.",
+        help="Seconds within which the head of a request must arrive, and each further 256 KiB of its body. A "
+        "slower request gets a 408.",
     )
     drain_timeout: float = arg(
         10.0,
         at_least=0,
-        help="Seconds that open requests get to end after SIGTERM or Ctrl-C; a second signal ends them.",
+        help="Seconds that open requests may take to end after SIGTERM or Ctrl-C. A second signal ends the server "
+        "at once. Set it to the length of your longest answers.",
     )
 
     @property

@@ -6,10 +6,9 @@ Only names; what mysglang honours is declared in the groups. Used to say "not su
 from __future__ import annotations
 
 WHY_NOT = {
-    "trust_remote_code": "a checkpoint is data here, and no code that it brings is ever run",
-    "torchao_config": "of what it does there is --quantization int8wo",
-    "config": "options are given on the command line",
-    "enable_response_store": "responses are stored, within bounds, unless a request says store=false",
+    "trust_remote_code": "a checkpoint is only data here; code that comes with a model never runs",
+    "torchao_config": "use --quantization int8wo; its other values are not supported",
+    "enable_response_store": "responses are always stored, within limits, unless a request sets store=false",
 }
 """Reasons worth telling, of options that are left out on purpose."""
 

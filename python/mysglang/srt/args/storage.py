@@ -9,12 +9,15 @@ from mysglang.srt.args.field import arg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageArgs:
-    """Files, and the batches that are made of them."""
+    """Files that clients upload, and batches of requests in such files."""
 
     file_storage_path: str | None = arg(
-        None, help="Directory for /v1/files and /v1/batches, of this server alone; without it there are none."
+        None,
+        help="Directory for /v1/files and /v1/batches, which only this server may use. If unset, these routes are off.",
     )
-    file_storage_gb: float = arg(10.0, at_least=0, help="Uploads are refused beyond so many GB of files.")
+    file_storage_gb: float = arg(
+        10.0, at_least=0, help="Size of all files together in GB. Uploads beyond it are refused."
+    )
     max_batch_lines: int = arg(
-        64, at_least=1, help="Lines of batches that are answered at once, where other requests leave room."
+        64, at_least=1, help="Lines of batches that run at once, as far as other requests leave room."
     )

@@ -55,7 +55,7 @@ def complaint_about(args: ObservabilityArgs) -> str | None:
     """What is wrong with the options of traces, in words; None if nothing is."""
     for name in ("otlp_traces_endpoint", "otlp_service_name"):
         if getattr(args, name) is not None and not args.enable_trace:
-            return f"--{name.replace('_', '-')}: only with --enable-trace."
+            return f"--{name.replace('_', '-')} needs --enable-trace."
     if not args.enable_trace:
         return None
     try:

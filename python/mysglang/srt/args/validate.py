@@ -52,27 +52,50 @@ def _file_rule(name: str) -> Rule:
 
 RULES = (
     Rule(
+        lambda a, _: a.observability.crash_dump_contents and a.observability.crash_dump_folder is None,
+        lambda a: "--crash-dump-contents needs --crash-dump-folder.",
+    ),
+    Rule(
+        lambda a, _: a.observability.crash_dump_folder is not None and a.serving.tokenizer_worker_num > 1,
+        lambda a: "--crash-dump-folder needs --tokenizer-worker-num 1: other fronts keep no requests for it.",
+    ),
+    Rule(
         lambda a, _: tracing_complaint(a.observability) is not None,
         lambda a: str(tracing_complaint(a.observability)),
     ),
     Rule(
-        lambda a, _: a.parallel.tp_size != 1,
-        lambda a: f"--tp-size {a.parallel.tp_size}: this version runs on one device; leave it out or give 1.",
+        lambda a, _: a.parallel.tp_size > 1 and bool(alone_only(a)),
+        lambda a: f"--tp-size {a.parallel.tp_size}: not together with {', '.join(alone_only(a))} in this version.",
     ),
     Rule(
-        lambda a, hardware: a.parallel.device == "cuda" and hardware.num_gpus <= a.parallel.base_gpu_id,
+        lambda a, hardware: a.parallel.device == "cuda" and hardware.num_gpus <= _last_gpu(a),
         lambda a: (
-            f"--device cuda: no NVIDIA GPU {a.parallel.base_gpu_id} is visible; "
+            f"--device cuda: no NVIDIA GPU {_last_gpu(a)} is visible; "
             "check nvidia-smi and CUDA_VISIBLE_DEVICES, or give --device cpu."
         ),
     ),
     Rule(
         lambda a, _: a.model.quantization is not None and a.parallel.device != "cpu",
-        lambda a: f"--quantization {a.model.quantization}: it has kernels for --device cpu only; leave it out.",
+        lambda a: f"--quantization {a.model.quantization} has kernels for --device cpu only; leave it out.",
     ),
     Rule(
         lambda a, _: a.model.quantization is not None and a.kernels.enable_deterministic_inference,
-        lambda a: f"--quantization {a.model.quantization}: not with --enable-deterministic-inference.",
+        lambda a: f"--quantization {a.model.quantization} cannot be combined with --enable-deterministic-inference.",
+    ),
+    Rule(lambda a, _: a.speculative.complaint() is not None, lambda a: str(a.speculative.complaint())),
+    Rule(
+        lambda a, _: (
+            a.speculative.speculative_draft_model_path is not None
+            and not _found(a.speculative.speculative_draft_model_path)
+        ),
+        lambda a: _not_found("--speculative-draft-model-path", a.speculative.speculative_draft_model_path),
+    ),
+    Rule(
+        lambda a, _: a.speculative.speculative_algorithm == "STANDALONE" and a.hicache.enable_hierarchical_cache,
+        lambda _: (
+            "--enable-hierarchical-cache: not with --speculative-algorithm STANDALONE, since the host keeps no keys "
+            "and values of a draft model; leave one of them out."
+        ),
     ),
     Rule(lambda a, _: not _found(a.model.model_path), lambda a: _not_found("--model-path", a.model.model_path)),
     Rule(
@@ -89,33 +112,38 @@ RULES = (
     ),
     Rule(
         lambda a, _: a.serving.api_key_file is not None and not read_keys(a.serving.api_key_file),
-        lambda a: f"--api-key-file {a.serving.api_key_file}: there is no such file, or no key in it.",
+        lambda a: f"--api-key-file {a.serving.api_key_file}: there is no such file, or it contains no key.",
     ),
     Rule(
         lambda a, _: a.serving.admin_api_key is not None and a.serving.keys().count(a.serving.admin_api_key) > 0,
-        lambda _: "--admin-api-key: it is one of the clients' keys, so each of them could do what it allows.",
+        lambda _: (
+            "--admin-api-key must differ from the API keys of clients; otherwise any client could change the server."
+        ),
     ),
     Rule(
         lambda a, _: _ROOT_PATH.fullmatch(a.serving.fastapi_root_path) is None,
         lambda a: (
-            f"--fastapi-root-path {a.serving.fastapi_root_path}: give a path as in /models/tiny, in ASCII, "
+            f"--fastapi-root-path {a.serving.fastapi_root_path}: give an ASCII path such as /models/tiny, "
             "without a slash at its end."
         ),
     ),
     Rule(
         lambda a, _: a.model.skip_tokenizer_init and bool(_about_text(a.serving)),
-        lambda a: f"{' and '.join(_about_text(a.serving))}: with --skip-tokenizer-init there is no text.",
+        lambda a: (
+            f"{' and '.join(_about_text(a.serving))} cannot be combined with --skip-tokenizer-init, which leaves no "
+            "text to work on."
+        ),
     ),
     Rule(
         lambda a, _: (a.serving.ssl_certfile is None) != (a.serving.ssl_keyfile is None),
-        lambda _: "--ssl-certfile and --ssl-keyfile: give both, or none.",
+        lambda _: "--ssl-certfile and --ssl-keyfile must be given together.",
     ),
     Rule(
         lambda a, _: (
             a.serving.ssl_certfile is None
             and (a.serving.ssl_ca_certs is not None or a.serving.ssl_keyfile_password is not None)
         ),
-        lambda _: "--ssl-ca-certs and --ssl-keyfile-password: only with --ssl-certfile and --ssl-keyfile.",
+        lambda _: "--ssl-ca-certs and --ssl-keyfile-password need --ssl-certfile and --ssl-keyfile.",
     ),
     *map(_file_rule, ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),
     Rule(
@@ -131,7 +159,7 @@ RULES = (
     ),
     Rule(
         lambda a, _: a.schedule.schedule_low_priority_values_first and not a.schedule.has_priorities,
-        lambda _: "--schedule-low-priority-values-first: only with --enable-priority-scheduling.",
+        lambda _: "--schedule-low-priority-values-first needs --enable-priority-scheduling.",
     ),
     Rule(
         lambda a, _: (
@@ -139,7 +167,7 @@ RULES = (
             and a.schedule.priority_scheduling_preemption_threshold
             != ScheduleArgs().priority_scheduling_preemption_threshold
         ),
-        lambda _: "--priority-scheduling-preemption-threshold: only with --enable-priority-scheduling.",
+        lambda _: "--priority-scheduling-preemption-threshold needs --enable-priority-scheduling.",
     ),
     Rule(
         lambda a, _: complaint_about(a.observability.kv_events_config) is not None,
@@ -147,31 +175,58 @@ RULES = (
     ),
     Rule(
         lambda a, _: a.observability.kv_events_config is not None and a.memory.disable_radix_cache,
-        lambda _: "--kv-events-config: with --disable-radix-cache there is nothing to tell.",
+        lambda _: (
+            "--kv-events-config cannot be combined with --disable-radix-cache, which leaves no prefixes to report."
+        ),
+    ),
+    Rule(
+        lambda a, _: (
+            a.memory.quantization_param_path is not None and a.memory.kv_cache_dtype not in ("auto", "fp8_e4m3")
+        ),
+        lambda a: f"--quantization-param-path: its scales are not for --kv-cache-dtype {a.memory.kv_cache_dtype}.",
+    ),
+    Rule(
+        lambda a, _: (
+            a.memory.quantization_param_path is not None and not Path(a.memory.quantization_param_path).is_file()
+        ),
+        lambda a: f"--quantization-param-path {a.memory.quantization_param_path}: there is no such file.",
     ),
     Rule(
         lambda a, _: a.memory.radix_eviction_policy == "priority" and not a.schedule.has_priorities,
-        lambda _: "--radix-eviction-policy priority: only with --enable-priority-scheduling.",
+        lambda _: "--radix-eviction-policy priority needs --enable-priority-scheduling.",
     ),
     Rule(
         lambda a, _: a.memory.radix_eviction_policy != "lru" and a.memory.disable_radix_cache,
-        lambda _: "--radix-eviction-policy: with --disable-radix-cache nothing is kept that could be evicted.",
+        lambda _: (
+            "--radix-eviction-policy cannot be combined with --disable-radix-cache, which leaves nothing to evict."
+        ),
     ),
     Rule(
         lambda a, _: a.memory.swa_full_tokens_ratio is not None and a.memory.disable_hybrid_swa_memory,
-        lambda _: "--swa-full-tokens-ratio: with --disable-hybrid-swa-memory all layers share one pool.",
+        lambda _: (
+            "--swa-full-tokens-ratio cannot be combined with --disable-hybrid-swa-memory, which leaves one pool "
+            "for all layers."
+        ),
     ),
     Rule(
-        lambda a, _: a.grammar.enable_jump_forward and a.memory.disable_radix_cache,
-        lambda _: "--enable-jump-forward: with --disable-radix-cache a jump would compute the whole prompt again.",
+        lambda a, _: (
+            a.grammar.enable_jump_forward and a.memory.disable_radix_cache and not a.speculative.speculative_algorithm
+        ),
+        lambda _: (
+            "--enable-jump-forward cannot be combined with --disable-radix-cache: each jump would compute the whole "
+            "prompt again."
+        ),
     ),
     Rule(
         lambda a, _: a.hicache.enable_hierarchical_cache and a.memory.disable_radix_cache,
-        lambda _: "--enable-hierarchical-cache: with --disable-radix-cache there are no prefixes to keep.",
+        lambda _: (
+            "--enable-hierarchical-cache cannot be combined with --disable-radix-cache, which leaves no prefixes to "
+            "keep."
+        ),
     ),
     Rule(
         lambda a, _: a.hicache != HicacheArgs() and not a.hicache.enable_hierarchical_cache,
-        lambda _: "--hicache-…: only with --enable-hierarchical-cache.",
+        lambda _: "Flags that begin with --hicache need --enable-hierarchical-cache.",
     ),
     Rule(
         lambda a, _: a.hicache.hicache_storage_backend not in (None, *STORAGE_BACKENDS),
@@ -184,14 +239,14 @@ RULES = (
             != (None, HicacheArgs().hicache_storage_prefetch_policy)
         ),
         lambda _: (
-            "--hicache-storage-prefetch-policy and --hicache-storage-backend-extra-config: only with "
+            "--hicache-storage-prefetch-policy and --hicache-storage-backend-extra-config need "
             "--hicache-storage-backend."
         ),
     ),
     Rule(
         lambda a, _: a.hicache.hicache_storage_backend == "file" and not a.hicache.storage_path,
         lambda _: (
-            "--hicache-storage-backend file: say where, as in --hicache-storage-backend-extra-config "
+            "--hicache-storage-backend file needs a directory, such as --hicache-storage-backend-extra-config "
             '\'{"path": "/var/cache/kv"}\'.'
         ),
     ),
@@ -204,7 +259,7 @@ RULES = (
     ),
     Rule(
         lambda a, _: a.schedule.chunked_prefill_size == 0,
-        lambda _: f"--chunked-prefill-size 0: give a number of tokens, or {CHUNKING_OFF} for whole prompts.",
+        lambda _: f"--chunked-prefill-size 0: give a number of tokens, or {CHUNKING_OFF} to compute prompts whole.",
     ),
     # Chunks end at page borders, so one must hold a page at least.
     Rule(
@@ -228,6 +283,21 @@ RULES = (
         lambda a: f"--max-total-tokens must be at least two pages ({2 * a.memory.page_size}).",
     ),
 )
+
+
+def _last_gpu(groups: ArgGroups) -> int:
+    """The number of the last rank's GPU."""
+    return groups.parallel.base_gpu_id + groups.parallel.tp_size - 1
+
+
+def alone_only(groups: ArgGroups) -> list[str]:
+    """The options that are given and that one rank alone can carry out."""
+    given = {
+        "--enable-hierarchical-cache": groups.hicache.enable_hierarchical_cache,
+        "--speculative-algorithm STANDALONE": groups.speculative.speculative_algorithm == "STANDALONE",
+        "--enable-deterministic-inference": groups.kernels.enable_deterministic_inference,
+    }
+    return [flag for flag, is_given in given.items() if is_given]
 
 
 def validate(groups: ArgGroups, hardware: Hardware) -> None:

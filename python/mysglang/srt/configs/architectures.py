@@ -10,12 +10,37 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from mysglang.srt.configs.decoder_config import DecoderConfig
+from mysglang.srt.configs.families.arcee import ArceeConfig
+from mysglang.srt.configs.families.cohere import CohereConfig
+from mysglang.srt.configs.families.cohere2 import Cohere2Config
+from mysglang.srt.configs.families.deepseek_v2 import DeepseekV2Config
+from mysglang.srt.configs.families.deepseek_v3 import DeepseekV3Config
+from mysglang.srt.configs.families.ernie4_5 import Ernie45Config
+from mysglang.srt.configs.families.exaone4 import Exaone4Config
 from mysglang.srt.configs.families.gemma2 import Gemma2Config
+from mysglang.srt.configs.families.gemma3 import Gemma3Config
+from mysglang.srt.configs.families.glm4 import Glm4Config
+from mysglang.srt.configs.families.glm4_moe import Glm4MoeConfig
+from mysglang.srt.configs.families.glm4_moe_lite import Glm4MoeLiteConfig
+from mysglang.srt.configs.families.granite import GraniteConfig
+from mysglang.srt.configs.families.helium import HeliumConfig
 from mysglang.srt.configs.families.llama import LlamaConfig
 from mysglang.srt.configs.families.mistral import MistralConfig
+from mysglang.srt.configs.families.mixtral import MixtralConfig
+from mysglang.srt.configs.families.nemotron import NemotronConfig
+from mysglang.srt.configs.families.olmo2 import Olmo2Config
+from mysglang.srt.configs.families.olmo3 import Olmo3Config
+from mysglang.srt.configs.families.olmoe import OlmoeConfig
+from mysglang.srt.configs.families.phi3 import Phi3Config
 from mysglang.srt.configs.families.qwen2 import Qwen2Config
+from mysglang.srt.configs.families.qwen2_moe import Qwen2MoeConfig
 from mysglang.srt.configs.families.qwen3 import Qwen3Config
 from mysglang.srt.configs.families.qwen3_moe import Qwen3MoeConfig
+from mysglang.srt.configs.families.qwen3_next import Qwen3NextConfig
+from mysglang.srt.configs.families.seed_oss import SeedOssConfig
+from mysglang.srt.configs.families.smollm3 import SmolLM3Config
+from mysglang.srt.configs.families.stablelm import StableLmConfig
+from mysglang.srt.configs.families.starcoder2 import Starcoder2Config
 
 Task: TypeAlias = Literal["generate", "embed", "classify"]
 """What a model gives: text, a vector for each prompt, or a score for each of its labels."""
@@ -34,6 +59,10 @@ class Architecture:
     """Of a classifier whose config.json names none."""
     embedding: str | None = None
     """The architecture that is the same without its head, for a model that generates but is to embed."""
+    inside: str | None = None
+    """The module that holds the decoder in a checkpoint of several models, such as one with a tower for pictures; None:
+    the checkpoint is of the decoder alone.
+    """
     positions_after_padding: bool = False
     """Whether positions are counted from pad_token_id + 1 on, as RoBERTa does."""
 
@@ -49,7 +78,32 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "Qwen2": Qwen2Config,
     "Qwen3": Qwen3Config,
     "Qwen3Moe": Qwen3MoeConfig,
+    "Qwen3Next": Qwen3NextConfig,
     "Gemma2": Gemma2Config,
+    "Gemma3": Gemma3Config,
+    "Mixtral": MixtralConfig,
+    "Qwen2Moe": Qwen2MoeConfig,
+    "Phi3": Phi3Config,
+    "Glm4": Glm4Config,
+    "Glm4Moe": Glm4MoeConfig,
+    "Granite": GraniteConfig,
+    "Olmo2": Olmo2Config,
+    "Olmo3": Olmo3Config,
+    "Olmoe": OlmoeConfig,
+    "Exaone4": Exaone4Config,
+    "Ernie4_5": Ernie45Config,
+    "SmolLM3": SmolLM3Config,
+    "SeedOss": SeedOssConfig,
+    "Cohere": CohereConfig,
+    "Cohere2": Cohere2Config,
+    "Starcoder2": Starcoder2Config,
+    "StableLm": StableLmConfig,
+    "Nemotron": NemotronConfig,
+    "Arcee": ArceeConfig,
+    "Helium": HeliumConfig,
+    "DeepseekV2": DeepseekV2Config,
+    "DeepseekV3": DeepseekV3Config,
+    "Glm4MoeLite": Glm4MoeLiteConfig,
 }
 """Families, by what the names of their architectures begin with."""
 
@@ -74,6 +128,9 @@ _ROBERTA_CLASSIFIER = replace(_ROBERTA, model="roberta:RobertaForSequenceClassif
 
 ARCHITECTURES: dict[str, Architecture] = {
     **{row: made for name, config in DECODERS.items() for row, made in decoder(name, config).items()},
+    "Gemma3ForConditionalGeneration": replace(
+        decoder("Gemma3", Gemma3Config)["Gemma3ForCausalLM"], inside="language_model"
+    ),
     "LlamaEmbeddingModel": decoder("Llama", LlamaConfig)["LlamaModel"],
     "Qwen2ForRewardModel": _reward(Qwen2Config),
     "Qwen3ForRewardModel": _reward(Qwen3Config),

@@ -32,6 +32,7 @@ _ROPE_COPIES = 4
 
 def check_checkpoint(config: ModelConfig, tensors: Sequence[StoredTensor]) -> None:
     """Compare `config` with the tensors of its checkpoint. Raises ConfigError with a line that names the field."""
+    tensors = [tensor for tensor in tensors if config.reads(tensor.name)]
     numbers = {int(match[1]) for tensor in tensors if (match := _LAYER.search(tensor.name))}
     if numbers and config.num_layers > len(numbers):
         raise ConfigError(
@@ -73,7 +74,7 @@ def check_context(config: ModelConfig, *, memory: float) -> None:
     """Compare the tables of all positions with `memory`, the GiB of this machine. Raises ConfigError."""
     if config.decoder is None:
         return
-    head_dim = max(layer.attention.head_dim for layer in config.decoder.layers)
+    head_dim = max(each.rope_dim for each in config.decoder.attentions)
     if _ROPE_COPIES * config.context_len * head_dim * 4 / GIB > memory / 4:
         raise ConfigError(
             f"config.json: tables for {config.context_len} positions (max_position_embeddings) of head_dim "

@@ -6,20 +6,24 @@ leaves a key out, and what is different in its layers. Keys that a family does n
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
     DecoderPlan,
     GatedMlpPlan,
     LayerPlan,
+    MixerPlan,
     MlpPlan,
     NormPlan,
     NormsPlan,
     RopePlan,
 )
+from mysglang.srt.configs.rope_config import LISTS, rope_parameters
 from mysglang.srt.errors import ConfigError
 
 # Bounds of what is read, each some powers of two above the largest known model. What a checkpoint holds and a machine
@@ -32,11 +36,15 @@ Vocabulary = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 Positions = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 Epsilon = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Cap = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Factor = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 14)]
+Experts = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
 LayerNumber = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
+FULL = "full_attention"
 SLIDING = "sliding_attention"
 """A layer with the window, among `layer_types` of config.json."""
-LAYER_TYPES = ("full_attention", SLIDING)
+LAYER_TYPES = (FULL, SLIDING)
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +52,19 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     float16: ClassVar[bool] = True
     """Whether activations stay within the range of float16."""
+    carries_code: ClassVar[bool] = False
+    """Whether published checkpoints name code of their own (auto_map), which this family stands in for. The code is
+    never run."""
+    rotary_part: ClassVar[float | None] = None
+    """Part of each head that is turned where config.json does not say it; None: heads are turned whole, always."""
+    rotary_interleaved: ClassVar[bool] = False
+    """Whether neighbouring lanes are turned together."""
+    usual_vocab_size: ClassVar[int | None] = None
+    """`vocab_size` where config.json does not say it; None: it always does."""
+    usual_theta: ClassVar[float] = 10000.0
+    """`rope_theta` where config.json does not say it."""
+    rope_of_layers: ClassVar[str | None] = None
+    """The type of layers whose rotary parameters are the model's, where each type may have its own."""
 
     hidden_size: Width
     intermediate_size: Width
@@ -59,6 +80,18 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     def plan(self, rope: RopePlan) -> DecoderPlan:
         """Raises ConfigError for what contradicts itself or is not supported."""
         self.check()
+        turned = rope.lanes(self.dim_of_head)
+        for name in LISTS:
+            if (factors := rope.parameters.get(name)) is not None and len(factors) != turned // 2:
+                raise ConfigError(
+                    f"config.json: {name} of the rotary embedding holds {len(factors)} numbers, and a head has "
+                    f"{turned // 2} frequencies"
+                )
+        if turned % 2 or not turned:
+            raise ConfigError(
+                f"config.json: partial_rotary_factor {rope.part} turns {turned} of {self.dim_of_head} dimensions of "
+                "a head; it must be an even number of them, and not 0"
+            )
         return DecoderPlan(
             layers=tuple(self.layer(index, rope) for index in range(self.num_hidden_layers)),
             norm=self.norm(),
@@ -66,7 +99,11 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def layer(self, index: int, rope: RopePlan) -> LayerPlan:
-        return LayerPlan(attention=self.attention(index, rope), mlp=self.mlp(index), norms=self.norms())
+        return LayerPlan(attention=self.mixer(index, rope), mlp=self.mlp(index), norms=self.norms())
+
+    def mixer(self, index: int, rope: RopePlan) -> MixerPlan:
+        """Attention in every layer, if the family says nothing else. `rope`: that of config.json."""
+        return self.attention(index, rope)
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
         """`rope`: that of config.json."""
@@ -107,13 +144,44 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"config.json: head_dim {self.dim_of_head} must be even for the rotary embedding")
 
 
-def check_layer_types(layer_types: list[str] | None, num_layers: int) -> None:
-    """Raise ConfigError unless config.json names a known type for each layer, or none for any."""
+def check_layer_types(layer_types: list[str] | None, num_layers: int, names: tuple[str, ...] = LAYER_TYPES) -> None:
+    """Raise ConfigError unless config.json names one of these types for each layer, or none for any."""
     if layer_types is None:
         return
     if len(layer_types) != num_layers:
         raise ConfigError(f"config.json: {len(layer_types)} layer_types for {num_layers} layers")
     for name in layer_types:
-        if name not in LAYER_TYPES:
-            known = " and ".join(LAYER_TYPES)
+        if name not in names:
+            known = " and ".join(names)
             raise ConfigError(f"config.json: layer type {name!r} is not supported; {known} are")
+
+
+def check_experts(top_k: int, experts: int, field: str) -> None:
+    """Raise ConfigError unless a token can go to so many experts. field: their number's name in config.json."""
+    if not 1 <= top_k <= experts:
+        raise ConfigError(
+            f"config.json: a token goes to {top_k} experts (num_experts_per_tok), and a layer has {experts} ({field})"
+        )
+
+
+def sliding_rope(
+    rope: RopePlan, parameters: Mapping[str, Any] | None, theta: float, max_position_embeddings: int
+) -> RopePlan:
+    """The rotary positions of layers with a window, in families where they differ from `rope`, those of other layers.
+
+    parameters: `rope_parameters` of config.json, by type of layer, or None. Without them, positions are not scaled and
+    `theta` is the base. Raises ConfigError.
+    """
+    given = {"rope_parameters": parameters, "rope_theta": theta}
+    return replace(rope, parameters=rope_parameters(given, max_position_embeddings, layer_type=SLIDING))
+
+
+def norms_after(norm: NormPlan) -> NormsPlan:
+    """The norms of layers that have them only after attention and after the MLP, as OLMo 2 and EXAONE 4."""
+    return NormsPlan(
+        norm=norm,
+        before_attention=None,
+        after_attention="post_attention_layernorm",
+        before_mlp=None,
+        after_mlp="post_feedforward_layernorm",
+    )

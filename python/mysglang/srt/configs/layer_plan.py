@@ -7,15 +7,17 @@ computed, and of MLPs one in `models/decoder.py`. Sizes are those of the whole m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
 
-NormKind = Literal["rms", "rms_plus_one"]
-"""An RMSNorm that multiplies by its weight, or by 1 + its weight."""
+NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one", "layer_without_bias"]
+"""An RMSNorm that multiplies by its weight, or by 1 + its weight; or a LayerNorm, which subtracts the mean before, and
+adds a bias after.
+"""
 
-RouterKind = Literal["softmax"]
-"""How logits become experts and their gates: the likeliest experts, with their probabilities."""
+RouterKind = Literal["softmax", "sigmoid"]
+"""What a router makes of its logits: probabilities of all experts together, or a score of each by itself."""
 
 
 class Size(NamedTuple):
@@ -55,14 +57,82 @@ class RopePlan(msgspec.Struct, frozen=True):
 
     parameters: Mapping[str, Any]
     """rope_type, rope_theta and the numbers of the scaling, as `rope_config.rope_parameters` makes them."""
+    part: float = 1.0
+    """Part of each head that is turned: its first lanes. The other lanes stay as they are."""
+    interleaved: bool = False
+    """Lane 2i is turned together with lane 2i + 1; else lane i together with lane i + half of what is turned."""
+
+    def lanes(self, head_dim: int) -> int:
+        """Lanes of a head that are turned."""
+        return int(head_dim * self.part)
+
+
+class MixerPlan(Protocol):
+    """The part of a layer in which tokens of one request see each other. Each class has a row in the table `MIXERS` of
+    `models/decoder.py`, which builds it.
+    """
+
+    name: ClassVar[str]
+    """Of the module, in a checkpoint's layer."""
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        """Those of a checkpoint's layer."""
+        ...
+
+
+class LatentPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Multi-head latent attention: a token keeps one row for all heads, from which their keys and values are made.
+
+    DeepSeek-AI, "DeepSeek-V2" (arXiv 2405.04434), section 2.1.
+    """
+
+    query_rank: int | None
+    """Numbers that queries are made from, after a norm; None: they are made from the hidden state."""
+    rank: int
+    """Numbers of a row that keys and values are made from, after a norm."""
+    key_dim: int
+    """Of each head's key, the numbers without positions."""
+    rope_dim: int
+    """Of each head's key, the numbers with rotary positions, which all heads have in common."""
+    value_dim: int
+    """Of each head."""
+    interleaved: bool
+    """Whether rotary positions turn neighbours together; else they turn number i together with i + rope_dim / 2."""
+    norm: NormPlan
+    """Of what queries are made from, and of the rows."""
+
+    def matrices(self, num_heads: int, hidden: Size) -> Iterator[Matrix]:
+        """Those of a checkpoint's layer."""
+        dim = self.key_dim + self.rope_dim
+        queries = Size("num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)", num_heads * dim)
+        if self.query_rank is None:
+            yield Matrix("self_attn.q_proj.weight", queries, hidden)
+        else:
+            narrow = Size("q_lora_rank", self.query_rank)
+            yield Matrix("self_attn.q_a_proj.weight", narrow, hidden)
+            yield Matrix("self_attn.q_b_proj.weight", queries, narrow)
+        row = Size("kv_lora_rank + qk_rope_head_dim", self.rank + self.rope_dim)
+        yield Matrix("self_attn.kv_a_proj_with_mqa.weight", row, hidden)
+        both = Size(
+            "num_attention_heads * (qk_nope_head_dim + v_head_dim)", num_heads * (self.key_dim + self.value_dim)
+        )
+        yield Matrix("self_attn.kv_b_proj.weight", both, Size("kv_lora_rank", self.rank))
+        values = Size("num_attention_heads * v_head_dim", num_heads * self.value_dim)
+        yield Matrix("self_attn.o_proj.weight", hidden, values)
 
 
 class AttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Grouped-query attention over all keys before a query, or over a window of them."""
+    """Grouped-query attention over all keys before a query, or over a window of them.
+
+    With latent rows there is one key for all heads, the row, and its beginning is the value.
+    """
+
+    name: ClassVar[str] = "self_attn"
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Of a key, as it is kept."""
     scale: float
     """Factor of the scores."""
     rope: RopePlan | None
@@ -73,18 +143,87 @@ class AttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Soft cap of the scaled scores: cap * tanh(score / cap); 0: none."""
     qk_norm: NormPlan | None = None
     """Of each head of queries and of keys, before they are turned."""
+    qk_norm_whole: bool = False
+    """The norm takes all heads of the queries together, and all of the keys, instead of each head alone."""
     bias: bool = False
-    """Whether the projections to queries, keys and values have a bias."""
+    """Whether the projections to queries, keys and values have a bias; with latent rows, those from hidden states to
+    what queries are made from, and to the rows."""
     output_bias: bool = False
+    output_gate: bool = False
+    """Whether what a head gives is multiplied by sigmoid(gate). The projection to queries then has, behind the query of
+    each head, its gate.
+    """
+    latent: LatentPlan | None = None
+    """None: keys and values of each head are kept."""
+
+    @property
+    def value_dim(self) -> int:
+        """Of a value, as it is kept."""
+        return self.head_dim if self.latent is None else self.latent.rank
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a key that rotary positions turn."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def kept_size(self) -> int:
+        """Numbers that a layer keeps of a token."""
+        return self.num_kv_heads * self.head_dim * (2 if self.latent is None else 1)
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         """Those of a checkpoint's layer."""
+        if self.latent is not None:
+            yield from self.latent.matrices(self.num_heads, hidden)
+            return
         query = Size("num_attention_heads * head_dim", self.num_heads * self.head_dim)
         keys = Size("num_key_value_heads * head_dim", self.num_kv_heads * self.head_dim)
-        yield Matrix("self_attn.q_proj.weight", query, hidden)
+        gated = Size("2 * num_attention_heads * head_dim", 2 * query.value) if self.output_gate else query
+        yield Matrix("self_attn.q_proj.weight", gated, hidden)
         yield Matrix("self_attn.k_proj.weight", keys, hidden)
         yield Matrix("self_attn.v_proj.weight", keys, hidden)
         yield Matrix("self_attn.o_proj.weight", hidden, query)
+
+
+class LinearAttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A gated delta net: it keeps one state of a fixed size for each request, however long the request is.
+
+    Yang, Kautz and Hatamizadeh, "Gated Delta Networks" (arXiv 2412.06464).
+    """
+
+    name: ClassVar[str] = "linear_attn"
+
+    key_heads: int
+    value_heads: int
+    """A multiple of `key_heads`: that many value heads share one key."""
+    key_dim: int
+    """Of each key head, and of each query."""
+    value_dim: int
+    kernel: int
+    """Tokens that the convolution before the delta rule sees, a token itself included."""
+    norm: NormPlan
+    """Of what each value head gives."""
+
+    def state_bytes(self, dtype_bytes: int) -> int:
+        """Of one request: the newest inputs of the convolution in a dtype of so many bytes, and a matrix of float32 for
+        each value head.
+        """
+        recent = (self.kernel - 1) * self.channels * dtype_bytes
+        return recent + self.value_heads * self.key_dim * self.value_dim * 4
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: all queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        """Those of a checkpoint's layer."""
+        values = Size("linear_num_value_heads * linear_value_head_dim", self.value_heads * self.value_dim)
+        keys = Size("linear_num_key_heads * linear_key_head_dim", self.key_heads * self.key_dim)
+        everything = Size(f"2 * {keys.field} + 2 * {values.field}", 2 * (keys.value + values.value))
+        yield Matrix("linear_attn.in_proj_qkvz.weight", everything, hidden)
+        yield Matrix("linear_attn.in_proj_ba.weight", Size("2 * linear_num_value_heads", 2 * self.value_heads), hidden)
+        yield Matrix("linear_attn.out_proj.weight", hidden, values)
 
 
 class MlpPlan(Protocol):
@@ -104,10 +243,30 @@ class GatedMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        inner = Size("intermediate_size", self.intermediate_size)
-        yield Matrix("mlp.gate_proj.weight", inner, hidden)
-        yield Matrix("mlp.up_proj.weight", inner, hidden)
-        yield Matrix("mlp.down_proj.weight", hidden, inner)
+        return self.named("mlp", Size("intermediate_size", self.intermediate_size), hidden)
+
+    @staticmethod
+    def named(module: str, inner: Size, hidden: Size) -> Iterator[Matrix]:
+        """Those of the module with this name in a checkpoint's layer."""
+        yield Matrix(f"{module}.gate_proj.weight", inner, hidden)
+        yield Matrix(f"{module}.up_proj.weight", inner, hidden)
+        yield Matrix(f"{module}.down_proj.weight", hidden, inner)
+
+
+class PlainMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """down(activation(up(x)))."""
+
+    intermediate_size: int
+    activation: str
+    """As config.json names it."""
+    bias: bool = False
+    parts: tuple[str, str] = ("up_proj", "down_proj")
+    """The names of the two projections in a checkpoint."""
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        inner, (up, down) = Size("intermediate_size", self.intermediate_size), self.parts
+        yield Matrix(f"mlp.{up}.weight", inner, hidden)
+        yield Matrix(f"mlp.{down}.weight", hidden, inner)
 
 
 class RouterPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +277,29 @@ class RouterPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Experts of a token."""
     renormalize: bool
     """Whether the gates of a token's experts are divided by their sum."""
+    groups: int = 1
+    """Groups of as many experts each, of which a token's experts come from few."""
+    kept_groups: int = 1
+    """How many groups these are: the best, by their best expert, or for `sigmoid` by the sum of their best two."""
+    scale: float = 1.0
+    """Factor of the gates, after all else."""
+    float32: bool = False
+    """Whether logits are computed in float32; else in the dtype of the model."""
+    corrected: bool = False
+    """Whether a checkpoint has a number for each expert that is added to its score for the choice alone."""
+
+
+class SharedExpertPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """An expert that every token goes to, beside those that the router chooses."""
+
+    intermediate_size: int
+    name: str = "shared_expert"
+    """Of the module, in a checkpoint's MLP."""
+    field: str = "shared_expert_intermediate_size"
+    """What config.json calls its size."""
+    gated: bool = True
+    """Whether what it gives is multiplied by a gate, the sigmoid of a projection of its own."""
+    bias: bool = False
 
 
 class MixturePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,33 +311,51 @@ class MixturePlan(msgspec.Struct, frozen=True, kw_only=True):
     activation: str
     """As config.json names it."""
     router: RouterPlan
+    shared: SharedExpertPlan | None = None
+    field: str = "num_experts"
+    """What config.json calls the number of experts."""
+    size_field: str = "moe_intermediate_size"
+    """What config.json calls the size of an expert."""
+    module: str = "mlp"
+    """Of the mixture, in a checkpoint's layer."""
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """The projections of an expert in a checkpoint: gate, up and down."""
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        inner = Size("moe_intermediate_size", self.intermediate_size)
+        inner = Size(self.size_field, self.intermediate_size)
         every = {"copies": self.experts, "used": self.router.top_k}
-        yield Matrix("mlp.gate.weight", Size("num_experts", self.experts), hidden)
-        yield Matrix("mlp.experts.{}.gate_proj.weight", inner, hidden, **every)
-        yield Matrix("mlp.experts.{}.up_proj.weight", inner, hidden, **every)
-        yield Matrix("mlp.experts.{}.down_proj.weight", hidden, inner, **every)
+        gate, up, down = self.parts
+        yield Matrix(f"{self.module}.gate.weight", Size(self.field, self.experts), hidden)
+        yield Matrix(f"{self.module}.experts.{{}}.{gate}.weight", inner, hidden, **every)
+        yield Matrix(f"{self.module}.experts.{{}}.{up}.weight", inner, hidden, **every)
+        yield Matrix(f"{self.module}.experts.{{}}.{down}.weight", hidden, inner, **every)
+        if self.shared is not None:
+            beside = Size(self.shared.field, self.shared.intermediate_size)
+            yield from GatedMlpPlan.named(f"mlp.{self.shared.name}", beside, hidden)
 
 
 class NormsPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Where a layer's norms stand, by the names that they have in a checkpoint's layer."""
 
     norm: NormPlan
-    before_attention: str = "input_layernorm"
+    before_attention: str | None = "input_layernorm"
+    """None: attention takes the residual stream as it is."""
     after_attention: str | None = None
     """Of what attention gives, before it is added to the residual stream; None: there is none."""
-    before_mlp: str = "post_attention_layernorm"
+    before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
 
 
 class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Attention, then an MLP; what each gives is added to the residual stream."""
 
-    attention: AttentionPlan
+    attention: MixerPlan
     mlp: MlpPlan
     norms: NormsPlan
+    parallel: bool = False
+    """The MLP takes the same input as attention, and there is no norm between them."""
+    residual_scale: float = 1.0
+    """Factor of what attention and MLP give, before it is added to the residual stream."""
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         """Those of a checkpoint's layer."""
@@ -173,13 +373,42 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the projection to logits is the embedding's table."""
     embedding_scale: float = 1.0
     """Factor of the embeddings, rounded to the model's dtype."""
+    logit_scale: float = 1.0
+    """Factor of the logits, before the cap."""
     logit_cap: float = 0.0
     """Soft cap of the logits; 0: none."""
+    unused_layers: int = 0
+    """Layers behind the last that a checkpoint may hold and that only draft tokens. They are not loaded."""
+
+    @property
+    def attentions(self) -> tuple[AttentionPlan, ...]:
+        """Of the layers that attend over keys, in order."""
+        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, AttentionPlan))
+
+    @property
+    def mixtures(self) -> tuple[MixturePlan, ...]:
+        """Of the layers with experts, in order."""
+        return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, MixturePlan))
+
+    @property
+    def linear_attentions(self) -> tuple[LinearAttentionPlan, ...]:
+        """Of the layers that keep a state for each request, in order."""
+        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, LinearAttentionPlan))
+
+    @property
+    def gates(self) -> bool:
+        """Whether some layer has gated MLPs or experts."""
+        return any(not isinstance(layer.mlp, PlainMlpPlan) for layer in self.layers)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state for each request."""
+        return bool(self.linear_attentions)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Keys that a query sees, itself included, by layer; None: all."""
-        return tuple(layer.attention.window for layer in self.layers)
+        """Keys that a query sees, itself included, by layer that attends; None: all."""
+        return tuple(attention.window for attention in self.attentions)
 
     def used_parameters(self, hidden_size: int) -> int:
         """Elements of all layers' matrices that one token is multiplied with."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
+KvCacheDtype: TypeAlias = Literal["auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Quantization: TypeAlias = Literal["int8wo"]
 
 
@@ -20,4 +21,4 @@ class LoadConfig:
     seed: int = 0
     """Of the dummy values."""
     num_threads: int = 4
-    """Files that are read at the same time."""
+    """Tensors that go to a device at the same time."""

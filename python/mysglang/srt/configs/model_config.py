@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mysglang.srt.configs.architectures import ARCHITECTURES, Architecture
+from mysglang.srt.configs.architectures import ARCHITECTURES, DECODERS, Architecture
 from mysglang.srt.configs.decoder_config import DecoderConfig, Layers, Vocabulary, Width
 from mysglang.srt.configs.encoder_config import EncoderConfig, encoder_config
+from mysglang.srt.configs.kv_cache_scheme import quantizes_only_kv
 from mysglang.srt.configs.layer_plan import DecoderPlan, RopePlan
 from mysglang.srt.configs.pooling_config import PoolingConfig, is_sentence_encoder, pooling_config
-from mysglang.srt.configs.rope_config import longest_context, rope_parameters
+from mysglang.srt.configs.rope_config import longest_context, rope_parameters, rotary_part
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import read_json, read_json_if_there, resolve_model_path
 from mysglang.srt.utils.plain_files import is_there
@@ -66,6 +67,8 @@ class ModelConfig:
     """What an encoder is made of; None for a decoder."""
     decoder: DecoderPlan | None = None
     """What a decoder is made of; None for an encoder."""
+    inside: str | None = None
+    """The module that holds the decoder in a checkpoint of several models; see `Architecture`."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """What was laid over config.json."""
 
@@ -74,6 +77,17 @@ class ModelConfig:
         """Of a model that is known to be a decoder."""
         assert self.decoder is not None, f"{self.architecture} is an encoder"
         return self.decoder
+
+    @property
+    def weight_prefixes(self) -> tuple[str, ...]:
+        """What may stand before the names of a decoder's tensors in its checkpoint; the first that fits is meant."""
+        if self.inside is None:
+            return ("model.",)
+        return (f"model.{self.inside}.", f"{self.inside}.model.", f"{self.inside}.")
+
+    def reads(self, tensor: str) -> bool:
+        """Whether a tensor of this name may be the decoder's; else it is of another model in the same checkpoint."""
+        return self.inside is None or tensor.startswith((*self.weight_prefixes, "lm_head."))
 
     @property
     def needs_whole_prompts(self) -> bool:
@@ -104,11 +118,14 @@ class ModelConfig:
         name, architecture = _architecture(hf, embedding=is_embedding or is_sentence_encoder(folder))
         if is_embedding and architecture.task == "generate":
             raise ConfigError(f"--is-embedding: {name} cannot make vectors here; leave it out")
+        family = architecture.config
+        if family is not None and family.usual_vocab_size is not None:
+            hf = {"vocab_size": family.usual_vocab_size} | hf
         facts = _read(hf, _Facts)
         stored = _dtype(dtype, facts)
         decoder, encoder = None, None
-        if architecture.config is not None:
-            decoder, longest = _decoder(hf, architecture.config, stored)
+        if family is not None:
+            decoder, longest = _decoder(hf, family, stored)
         else:
             encoder = encoder_config(hf, positions_after_padding=architecture.positions_after_padding)
             longest = encoder.num_positions - encoder.first_position
@@ -127,6 +144,7 @@ class ModelConfig:
             pooling=pooling,
             encoder=encoder,
             decoder=decoder,
+            inside=architecture.inside,
             overrides=given,
         )
 
@@ -158,19 +176,24 @@ def _architecture(hf: dict[str, Any], *, embedding: bool) -> tuple[str, Architec
         raise ConfigError(
             'config.json names no architecture; add it, for example "architectures": ["LlamaForCausalLM"]'
         )
-    if hf.get("auto_map"):
+    known = next((name for name in names if isinstance(name, str) and name in ARCHITECTURES), None)
+    family = None if known is None else ARCHITECTURES[known].config
+    if hf.get("auto_map") and not (family is not None and family.carries_code):
         raise ConfigError(
             "config.json asks for code that comes with the model (auto_map), and mysglang never runs such code; "
             "choose a checkpoint of a built-in architecture: " + ", ".join(ARCHITECTURES)
         )
-    if hf.get("quantization_config") or hf.get("compression_config"):
+    if (hf.get("quantization_config") or hf.get("compression_config")) and not quantizes_only_kv(hf):
         raise ConfigError("the checkpoint is quantized, which is not supported; choose the one in bfloat16 or float16")
-    for name in names:
-        if isinstance(name, str) and name in ARCHITECTURES:
-            headless = ARCHITECTURES[name].embedding if embedding else None
-            return headless or name, ARCHITECTURES[headless or name]
+    if known is not None:
+        headless = ARCHITECTURES[known].embedding if embedding else None
+        return headless or known, ARCHITECTURES[headless or known]
     listed = ", ".join(str(name)[:MAX_NAME_CHARS] for name in names[:MAX_NAMES])
-    raise ConfigError(f"architecture {listed} is not supported; supported are " + ", ".join(ARCHITECTURES))
+    families = ", ".join(DECODERS)
+    raise ConfigError(
+        f"architecture {listed} is not supported; supported are {families}, Bert and (XLM)Roberta "
+        "(`mysglang models` lists all architectures)"
+    )
 
 
 Keys = TypeVar("Keys", bound=msgspec.Struct)
@@ -188,8 +211,12 @@ def _decoder(hf: dict[str, Any], family: type[DecoderConfig], dtype: str) -> tup
     config = _read(hf, family)
     if dtype == "float16" and not config.float16:
         raise ConfigError("activations of this model overflow in float16; use --dtype bfloat16 or float32")
-    rope = rope_parameters(hf, config.max_position_embeddings)
-    return config.plan(RopePlan(rope)), longest_context(rope, config.max_position_embeddings)
+    positions, theta = config.max_position_embeddings, config.usual_theta
+    rope = rope_parameters(hf, positions, usual_theta=theta, layer_type=config.rope_of_layers)
+    part = rotary_part(hf, config.rotary_part)
+    return config.plan(RopePlan(rope, part, config.rotary_interleaved)), longest_context(
+        rope, config.max_position_embeddings
+    )
 
 
 def _dtype(wanted: str, facts: _Facts) -> str:

@@ -9,11 +9,13 @@ from typing import Any
 
 from mysglang.srt.errors import ConfigError
 
-DEFAULT_THETA = 10000.0
 MOST_POSITIONS = 1 << 31
 MOST = 1e12
 """Above every number that a rotary embedding is known to have; far below where float32 ends."""
 LENGTH_BEFORE_SCALING = "original_max_position_embeddings"
+LISTS = ("short_factor", "long_factor")
+"""Parameters that are a number for each frequency."""
+MOST_FACTORS = 1 << 13
 
 # The keys that each scaling reads and cannot do without.
 REQUIRED: dict[str, tuple[str, ...]] = {
@@ -22,32 +24,52 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor", LENGTH_BEFORE_SCALING),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", LENGTH_BEFORE_SCALING),
     "yarn": ("factor", LENGTH_BEFORE_SCALING),
+    "longrope": (*LISTS, LENGTH_BEFORE_SCALING),
 }
 _OPTIONAL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+_OTHER_NAMES = {"su": "longrope"}
+"""Types by the names that older files give them."""
 
 
-def rope_parameters(hf: dict[str, Any], max_position_embeddings: int) -> dict[str, Any]:
-    """`rope_type`, `rope_theta` and what the type needs, as numbers; from either spelling. Raises ConfigError."""
+def rope_parameters(
+    hf: dict[str, Any],
+    max_position_embeddings: int,
+    *,
+    usual_theta: float = 10000.0,
+    layer_type: str | None = None,
+) -> dict[str, Any]:
+    """`rope_type`, `rope_theta` and what the type needs, as numbers; from either spelling. Raises ConfigError.
+
+    usual_theta: where the file does not say it. layer_type: that of the layers that are asked for, where a family has
+    other parameters for each type of layer; None: the family has one set.
+    """
     given = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     if not isinstance(given, dict):
         raise ConfigError("config.json: rope_scaling must be an object")
     if given and all(isinstance(value, dict) for value in given.values()):
-        raise ConfigError("config.json: rope_parameters for each type of layer are not supported")
+        if layer_type is None:
+            raise ConfigError("config.json: rope_parameters for each type of layer are not supported")
+        if layer_type not in given:
+            raise ConfigError(f"config.json: rope_parameters lack those of {layer_type} layers")
+        given = given[layer_type]
     rope_type = given.get("rope_type", given.get("type", "default"))
+    rope_type = _OTHER_NAMES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
     if not isinstance(rope_type, str) or rope_type not in REQUIRED:
         raise ConfigError(f"config.json: rope type {rope_type!r} is unknown; known are {', '.join(REQUIRED)}")
-    if hf.get("partial_rotary_factor", given.get("partial_rotary_factor")) not in (None, 1):
-        raise ConfigError("config.json: a partial_rotary_factor other than 1 is not supported")
     theta = given.get("rope_theta", hf.get("rope_theta"))
-    rope = {"rope_theta": DEFAULT_THETA if theta is None else theta}
+    rope = {"rope_theta": usual_theta if theta is None else theta}
     values = given | _lengths(hf, given, max_position_embeddings)
-    for key in (*REQUIRED[rope_type], *_OPTIONAL):
+    optional = ("factor", *_OPTIONAL) if rope_type == "longrope" else _OPTIONAL
+    for key in (*REQUIRED[rope_type], *optional):
         if values.get(key) is not None:
             rope[key] = values[key]
         elif key in REQUIRED[rope_type]:
             raise ConfigError(f"config.json: rope type {rope_type} needs {key}")
     for key, value in rope.items():
         if key == "truncate" and isinstance(value, bool):
+            continue
+        if key in LISTS:
+            _check_factors(key, value)
             continue
         if type(value) not in (int, float) or not 0 < value <= MOST:
             raise ConfigError(
@@ -59,6 +81,32 @@ def rope_parameters(hf: dict[str, Any], max_position_embeddings: int) -> dict[st
     if rope_type == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
         raise ConfigError("config.json: high_freq_factor of the rotary embedding must be more than low_freq_factor")
     return {"rope_type": rope_type} | rope
+
+
+def _check_factors(key: str, factors: object) -> None:
+    if not isinstance(factors, list) or not 0 < len(factors) <= MOST_FACTORS:
+        raise ConfigError(
+            f"config.json: {key} of the rotary embedding must be a list of at most {MOST_FACTORS} numbers"
+        )
+    for factor in factors:
+        if type(factor) not in (int, float) or not 0 < factor <= MOST:
+            raise ConfigError(f"config.json: {key} of the rotary embedding must hold numbers above 0, not {factor!r}")
+
+
+def rotary_part(hf: dict[str, Any], usual: float | None) -> float:
+    """The part of each head that is turned, from either spelling of config.json.
+
+    usual: where the file does not say it; None: models of this family turn whole heads. Raises ConfigError.
+    """
+    given = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    part = hf.get("partial_rotary_factor", given.get("partial_rotary_factor"))
+    if part is None:
+        return 1.0 if usual is None else usual
+    if usual is None and part != 1:
+        raise ConfigError("config.json: a partial_rotary_factor other than 1 is not supported for this architecture")
+    if type(part) not in (int, float) or not 0 < part <= 1:
+        raise ConfigError(f"config.json: partial_rotary_factor must be a number above 0 and at most 1, not {part!r}")
+    return float(part)
 
 
 def longest_context(rope: dict[str, Any], max_position_embeddings: int) -> int:

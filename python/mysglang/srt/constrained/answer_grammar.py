@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 LIBRARY_FAULTS = (BaseException,)
 """What may come out of a library in one request's step. Those in Rust raise BaseException when they panic."""
 
+KEPT_RUNS = 16
+"""More than the tokens that are ever taken back at once."""
+
 Cut: TypeAlias = Callable[[str], tuple[int, ...]]
 """A text that is forced -> the tokens that it is said with, as far as what follows cannot change them."""
 
@@ -31,7 +35,7 @@ Cut: TypeAlias = Callable[[str], tuple[int, ...]]
 class AnswerGrammar:
     """Implements Grammar."""
 
-    __slots__ = ("_cut", "_forced", "_ruled", "_thought", "_thought_end", "matcher", "patience", "thought_start")
+    __slots__ = ("_cut", "_ruled", "_runs", "_thought", "_thought_end", "matcher", "patience", "thought_start")
 
     def __init__(
         self,
@@ -56,8 +60,10 @@ class AnswerGrammar:
         self._ruled = 0
         """Tokens that the matcher took."""
         self._cut = cut
-        self._forced: tuple[int, ...] | None = None
-        """What must come next; None: not worked out yet."""
+        self._runs: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=KEPT_RUNS)
+        """(tokens that the matcher had taken, what was forced there), the last first. A run is cut into tokens once:
+        cut anew in its middle, the rest could become other tokens.
+        """
 
     @property
     def thinking(self) -> bool:
@@ -80,8 +86,9 @@ class AnswerGrammar:
             return True
         if self.too_slow:
             return False
+        if self._known_run()[:1] != (token,):
+            self._runs.clear()
         self._ruled += 1
-        self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
         began = self.patience.clock()
         try:
             accepted = self.matcher.accept(token)
@@ -94,20 +101,30 @@ class AnswerGrammar:
     def forced(self) -> Sequence[int]:
         if self._cut is None or self.thinking or self.may_think or self.finished or self.too_slow:
             return ()
-        if self._forced is None:
-            self._forced = self._cut(self.matcher.forced_text())
-        return self._forced
+        if run := self._known_run():
+            return run
+        if not (self._runs and self._runs[0][0] == self._ruled):
+            self._runs.appendleft((self._ruled, self._cut(self.matcher.forced_text())))
+        return self._runs[0][1]
+
+    def _known_run(self) -> tuple[int, ...]:
+        """The rest of the run that the answer is in; empty if it is in none, or that is not worked out yet."""
+        if not self._runs:
+            return ()
+        begin, run = self._runs[0]
+        return run[self._ruled - begin :]
 
     @property
     def too_slow(self) -> bool:
         return self.patience.over
 
     def rollback(self, count: int) -> None:
-        self._forced = None
         ruled = min(count, self._ruled)
         if ruled:
             self.matcher.rollback(ruled)
             self._ruled -= ruled
+            while self._runs and self._runs[0][0] > self._ruled:
+                self._runs.popleft()
         if count > ruled:
             del self._thought[len(self._thought) - (count - ruled) :]
 

@@ -18,11 +18,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
+from typing import TypeAlias
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from mysglang.srt.constrained.answer_grammar import AnswerGrammar, Cut
 from mysglang.srt.constrained.backend import CompiledGrammar
 from mysglang.srt.constrained.compiler import Compiler, Failure, Outcome
+from mysglang.srt.constrained.freight import Freight, NoFreight
 from mysglang.srt.constrained.patience import Patience
 from mysglang.srt.messages.outputs import Abort
 from mysglang.srt.sampling.grammar_spec import GrammarSpec
@@ -140,26 +144,28 @@ class Waiting:
     """When it has waited enough, in seconds of the queue's clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class GrammarNews:
+class GrammarNews(msgspec.Struct, frozen=True, tag=True):
     """A grammar was compiled, and is loaded on every rank, or cannot be."""
 
     spec: GrammarSpec
     failure: Failure | None
+    data: bytes = b""
+    """What the ranks that follow load it from (`freight.py`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoTurn:
+class NoTurn(msgspec.Struct, frozen=True, tag=True):
     """A request has waited for its grammar long enough."""
 
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
-class GrammarTooSlow:
+class GrammarTooSlow(msgspec.Struct, frozen=True, tag=True):
     """The steps of a grammar took so long that all its answers end."""
 
     spec: GrammarSpec
+
+
+QueueNews: TypeAlias = GrammarNews | NoTurn | GrammarTooSlow
 
 
 class GrammarQueue:
@@ -171,13 +177,17 @@ class GrammarQueue:
         cache: GrammarCache | None = None,
         *,
         cut: Cut | None = None,
+        freight: Freight | None = None,
         patience_s: float = math.inf,
         clock: Callable[[], float] = AWAKE.now,
     ) -> None:
-        """`cut`: for all of the grammars; see AnswerGrammar. `patience_s`: how long a request waits for its grammar."""
+        """`cut`: for all of the grammars; see AnswerGrammar. `freight`: how grammars come to other ranks; None: there
+        are no other ranks. `patience_s`: how long a request waits for its grammar.
+        """
         self._cut = cut
         self._compiler = compiler
         self._cache = cache or GrammarCache()
+        self._freight = freight or NoFreight()
         self._patience_s = patience_s
         self._clock = clock
         self._ready: dict[str, Req] = {}
@@ -205,25 +215,25 @@ class GrammarQueue:
                 self._compiler.submit(spec, req.tenant)
             tenants.setdefault(req.tenant, {})[req.rid] = req
 
-    def look(self) -> Sequence[GrammarNews | NoTurn | GrammarTooSlow]:
+    def look(self) -> Sequence[QueueNews]:
         if not self._waiting and not self._cache.worn:
             return ()
-        news: list[GrammarNews | NoTurn | GrammarTooSlow] = [GrammarTooSlow(spec) for spec in self._cache.worn]
+        news: list[QueueNews] = [GrammarTooSlow(spec) for spec in self._cache.worn]
         self._cache.worn.clear()
         for spec, outcome in self._compiler.finished():
             if isinstance(outcome, Failure):
                 news.append(GrammarNews(spec, outcome))
             else:
                 self._loaded.setdefault(spec, deque()).append(outcome)
-                news.append(GrammarNews(spec, None))
+                news.append(GrammarNews(spec, None, self._freight.pack(spec)))
         now = self._clock()
         late = takewhile(lambda waiting: waiting.until <= now, self._waiting.values())
         return [*news, *(NoTurn(waiting.req.rid) for waiting in late)]
 
-    def learn(self, news: GrammarNews | NoTurn | GrammarTooSlow) -> None:
+    def learn(self, news: QueueNews) -> None:
         match news:
-            case GrammarNews(spec, failure):
-                self._outcome(spec, failure or self._take_loaded(spec))
+            case GrammarNews(spec, failure, data):
+                self._outcome(spec, failure or self._take_loaded(spec, data))
             case NoTurn(rid):
                 self._end_impatient(rid)
             case GrammarTooSlow(spec):
@@ -251,8 +261,10 @@ class GrammarQueue:
             del self._wanted[spec]
         return waiting.req
 
-    def _take_loaded(self, spec: GrammarSpec) -> CompiledGrammar:
-        loaded = self._loaded[spec]
+    def _take_loaded(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
+        loaded = self._loaded.get(spec)
+        if loaded is None:
+            return self._freight.unpack(spec, data)
         outcome = loaded.popleft()
         if not loaded:
             del self._loaded[spec]

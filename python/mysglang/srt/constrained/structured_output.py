@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,6 +12,7 @@ from mysglang.srt.constrained.compile_messages import CompilerSetup
 from mysglang.srt.constrained.compiler import GrammarCompiler, NoCompiler
 from mysglang.srt.constrained.factory import make_backend
 from mysglang.srt.constrained.forced_tokens import cutter
+from mysglang.srt.constrained.freight import CompiledElsewhere, SharedBackend
 from mysglang.srt.constrained.grammar_queue import GrammarQueue
 from mysglang.srt.constrained.vocabulary import Vocabulary
 from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
@@ -35,18 +37,42 @@ class StructuredOutput:
 
     @classmethod
     def start(
-        cls, setup: CompilerSetup, tokenizer: Tokenizer, *, patience_s: float, jump_forward: bool = False
+        cls,
+        setup: CompilerSetup,
+        tokenizer: Tokenizer,
+        *,
+        patience_s: float,
+        jump_forward: bool = False,
+        followed: bool = False,
     ) -> StructuredOutput:
         """`tokenizer` is the one at `setup.tokenizer_path`. `patience_s`: how long a request waits for its grammar.
-        `jump_forward`: whether grammars force tokens.
+        `jump_forward`: whether grammars force tokens. `followed`: whether other ranks `follow` this one.
         """
-
-        @cache
-        def backend() -> GrammarBackend:
-            vocabulary = Vocabulary.of(tokenizer, setup.vocab_size, setup.eos_ids)
-            return make_backend(setup.backend, vocabulary, setup.style)
-
-        compiler = GrammarCompiler(setup, backend, eager=usable_cores() > FEW_CORES)
+        backend, eager = _backend_maker(setup, tokenizer), usable_cores() > FEW_CORES
+        masks = AnswerMasks(backend, setup.vocab_size, setup.eos_ids)
         cut = cutter(tokenizer) if jump_forward else None
-        queue = GrammarQueue(compiler, cut=cut, patience_s=patience_s)
+        if not followed:
+            compiler = GrammarCompiler(setup, backend, eager=eager)
+            return cls(GrammarQueue(compiler, cut=cut, patience_s=patience_s), masks)
+        shared = SharedBackend(backend)
+        compiler = GrammarCompiler(setup, shared.ready, eager=eager)
+        return cls(GrammarQueue(compiler, cut=cut, freight=shared, patience_s=patience_s), masks)
+
+    @classmethod
+    def follow(cls, setup: CompilerSetup, tokenizer: Tokenizer, *, jump_forward: bool = False) -> StructuredOutput:
+        """The same on another rank, which compiles nothing: the first rank sends it what was compiled."""
+        backend = _backend_maker(setup, tokenizer)
+        cut = cutter(tokenizer) if jump_forward else None
+        queue = GrammarQueue(CompiledElsewhere(), cut=cut, freight=SharedBackend(backend))
         return cls(queue, AnswerMasks(backend, setup.vocab_size, setup.eos_ids))
+
+
+def _backend_maker(setup: CompilerSetup, tokenizer: Tokenizer) -> Callable[[], GrammarBackend]:
+    """Makes the backend when it is first called, and gives the same one from then on."""
+
+    @cache
+    def backend() -> GrammarBackend:
+        vocabulary = Vocabulary.of(tokenizer, setup.vocab_size, setup.eos_ids)
+        return make_backend(setup.backend, vocabulary, setup.style)
+
+    return backend

@@ -1,20 +1,23 @@
 """Groups of ranks that compute one thing together: built once, passed down, never global.
 
 Layers hold a group and ask it for rank, size and sums; `SoloGroup` is the group of one, in which nothing is exchanged.
-Which groups there are, and where this process stands in them, a `RankContext` says (`ranks.py`).
+Which groups there are, and where this process stands in them, a `RankContext` says (`ranks.py`). What ranks exchange
+tensors over is the business of `process_group.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from mysglang.srt.distributed.ranks import Place
-
 
 class Group(Protocol):
-    """Ranks 0 … size - 1. Every member calls the same verbs in the same order."""
+    """Ranks 0 … size - 1. Every member calls the same verbs in the same order.
+
+    Each verb raises PeerLost if another member has ended.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -23,11 +26,19 @@ class Group(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over all ranks. Consumes x."""
+        """The sum over all ranks, with the same bits on each of them. Consumes x."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
         """The tensors of all ranks one after another along the last dimension."""
+        ...
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Rank 0's x. The other ranks give a tensor of the same shape and dtype, which this overwrites."""
+        ...
+
+    def smallest(self, values: Sequence[int]) -> list[int]:
+        """For each place in `values` the least value of all ranks. Every rank gives as many values."""
         ...
 
 
@@ -43,11 +54,11 @@ class SoloGroup:
     def all_gather(self, x: Tensor) -> Tensor:
         return x
 
+    def broadcast(self, x: Tensor) -> Tensor:
+        return x
+
+    def smallest(self, values: Sequence[int]) -> list[int]:
+        return list(values)
+
 
 SOLO = SoloGroup()
-
-
-def group_of(place: Place) -> Group:
-    """The group in which this process has that place."""
-    assert place.size == 1, "options for several ranks are refused"
-    return SOLO

@@ -43,6 +43,13 @@ class RankContext:
     """cpu or cuda."""
     gpu: int = 0
     """The number of its GPU among those that are visible, if its device is one."""
+    meeting_file: str = ""
+    """A file in the server's private directory, through which ranks find one another; empty for a rank alone."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the rank that receives requests, chooses tokens and sends answers."""
+        return self.world.rank == 0
 
     @property
     def name(self) -> str:
@@ -58,10 +65,17 @@ class RankContext:
 RANKS_OF_ONE = RankContext()
 
 
-def rank_contexts(tp_size: int, *, device: str, first_gpu: int) -> list[RankContext]:
+def rank_contexts(tp_size: int, *, device: str, first_gpu: int, meeting_file: str = "") -> list[RankContext]:
     """The context of each process of a server, by its rank in the world."""
     places = [Place(rank, tp_size) for rank in range(tp_size)]
     return [
-        RankContext(world=place, tp=place, attention_tp=place, device=device, gpu=first_gpu + place.rank)
+        RankContext(
+            world=place,
+            tp=place,
+            attention_tp=place,
+            device=device,
+            gpu=first_gpu + place.rank,
+            meeting_file=meeting_file,
+        )
         for place in places
     ]

@@ -56,6 +56,8 @@ class AppOptions:
     """Whether other machines can reach the server, and need neither a key nor a certificate."""
     incremental_streaming_output: bool = False
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
+    playground: bool = True
+    """Whether there is a web page at / and /playground."""
     enable_metrics: bool = False
     """Whether there is /metrics."""
     enable_trace: bool = False
@@ -102,6 +104,7 @@ class AppOptions:
             strangers_may_ask=not is_loopback(serving.host) and not serving.has_keys and serving.ssl_ca_certs is None,
             incremental_streaming_output=serving.incremental_streaming_output,
             heartbeat_limit_s=min(HEARTBEAT_LIMIT_S, args.observability.watchdog_timeout),
+            playground=not serving.disable_playground,
             enable_metrics=args.observability.enable_metrics,
             enable_trace=args.observability.enable_trace,
             pooling=model.pooling,

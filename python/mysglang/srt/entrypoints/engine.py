@@ -27,20 +27,22 @@ from mysglang.srt.entrypoints.engine_weights import EngineWeights
 from mysglang.srt.entrypoints.launcher import Subprocesses, find_model
 from mysglang.srt.entrypoints.native_responses import answer, responses
 from mysglang.srt.entrypoints.openai.pooling_protocol import RerankRequest, ScoringRequest
+from mysglang.srt.entrypoints.profile_body import ProfileReqInput
 from mysglang.srt.entrypoints.ready_front import ReadyFront
 from mysglang.srt.entrypoints.runtime import Runtime
 from mysglang.srt.entrypoints.weight_commands import DEFAULT_GROUP
-from mysglang.srt.errors import ConfigError, WorkerDied
+from mysglang.srt.errors import ConfigError, InvalidRequest, WorkerDied
 from mysglang.srt.managers.pooled import embeddings
 from mysglang.srt.managers.ranking import rerank, score
 from mysglang.srt.managers.response_dict import Answer, Response, ResponseDicts
-from mysglang.srt.messages.control import FlushCacheReqOutput
+from mysglang.srt.messages.control import FlushCacheReqOutput, StopProfileReq
 from mysglang.srt.messages.embedding import parse_embedding
 from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
 from mysglang.srt.messages.weights import MEMORY_TAGS, MemoryTag
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.logging import configure_logging
 from mysglang.srt.utils.service_thread import ServiceThread
+from mysglang.srt.utils.tokenizer import Tokenizer
 from mysglang.srt.utils.version import __version__
 
 T = TypeVar("T")
@@ -168,6 +170,22 @@ class Engine:
         body = {"query": query, "items": items, "label_token_ids": label_token_ids}
         return self._await(self._score({**body, "apply_softmax": apply_softmax, "item_first": item_first}))
 
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True, **template_kwargs: object
+    ) -> str:
+        """A conversation as the prompt that the model's chat template makes of it, the beginning-of-text token
+        included. Raises InvalidRequest for a model without a template, and for what the template refuses.
+        """
+        templates = self._front.template_manager
+        if templates is None:
+            raise InvalidRequest("This engine runs without a tokenizer, and so without a chat template.")
+        return templates.render(messages, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None with `skip_tokenizer_init`."""
+        return self._front.tokenizer
+
     def flush_cache(self) -> FlushCacheReqOutput:
         """Empty the prefix cache, if nothing runs."""
         return self._await(self._front.tokenizer_manager.flush_cache())
@@ -213,14 +231,25 @@ class Engine:
         """The first rows of a tensor; see `EngineWeights.by_name`."""
         return self.weights.by_name(name, truncate_size)
 
+    def start_profile(self, **profile: Any) -> tuple[bool, str]:
+        """Record what the scheduler does; the fields of POST /start_profile. Whether it was begun, or why not."""
+        body = validate(ProfileReqInput, profile)
+        reply = self._await(self._front.tokenizer_manager.command(body.command))
+        return reply.success, reply.message
+
+    def stop_profile(self) -> tuple[bool, str]:
+        """End the recording, and write its files."""
+        reply = self._await(self._front.tokenizer_manager.command(lambda number: StopProfileReq(id=number)))
+        return reply.success, reply.message
+
     def get_server_info(self) -> dict[str, Any]:
         """The options, what the scheduler found out about itself, and what it holds now."""
         state = self._await(self._front.tokenizer_manager.get_internal_state())
         return {
             **public_options(self.server_args),
             "version": __version__,
-            "scheduler_info": msgspec.structs.asdict(self._front.facts),
-            "internal_states": [msgspec.structs.asdict(state)],
+            "scheduler_info": msgspec.to_builtins(self._front.facts),
+            "internal_states": [msgspec.to_builtins(state)],
         }
 
     def shutdown(self) -> None:

@@ -45,6 +45,11 @@ class Signs(Protocol):
         """The scheduler's last."""
         ...
 
+    @property
+    def last_heartbeat(self) -> float:
+        """When that came: seconds of the AWAKE clock; 0 for never."""
+        ...
+
     def quietest(self) -> tuple[str, float]:
         """Which process was not heard of for longest, and when it last was: seconds of the AWAKE clock, 0 for never."""
         ...

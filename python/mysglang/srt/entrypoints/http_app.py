@@ -44,6 +44,7 @@ from mysglang.srt.entrypoints.routes.native import native_router
 from mysglang.srt.entrypoints.routes.operation import BODIES as OPERATION_BODIES
 from mysglang.srt.entrypoints.routes.operation import operation_router
 from mysglang.srt.entrypoints.routes.parsing import ParseFunctionCallReq, SeparateReasoningReqInput, parsing_router
+from mysglang.srt.entrypoints.routes.playground import Playground, no_playground, playground
 from mysglang.srt.entrypoints.straight_routes import StraightRoutes
 from mysglang.srt.entrypoints.trace_parents import TraceParents
 from mysglang.srt.errors import InvalidRequest
@@ -134,6 +135,7 @@ class _Steering:
     metrics: APIRouter
     control: APIRouter
     operation: APIRouter
+    playground: Playground
 
     @classmethod
     def choose(cls, front: Front, options: AppOptions) -> _Steering:
@@ -144,20 +146,27 @@ class _Steering:
             probes=("/ping", options.vertex.health),
         )
         control = control_router(front.tokenizer_manager)
-        return cls(health, _metrics_router(front, options), control, operation_router(front))
+        # A loopback address without API keys is one person's: there alone the page may show what was asked.
+        page = playground(front, shows_text=options.loopback_only) if options.playground else no_playground()
+        return cls(health, _metrics_router(front, options), control, operation_router(front), page)
 
     def routers(self) -> tuple[APIRouter, ...]:
-        return (self.health, self.metrics, self.control, self.operation)
+        page = self.playground
+        return (self.health, self.metrics, self.control, self.operation, page.pages, page.figures, page.tree)
 
     def access(self, options: AppOptions) -> Access:
         """What empties the cache or ends others' requests is as open as the rest on this machine alone: where strangers
-        may ask without a key, it is locked like what steers the server.
+        may ask without a key, it is locked like what steers the server. What is cached is everybody's prompts, so a
+        picture of it is locked wherever clients may be several.
         """
-        opened = _paths(self.health) | _paths(self.metrics)
+        opened = _paths(self.health) | _paths(self.metrics) | _paths(self.playground.pages)
         for_admins, locked = _paths(self.control), _paths(self.operation)
+        tree = _paths(self.playground.tree)
         if options.strangers_may_ask:
-            return Access(open=opened, admin=frozenset(), locked=locked | for_admins)
-        return Access(open=opened, admin=for_admins, locked=locked)
+            return Access(open=opened, admin=frozenset(), locked=locked | for_admins | tree)
+        if options.loopback_only:
+            return Access(open=opened, admin=for_admins | tree, locked=locked)
+        return Access(open=opened, admin=for_admins, locked=locked | tree)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,9 @@ CLOSE_S = 2
 
 
 OPEN_TO_ALL = (
-    "WARNING: whoever reaches %s may use this server: it listens beyond this machine and asks for no key. Give "
-    "--api-key-file (or --api-key), or listen on 127.0.0.1 behind something that checks who comes; docs/security.md "
-    "says how. Meanwhile /flush_cache and /abort_request answer to an --admin-api-key alone."
+    "Anyone who can reach %s can use this server, because it listens on an address beyond this machine and "
+    "has no API key. Set --api-key-file (or --api-key), or listen on 127.0.0.1 behind a proxy that checks its clients; "
+    "see docs/security.md. Until then, /flush_cache and /abort_request need an --admin-api-key."
 )
 
 

@@ -18,10 +18,11 @@ import msgspec
 from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint, check_context, check_memory
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.configs.rank_split import check_split
 from mysglang.srt.environ import START_TIMEOUT
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.managers.child_specs import DetokenizerLaunch, detokenizer_title, scheduler_launches, scheduler_title
-from mysglang.srt.managers.model_files import load_model_config
+from mysglang.srt.managers.model_files import load_draft_config, load_model_config
 from mysglang.srt.messages.launch import Failed, FromChild, Ready, SchedulerFacts
 from mysglang.srt.server_args import PortArgs, ServerArgs
 from mysglang.srt.utils.awake import awake_timeout
@@ -53,12 +54,14 @@ class ChildModules:
 THE_CHILDREN = ChildModules()
 
 
-def make_port_args(ipc_dir: Path, *, num_fronts: int = 1, num_detokenizers: int = 1) -> PortArgs:
+def make_port_args(ipc_dir: Path, *, num_fronts: int = 1, num_detokenizers: int = 1, num_ranks: int = 1) -> PortArgs:
     return PortArgs(
         scheduler_input_ipc_name=ipc_endpoint(ipc_dir, "scheduler"),
         detokenizer_ipc_names=tuple(ipc_endpoint(ipc_dir, f"detokenizer{i}") for i in range(num_detokenizers)),
         tokenizer_ipc_names=tuple(ipc_endpoint(ipc_dir, f"tokenizer{i}") for i in range(num_fronts)),
         board=str(ipc_dir / "board"),
+        turn_ipc_names=tuple(ipc_endpoint(ipc_dir, f"turns{rank}") for rank in range(1, num_ranks)),
+        meeting_file=str(ipc_dir / "ranks") if num_ranks > 1 else "",
     )
 
 
@@ -78,11 +81,17 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
         check_tokenizer_files(tokenizer_path)
     config = load_model_config(found)
     _check_sizes(config, weights=weights, parallel=server_args.parallel)
-    return replace(server_args, model=found), config
+    args = replace(server_args, model=found)
+    if (asked := args.speculative.speculative_draft_model_path) is not None:
+        draft = str(resolve_model_path(asked, download_dir=model.download_dir, weights=weights))
+        args = replace(args, speculative=replace(args.speculative, speculative_draft_model_path=draft))
+        _check_sizes(load_draft_config(draft, config), weights=weights, parallel=server_args.parallel)
+    return args, config
 
 
 def _check_sizes(config: ModelConfig, *, weights: bool, parallel: ParallelArgs) -> None:
-    """Hold the model's sizes against its checkpoint, if `weights`, and this machine. Raises ConfigError."""
+    """Hold the model's sizes against its checkpoint, if `weights`, the ranks and this machine. Raises ConfigError."""
+    check_split(config, parallel.tp_size)
     if weights:
         check_checkpoint(config, stored_tensors(Path(config.path)))
     host, gpus = host_memory(), detect_hardware().gpu_memory
@@ -103,7 +112,10 @@ class Subprocesses:
         self.ipc_dir = make_ipc_dir()
         serving = server_args.serving
         self.port_args = make_port_args(
-            self.ipc_dir, num_fronts=serving.tokenizer_worker_num, num_detokenizers=serving.detokenizer_worker_num
+            self.ipc_dir,
+            num_fronts=serving.tokenizer_worker_num,
+            num_detokenizers=serving.detokenizer_worker_num,
+            num_ranks=server_args.parallel.tp_size,
         )
         self._children: list[Child] = []
         self._grown = asyncio.Event()
@@ -120,8 +132,8 @@ class Subprocesses:
         return {child.title: child.pid for child in self._children}
 
     async def wait_ready(self) -> SchedulerFacts:
-        """Until all have said that they are ready; the facts of rank 0. Raises ConfigError or WorkerDied with the cause
-        as soon as one has failed.
+        """Until all have said that they are ready; the facts of rank 0, with those of the other ranks. Raises
+        ConfigError or WorkerDied with the cause as soon as one has failed.
         """
         timeout = START_TIMEOUT.get()
         waits = [asyncio.ensure_future(_ready(child)) for child in self._children]
@@ -134,9 +146,8 @@ class Subprocesses:
         finally:
             for wait in waits:
                 wait.cancel()
-        facts = answers[0].facts
-        assert facts is not None, "a scheduler tells its facts"
-        return facts
+        first, *others = (answer.facts for answer in answers if answer.facts is not None)
+        return msgspec.structs.replace(first, ranks=[each.of_rank for each in others]) if others else first
 
     async def add_front(self, title: str, launch: msgspec.Struct, pass_fds: Sequence[int]) -> None:
         """Start one more, which inherits these descriptors, and wait until it is ready. Raises likewise."""
@@ -150,7 +161,7 @@ class Subprocesses:
 
     async def death(self) -> WorkerDied:
         """Returns once a child has ended, whatever its exit code: none has an end of its own."""
-        while not any(child.exited.done() for child in self._children):
+        while not (dead := [child for child in self._children if child.exited.done()]):
             self._grown.clear()
             grown = asyncio.create_task(self._grown.wait())
             ends: list[asyncio.Future[Any]] = [grown, *(child.exited for child in self._children)]
@@ -158,7 +169,13 @@ class Subprocesses:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 grown.cancel()
-        return WorkerDied("; ".join(_obituary(child) for child in self._children if child.exited.done()))
+        if all(map(_follows, dead)):
+            # A rank can notice the end of another one before this process does.
+            alive = [child.exited for child in self._children if not child.exited.done()]
+            await asyncio.wait(alive, timeout=STOP_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+            dead = [child for child in self._children if child.exited.done()]
+        causes = [child for child in dead if not _follows(child)] or dead
+        return WorkerDied("; ".join(map(_obituary, causes)))
 
     async def dump_stacks(self) -> None:
         """Have every child write the stacks of its threads to stderr."""
@@ -201,6 +218,9 @@ async def _ready(child: Child) -> Ready:
             return message
     # It has told why and is ending, or has ended without a word.
     await asyncio.wait([child.exited], timeout=STOP_GRACE_S)
+    if _follows(child):
+        # The cause is another child's to tell, and whoever waits for both hears of that first.
+        await asyncio.sleep(STOP_GRACE_S)
     if causes := _causes(child):
         raise ConfigError(*causes)
     raise WorkerDied(f"{child.title} {describe_exit(child.exited.result())} before it was ready.")
@@ -215,6 +235,12 @@ def _causes(child: Child) -> list[str]:
     """Why it could not go on, if that was the last thing it said."""
     message = _read(child.last_message) if child.last_message is not None else None
     return message.problems if isinstance(message, Failed) else []
+
+
+def _follows(child: Child) -> bool:
+    """Whether the child said that its end only follows from that of another one."""
+    message = _read(child.last_message) if child.last_message is not None else None
+    return isinstance(message, Failed) and message.follows
 
 
 def _read(line: bytes) -> FromChild:

@@ -208,6 +208,15 @@ class MemoryLoad(Answer):
     token_capacity_swa: int | UnsetType = UNSET
 
 
+class SpeculativeLoad(Answer):
+    """What became of drafts lately; zeros where none are tried."""
+
+    accept_length: float
+    """Tokens that a decoding request got in a step, on average."""
+    accept_rate: float
+    """Part of the proposed drafts that was right, 0 to 1."""
+
+
 class Load(Answer):
     """Of one scheduler; the sections that were asked for."""
 
@@ -225,6 +234,8 @@ class Load(Answer):
     utilization: float | UnsetType = UNSET
     memory: MemoryLoad | UnsetType = UNSET
     queues: QueueLoad | UnsetType = UNSET
+    speculative: SpeculativeLoad | UnsetType = UNSET
+    """What became of drafts lately."""
 
 
 class Loads(Answer):

@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+from mysglang.srt.entrypoints.crash_records import CrashRecords, crash_records
 from mysglang.srt.entrypoints.front import Manager, RequestLogSettings
 from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.managers.board import Board
@@ -41,6 +42,7 @@ class ReadyFront:
     text_pool: TextPool
     facts: SchedulerFacts
     request_log: RequestLogSettings
+    crash_records: CrashRecords
     metrics: RequestMetrics
 
 
@@ -119,7 +121,10 @@ def make_front(
         num_detokenizers=args.serving.detokenizer_worker_num,
         shares=OneForAll() if share_by is None else EqualShares(share_by, limits.max_running_requests),
         num_keys=len(args.serving.keys()),
+        num_ranks=1 + len(facts.ranks),
     )
     settings = RequestLogSettings(log_requests=args.observability.log_requests)
-    served = LoggedManager(manager, settings)
-    return ReadyFront(served, text.tokenizer, text.templates, pool, facts, settings, links.fronts.metrics), manager
+    records = crash_records(args.observability)
+    served = LoggedManager(manager, settings, records)
+    metrics = links.fronts.metrics
+    return ReadyFront(served, text.tokenizer, text.templates, pool, facts, settings, records, metrics), manager

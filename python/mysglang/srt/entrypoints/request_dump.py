@@ -48,14 +48,14 @@ async def dumped(
     obj: GenerateReqInput, coming: AsyncGenerator[GenerationChunk, None], folder: str
 ) -> AsyncGenerator[GenerationChunk, None]:
     """The same chunks; behind the last one, whatever it is, the request is written down."""
-    started, answers = time.time(), dict[int, _Answer]()
+    started, answers = time.time(), dict[int, DumpedAnswer]()
     try:
         async with contextlib.aclosing(coming) as chunks:
             async for chunk in chunks:
-                answers.setdefault(chunk.index, _Answer()).add(chunk)
+                answers.setdefault(chunk.index, DumpedAnswer()).add(chunk)
                 yield chunk
     finally:
-        line = orjson.dumps(_record(obj, answers, started), option=orjson.OPT_APPEND_NEWLINE)
+        line = orjson.dumps(dump_record(obj, answers, started), option=orjson.OPT_APPEND_NEWLINE)
         _KEEPER.put(Path(folder), line)
 
 
@@ -72,7 +72,7 @@ def check_folder(folder: Path) -> None:
         raise InvalidRequest(message, param="dump_requests_folder") from None
 
 
-class _Answer:
+class DumpedAnswer:
     """What the chunks of one answer add up to."""
 
     def __init__(self) -> None:
@@ -89,7 +89,8 @@ class _Answer:
             self.prompt_ids = chunk.prompt_ids.tolist()
 
 
-def _record(obj: GenerateReqInput, answers: dict[int, _Answer], started: float) -> dict[str, Any]:
+def dump_record(obj: GenerateReqInput, answers: Mapping[int, DumpedAnswer], started: float) -> dict[str, Any]:
+    """A line of the file: a request that began at `started`, seconds of the epoch, and its answers so far."""
     default = GenerateReqInput()
     request = {name: getattr(obj, name) for name in KEPT if getattr(obj, name) != getattr(default, name)}
     params = obj.sampling_params
@@ -110,7 +111,7 @@ def _record(obj: GenerateReqInput, answers: dict[int, _Answer], started: float) 
     }
 
 
-def _prompts(obj: GenerateReqInput, answers: Mapping[int, _Answer], n: int) -> dict[str, Any]:
+def _prompts(obj: GenerateReqInput, answers: Mapping[int, DumpedAnswer], n: int) -> dict[str, Any]:
     """As token ids; as they came, if the request ended before the ids of all were told."""
     several = isinstance(obj.text, list) or any(isinstance(entry, list) for entry in obj.input_ids or [])
     count = len(obj.text or obj.input_ids or []) if several else 1

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 
+from mysglang.srt.entrypoints.crash_records import CrashRecords
 from mysglang.srt.entrypoints.front import Manager, RequestLogSettings, Signs, TextCoder
 from mysglang.srt.entrypoints.request_dump import dumped
 from mysglang.srt.managers.front_held import FrontHeld
@@ -30,8 +31,9 @@ MAX_RID_SHOWN = 300
 class LoggedManager:
     """In the place of the manager that it logs for: `entrypoints.front.Manager`."""
 
-    def __init__(self, manager: Manager, settings: RequestLogSettings) -> None:
+    def __init__(self, manager: Manager, settings: RequestLogSettings, crash_records: CrashRecords) -> None:
         self._manager = manager
+        self._crash_records = crash_records
         self._settings = settings
 
     @property
@@ -49,7 +51,7 @@ class LoggedManager:
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         """As the manager's. A request that asks for `no_logs` leaves no line."""
         settings = self._settings
-        chunks = self._manager.generate_request(obj)
+        chunks = self._crash_records.watched(obj, self._manager.generate_request(obj))
         if settings.dump_folder and not obj.no_logs:
             chunks = dumped(obj, chunks, settings.dump_folder)
         return self._logged(obj, chunks) if settings.log_requests else chunks

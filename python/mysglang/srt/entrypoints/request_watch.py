@@ -6,22 +6,28 @@ from pathlib import Path
 
 from mysglang.srt.args.tracing import target_of
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.managers.request_metrics import NoMetrics, RequestMetrics, SheetMetrics
-from mysglang.srt.observability.instruments import FRONT
+from mysglang.srt.managers.request_metrics import NoMetrics, RequestMetrics, SheetMetrics, WatchedMetrics
+from mysglang.srt.observability.instruments import FRONT, WATCHED_FRONT
 from mysglang.srt.observability.sheet import Sheet
 from mysglang.srt.server_args import PortArgs, ServerArgs
 
 
 def request_metrics(args: ServerArgs, ports: PortArgs, model: ModelConfig, index: int) -> RequestMetrics:
     """Of front `index`. What is counted is counted on one sheet by all fronts; traces each sends by itself."""
-    metrics = _sheet(ports, index) if args.observability.enable_metrics else NoMetrics()
+    metrics = _counted(args, ports, index)
     return _traced(metrics, args, model) if args.observability.enable_trace else metrics
 
 
-def _sheet(ports: PortArgs, index: int) -> RequestMetrics:
-    """On a file beside the fronts' board."""
-    path = Path(ports.board).with_suffix(".metrics")
-    return SheetMetrics(Sheet.at(path, FRONT, len(ports.tokenizer_ipc_names), index))
+def _counted(args: ServerArgs, ports: PortArgs, index: int) -> RequestMetrics:
+    """Always with --enable-metrics; else while somebody looks at the playground's figures, if there is one. The sheet
+    is a file beside the fronts' board.
+    """
+    path, num_fronts = Path(ports.board).with_suffix(".metrics"), len(ports.tokenizer_ipc_names)
+    if args.observability.enable_metrics:
+        return SheetMetrics(Sheet.at(path, FRONT, num_fronts, index))
+    if args.serving.disable_playground:
+        return NoMetrics()
+    return WatchedMetrics(Sheet.at(path, WATCHED_FRONT, num_fronts, index))
 
 
 def _traced(metrics: RequestMetrics, args: ServerArgs, model: ModelConfig) -> RequestMetrics:

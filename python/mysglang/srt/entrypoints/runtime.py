@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.entrypoints.crash_records import CrashRecords
 from mysglang.srt.entrypoints.front_launch import FrontLaunch, front_title
 from mysglang.srt.entrypoints.front_orders import obey
 from mysglang.srt.entrypoints.launcher import Subprocesses
@@ -85,7 +86,7 @@ class Runtime:
         receiving = asyncio.create_task(manager.handle_loop(), name="receive")
         beating = asyncio.create_task(self._links.beat(), name="beat")
         self._tasks += [receiving, beating]
-        self._watching = asyncio.create_task(self._watch(manager, self._tasks), name="watch")
+        self._watching = asyncio.create_task(self._watch(manager, front.crash_records, self._tasks), name="watch")
         if not args.serving.skip_server_warmup:
             await warm_up(front)
             if self._links.fronts.count == 1:
@@ -148,7 +149,9 @@ class Runtime:
             await asyncio.sleep(RECONNECT_S)
         self._subprocesses.remove_sockets()
 
-    async def _watch(self, manager: TokenizerManager, services: Sequence[asyncio.Task[None]]) -> Death:
+    async def _watch(
+        self, manager: TokenizerManager, records: CrashRecords, services: Sequence[asyncio.Task[None]]
+    ) -> Death:
         """Returns with the first death: of a child, by silence, of a thread or of one of `services` in this process."""
         died = asyncio.create_task(self._subprocesses.death())
         silent = asyncio.create_task(self._silence(manager))
@@ -171,7 +174,9 @@ class Runtime:
             died.cancel()
             silent.cancel()
         self._links.fronts.tell(EndReq(why=str(death.error), kind="died"))
+        lines = records.lines(str(death.error))
         manager.fail_all(death.error)
+        await records.write(lines)
         return death
 
     def _mourn(self, loop: asyncio.AbstractEventLoop, cause: str) -> None:

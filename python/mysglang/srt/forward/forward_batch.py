@@ -5,9 +5,9 @@ Core fields plus, for each optional feature, one named small record or None. It 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -28,6 +28,17 @@ class AttentionSpec:
     """Keys visible to a query, itself included; None for all."""
     logit_cap: float = 0.0
     """Soft cap of the scores: cap * tanh(score / cap); 0 for none."""
+    latent_dim: int | None = None
+    """Latent rows: the first `latent_dim` numbers of a key are its value, so one row holds both. None: values are kept
+    beside keys and have head_dim numbers."""
+    value_scale: float = 1.0
+    """What the attended values are multiplied by. Models leave it at 1; a store that holds values divided by a scale
+    says it here (`KvPool.over_stored`)."""
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a value, and of each head of what attention returns."""
+        return self.head_dim if self.latent_dim is None else self.latent_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +54,8 @@ class Rotation:
 class KvStore(Protocol):
     """Where the keys and values of a step go. All of a step's are stored, at `loc_for` the layer, before a row attends.
 
-    q: [T, num_heads * head_dim]; k, v: [T, num_kv_heads * head_dim]; loc: [T] int64 KV slots. q, k and v may be slices
-    of one wider projection.
+    q: [T, num_heads * head_dim]; k: [T, num_kv_heads * head_dim]; v: [T, num_kv_heads * value_dim]; loc: [T] int64 KV
+    slots. q, k and v may be slices of one wider projection.
     """
 
     def space_of(self, layer_id: int) -> int:
@@ -60,6 +71,52 @@ class KvStore(Protocol):
     ) -> None:
         """Turn q and k in place, then write keys and values. positions: [T] int64."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What is fixed about the state that one layer keeps for each request (sizes of this rank)."""
+
+    layer_id: int
+    recent: tuple[int, int]
+    """[tokens, channels] of the newest inputs of its convolution, in the dtype of the model."""
+    matrix: tuple[int, int, int]
+    """[heads, key_dim, value_dim] of what it keeps of all tokens, float32."""
+
+
+class StateStore(Protocol):
+    """Where the states of requests and checkpoints are. A step writes into the tensors itself."""
+
+    def of(self, layer_id: int) -> tuple[Tensor, Tensor]:
+        """`recent` [states + 1, tokens, channels] and `matrix` [states + 1, heads, key_dim, value_dim] of a layer. The
+        last entry of each is for rows without a state.
+        """
+        ...
+
+
+class StateRun(NamedTuple):
+    """Consecutive new tokens of one row."""
+
+    start: int
+    """Among the tokens of the step."""
+    end: int
+    state: int
+    """Entry of the store that holds the row's state, before and after."""
+    checkpoint: int | None
+    """Entry that gets a copy of the state behind these tokens; None: none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateStep:
+    """How the layers with a state go through the tokens of a step."""
+
+    store: StateStore
+    runs: tuple[StateRun, ...]
+    """In order; those of one row follow one another."""
+    single: Tensor
+    """[S] int64 entry of the store for each row with one new token, which is in no run."""
+    single_tokens: Tensor | None = None
+    """[S] int64 where these stand among the tokens of the step; None: they are all tokens."""
 
 
 class AttentionMetadata(Protocol):
@@ -83,10 +140,10 @@ class AttentionBackend(Protocol):
         ...
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
-        """Attend over what is stored; return [T, num_heads * head_dim].
+        """Attend over what is stored; return [T, num_heads * value_dim].
 
-        q, k, v as they were stored, rotary positions applied: k and v are there for rows that have nothing else in the
-        cache, which may be read where they are.
+        q, k, v as they were stored, rotary positions applied. k and v are there for rows that have nothing else in the
+        cache: a backend may read them where they are, but only if the store holds the same numbers.
         """
         ...
 
@@ -116,6 +173,10 @@ class ForwardBatch:
     """Captured steps: what the backend added to the upload (layers/attention/graph.py)."""
     embeds: Embeds | None = None
     """Tokens whose embedding is given, whatever their ids are."""
+    expanded: Expansion | None = None
+    """Rows that attend to keys and values of heads, where latent rows are kept; None: all attend to the latent rows."""
+    states: StateStep | None = None
+    """None: no layer of the model keeps a state."""
     tail: Tail | None = None
     """Tokens whose hidden states are wanted; None: all. Of the others the last layer only stores keys and values."""
 
@@ -126,6 +187,27 @@ class ForwardBatch:
     def wanted(self, x: Tensor) -> Tensor:
         """[T, …] -> [W, …] of the tokens that are wanted."""
         return x if self.tail is None else x.index_select(0, self.tail.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedRow:
+    """A row whose latent rows are made keys and values of heads, for its new tokens to attend to."""
+
+    tokens: slice
+    """Of the step."""
+    keys: Tensor
+    """[L] int64 KV slots of all tokens of the row, the new ones last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """What some rows of a step attend to in layers with latent rows."""
+
+    rows: tuple[ExpandedRow, ...]
+    others: Tail | None
+    """The tokens of the other rows, and they alone as a step; None: there are no others."""
+    slots: Callable[[int], tuple[Tensor, Tensor]]
+    """Of a layer: the latent rows [KV slots, 1, head_dim], and their beginnings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,14 @@ class FixedOccupation:
 
     released: frozenset[str] = frozenset()
 
+    def __init__(self, reason: str = "This engine cannot give its memory back.") -> None:
+        self._reason = reason
+
     def release(self, tags: frozenset[str], pulse: Pulse) -> int:
-        _refuse()
+        self._refuse()
 
     def resume(self, tags: frozenset[str], pulse: Pulse) -> None:
-        _refuse()
+        self._refuse()
 
-
-def _refuse() -> NoReturn:
-    raise InvalidRequest("This engine cannot give its memory back.")
+    def _refuse(self) -> NoReturn:
+        raise InvalidRequest(self._reason)

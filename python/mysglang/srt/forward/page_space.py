@@ -27,3 +27,15 @@ class SpaceShape:
     def num_tokens(self) -> int:
         """Tokens that all pages hold together."""
         return self.num_pages * self.page_size
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """The states of a model with layers that keep one of a fixed size for each request. They are no pages: a request
+    has one state, however long it is, and a checkpoint of the prefix cache is one.
+    """
+
+    num_states: int
+    """Numbered 0 … num_states - 1; at least one for each request that runs."""
+    interval: int
+    """Checkpoints of prompts are made behind a multiple of so many tokens."""

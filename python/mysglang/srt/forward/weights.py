@@ -74,26 +74,28 @@ class ModelWeights(Protocol):
 
 
 class NoWeights:
-    """The null object: of an engine that computes without any."""
+    """The null object: every request is refused, with the reason."""
+
+    def __init__(self, reason: str = "This engine has no weights.") -> None:
+        self._reason = reason
 
     def update_from_files(self, path: str, *, whole: bool, pulse: Pulse) -> int:
-        _refuse()
+        self._refuse()
 
     def join_group(self, group: GroupFacts) -> Future[None]:
-        _refuse()
+        self._refuse()
 
     def leave_group(self, name: str) -> None:
-        _refuse()
+        self._refuse()
 
     def receive(self, tensors: Sequence[TensorFacts], group: str, pulse: Pulse) -> int:
-        _refuse()
+        self._refuse()
 
     def read(self, name: str, count: int) -> list[Any]:
-        _refuse()
+        self._refuse()
 
     def checksums(self, pulse: Pulse) -> dict[str, str]:
-        _refuse()
+        self._refuse()
 
-
-def _refuse() -> NoReturn:
-    raise InvalidRequest("This engine has no weights.")
+    def _refuse(self) -> NoReturn:
+        raise InvalidRequest(self._reason)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mysglang.srt.forward.outputs import BatchResult
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.page_space import SpaceShape, StateShape
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 
 
@@ -16,13 +16,15 @@ class WorkerCapacity:
 
     spaces: tuple[SpaceShape, ...]
     """The page spaces of the model; the first is that of the rows."""
+    states: StateShape | None = None
+    """None: no layer of the model keeps a state."""
     num_slots: int
     """Requests that can hold a row at once (slots 0 … num_slots - 1; the row after them is for padding)."""
     max_context: int
     """Positions of one row: the longest request, output included."""
     vocab_size: int
     memory_usage: dict[str, float] = field(default_factory=dict)
-    """GiB by purpose: weights, kvcache, graph, slots."""
+    """GiB by purpose: weights, kvcache, graph, slots; states, where layers keep some for each request."""
     startup_times: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of the start: load_weight, kv_cache_allocation, cuda_graph_prefill, cuda_graph_decode."""
 

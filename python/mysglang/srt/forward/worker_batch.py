@@ -71,11 +71,13 @@ class TokenMask:
     """Which tokens some rows may get, all others being forbidden; and what logit processors are told."""
 
     rows: Ints
-    """[C] rows of the batch that yield a token, ascending."""
+    """[C] rows of the batch that yield a token, ascending. A row that tries drafts may be there several times."""
     bits: Ints
     """[C, mask_words(vocab)]: token i is allowed if bit i % 32 of word i // 32 is set."""
     calls: tuple[ProcessorCall, ...] = ()
     """In the order in which they are made, before tokens are forbidden."""
+    places: Ints | None = None
+    """[C] which of the row's tokens with logits the mask is for: 0 its newest token, d its draft d. None: all 0."""
 
 
 def mask_words(vocab_size: int) -> int:
@@ -158,6 +160,33 @@ class EmbedColumns:
     """[N, hidden_size]."""
 
 
+NO_STATE = -1
+"""In the place of the number of a state: a state of zeros where it is read, and none where it would be written."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateColumns:
+    """Of a model with layers that keep a state for each request: the states of the rows, and what is copied where.
+
+    Order: all copies, which read what was there before the step; then the layers, which update the states of the rows,
+    and copy them out to checkpoints on the way.
+    """
+
+    slots: Ints
+    """[R] the number of each row's state; NO_STATE: the row has none, and none is read or written."""
+    sources: Longs
+    """[C] numbers of states, or NO_STATE: the copies before the layers. A row that begins gets the state that it goes
+    on from."""
+    targets: Longs
+    """[C] where these go; each number once."""
+    rows: Ints
+    """[K] rows of the batch whose state is copied out, ascending."""
+    offsets: Ints
+    """[K] behind so many of the row's new tokens, at least 1, ascending in each row."""
+    checkpoints: Ints
+    """[K] numbers of the states that these become; each once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWorkerBatch:
     """One step. `R` rows, `T` tokens, `S` rows that yield a token."""
@@ -195,6 +224,8 @@ class ModelWorkerBatch:
     """[R] how many of its last tokens have logits; None: one of each row that yields."""
     second_texts: Ints | None = None
     """Per row: where the second text of a pair begins; its length where there is none. None: there are no pairs."""
+    states: StateColumns | None = None
+    """None: no layer of the model keeps a state."""
     shared: SharedPrefixes | None = None
     """Pages that several rows of a DECODE step read, where reading them once is worth it; None: nothing is shared."""
 

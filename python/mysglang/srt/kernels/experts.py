@@ -22,6 +22,11 @@ def _topk_softmax(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor
     return ids.to(torch.int32), gates
 
 
+def _sigmoid_scores(logits: Tensor) -> Tensor:
+    """Each logit's sigmoid, in float32: [N, E] -> [N, E]."""
+    return logits.float().sigmoid()
+
+
 def _fused_experts(
     x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
 ) -> Tensor:
@@ -59,6 +64,11 @@ def workspace_per_token(*, top_k: int, width: int, inner: int, dtype: torch.dtyp
     return top_k * ((width + inner) * dtype.itemsize + 2 * torch.int32.itemsize)
 
 
+sigmoid_scores = Op(
+    "sigmoid_scores",
+    reference=_sigmoid_scores,
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:sigmoid_scores"},
+)
 topk_softmax = Op("topk_softmax", reference=_topk_softmax, cuda="mysglang.srt.kernels.cuda.topk:topk_softmax")
 fused_experts = Op(
     "fused_experts",

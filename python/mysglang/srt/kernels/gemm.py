@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,6 +18,11 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     """[N, input] -> [N, output / 2]: act(x times the first half of the weight's rows) * (x times the second)."""
     return gated[activation](linear(x, weight, bias))
+
+
+def _heads_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """[N, heads, input] -> [N, heads, output]: each head's row times its own weight. weight: [heads, output, input]."""
+    return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
 
 
 def _pack_linear_weight(weight: Tensor) -> Tensor:
@@ -45,6 +51,9 @@ gated_linear = Op(
     cpu="mysglang.srt.kernels.cpu.packed_gemm:gated_linear",
     cuda="mysglang.srt.kernels.cuda.wave_gemm:gated_linear",
     invariant={"cpu": "mysglang.srt.kernels.cpu.invariant_native:gated_linear", "cuda": ()},
+)
+heads_linear = Op(
+    "heads_linear", reference=_heads_linear, invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:heads_linear"}
 )
 pack_linear_weight = Op(
     "pack_linear_weight",

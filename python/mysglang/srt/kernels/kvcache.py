@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
+from mysglang.srt.kernels.fp8 import bits, to_stored
 from mysglang.srt.kernels.op import Op, head_view
 
 
-def _store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
-    """cache[locations[t]] = row t, for keys and values, cast to the caches' dtype.
+class KvScales(NamedTuple):
+    """What the stored keys and the stored values of a layer are multiplied by. Both positive."""
+
+    key: float = 1.0
+    value: float = 1.0
+
+
+UNSCALED = KvScales()
+
+
+def _store_kv(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor, scales: KvScales = UNSCALED
+) -> None:
+    """cache[locations[t]] = row t, for keys and values, in the caches' dtype (`kernels.fp8.to_stored`).
 
     k, v: [T, num_kv_heads * head_dim], maybe slices of one wider projection. Caches: [slots, num_kv_heads, head_dim].
-    locations: [T] int64, distinct but for padding.
+    locations: [T] int64, distinct but for padding. scales: 1 unless the caches' numbers have eight bits.
     """
     head_dim = k_cache.shape[-1]
-    k_cache.index_copy_(0, locations, head_view(k, head_dim).to(k_cache.dtype))
-    v_cache.index_copy_(0, locations, head_view(v, head_dim).to(v_cache.dtype))
+    for x, cache, scale in ((k, k_cache, scales.key), (v, v_cache, scales.value)):
+        bits(cache).index_copy_(0, locations, bits(to_stored(head_view(x, head_dim), cache.dtype, scale)))
 
 
 store_kv = Op("store_kv", reference=_store_kv, cuda="mysglang.srt.kernels.cuda.kvcache:store_kv")
+
+
+def _store_rows(rows: Tensor, cache: Tensor, locations: Tensor) -> None:
+    """cache[locations[t]] = row t, cast to the cache's dtype, where one row is a token's key and value.
+
+    rows: [T, size], maybe a slice of a wider projection. cache: [slots, 1, size]. locations: [T] int64, distinct but
+    for padding.
+    """
+    cache.index_copy_(0, locations, rows.unsqueeze(1).to(cache.dtype))
+
+
+store_rows = Op("store_rows", reference=_store_rows)
 
 
 def _copy_pages(from_pages: Tensor, to_pages: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:

@@ -1,15 +1,16 @@
 """Rotary position embedding of queries and keys on their way to attention and into the cache.
 
-Su et al., "RoFormer" (2021), in the layout of Llama: dimension i of a head turns together with dimension i + half.
+Su et al., "RoFormer" (2021). In the layout of Llama dimension i of a head turns together with dimension i + half; in
+the interleaved one, dimension 2 * i together with 2 * i + 1.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from mysglang.srt.kernels.kvcache import store_kv
+from mysglang.srt.kernels.kvcache import UNSCALED, KvScales, store_kv
+from mysglang.srt.kernels.norm import rms_norm
 from mysglang.srt.kernels.op import Op, head_view
 
 Norms = tuple[Tensor, Tensor, float]
@@ -26,13 +27,14 @@ def _rope_and_store(
     k_cache: Tensor,
     v_cache: Tensor,
     locations: Tensor,
+    scales: KvScales = UNSCALED,
 ) -> None:
     """Norm and turn queries and keys in place, then cache[locations[t]] = row t for the turned keys and the values.
 
     q: [T, num_heads * head_dim]; k, v: [T, num_kv_heads * head_dim]; all may be slices of one wider projection, only
     their last dimension is dense. positions: [T] int64. cos_sin: [max_position, head_dim] float32, the cosines of the
-    head_dim / 2 angles, then their sines. Caches: [slots, num_kv_heads, head_dim], cast to their dtype. locations: [T]
-    int64, distinct but for padding. Turned in float32, rounded once.
+    head_dim / 2 angles, then their sines. Caches, locations and scales: as of `store_kv`. Turned in float32,
+    rounded once to the dtype of k, and then stored as `store_kv` does.
 
     positions and locations must not come from a kernel that may still be running: an implementation may read them
     before it waits for the kernel ahead of it. A step's are copied to the device as they are.
@@ -43,12 +45,27 @@ def _rope_and_store(
         heads = head_view(x, head_dim)
         if weight is not None:
             assert norms is not None
-            heads.copy_(F.rms_norm(heads, weight.shape, weight, norms[2]))
+            heads.copy_(rms_norm.reference(heads, weight, norms[2]))
         left, right = heads.chunk(2, dim=-1)
         heads.copy_(torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1))
-    store_kv.reference(k, v, k_cache, v_cache, locations)
+    store_kv.reference(k, v, k_cache, v_cache, locations, scales)
 
 
+def _rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -> None:
+    """Turn q [T, num_heads, dim] and k [T, dim] in place; both may be slices of wider tensors.
+
+    positions: [T] int64. cos_sin: [max_position, dim] float32, as above. Turned in float32, rounded once. No value is
+    computed from others of its row but the one that it turns with, so a row does not depend on the rows beside it.
+    """
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    for heads in (q, k.unsqueeze(1)):
+        left, right = (heads[..., 0::2], heads[..., 1::2]) if interleaved else heads.chunk(2, dim=-1)
+        turned = left * cos - right * sin, right * cos + left * sin
+        left.copy_(turned[0])
+        right.copy_(turned[1])
+
+
+rope = Op("rope", reference=_rope)
 rope_and_store = Op(
     "rope_and_store",
     reference=_rope_and_store,

@@ -1,6 +1,12 @@
-"""Gated activations by the names that config.json gives them."""
+"""Activations by the names that config.json gives them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.kernels.activation import Activation
@@ -11,6 +17,23 @@ _BY_NAME: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+
+
+_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+def plain_activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function by its name. Raises ConfigError for one that is not known."""
+    if name not in _PLAIN:
+        raise ConfigError(f"config.json: hidden_act {name!r} is not supported; supported are " + ", ".join(_PLAIN))
+    return _PLAIN[name]
 
 
 def gated_activation(name: str) -> Activation:

@@ -11,10 +11,17 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rotation
-from mysglang.srt.layers.activation import gated_activation
+from mysglang.srt.kernels.op import head_view
+from mysglang.srt.layers.activation import gated_activation, plain_activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.layernorm import RMSNorm
-from mysglang.srt.layers.linear import GatedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from mysglang.srt.layers.linear import (
+    ColumnParallelLinear,
+    GatedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from mysglang.srt.layers.parameter import Section
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 
@@ -38,8 +45,41 @@ class GatedMLP(nn.Module):
         return out
 
 
+class PlainMLP(nn.Module):
+    """down(act(up(x))), by the names that a checkpoint has for both."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        act: str,
+        names: tuple[str, str],
+        *,
+        bias: bool = False,
+        context: LayerContext,
+    ) -> None:
+        super().__init__()
+        up, down = names
+        self._activation = plain_activation(act)
+        first = ColumnParallelLinear(hidden_size, intermediate_size, bias=bias, context=context.under(up))
+        second = RowParallelLinear(intermediate_size, hidden_size, bias=bias, context=context.under(down))
+        self.add_module(up, first)
+        self.add_module(down, second)
+        # In a tuple, where torch does not count them again.
+        self._linears = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        up, down = self._linears
+        out: Tensor = down(self._activation(up(x)))
+        return out
+
+
 class PagedAttention(nn.Module):
-    """Projections, norms of heads and rotary positions where there are such, attention, output projection."""
+    """Projections, norms of heads and rotary positions where there are such, attention, output projection.
+
+    With an output gate, the projection to queries has the gate of each head behind its query, and what a head gives is
+    multiplied by sigmoid(gate) before the output projection.
+    """
 
     def __init__(
         self,
@@ -48,17 +88,26 @@ class PagedAttention(nn.Module):
         rotary: RotaryEmbedding | None,
         *,
         head_norms: Callable[[], RMSNorm] | None = None,
+        whole_norms: Callable[[Section], RMSNorm] | None = None,
         bias: bool = False,
         output_bias: bool = False,
+        output_gate: bool = False,
         context: LayerContext,
     ) -> None:
-        """`spec` counts the heads of the whole model. `head_norms` makes a norm of heads, for queries and for keys;
-        without `rotary` there must be none.
+        """`spec` counts the heads of the whole model. `head_norms` makes a norm of heads, for queries and for keys.
+        `whole_norms` makes one of all heads of the queries together, and of the keys, from this rank's part of them.
         """
         super().__init__()
         self.qkv_proj = QKVParallelLinear(
-            hidden_size, spec.head_dim, spec.num_heads, spec.num_kv_heads, bias=bias, context=context.under("qkv_proj")
+            hidden_size,
+            spec.head_dim,
+            spec.num_heads,
+            spec.num_kv_heads,
+            query_dim=2 * spec.head_dim if output_gate else None,
+            bias=bias,
+            context=context.under("qkv_proj"),
         )
+        self.output_gate = output_gate
         self.o_proj = RowParallelLinear(
             spec.num_heads * spec.head_dim, hidden_size, bias=output_bias, context=context.under("o_proj")
         )
@@ -66,20 +115,50 @@ class PagedAttention(nn.Module):
         self.attn = RadixAttention(
             replace(spec, num_heads=self.qkv_proj.num_heads, num_kv_heads=self.qkv_proj.num_kv_heads)
         )
-        assert rotary is not None or head_norms is None, "heads are normed on their way to being turned"
-        self.q_norm = None if head_norms is None else head_norms()
-        self.k_norm = None if head_norms is None else head_norms()
+        self.q_norm = self.k_norm = None
+        self.norms_before = whole_norms is not None or (rotary is None and head_norms is not None)
+        if head_norms is not None:
+            self.q_norm, self.k_norm = head_norms(), head_norms()
+        if whole_norms is not None:
+            queries, keys, _ = self.qkv_proj.sections
+            self.q_norm, self.k_norm = whole_norms(queries), whole_norms(keys)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [W, hidden_size], of the wanted tokens."""
         q, k, v = self.qkv_proj.forward_split(x)
-        out: Tensor = self.o_proj(self.attn(q, k, v, batch, self.rotation()))
+        gate = None
+        if self.output_gate:
+            q, gate = head_view(q, 2 * self.attn.spec.head_dim).chunk(2, dim=-1)
+            q = q.flatten(1)
+        if self.norms_before:
+            # Heads that are turned are normed by the kernel that turns them; these are not, or not each alone.
+            assert self.q_norm is not None and self.k_norm is not None
+            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+        if self.rotary is not None and self.rotary.order is not None:
+            q, k = self._in_order(q), self._in_order(k)
+        attended = self.attn(q, k, v, batch, self.rotation())
+        if gate is not None:
+            attended = attended * batch.wanted(gate).flatten(1).sigmoid()
+        out: Tensor = self.o_proj(attended)
         return out
+
+    def _normed(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """[T, heads * head_dim], each head of it normed, or all together: as much as the norm has weights."""
+        normed: Tensor = norm(x.reshape(len(x), -1, len(norm.gain)))
+        return normed.flatten(1)
+
+    def _in_order(self, x: Tensor) -> Tensor:
+        """[T, heads * head_dim] with the dimensions of each head in the order in which they are turned."""
+        assert self.rotary is not None and self.rotary.order is not None
+        return head_view(x, self.attn.spec.head_dim).index_select(-1, self.rotary.order).flatten(1)
 
     def rotation(self) -> Rotation | None:
         """What happens to heads before they attend."""
         if self.rotary is None:
             return None
-        if self.q_norm is None or self.k_norm is None:
+        if self.q_norm is None or self.k_norm is None or self.norms_before:
             return Rotation(self.rotary.cos_sin)
-        return Rotation(self.rotary.cos_sin, (self.q_norm.gain, self.k_norm.gain, self.q_norm.eps))
+        gains, order = (self.q_norm.gain, self.k_norm.gain), self.rotary.order
+        if order is not None:
+            gains = gains[0].index_select(0, order), gains[1].index_select(0, order)
+        return Rotation(self.rotary.cos_sin, (*gains, self.q_norm.eps))

@@ -1,15 +1,16 @@
-"""RMSNorms, with the residual addition before them where there is one. A table says which kinds there are."""
+"""Norms, with the residual addition before them where there is one. A table says which kinds there are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.parameter import WeightParameter
+from mysglang.srt.layers.parameter import Section, WeightParameter
 
 
 class RMSNorm(nn.Module):
@@ -59,8 +60,93 @@ class PlusOneRMSNorm(RMSNorm):
         return self.weight
 
 
-NORMS: Mapping[str, Callable[[int, float, LayerContext], RMSNorm]] = {
+class SplitRMSNorm(RMSNorm):
+    """Normalises all heads of queries, or of keys, together, wherever they are: a rank has only some of them."""
+
+    def __init__(self, section: Section, eps: float, context: LayerContext) -> None:
+        """`section`: this rank's numbers of all."""
+        super().__init__(section.size, eps, context)
+        self.weight = WeightParameter((section.size,), (section,), dtype=context.dtype)
+        self.weight.centre = 1.0
+        self._tp = context.tp
+        # Heads of keys that several ranks hold are counted as often.
+        self._counted = section.size * context.tp.size
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._tp.size == 1:
+            return super().forward(x)
+        values = x.float()
+        squares = self._tp.all_reduce(values.square().sum(-1, keepdim=True))
+        normed = values * torch.rsqrt(squares / self._counted + self.eps)
+        return normed.to(x.dtype) * self.gain
+
+
+class LayerNorm(nn.Module):
+    """Subtracts the mean, then normalises the last dimension (Ba, Kiros and Hinton, arXiv 1607.06450)."""
+
+    centre = 1.0
+    """Mean of the weights of a model."""
+
+    def __init__(self, size: int, eps: float, context: LayerContext) -> None:
+        super().__init__()
+        self.weight = WeightParameter((size,), dtype=context.dtype)
+        self.weight.centre = self.centre
+        self.bias = self._make_bias(size, context)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self._gain(), self.bias, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual); x starts the residual where there is none."""
+        total = x if residual is None else x + residual
+        return self(total), total
+
+    def _gain(self) -> Tensor:
+        return self.weight
+
+    def _make_bias(self, size: int, context: LayerContext) -> WeightParameter | None:
+        return WeightParameter((size,), dtype=context.dtype)
+
+
+class PlusOneLayerNorm(LayerNorm):
+    """Multiplies by 1 + weight, as Nemotron does."""
+
+    centre = 0.0
+
+    def _gain(self) -> Tensor:
+        return self.weight + 1.0
+
+
+class BiaslessLayerNorm(LayerNorm):
+    """Multiplies in float32 and adds nothing, as Cohere's models do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), self.weight.shape, self.weight.float(), None, self.eps).to(x.dtype)
+
+    def _make_bias(self, size: int, context: LayerContext) -> WeightParameter | None:
+        return None
+
+
+class NoNorm(nn.Module):
+    """Stands where a layer takes the residual stream as it is."""
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(x + residual, a copy of it): the layer may use up the first."""
+        total = x if residual is None else x + residual
+        return total, total.clone()
+
+
+RMS_NORMS: Mapping[str, Callable[[int, float, LayerContext], RMSNorm]] = {
     "rms": RMSNorm,
     "rms_plus_one": PlusOneRMSNorm,
+}
+"""Those of heads, which the kernel that turns heads computes."""
+
+NORMS: Mapping[str, Callable[[int, float, LayerContext], RMSNorm | LayerNorm]] = {
+    **RMS_NORMS,
+    "layer": LayerNorm,
+    "layer_plus_one": PlusOneLayerNorm,
+    "layer_without_bias": BiaslessLayerNorm,
 }
 """(size, eps, context) -> the norm of each kind that a model's plan may name."""

@@ -104,17 +104,21 @@ class QKVParallelLinear(LinearBase):
         num_heads: int,
         num_kv_heads: int,
         *,
+        query_dim: int | None = None,
         bias: bool = False,
         context: LayerContext,
     ) -> None:
+        """`query_dim`: rows of each query head, where these are more than `head_dim`."""
         rank, size = context.tp.rank, context.tp.size
         heads = Section.split(num_heads, rank, size)
         kv_heads = split_kv_heads(num_kv_heads, rank, size)
         self.num_heads, self.num_kv_heads = heads.size, kv_heads.size
         sections = tuple(
-            Section(part.full * head_dim, part.start * head_dim, part.size * head_dim)
-            for part in (heads, kv_heads, kv_heads)
+            Section(part.full * dim, part.start * dim, part.size * dim)
+            for part, dim in ((heads, query_dim or head_dim), (kv_heads, head_dim), (kv_heads, head_dim))
         )
+        self.sections = sections
+        """Of the queries, keys and values."""
         self.sizes = [section.size for section in sections]
         super().__init__(Section(hidden_size, 0, hidden_size), sections, bias=bias, context=context)
 

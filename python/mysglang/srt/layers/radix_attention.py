@@ -19,11 +19,16 @@ class RadixAttention(nn.Module):
 
         With a rotation, q and k are not turned yet; they are afterwards.
         """
-        backend, layer, loc = batch.attn_backend, self.spec.layer_id, batch.loc_for(self.spec)
+        backend = batch.attn_backend
         if rotation is None:
-            backend.kv_pool.store(layer, loc, k, v)
+            self.store(k, v, batch)
         else:
+            layer, loc = self.spec.layer_id, batch.loc_for(self.spec)
             backend.kv_pool.store_rotated(layer, loc, q, k, v, batch.positions, rotation)
         if batch.tail is None or batch.tail.step is None:
             return batch.wanted(backend.forward(q, k, v, self.spec, batch))
         return backend.forward(batch.wanted(q), k, v, self.spec, batch.tail.step)
+
+    def store(self, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        """Write keys and values of the step as they are."""
+        batch.attn_backend.kv_pool.store(self.spec.layer_id, batch.loc_for(self.spec), k, v)

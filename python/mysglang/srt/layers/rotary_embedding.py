@@ -88,12 +88,31 @@ def _yarn_stretch(rope: Mapping[str, Any]) -> float:
     return stretch(1.0)
 
 
+def longrope_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
+    """A factor for each frequency: Ding et al., "LongRoPE" (2024), as Phi-3 uses it.
+
+    There are two lists, for texts up to the original length and for longer ones. Keys that stay in a cache are turned
+    once, so here the longest text that is served decides for all: `--context-length` of at most the original length
+    takes the short list.
+    """
+    original = rope["original_max_position_embeddings"]
+    factors = torch.tensor(
+        rope["long_factor"] if max_position > original else rope["short_factor"], dtype=torch.float32, device="cpu"
+    )
+    stretch = rope.get("attention_factor")
+    if stretch is None:
+        factor = rope.get("factor", 1.0)
+        stretch = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return 1.0 / (factors / inverse_frequencies(rope["rope_theta"], head_dim)), float(stretch)
+
+
 SCALINGS: dict[str, Scaling] = {
     "default": default_frequencies,
     "linear": linear_frequencies,
     "dynamic": dynamic_frequencies,
     "llama3": llama3_frequencies,
     "yarn": yarn_frequencies,
+    "longrope": longrope_frequencies,
 }
 
 
@@ -105,11 +124,46 @@ def cos_sin_table(rope: Mapping[str, Any], head_dim: int, max_position: int) -> 
 
 
 class RotaryEmbedding(nn.Module):
-    """Holds the table. One instance serves all layers of a model."""
+    """Holds the table. One instance serves all layers of a model with equal heads.
+
+    Kernels turn dimension i of a head together with dimension i + half. A model that turns only the first `turned`
+    dimensions turns i together with i + turned / 2. So its heads are brought into another order, `order`, for queries
+    and keys alike, which changes no score; the dimensions that stay as they are have an angle of 0:
+
+        a b | c d      a, b: the halves of what is turned; c, d: of the rest      in the order a c | b d
+
+    In an interleaved head a and b are not halves, but the even and the odd dimensions of what is turned.
+    """
 
     cos_sin: Tensor
+    order: Tensor | None
+    """[head_dim] int64: which dimension stands in each place; None: each in its own."""
 
-    def __init__(self, rope: Mapping[str, Any], head_dim: int, max_position: int) -> None:
+    def __init__(
+        self,
+        rope: Mapping[str, Any],
+        head_dim: int,
+        max_position: int,
+        *,
+        turned: int | None = None,
+        interleaved: bool = False,
+    ) -> None:
+        """`turned`: the first dimensions of a head, an even number of them; None: all. `interleaved`: 2i is turned
+        together with 2i + 1.
+        """
         super().__init__()
-        table = cos_sin_table(rope, head_dim, max_position)
-        self.register_buffer("cos_sin", table.to(torch.get_default_device()), persistent=False)
+        turned = head_dim if turned is None else turned
+        table, order = cos_sin_table(rope, turned, max_position), None
+        if turned < head_dim or interleaved:
+            cos, sin = table.chunk(2, dim=-1)
+            rest = torch.zeros(max_position, (head_dim - turned) // 2, device="cpu")
+            table = torch.cat((cos, rest + 1.0, sin, rest), dim=-1)
+            half, end = turned // 2, turned + rest.shape[1]
+            places = torch.arange(head_dim, device="cpu")
+            first, second = (
+                (places[0:turned:2], places[1:turned:2]) if interleaved else (places[:half], places[half:turned])
+            )
+            order = torch.cat((first, places[turned:end], second, places[end:]))
+        device = torch.get_default_device()
+        self.register_buffer("cos_sin", table.to(device), persistent=False)
+        self.register_buffer("order", None if order is None else order.to(device), persistent=False)

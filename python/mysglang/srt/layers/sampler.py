@@ -1,18 +1,20 @@
 """Sampler: logits -> next tokens. What features change of the logits first, then the choice, then what it looked like.
 
 Knows rows, no request and no feature. A row whose logits are not finite, or that cannot be sampled, gets token -1 and
-disturbs no other.
+disturbs no other. Of several ranks the first one chooses, and the others are told its tokens.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from mysglang.srt.distributed.groups import Group
 from mysglang.srt.kernels import sampling
 from mysglang.srt.kernels.bitmask import apply_token_bitmask
 from mysglang.srt.layers.apart import sample_apart
@@ -40,6 +42,32 @@ class SamplingOps:
         return cls(sampling.greedy_tokens, sampling.draw_tokens, apply_token_bitmask)
 
 
+class ChoosesTokens(Protocol):
+    """From logits to tokens."""
+
+    def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
+        """logits: [S, vocab] as the model gives them, left as they are. A row that cannot be sampled gets -1."""
+        ...
+
+
+class SharedSampler:
+    """One choice for all ranks: the first rank's. The other ranks get its tokens, and no log-probabilities.
+
+    All ranks have the same logits, but ranks must never differ in a token: their plans would differ from then on. So
+    agreement rests on one small broadcast, and not on draws, masks and processors that run alike everywhere.
+    """
+
+    def __init__(self, inner: ChoosesTokens, tp: Group) -> None:
+        self._inner = inner
+        self._tp = tp
+
+    def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
+        if self._tp.rank:
+            return Sampled(self._tp.broadcast(torch.empty(len(logits), dtype=torch.int64, device=logits.device)))
+        sampled = self._inner.sample(logits, step)
+        return replace(sampled, tokens=self._tp.broadcast(sampled.tokens))
+
+
 class Sampler:
     """Goes through what the features in use do."""
 
@@ -47,7 +75,6 @@ class Sampler:
         self._greedy = ops.greedy
 
     def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
-        """logits: [S, vocab] as the model gives them, left as they are. A row that cannot be sampled gets -1."""
         try:
             return self._sample(logits, step)
         except Exception:

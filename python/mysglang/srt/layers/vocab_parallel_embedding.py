@@ -52,16 +52,21 @@ class ScaledEmbedding(VocabParallelEmbedding):
 class ParallelLMHead(LinearBase):
     """Vectors to logits."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, cap: float = 0.0, context: LayerContext) -> None:
-        """cap: soft cap of the logits; 0: none."""
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, scale: float = 1.0, cap: float = 0.0, context: LayerContext
+    ) -> None:
+        """scale: factor of the logits. cap: their soft cap, after the scale; 0: none."""
         rows = vocabulary_rows(vocab_size, context.tp)
         super().__init__(Section(hidden_size, 0, hidden_size), (rows,), bias=False, context=context)
         self.vocab_size = vocab_size
+        self.scale = scale
         self.cap = cap
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], the same on every rank."""
         logits = self.tp.all_gather(self.method.apply(self, hidden, None))[:, : self.vocab_size]
+        if self.scale != 1.0:
+            logits = logits * self.scale
         return soft_cap(logits, self.cap) if self.cap else logits
 
 
@@ -69,10 +74,16 @@ class TiedLMHead(ParallelLMHead):
     """With the weight of the model's embedding, which stays a plain one there whatever is made of it here."""
 
     def __init__(
-        self, vocab_size: int, table: VocabParallelEmbedding, *, cap: float = 0.0, context: LayerContext
+        self,
+        vocab_size: int,
+        table: VocabParallelEmbedding,
+        *,
+        scale: float = 1.0,
+        cap: float = 0.0,
+        context: LayerContext,
     ) -> None:
         with torch.device("meta"):  # a weight that is not kept
-            super().__init__(vocab_size, table.weight.shape[1], cap=cap, context=context)
+            super().__init__(vocab_size, table.weight.shape[1], scale=scale, cap=cap, context=context)
         # In a tuple, where torch does not count it among the parts of this one.
         self._tied_to = (table,)
         self.weight = table.weight

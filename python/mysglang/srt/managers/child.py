@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import msgspec
 
-from mysglang.srt.errors import ConfigError
+from mysglang.srt.errors import ConfigError, PeerLost
 from mysglang.srt.messages.launch import Failed, FromChild
 from mysglang.srt.utils.process import ParentLink
 from mysglang.srt.utils.service_thread import on_thread_death
@@ -35,6 +35,9 @@ def run_child(body: Callable[[ParentLink], None]) -> NoReturn:
     except ConfigError as error:
         # The user's business: said in the user's words, without a traceback.
         tell_parent(link, Failed(list(error.problems)))
+    except PeerLost as error:
+        # Not logged: the last line of the log is for the cause.
+        tell_parent(link, Failed([summary(error)], follows=True))
     except Exception as error:
         logger.exception("this process cannot go on")
         tell_parent(link, Failed([summary(error)]))

@@ -28,14 +28,17 @@ class DetokenizerLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Which of several."""
 
 
-def ranks_of(parallel: ParallelArgs) -> list[RankContext]:
+def ranks_of(parallel: ParallelArgs, meeting_file: str = "") -> list[RankContext]:
     """Of each process that computes, the first rank's first."""
-    return rank_contexts(parallel.tp_size, device=parallel.device, first_gpu=parallel.base_gpu_id)
+    return rank_contexts(
+        parallel.tp_size, device=parallel.device, first_gpu=parallel.base_gpu_id, meeting_file=meeting_file
+    )
 
 
 def scheduler_launches(args: ServerArgs, ports: PortArgs) -> list[SchedulerLaunch]:
     """One for each rank."""
-    return [SchedulerLaunch(server_args=args, port_args=ports, ranks=ranks) for ranks in ranks_of(args.parallel)]
+    contexts = ranks_of(args.parallel, ports.meeting_file)
+    return [SchedulerLaunch(server_args=args, port_args=ports, ranks=ranks) for ranks in contexts]
 
 
 def scheduler_title(ranks: RankContext) -> str:

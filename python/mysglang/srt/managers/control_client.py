@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
+
+import msgspec
 
 from mysglang.srt.errors import Aborted, ServerEnded
 from mysglang.srt.messages.channels import Sender
@@ -16,6 +19,7 @@ from mysglang.srt.messages.control import (
     FlushCacheReqOutput,
     GetInternalStateReq,
     GetInternalStateReqOutput,
+    Reply,
 )
 from mysglang.srt.utils.awake import awake_timeout
 
@@ -23,8 +27,15 @@ REPLY_TIMEOUT_S = 10.0
 """A scheduler reads its messages between two steps; the longest step is far shorter."""
 
 Question: TypeAlias = FlushCacheReqInput | GetInternalStateReq | Command
-Reply: TypeAlias = FlushCacheReqOutput | GetInternalStateReqOutput | ControlReqOutput
 Kind = TypeVar("Kind", FlushCacheReqOutput, GetInternalStateReqOutput, ControlReqOutput)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A question that not all ranks have answered."""
+
+    reply: asyncio.Future[Reply]
+    by_rank: dict[int, Reply] = field(default_factory=dict)
 
 
 class ControlClient:
@@ -37,11 +48,15 @@ class ControlClient:
         *,
         front: int = 0,
         num_fronts: int = 1,
+        num_ranks: int = 1,
     ) -> None:
-        """A question's number tells which of `num_fronts` asked it, by what is left of a division."""
+        """A question's number tells which of `num_fronts` asked it, by what is left of a division. Each of `num_ranks`
+        answers it.
+        """
         self._to_scheduler = to_scheduler
         self._timeout_s = timeout_s
-        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._waiting: dict[int, Waiting] = {}
+        self._num_ranks = num_ranks
         self._last_id = front
         self._num_fronts = num_fronts
 
@@ -65,16 +80,19 @@ class ControlClient:
         return len(self._waiting)
 
     def answer(self, reply: Reply) -> None:
-        """A reply arrived. One that nobody waits for any more is dropped."""
+        """A rank's reply arrived. One that nobody waits for any more is dropped."""
         waiting = self._waiting.get(reply.id)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(reply)
+        if waiting is None or waiting.reply.done():
+            return
+        waiting.by_rank[reply.rank] = reply
+        if len(waiting.by_rank) == self._num_ranks:
+            waiting.reply.set_result(_of_all(waiting.by_rank))
 
     def fail_all(self, error: ServerEnded) -> None:
         """No reply will come any more."""
         for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(error.again())
+            if not waiting.reply.done():
+                waiting.reply.set_exception(error.again())
 
     async def _ask(
         self, question: Callable[[int], Question], kind: type[Kind], patience_s: float | None = None
@@ -82,14 +100,24 @@ class ControlClient:
         timeout_s = self._timeout_s if patience_s is None else patience_s
         self._last_id += self._num_fronts
         number = self._last_id
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[number] = Waiting(asyncio.get_running_loop().create_future())
         try:
             self._to_scheduler.send(question(number))
             async with awake_timeout(timeout_s):
-                reply = await future
+                reply = await waiting.reply
         except TimeoutError:
             raise Aborted(f"The scheduler did not answer within {timeout_s:g} s.", status=503) from None
         finally:
             del self._waiting[number]
         assert isinstance(reply, kind), f"{type(reply).__name__} in answer to question {number}"
         return reply
+
+
+def _of_all(by_rank: Mapping[int, Reply]) -> Reply:
+    """One reply out of those of all ranks: the first rank's, or the first refusal."""
+    first = by_rank[0]
+    if isinstance(first, GetInternalStateReqOutput):
+        others = [by_rank[rank] for rank in sorted(by_rank) if rank]
+        return msgspec.structs.replace(first, ranks=others) if others else first
+    refusals = (by_rank[rank] for rank in sorted(by_rank) if not getattr(by_rank[rank], "success"))  # noqa: B009
+    return next(refusals, first)

@@ -5,8 +5,11 @@ Every process that needs them reads them here, so that all agree.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mysglang.srt.args.model import ModelArgs
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 
@@ -20,6 +23,29 @@ def load_model_config(args: ModelArgs) -> ModelConfig:
         overrides=args.overrides,
         is_embedding=args.is_embedding,
     )
+
+
+def load_draft_config(path: str, served: ModelConfig) -> ModelConfig:
+    """The config of the model at `path` that proposes drafts for the `served` one: in its data type, for requests as
+    long. Raises ConfigError for a model that cannot propose drafts for this one.
+    """
+    draft = ModelConfig.from_path(path, dtype=served.dtype)
+    flag = f"--speculative-draft-model-path {path}"
+    if served.pooling is not None:
+        raise ConfigError("--speculative-algorithm is for models that generate; leave it out for this one.")
+    if draft.pooling is not None:
+        raise ConfigError(f"{flag}: {draft.architecture} does not generate, so it can propose no drafts.")
+    if draft.vocab_size != served.vocab_size:
+        raise ConfigError(
+            f"{flag}: its vocabulary has {draft.vocab_size} tokens and that of the served model {served.vocab_size}. "
+            "Both models must have the same tokens."
+        )
+    if draft.context_len < served.context_len:
+        raise ConfigError(
+            f"{flag}: it takes {draft.context_len} tokens, and requests may have {served.context_len}. Give "
+            f"--context-length {draft.context_len}, or a draft model with a longer context."
+        )
+    return replace(draft, context_len=served.context_len)
 
 
 def load_tokenizer(args: ModelArgs) -> Tokenizer | None:

@@ -43,6 +43,10 @@ class RequestMetrics(Protocol):
         """The answer to that HTTP request is complete, or was given up. `status`: None if none was sent."""
         ...
 
+    def watch(self) -> None:
+        """Somebody looks at the figures now. Counting that happens only on demand begins, or goes on for a while."""
+        ...
+
     def total_row(self) -> Sequence[float]:
         """Of all fronts: a row of `observability.instruments.FRONT`."""
         ...
@@ -71,6 +75,9 @@ class NoMetrics:
         pass
 
     def answered(self, path: str, routing_key: str, status: int | None) -> None:
+        pass
+
+    def watch(self) -> None:
         pass
 
     def total_row(self) -> Sequence[float]:
@@ -168,8 +175,51 @@ class SheetMetrics:
                 del self._routing_keys[routing_key]
                 self._sheet.add(told.ROUTING_KEYS_ACTIVE, -1)
 
+    def watch(self) -> None:
+        """Nothing to do: counting never stops."""
+
     def total_row(self) -> Sequence[float]:
         return self._sheet.total_row()
 
     def close(self) -> None:
         """The sheet is memory; nothing is to be done."""
+
+
+WATCHED_S = 15.0
+"""Seconds for which requests are counted after somebody looked."""
+
+
+class WatchedMetrics(SheetMetrics):
+    """Counts on a sheet while somebody looks at the figures of this server, at whichever front.
+
+    A request that arrived while nobody looked is not counted, and costs a look into an empty dictionary for each of its
+    chunks. The sheet's layout is `instruments.WATCHED_FRONT`.
+    """
+
+    def __init__(self, sheet: Sheet, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(sheet, clock)
+        self._looks_seen = 0.0
+        self._until = 0.0
+        """When counting ends, by the clock."""
+
+    def watch(self) -> None:
+        self._sheet.add(told.LOOKS)
+
+    def opened(self, rid: str) -> None:
+        now = self._clock()
+        # The other fronts write their looks to rows of the same sheet. Clocks need not agree between processes.
+        if (looks := self._sheet.total(told.LOOKS)) != self._looks_seen:
+            self._looks_seen, self._until = looks, now + WATCHED_S
+        if now < self._until:
+            super().opened(rid)
+
+    def sent(self, rid: str, request: TokenizedGenerateReqInput) -> None:
+        if rid in self._watched:
+            super().sent(rid, request)
+
+    def grew(self, rid: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> None:
+        if rid in self._watched:
+            super().grew(rid, prompt_tokens, completion_tokens, cached_tokens)
+
+    def total_row(self) -> Sequence[float]:
+        return self._sheet.total_row()[: told.FRONT.width]

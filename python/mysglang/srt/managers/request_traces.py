@@ -102,6 +102,9 @@ class TracedMetrics:
     def answered(self, path: str, routing_key: str, status: int | None) -> None:
         self._metrics.answered(path, routing_key, status)
 
+    def watch(self) -> None:
+        self._metrics.watch()
+
     def total_row(self) -> Sequence[float]:
         return self._metrics.total_row()
 

@@ -28,7 +28,7 @@ from mysglang.srt.scheduling.invariants import Invariants
 from mysglang.srt.scheduling.jump_forward import Jumps
 from mysglang.srt.scheduling.lane import Lane, Lanes
 from mysglang.srt.scheduling.new_token_ratio import NewTokenRatio
-from mysglang.srt.scheduling.output_streamer import OutputStreamer
+from mysglang.srt.scheduling.output_streamer import Streamer
 from mysglang.srt.scheduling.pace import Pace
 from mysglang.srt.scheduling.request import NO_SLOT, Req
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -39,7 +39,7 @@ from mysglang.srt.scheduling.stats import SchedulerStats
 from mysglang.srt.scheduling.step_planner import StepPlanner
 from mysglang.srt.scheduling.timeline import Timeline
 from mysglang.srt.scheduling.timeouts import Timeouts
-from mysglang.srt.scheduling.token_masks import TokenMasks
+from mysglang.srt.scheduling.token_masks import MakesMasks
 from mysglang.srt.scheduling.waiting_queue import WaitingQueue
 from mysglang.srt.scheduling.weight_version import WeightVersion
 from mysglang.srt.utils.outside import Outside
@@ -76,10 +76,10 @@ class SchedulerParts:
     pace: Pace
     planner: StepPlanner
     builder: ForwardBuilder
-    masks: TokenMasks
+    masks: MakesMasks
     results: ResultProcessor
     jumps: Jumps
-    streamer: OutputStreamer
+    streamer: Streamer
     ratio: NewTokenRatio
     invariants: Invariants
     stats: SchedulerStats
@@ -112,6 +112,8 @@ class Scheduler:
         """Called after each step."""
         self.turn_observers: list[Callable[[], None]] = []
         """Called on each turn of the loop."""
+        self.beat_observers: list[Callable[[], None]] = []
+        """Called with each sign of life."""
         self.standstill = Standstill()
         self._beat_at = 0.0
         self._idle = False
@@ -236,12 +238,12 @@ class Scheduler:
         result = self._parts.worker.forward_batch_generation(step)
         if not decodes:
             self._parts.pace.launched(batch.new_tokens)
-        return Launched(batch, Asked(step.logprobs, step.hidden), result, at)
+        return Launched(batch, Asked(step.logprobs, step.hidden, step.drafts), result, at)
 
     def choose_tokens(self, launched: Launched) -> None:
         """Let a step that waits for its mask go on. Called when the step before it is finished."""
         if launched.result.waits_for_mask:
-            launched.result.sample(self._parts.masks.of(launched.batch))
+            launched.result.sample(self._parts.masks.of(launched.batch, launched.asked.drafts))
 
     def process_batch_result(self, launched: Launched, lane: Lane) -> None:
         """Wait for the tokens of the oldest step of `lane`, apply them, tell the detokenizer."""
@@ -291,6 +293,8 @@ class Scheduler:
     def beat(self) -> None:
         """Give a sign of life."""
         self._beat_at = time.monotonic()
+        for observe in self.beat_observers:
+            observe()
         parts = self._parts
         running = self.lanes.size
         compiling = max(len(self.reqs) - running - len(parts.waiting), 0)

@@ -13,10 +13,11 @@ from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext
 from mysglang.srt.forward.occupation import FixedOccupation, Occupation
 from mysglang.srt.forward.weights import ModelWeights, NoWeights
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
+from mysglang.srt.managers.cache_watch import CacheWatch
 from mysglang.srt.managers.scheduler import Scheduler, SchedulerParts
 from mysglang.srt.managers.scheduler_control import SchedulerControl
 from mysglang.srt.managers.scheduler_memory import SchedulerMemory
-from mysglang.srt.managers.scheduler_profiler import SchedulerProfiler
+from mysglang.srt.managers.scheduler_profiler import Profiled, SchedulerProfiler
 from mysglang.srt.managers.scheduler_settings import SchedulerSettings
 from mysglang.srt.managers.scheduler_weights import SchedulerWeights
 from mysglang.srt.mem_cache.kv_manager import KvManager
@@ -30,11 +31,12 @@ from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.accounts import Accounts, NoAccounts
 from mysglang.srt.scheduling.admission import AdmissionRule
 from mysglang.srt.scheduling.census import UrgentSign
-from mysglang.srt.scheduling.coordinator import SoloCoordinator
+from mysglang.srt.scheduling.coordinator import Coordinator, SoloCoordinator
 from mysglang.srt.scheduling.decode_planner import DecodePlanner
 from mysglang.srt.scheduling.distrust import Distrust
 from mysglang.srt.scheduling.fair_shares import FairShares
 from mysglang.srt.scheduling.finish import StopText, StopWatch
+from mysglang.srt.scheduling.follower import NoMasks, SilentStreamer
 from mysglang.srt.scheduling.forward_builder import ForwardBuilder
 from mysglang.srt.scheduling.gathering import Gathering
 from mysglang.srt.scheduling.grammar import MaskFiller, NoGrammars
@@ -265,7 +267,7 @@ class Residents:
         distrust = Distrust(self.table, self.kv, self.lanes, self.residency, self.retraction)
         return ResultProcessor(self.table, self.growth, self.residency, distrust, options.eos_token_ids)
 
-    def planner(self, options: SchedulerOptions, results: ResultProcessor) -> StepPlanner:
+    def planner(self, options: SchedulerOptions, results: ResultProcessor, coordinator: Coordinator) -> StepPlanner:
         """Chooses the rows of each step."""
         table, kv, lanes, waiting, retraction = self.table, self.kv, self.lanes, self.waiting, self.retraction
         prefill = PrefillPlanner(
@@ -284,7 +286,15 @@ class Residents:
             preemption = PriorityPreemption(table, kv, lanes, waiting, prefill, retraction, threshold=threshold)
         decode = DecodePlanner(table, kv, lanes, self.ratio, retraction, growth=self.growth, end=results.end)
         order = step_order(options.order, prefill, decode, decode_wait_tokens=options.decode_wait_tokens)
-        return StepPlanner(order, decode, preemption, SoloCoordinator())
+        return StepPlanner(order, decode, preemption, coordinator)
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """What a trace of steps shows beside them."""
+        kv = self.kv.state()
+        return {
+            "requests": {"running": self.lanes.size, "waiting": len(self.waiting)},
+            "KV tokens": {"protected": kv.protected, "evictable": kv.evictable},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,19 +319,23 @@ def assemble(
     weights: ModelWeights | None = None,
     memory: Occupation | None = None,
     share: Share | None = None,
+    coordinator: Coordinator | None = None,
 ) -> Assembled:
     """Every part of a scheduler around `worker` and `kv`; reads like a parts list.
 
     `role` gives requests their grammars, if any have some, and `filler` knows these grammars. `weights` and
-    `memory`: the worker's. `share`: how this rank has the messages of a turn from the first one.
+    `memory`: the worker's. `share`: how this rank has the messages of a turn from the first one, and
+    `coordinator`: what it has to do with their plans.
     """
     capacity = worker.capacity
     rows = Residents.make(worker, kv, options)
     table, lanes, waiting = rows.table, rows.lanes, rows.waiting
-    timeline = RequestTimeline(table) if options.timed else NoTimeline()
+    leads = options.ranks.leads
+    timeline = RequestTimeline(table) if options.timed and leads else NoTimeline()
     version = WeightVersion(options.weight_version)
     groups = NoPrefixGroups() if options.cascade is None else PrefixGroups(kv, options.cascade)
     results = rows.results(options)
+    streamer = OutputStreamer(table, channels.to_detokenizer, version, timeline) if leads else SilentStreamer()
     scheduler = Scheduler(
         SchedulerParts(
             worker=worker,
@@ -337,14 +351,16 @@ def assemble(
                 cached=lambda req: req.cached_prefix(kv).reach,
             ),
             pace=Pace(options.limits.budget(0)),
-            planner=rows.planner(options, results),
+            planner=rows.planner(options, results, coordinator or SoloCoordinator()),
             builder=ForwardBuilder(table, kv, rows.growth, rows.sampling, groups),
             masks=TokenMasks(
                 table, filler or NoGrammars(), vocab_size=capacity.vocab_size, eos_token_ids=options.eos_token_ids
-            ),
+            )
+            if leads
+            else NoMasks(capacity.vocab_size),
             results=results,
             jumps=JumpForward(table, kv, lanes, rows.residency, waiting) if options.jump_forward else NoJumps(),
-            streamer=OutputStreamer(table, channels.to_detokenizer, version, timeline),
+            streamer=streamer,
             ratio=rows.ratio,
             invariants=Invariants(kv, strict=options.strict),
             stats=rows.stats,
@@ -363,6 +379,15 @@ def assemble(
     )
     _answer_control_requests(scheduler, rows, updates, memory or FixedOccupation(), channels, capacity)
     loop = OverlapLoop(scheduler, lanes) if options.overlap else SyncLoop(scheduler, lanes)
+    ranks = options.ranks
+    profiled = Profiled(
+        loop,
+        streamer,
+        figures=rows.counters,
+        steps_done=lambda: rows.stats.forward_steps,
+        rank_name=ranks.name if ranks.world.size > 1 else "",
+    )
+    scheduler.add_handlers(SchedulerProfiler(channels.to_tokenizer, profiled).handlers())
     return Assembled(scheduler, loop, kv, rows)
 
 
@@ -379,8 +404,9 @@ def _answer_control_requests(
     control = SchedulerControl(scheduler, rows.kv, rows.retraction, rows.stats, replies, capacity=capacity)
     settings = SchedulerSettings(rows.table, rows.ratio, rows.stats, replies)
     lent = SchedulerMemory(scheduler, rows.kv, memory, replies)
-    profiler = SchedulerProfiler(replies)
-    for part in (control, updates, settings, lent, profiler):
+    watch = CacheWatch(rows.kv.cache, replies)
+    for part in (control, updates, settings, lent, watch):
         scheduler.add_handlers(part.handlers())
     scheduler.turn_observers.append(updates.on_turn)
-    scheduler.step_observers += [profiler.on_step, control.on_step]
+    scheduler.step_observers.append(control.on_step)
+    scheduler.beat_observers.append(watch.on_beat)

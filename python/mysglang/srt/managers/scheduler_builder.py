@@ -11,21 +11,24 @@ from typing import Protocol
 
 from mysglang.srt.args.kv_events import KvEventsConfig, read_kv_events
 from mysglang.srt.args.schedule import ScheduleArgs
+from mysglang.srt.args.speculative import SpeculativeAlgorithm
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.constrained.backend import JsonStyle
 from mysglang.srt.constrained.compile_messages import CompilerSetup
 from mysglang.srt.constrained.factory import NO_BACKEND, choose_backend
+from mysglang.srt.constrained.grammar_queue import QueueNews
 from mysglang.srt.constrained.structured_output import StructuredOutput
 from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.host_pages import HostPages
-from mysglang.srt.forward.occupation import Occupation
-from mysglang.srt.forward.page_space import SpaceShape
-from mysglang.srt.forward.weights import ModelWeights
+from mysglang.srt.forward.occupation import FixedOccupation, Occupation
+from mysglang.srt.forward.page_space import SpaceShape, StateShape
+from mysglang.srt.forward.weights import ModelWeights, NoWeights
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
 from mysglang.srt.managers.cache_storage import make_storage
 from mysglang.srt.managers.kv_event_publisher import EventPublisher, NoPublisher, ZmqPublisher
 from mysglang.srt.managers.model_files import load_model_config, load_tokenizer
+from mysglang.srt.managers.rank_links import FollowShare, LeadShare, RankReplies, turn_codec
 from mysglang.srt.managers.scheduler_assembly import (
     Channels,
     MakeStopText,
@@ -43,17 +46,21 @@ from mysglang.srt.mem_cache.page_listener import PageListener
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.prefix_groups import CascadeCosts
 from mysglang.srt.mem_cache.storeless_manager import StorelessKvManager
-from mysglang.srt.messages.channels import Pull
+from mysglang.srt.messages.channels import Pull, Push
 from mysglang.srt.messages.codec import scheduler_codec
 from mysglang.srt.messages.fanout import to_detokenizers, to_fronts
 from mysglang.srt.messages.launch import SchedulerFacts
 from mysglang.srt.sampling.processor_params import BUILT_IN, own_name
 from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.scheduling.coordinator import PlanDigest
 from mysglang.srt.scheduling.finish import StopText
+from mysglang.srt.scheduling.follower import NoListener, NoRequests
+from mysglang.srt.scheduling.forced_drafts import ForcedDrafts
+from mysglang.srt.scheduling.intake import Share
 from mysglang.srt.scheduling.loops import Loop
 from mysglang.srt.scheduling.prefetch_queue import PrefetchQueue
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
-from mysglang.srt.scheduling.proposals import NgramProposer
+from mysglang.srt.scheduling.proposals import DeviceProposer, MakeProposer, from_draft_model, from_own_text
 from mysglang.srt.scheduling.role import Role
 from mysglang.srt.scheduling.step_costs import AttentionShape, DecoderCosts, DecoderShape, NoCosts, StepCosts
 from mysglang.srt.scheduling.step_planner import OrderName
@@ -100,7 +107,7 @@ class Makers:
     """What a scheduler stands on. Tests put something in its place that is smaller, or that fails."""
 
     worker: Callable[[ServerArgs, ModelConfig, RankContext], NamedWorker] = _make_worker
-    kv: Callable[[Sequence[SpaceShape], int, int, MakePrefixCache], KvManager] = KvManager
+    kv: Callable[[Sequence[SpaceShape], int, int, MakePrefixCache, StateShape | None], KvManager] = KvManager
     host_tier: Callable[[HostPages, int, EvictPolicy, PageListener], HostTier] = HostTier
 
 
@@ -113,16 +120,14 @@ def build_scheduler(
     """The scheduler of one rank, connected and ready to turn, and what it found out about itself."""
     model = load_model_config(args.model)
     tokenizer = load_tokenizer(args.model)
-    structured = _structured_output(args, model, tokenizer)
+    structured = _structured_output(args, model, tokenizer, ranks)
     worker = makers.worker(args, model, ranks)
     capacity = worker.capacity
     events = _kv_events(args, capacity, ranks)
     kv = _kv_manager(capacity, _prefix_cache(args, model, ranks, worker, events, makers), makers)
-    channels = Channels(
-        requests=Pull(ports.scheduler_input_ipc_name, scheduler_codec()),
-        to_detokenizer=to_detokenizers(ports.detokenizer_ipc_names),
-        to_tokenizer=to_fronts(ports.tokenizer_ipc_names),
-    )
+    alone = ranks.world.size == 1
+    digest = None if alone else PlanDigest()
+    channels, share = _channels(ports, ranks), _share(ports, ranks, digest)
     options = _options(args, model, ranks)
     assembled = assemble(
         worker,
@@ -132,9 +137,13 @@ def build_scheduler(
         _stop_text_maker(tokenizer),
         role=_role(args, structured.role, kv.cache.lower),
         filler=structured.filler,
-        weights=worker.weights,
-        memory=worker.occupation,
+        weights=worker.weights if alone else NoWeights(ALONE_ONLY),
+        memory=worker.occupation if alone else FixedOccupation(ALONE_ONLY),
+        share=share,
+        coordinator=digest,
     )
+    if isinstance(share, FollowShare):
+        share.pulse = assembled.scheduler.pulse
     assembled.scheduler.turn_observers.append(events.flush)
     assembled.scheduler.step_observers.append(events.flush)
     max_len = max_request_len(worker, kv, options.limits)
@@ -166,11 +175,43 @@ def build_scheduler(
     return assembled.loop, facts
 
 
+def _channels(ports: PortArgs, ranks: RankContext) -> Channels:
+    """The links to fronts and detokenizers. A rank that follows answers control requests alone."""
+    to_tokenizer = to_fronts(ports.tokenizer_ipc_names)
+    if not ranks.leads:
+        return Channels(
+            requests=NoRequests(),
+            to_detokenizer=NoListener(),
+            to_tokenizer=RankReplies(to_tokenizer, ranks.world.rank),
+        )
+    return Channels(
+        requests=Pull(ports.scheduler_input_ipc_name, scheduler_codec()),
+        to_detokenizer=to_detokenizers(ports.detokenizer_ipc_names),
+        to_tokenizer=to_tokenizer,
+    )
+
+
+ALONE_ONLY = "Weights and memory can be read or changed on one rank only: the model is split over several (--tp-size)."
+"""To whoever asks several ranks for that: a rank that refuses while another one agrees would plan other steps."""
+
+NEWS_OF_PARTS = (None, QueueNews)
+"""What the tiers below the cache and the role tell of, in the scheduler's order. Several ranks have no such tiers."""
+
+
+def _share(ports: PortArgs, ranks: RankContext, digest: PlanDigest | None) -> Share | None:
+    """How this rank has the messages of a turn from the first one. `digest`: of what it plans; None: it is alone."""
+    if digest is None:
+        return None
+    if ranks.leads:
+        return LeadShare([Push(name, turn_codec()) for name in ports.turn_ipc_names], digest)
+    return FollowShare(Pull(ports.turn_ipc_names[ranks.world.rank - 1], turn_codec()), NEWS_OF_PARTS, digest)
+
+
 def _kv_manager(capacity: WorkerCapacity, prefix_cache: MakePrefixCache, makers: Makers) -> KvManager:
     """Rows over pages, or without any where the model keeps nothing."""
     if not capacity.num_pages:
         return StorelessKvManager(capacity.num_slots, capacity.max_context)
-    return makers.kv(capacity.spaces, capacity.num_slots, capacity.max_context, prefix_cache)
+    return makers.kv(capacity.spaces, capacity.num_slots, capacity.max_context, prefix_cache, capacity.states)
 
 
 def _prefix_cache(
@@ -203,6 +244,13 @@ def _role(args: ServerArgs, inner: Role, lower: LowerTier) -> Role:
     return PrefetchQueue(inner, lower, args.hicache.hicache_storage_prefetch_policy)
 
 
+PROPOSERS: Mapping[SpeculativeAlgorithm | None, MakeProposer] = {
+    None: DeviceProposer,
+    "NGRAM": from_own_text,
+    "STANDALONE": from_draft_model,
+}
+"""What says which rows try drafts. Without an algorithm no step has any."""
+
 DTYPE_BYTES = {"float32": 4}
 """Bytes of a number in the KV cache; 2 for the others."""
 
@@ -215,11 +263,19 @@ def _reckons(args: ServerArgs, model: ModelConfig) -> bool:
 def _costs(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> StepCosts:
     if not _reckons(args, model):
         return NoCosts()
-    layers = (layer.attention for layer in model.plan.layers)
     shape = DecoderShape(
         layer_parameters=model.plan.used_parameters(model.hidden_size),
         head_parameters=model.hidden_size * model.vocab_size,
-        layers=tuple(AttentionShape(each.num_heads, each.num_kv_heads, each.head_dim, each.window) for each in layers),
+        layers=tuple(
+            AttentionShape(
+                each.num_heads,
+                each.num_kv_heads,
+                each.head_dim,
+                each.window,
+                None if each.latent is None else each.latent.rank,
+            )
+            for each in model.plan.attentions
+        ),
         dtype_bytes=DTYPE_BYTES.get(model.dtype, 2),
     )
     return DecoderCosts(shape.part(ranks.tp.size))
@@ -228,8 +284,11 @@ def _costs(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> StepCost
 def _cascade(args: ServerArgs, model: ModelConfig) -> CascadeCosts | None:
     if args.kernels.disable_cascade_attention or model.decoder is None:
         return None
-    attention = model.decoder.layers[0].attention
-    return CascadeCosts.of_model(attention.num_heads, attention.num_kv_heads, DTYPE_BYTES.get(model.dtype, 2))
+    attention = model.decoder.attentions[0]
+    return CascadeCosts.of_model(
+        partial_size=attention.num_heads * attention.value_dim,
+        token_bytes=attention.kept_size * DTYPE_BYTES.get(model.dtype, 2),
+    )
 
 
 def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> SchedulerOptions:
@@ -250,8 +309,9 @@ def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Schedu
         order=_order(schedule),
         decode_wait_tokens=schedule.decode_wait_tokens,
         overlap=not schedule.disable_overlap_schedule,
-        proposer=NgramProposer,
-        jump_forward=args.grammar.enable_jump_forward,
+        proposer=_proposer(args),
+        # With drafts, forced tokens are drafts, and nothing must be computed again for them.
+        jump_forward=args.grammar.enable_jump_forward and not args.speculative.drafts,
         timeouts=_timeouts(schedule),
         decode_log_interval=args.observability.decode_log_interval,
         costs=_costs(args, model, ranks),
@@ -259,6 +319,12 @@ def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Schedu
         ranks=ranks,
         weight_version=args.model.weight_version,
     )
+
+
+def _proposer(args: ServerArgs) -> MakeProposer:
+    """What says which rows try drafts."""
+    make = PROPOSERS[args.speculative.speculative_algorithm]
+    return ForcedDrafts.around(make) if args.grammar.enable_jump_forward else make
 
 
 def _kv_events(args: ServerArgs, capacity: WorkerCapacity, ranks: RankContext) -> EventPublisher:
@@ -282,7 +348,9 @@ def _order(schedule: ScheduleArgs) -> OrderName:
     return "bounded" if schedule.decode_wait_tokens else "prefill_first"
 
 
-def _structured_output(args: ServerArgs, model: ModelConfig, tokenizer: Tokenizer | None) -> StructuredOutput:
+def _structured_output(
+    args: ServerArgs, model: ModelConfig, tokenizer: Tokenizer | None, ranks: RankContext
+) -> StructuredOutput:
     """Begins to load the grammar library, which goes on while the model is loaded. Raises ConfigError."""
     grammar = args.grammar
     backend = choose_backend(grammar.grammar_backend)
@@ -309,8 +377,14 @@ def _structured_output(args: ServerArgs, model: ModelConfig, tokenizer: Tokenize
         timeout_s=grammar.grammar_compile_timeout,
         at_once=max(2, min(4, usable_cores() // 2)),
     )
+    if not ranks.leads:
+        return StructuredOutput.follow(setup, tokenizer, jump_forward=grammar.enable_jump_forward)
     return StructuredOutput.start(
-        setup, tokenizer, patience_s=grammar.grammar_queue_timeout, jump_forward=grammar.enable_jump_forward
+        setup,
+        tokenizer,
+        patience_s=grammar.grammar_queue_timeout,
+        jump_forward=grammar.enable_jump_forward,
+        followed=ranks.world.size > 1,
     )
 
 

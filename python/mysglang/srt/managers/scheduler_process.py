@@ -42,6 +42,9 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
     args, ranks = launch.server_args, launch.ranks
     set_title(scheduler_title(ranks))
     configure_logging(args.observability.log_level, ranks.name)
+    if not ranks.leads:
+        # All ranks run the same steps, and the first one tells of them.
+        logging.getLogger("mysglang.srt.scheduling.stats").setLevel(logging.WARNING)
     times: dict[str, float] = {}
     with timed(logger, "scheduler set up"), measured(times, "scheduler_e2e"), paused_gc():
         if ranks.device == "cpu":
@@ -60,7 +63,7 @@ def run_scheduler_process(link: ParentLink, build: Build | None = None) -> None:
         facts.context_len,
     )
     if facts.max_total_num_tokens_swa:
-        logger.info("Of that, layers with a sliding window hold %d tokens", facts.max_total_num_tokens_swa)
+        logger.info("KV cache of layers with a sliding window: %d tokens", facts.max_total_num_tokens_swa)
     freeze_heap()
     tell_parent(link, Ready(msgspec.structs.replace(facts, startup_times=facts.startup_times | times)))
     while True:

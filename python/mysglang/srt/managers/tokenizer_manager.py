@@ -91,10 +91,13 @@ class EngineSigns:
 
     fronts: dict[int, float] = field(default_factory=dict)
     """When other fronts were heard of."""
+    ranks: dict[int, float] = field(default_factory=dict)
+    """When the schedulers of other ranks than the first were heard of."""
 
     def quietest(self) -> tuple[str, float]:
         """Which process was not heard of for longest, and when it last was."""
         heard = [("scheduler", self.last_heartbeat), ("detokenizer", self.last_detokenizer_beat)]
+        heard += [(f"scheduler of rank {rank}", at) for rank, at in self.ranks.items()]
         heard += [(f"front {front}", at) for front, at in self.fronts.items()]
         return min(heard, key=itemgetter(1))
 
@@ -114,10 +117,11 @@ class TokenizerManager:
         num_detokenizers: int = 1,
         shares: QueueShares | None = None,
         num_keys: int = 1,
+        num_ranks: int = 1,
     ) -> None:
         """`max_queued_requests`: how many may be open beyond those that run at once, at all `fronts` together; None for
         no bound. `fronts`: None for a server's only one. `shares`: None if tenants are not told apart. `num_keys`: API
-        keys that share the room for parameters.
+        keys that share the room for parameters. `num_ranks`: schedulers that compute together.
         """
         self.input_tokenizer = input_tokenizer
         self.limits = limits
@@ -133,7 +137,10 @@ class TokenizerManager:
         self._from_workers = from_workers
         self._shares = OneForAll() if shares is None else shares
         self._fronts = Fronts() if fronts is None else fronts
-        self._control = ControlClient(to_scheduler, front=self._fronts.index, num_fronts=self._fronts.count)
+        self.signs.ranks = dict.fromkeys(range(1, num_ranks), 0.0)
+        self._control = ControlClient(
+            to_scheduler, front=self._fronts.index, num_fronts=self._fronts.count, num_ranks=num_ranks
+        )
         self._beats = [DetokenizerBeat()] * num_detokenizers
         self._beaten_at = [0.0] * num_detokenizers
         self.order_handlers: dict[type[FrontOrder], Callable[[FrontOrder], None]] = {}
@@ -251,6 +258,8 @@ class TokenizerManager:
         match message:
             case BatchStrOutput():
                 self._handle_batch_output(message)
+            case HeartBeat(rank=rank) if rank:
+                self.signs.ranks[rank] = AWAKE.now()
             case HeartBeat():
                 self.signs.heartbeat = message
                 self.signs.last_heartbeat = AWAKE.now()

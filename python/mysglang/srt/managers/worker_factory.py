@@ -6,6 +6,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.managers.model_files import load_draft_config
 from mysglang.srt.model_executor.executor import Executor
 from mysglang.srt.model_executor.model_launch import ModelLaunch
 from mysglang.srt.model_executor.runner_config import HostTierConfig, RunnerConfig
@@ -20,12 +21,37 @@ def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Exe
         raise ConfigError("--enable-hierarchical-cache is for models that generate; leave it out for this one.")
     if args.speculative.drafts and model.pooling is not None:
         raise ConfigError("--speculative-algorithm is for models that generate; leave it out for this one.")
+    _check_states(args, model)
     load = LoadConfig(
         load_format=args.model.load_format,
         quantization=args.model.quantization,
         seed=args.model.random_seed or 0,
     )
-    return Executor(_runner_config(args, model, ranks), [ModelLaunch(model, load)])
+    launches = [ModelLaunch(model, load)]
+    if (draft := args.speculative.speculative_draft_model_path) is not None:
+        draft_model = load_draft_config(draft, model)
+        _check_states(args, draft_model)
+        launches.append(ModelLaunch(draft_model, load, helps="drafts"))
+    return Executor(_runner_config(args, model, ranks), launches)
+
+
+def _check_states(args: ServerArgs, model: ModelConfig) -> None:
+    """Raise ConfigError for what a model whose layers keep a state for each request cannot have yet."""
+    if model.decoder is None or not model.decoder.has_states:
+        return
+    refused = {
+        "--speculative-algorithm": bool(args.speculative.drafts),
+        "--enable-hierarchical-cache": args.hicache.enable_hierarchical_cache,
+        "--enable-deterministic-inference": args.kernels.enable_deterministic_inference,
+        # A jump takes the answer up again from the last checkpoint, and answers leave none.
+        "--enable-jump-forward": args.grammar.enable_jump_forward,
+    }
+    for flag, given in refused.items():
+        if given:
+            raise ConfigError(
+                f"{flag} does not go together with layers that keep a state for each request, which "
+                f"{model.architecture} has; leave it out."
+            )
 
 
 def _host_tier(args: ServerArgs) -> HostTierConfig | None:
@@ -47,10 +73,15 @@ def _runner_config(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> 
         ranks=ranks,
         device=ranks.device,
         page_size=memory.page_size,
+        kv_cache_dtype=memory.kv_cache_dtype,
+        quantization_param_path=memory.quantization_param_path,
         mem_fraction_static=memory.mem_fraction_static,
         max_total_tokens=memory.max_total_tokens,
         disable_hybrid_swa_memory=memory.disable_hybrid_swa_memory,
         swa_full_tokens_ratio=memory.swa_full_tokens_ratio,
+        max_mamba_cache_size=memory.max_mamba_cache_size,
+        mamba_full_memory_ratio=memory.mamba_full_memory_ratio,
+        mamba_track_interval=memory.mamba_track_interval,
         host_tier=_host_tier(args),
         max_running_requests=schedule.max_running_requests,
         chunked_prefill_size=None if model.needs_whole_prompts else schedule.prefill_chunk,

@@ -7,10 +7,13 @@ from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.tree_node import NO_PAGES, NamespaceRoot, TreeNode
+from mysglang.srt.mem_cache.tree_view import TreeView
 
 
 class ChunkCache(PrefixCache):
     """The null object of RadixCache: every row stands on the same empty node."""
+
+    shares = False
 
     def __init__(self, allocator: PageAllocator) -> None:
         self.allocator = allocator
@@ -24,8 +27,15 @@ class ChunkCache(PrefixCache):
     def shared_nodes(self) -> int:
         return 0
 
+    @property
+    def clock(self) -> int:
+        return 0
+
     def size(self) -> CacheSize:
         return CacheSize(0, 0, 0, 0)
+
+    def view(self, preview_tokens: int) -> TreeView:
+        return TreeView(enabled=False, nodes=[])
 
     def match_prefix(self, ids: Ints, extra_key: str) -> PrefixMatch:
         return PrefixMatch(0, 0, extra_key, None)

@@ -24,13 +24,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mysglang.srt.forward.page_space import SpaceShape
-from mysglang.srt.forward.worker_batch import Floats, Ints, Slots, TableWrites
+from mysglang.srt.forward.page_space import SpaceShape, StateShape
+from mysglang.srt.forward.worker_batch import Floats, Ints, Slots, StateColumns, TableWrites
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import MakePrefixCache
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool
-from mysglang.srt.mem_cache.spaces import Room, RowRoom, RowSpace, Space, SpaceState
+from mysglang.srt.mem_cache.spaces import Bound, Room, RowRoom, RowSpace, Space, SpaceState
+from mysglang.srt.mem_cache.state_space import NO_COUNTS, NoStates, StateCounts, States, StateSpace
 from mysglang.srt.mem_cache.tree_node import TreeNode
 from mysglang.srt.mem_cache.window_space import WindowSpace
 
@@ -58,6 +59,8 @@ class KvState:
     host_locked_nodes: int = 0
     spaces: tuple[SpaceState, ...] = ()
     """Each page space, that of the rows first."""
+    states: StateCounts = NO_COUNTS
+    """Of a model whose layers keep a state for each request."""
 
 
 class KvManager:
@@ -66,9 +69,16 @@ class KvManager:
     allocator_type: type[PageAllocator] = PageAllocator
 
     def __init__(
-        self, spaces: Sequence[SpaceShape], num_slots: int, max_context: int, prefix_cache: MakePrefixCache
+        self,
+        spaces: Sequence[SpaceShape],
+        num_slots: int,
+        max_context: int,
+        prefix_cache: MakePrefixCache,
+        states: StateShape | None = None,
     ) -> None:
-        """`spaces`: that of the rows, and those that follow it, whose layers have a window."""
+        """`spaces`: that of the rows, and those that follow it, whose layers have a window. `states`: of a model whose
+        layers keep one for each request.
+        """
         first, *others = spaces
         self.page_size = first.page_size
         self.rows = ReqToTokenPool(num_slots, max_context, first.page_size)
@@ -76,7 +86,13 @@ class KvManager:
         self.cache = prefix_cache(self.allocator)
         self.first = RowSpace(self.allocator, self.cache)
         self.followers = tuple(self._follower(shape) for shape in others)
+        self.bounds: tuple[Bound, ...] = self.followers
+        self.states: States = NoStates()
         self.allocator.followers = self.followers
+        if states is not None:
+            space = StateSpace(states, self.rows, num_pages=first.num_pages, shares=self.cache.shares)
+            self.states, self.bounds = space, (*self.followers, space)
+            self.allocator.followers = (*self.followers, space)
         self.spaces: tuple[Space, ...] = (self.first, *self.followers)
         self._nodes: dict[int, TreeNode] = {}
         """Slot -> the node that the row stands on: it owns no page before `node.end`, and every page from there on."""
@@ -100,7 +116,8 @@ class KvManager:
             match = self.cache.with_tail(match, ids[:tail_end])
         if (end := self._reach(match)) == match.num_pages and self._has_tail(match):
             return match
-        return replace(match, num_tokens=end * self.page_size, num_pages=end, tail=None)
+        known = match.num_pages * self.page_size
+        return replace(match, num_tokens=end * self.page_size, num_pages=end, tail=None, known=known)
 
     def holds(self, match: PrefixMatch) -> bool:
         """Whether a match has lost nothing since it was made, so that it may be opened."""
@@ -124,6 +141,7 @@ class KvManager:
             self._on_tails.add(slot)
         for space in self.followers:
             space.open(slot, self.rows.pages(slot), match.num_tokens, match.num_pages)
+        self.states.open(slot, self.rows.pages(slot), match)
         return slot
 
     def extend(self, slot: int, new_len: int) -> bool:
@@ -182,25 +200,26 @@ class KvManager:
                     space.trim(slot, count, length)
                 self.allocator.free(self.rows.truncate(slot, count))
 
-    def commit(self, slot: int, ids: Ints) -> None:
-        """Share the whole pages of `ids`: other rows may match them from now on, in the same step even.
+    def commit(self, slot: int, ids: Ints, *, more: bool = False) -> None:
+        """Share the whole pages of `ids`: other rows may match them from now on, in the same step even. A state behind
+        them is found from the next step on.
 
         ids: the row's tokens from position 0 on whose keys and values are written by steps that are launched or
         about to be: having committed is a promise to launch. If somebody else's pages for the next tokens are cached
         already, the row keeps its own and shares nothing beyond, as long as those are there: pages of a running row
-        are never replaced.
+        are never replaced. `more`: the prompt goes on behind `ids`.
         """
         assert ids.dtype == np.int32
         node = self._nodes[slot]
         end = len(ids) // self.page_size
-        if end <= node.end:
-            return
-        pages = self.rows.pages(slot)
-        assert end <= len(pages), "committed beyond the row's pages"
-        self.placement += 1
-        node = self._nodes[slot] = self.cache.append(node, self._ids_of(ids, node.end, end), pages[node.end : end])
-        for space in self.followers:
-            space.share(slot, node.end)
+        if end > node.end:
+            pages = self.rows.pages(slot)
+            assert end <= len(pages), "committed beyond the row's pages"
+            self.placement += 1
+            node = self._nodes[slot] = self.cache.append(node, self._ids_of(ids, node.end, end), pages[node.end : end])
+            for space in self.followers:
+                space.share(slot, node.end)
+        self.states.commit(slot, len(ids), lambda tokens: self._last_page(slot, ids[:tokens]), more=more)
 
     def release(self, slot: int, ids: Ints, urgency: int = 0, tail_end: int = 0) -> None:
         """Close the row: finished, aborted or retracted. The whole pages of `ids` stay in the cache, evictable.
@@ -216,11 +235,11 @@ class KvManager:
         start, end = node.end, len(ids) // self.page_size
         pages = self.rows.pages(slot)
         assert start <= end <= len(pages), f"released with {end} pages; {start} are shared, {len(pages)} held"
-        if self.followers:
+        if self.bounds:
             # Where the cache has the row's tokens already, by pages of another row, it keeps those.
             known = self.cache.known_pages(node, self._ids_of(ids, start, end))
-            for space in self.followers:
-                space.release(slot, known, pages[start : start + len(known)])
+            for bound in self.bounds:
+                bound.release(slot, known, pages[start : start + len(known)])
         if start < end:
             self.cache.insert(node, self._ids_of(ids, start, end), pages[start:end], urgency)
         whole = end * self.page_size
@@ -239,8 +258,8 @@ class KvManager:
         node = self._nodes.pop(slot)
         self.placement += 1
         private = self.rows.pages(slot)[node.end :]
-        for space in self.followers:
-            space.close(slot)
+        for bound in self.bounds:
+            bound.close(slot)
         self.allocator.free(private)
         self._on_tails.discard(slot)
         self.cache.dec_lock_ref(node)
@@ -252,8 +271,8 @@ class KvManager:
         """A step that read all that this row shares had a finite result."""
         self.cache.confirm(self._nodes[slot])
         self._on_tails.discard(slot)
-        for space in self.followers:
-            space.confirm(slot)
+        for bound in self.bounds:
+            bound.confirm(slot)
 
     def condemn(self, slot: int) -> bool:
         """A step of this row had a result that is not finite: what it read and nobody confirmed is matched no more.
@@ -262,7 +281,8 @@ class KvManager:
         """
         node = self._nodes[slot]
         self.cache.condemn(node)
-        return node.condemned or slot in self._on_tails
+        misled = self.states.condemn(slot)
+        return misled or node.condemned or slot in self._on_tails
 
     # What planning asks
 
@@ -292,7 +312,8 @@ class KvManager:
     @property
     def used_tokens(self) -> int:
         """Tokens in pages that open rows hold."""
-        return self.total_tokens - self.available_tokens()
+        # Heartbeats ask for this at any time, so it must not count as a question of the planners (`available_tokens`).
+        return self.total_tokens - self.first.num_available * self.page_size
 
     def free_tokens(self) -> int:
         """Tokens for which there are pages without evicting anything."""
@@ -344,6 +365,10 @@ class KvManager:
         (pages,) = writes.pages
         return replace(writes, pages=(pages, *(space.numbers(pages) for space in self.followers)))
 
+    def take_states(self, slots: Slots, starts: Ints) -> StateColumns | None:
+        """The states of a step of these rows, which start at these tokens, and what it copies; both [R]."""
+        return self.states.take(slots, starts)
+
     def space_states(self) -> tuple[SpaceState, ...]:
         """The account of each page space, that of the rows first."""
         return tuple(space.state() for space in self.spaces)
@@ -385,6 +410,7 @@ class KvManager:
             host_cached=size.host_cached * self.page_size,
             host_locked_nodes=size.host_locked_nodes,
             spaces=self.space_states(),
+            states=self.states.counts(),
         )
 
     def check(self) -> None:
@@ -404,8 +430,8 @@ class KvManager:
         owners = np.bincount(owned, minlength=self.allocator.num_pages + 1)
         assert owners[0] == 0, "the page for padding is in use"
         assert (owners[1:] == 1).all(), f"pages without exactly one owner: {1 + np.flatnonzero(owners[1:] != 1)}"
-        for space in self.followers:
-            space.check({slot: node.end for slot, node in self._nodes.items()}, cached)
+        for bound in self.bounds:
+            bound.check({slot: node.end for slot, node in self._nodes.items()}, cached)
 
     # Inside
 
@@ -417,16 +443,24 @@ class KvManager:
 
     def _reach(self, match: PrefixMatch) -> int:
         """How many pages of a match a row can go on from in all spaces."""
-        if not self.followers:
+        if not self.bounds:
             return match.num_pages
         pages = self.cache.match_pages(match)
-        while (end := min(space.reach(pages) for space in self.followers)) < len(pages):
+        while (end := min(bound.reach(pages) for bound in self.bounds)) < len(pages):
             pages = pages[:end]
         return end
 
     def _has_tail(self, match: PrefixMatch) -> bool:
         """Whether the page that a match has behind its whole ones, if any, is there in all spaces."""
-        return match.tail is None or all(space.has(match.tail.value) for space in self.followers)
+        return match.tail is None or all(bound.has(match.tail.value) for bound in self.bounds)
+
+    def _last_page(self, slot: int, ids: Ints) -> int:
+        """The page of the last of these tokens, which are the row's and end with a page: that of the prefix cache by
+        which others find it, where there is one.
+        """
+        node, end = self._nodes[slot], len(ids) // self.page_size
+        known = self.cache.known_pages(node, self._ids_of(ids, node.end, end)) if node.end < end else ids[:0]
+        return int(known[-1] if len(known) == end - node.end > 0 else self.rows.pages(slot)[end - 1])
 
     def _pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)

@@ -16,6 +16,7 @@ from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.lower_tier import NO_LOWER_TIER, LowerTier
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.tree_node import TreeNode
+from mysglang.srt.mem_cache.tree_view import TreeView
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class CacheSize:
 class PrefixCache(ABC):
     """Pages by the tokens whose keys and values they hold."""
 
+    shares: bool = True
+    """Whether anything of a row is kept for others."""
     lower: LowerTier = NO_LOWER_TIER
     """Where copies of pages may be beside."""
 
@@ -52,8 +55,20 @@ class PrefixCache(ABC):
     def shared_nodes(self) -> int:
         """Nodes that more than one row stands on or below; costs nothing to ask."""
 
+    @property
+    @abstractmethod
+    def clock(self) -> int:
+        """Counts operations, and says by that when something was used; costs nothing to ask."""
+
     @abstractmethod
     def size(self) -> CacheSize: ...
+
+    @abstractmethod
+    def view(self, preview_tokens: int) -> TreeView:
+        """A bounded picture of what is cached. Takes about a millisecond, however much is cached.
+
+        `preview_tokens`: how many token ids to copy of each node whose requests brought no salt.
+        """
 
     @abstractmethod
     def match_prefix(self, ids: Ints, extra_key: str) -> PrefixMatch:

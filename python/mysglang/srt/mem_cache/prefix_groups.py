@@ -38,9 +38,9 @@ class CascadeCosts:
     per_group: float = WORK_ITEM_TOKENS
 
     @classmethod
-    def of_model(cls, num_heads: int, num_kv_heads: int, kv_bytes: int) -> CascadeCosts:
-        """By the sizes of one layer; `kv_bytes` of one number in the cache. The head dimension cancels out."""
-        return cls(per_row=2 * num_heads * PARTIAL_BYTES / (2 * num_kv_heads * kv_bytes))
+    def of_model(cls, *, partial_size: int, token_bytes: int) -> CascadeCosts:
+        """By the sizes of one layer: numbers of a row's partial result, and bytes that are kept of a token."""
+        return cls(per_row=2 * partial_size * PARTIAL_BYTES / token_bytes)
 
     def worthwhile(self, rows: int, tokens: int, readers: int) -> bool:
         """Whether a group of so many rows should read the tokens, which otherwise are read by that many readers."""

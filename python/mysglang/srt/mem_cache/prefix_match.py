@@ -31,6 +31,8 @@ class PrefixMatch:
     """Where the prefix ended when it was found; the cache's business."""
     host: HostMatch | None = None
     """How it goes on in the memory of the host; None: it does not."""
+    known: int = 0
+    """Tokens whose pages are cached, where a row cannot go on from the last of them; 0: it can."""
     tail: TreeNode | None = None
     """A page behind these that is filled in part, for one row to take over; None: there is none."""
 

@@ -12,6 +12,7 @@ from mysglang.srt.mem_cache.prefix_cache import CacheSize, PrefixCache
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 from mysglang.srt.mem_cache.radix_tree import RadixTree
 from mysglang.srt.mem_cache.tree_node import NO_PAGES, REMOVED, TreeNode, namespace_of
+from mysglang.srt.mem_cache.tree_view import TreeView, tree_view
 
 
 class RadixCache(PrefixCache):
@@ -32,9 +33,16 @@ class RadixCache(PrefixCache):
     def shared_nodes(self) -> int:
         return self.tree.shared_nodes
 
+    @property
+    def clock(self) -> int:
+        return self.tree.clock
+
     def size(self) -> CacheSize:
         tree = self.tree
         return CacheSize(tree.evictable_pages, tree.protected_pages, tree.num_nodes, tree.locked_nodes)
+
+    def view(self, preview_tokens: int) -> TreeView:
+        return tree_view(self.tree, preview_tokens)
 
     def match_prefix(self, ids: Ints, extra_key: str) -> PrefixMatch:
         node, num_pages = self.tree.match_prefix(ids, extra_key)

@@ -36,8 +36,9 @@ class RadixTree:
         self._detached: dict[int, TreeNode] = {}
         """By serial: the topmost nodes of what was condemned. No parent has them among its children any more."""
         self._policy = policy
-        self._roots: dict[str, NamespaceRoot] = {}
-        self._clock = 0
+        self.roots: dict[str, NamespaceRoot] = {}
+        self.clock = 0
+        """Counts operations."""
         self._serial = 0
         # (key, serial, node), at most one entry for each node. An entry may be outdated: its node locked, or no leaf
         # any more, or used since, or taken; that is found out when it comes up.
@@ -52,7 +53,7 @@ class RadixTree:
 
         Changes nothing but access times. The answer holds as long as `node_at` finds it.
         """
-        root = self._roots.get(extra_key)
+        root = self.roots.get(extra_key)
         if root is None:
             return None, 0
         now = self._tick()
@@ -149,9 +150,9 @@ class RadixTree:
 
     def namespace(self, extra_key: str) -> TreeNode:
         """The root of a namespace, made if needed. Lock it at once: an unlocked empty one is not kept."""
-        root = self._roots.get(extra_key)
+        root = self.roots.get(extra_key)
         if root is None:
-            root = self._roots[extra_key] = NamespaceRoot(extra_key, self._next_serial())
+            root = self.roots[extra_key] = NamespaceRoot(extra_key, self._next_serial())
         return root
 
     def split_at(self, node: TreeNode, end: int) -> TreeNode:
@@ -354,8 +355,8 @@ class RadixTree:
         self._settle(node)
 
     def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
+        self.clock += 1
+        return self.clock
 
     def _next_serial(self) -> int:
         self._serial += 1
@@ -376,7 +377,7 @@ class RadixTree:
     def _add_leaf(self, parent: TreeNode, ids: Ints, pages: Ints) -> TreeNode:
         # Copies: the caller goes on writing to the buffers that these are views of.
         leaf = TreeNode(parent, ids.copy(), pages.copy(), self._next_serial())
-        leaf.last_access = leaf.created = self._clock
+        leaf.last_access = leaf.created = self.clock
         parent.children[self._page_key(ids, 0)] = leaf
         self.num_nodes += 1
         return leaf
@@ -435,7 +436,7 @@ class RadixTree:
         if node.lock_ref or node.children:
             return
         if isinstance(node, NamespaceRoot):
-            del self._roots[node.name]
+            del self.roots[node.name]
         elif not node.queued:
             node.queued = True
             heapq.heappush(self._queue, (self._policy(node), node.serial, node))
@@ -444,7 +445,7 @@ class RadixTree:
 
     def nodes(self) -> Iterator[TreeNode]:
         """Every node, namespace roots and the condemned included, parents before children."""
-        stack: list[TreeNode] = [*self._roots.values(), *self._detached.values()]
+        stack: list[TreeNode] = [*self.roots.values(), *self._detached.values()]
         while stack:
             node = stack.pop()
             yield node
@@ -484,7 +485,7 @@ class RadixTree:
         parent = node.parent
         assert node.lock_ref == rows_below, f"lock count {node.lock_ref}, but {rows_below} rows stand there or below"
         if parent is None:
-            assert isinstance(node, NamespaceRoot) and self._roots.get(node.name) is node and node.end == 0
+            assert isinstance(node, NamespaceRoot) and self.roots.get(node.name) is node and node.end == 0
             assert node.children or node.lock_ref, "an empty namespace was kept"
             return
         assert len(node.value) > 0 and len(node.key) == len(node.value) * self.page_size, "a node of no whole pages"

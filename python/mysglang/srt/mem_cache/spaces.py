@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.mem_cache.allocator import PageAllocator
 from mysglang.srt.mem_cache.prefix_cache import PrefixCache
 from mysglang.srt.mem_cache.prefix_match import PrefixMatch
@@ -64,6 +65,38 @@ class Space(Protocol):
         ...
 
     def state(self) -> SpaceState: ...
+
+
+class Bound(Protocol):
+    """What says, beside the pages of the first space, how far a row can go on from a cached prefix."""
+
+    def reach(self, pages: Ints) -> int:
+        """How many of these pages of a prefix, from the first on, a row can go on from."""
+        ...
+
+    def has(self, pages: Ints) -> bool:
+        """Whether a row can go on inside these pages, which are filled in part."""
+        ...
+
+    def confirm(self, slot: int) -> None:
+        """A step of the row had a finite result."""
+        ...
+
+    def release(self, slot: int, known: Ints, copies: Ints) -> None:
+        """The row goes, and the prefix cache goes on with its tokens. It has the first of them already: in the pages
+        `known`, of which the row has `copies`.
+        """
+        ...
+
+    def close(self, slot: int) -> None:
+        """The row goes. What of its pages the prefix cache does not have will be freed."""
+        ...
+
+    def check(self, rows: Mapping[int, int], cached: Ints) -> None:
+        """Assert that all is sound, given the pages that each open row, by slot, has of the prefix cache, and all pages
+        of the prefix cache. Visits everything.
+        """
+        ...
 
 
 class RowSpace:

@@ -30,7 +30,7 @@ class StorelessKvManager(KvManager):
     def extend_rows(self, slots: Slots, new_lens: Ints, lows: Ints | None = None) -> bool:
         return True
 
-    def commit(self, slot: int, ids: Ints) -> None:
+    def commit(self, slot: int, ids: Ints, *, more: bool = False) -> None:
         """There is nothing to share."""
 
     def release(self, slot: int, ids: Ints, urgency: int = 0, tail_end: int = 0) -> None:

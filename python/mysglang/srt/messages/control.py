@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import msgspec
 
@@ -24,6 +24,7 @@ class FlushCacheReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     id: int
     success: bool
     message: str = ""
+    rank: int = 0
 
 
 class GetInternalStateReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -48,10 +49,17 @@ class GetInternalStateReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     last_gen_throughput: float
     forward_steps: int
     num_retractions: int
+    avg_spec_accept_length: float | None = None
+    """Tokens that a decoding row got in a step since the start; None where no drafts are tried."""
     max_total_num_tokens_swa: int = 0
     """That the pools of layers with a sliding window hold; 0: there are none of their own."""
     swa_free_tokens: int = 0
     swa_evictable_tokens: int = 0
+    mamba_states: int = 0
+    """Of layers that keep one for each request; 0: the model has no such layers."""
+    mamba_free_states: int = 0
+    mamba_evictable_states: int = 0
+    """Checkpoints of the prefix cache."""
     host_tokens: int = 0
     """That a tier of the cache in the memory of the host holds at most; 0: there is none."""
     host_free_tokens: int = 0
@@ -67,6 +75,24 @@ class GetInternalStateReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     """Written to storage below that, since the start."""
     storage_read_tokens: int = 0
     memory_usage: dict[str, float] = {}
+    rank: int = 0
+    ranks: list[GetInternalStateReqOutput] = []
+    """What the other ranks hold. Ranks plan alike, so the numbers of pages, slots and requests are those of the first
+    rank.
+    """
+
+
+MAX_PREVIEW_TOKENS = 64
+
+
+class GetCacheTreeReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Ask for a bounded picture of the prefix cache. The reply's `details` are a `mem_cache.tree_view.TreeView`, in
+    which nodes have `idle_s`, the seconds since they were used, in place of `last_use`.
+    """
+
+    id: int
+    preview_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_PREVIEW_TOKENS)] = 0
+    """Token ids to send of the beginning of each node that belongs to requests without a salt; 0: none."""
 
 
 PauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
@@ -81,7 +107,7 @@ class PauseGenerationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class ContinueGenerationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Go on after a pause."""
+    """Continue after a pause."""
 
     id: int
 
@@ -92,7 +118,10 @@ class FreezeGcReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     id: int
 
 
-ProfileActivity: TypeAlias = Literal["CPU", "GPU"]
+ProfileActivity: TypeAlias = Literal["CPU", "GPU", "STEPS"]
+"""What a profile records: functions on the host, kernels on the device, or the phases of the scheduler's steps."""
+
+ProfileStage: TypeAlias = Literal["prefill", "decode"]
 
 
 class StartProfileReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -107,6 +136,11 @@ class StartProfileReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     with_stack: bool = False
     record_shapes: bool = False
     num_steps: int | None = None
+    """Steps after which the recording ends by itself; None: StopProfileReq ends it."""
+    start_step: int = 0
+    """Number of scheduler steps since its start at which the recording begins; 0: at once."""
+    stages: list[ProfileStage] = []
+    """A recording for each of these stages, of `num_steps` of its steps each; empty: one for all steps."""
 
 
 class StopProfileReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -128,6 +162,7 @@ class ControlReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     conflict: bool = False
     """Whether that was for something which is under way, or was done."""
+    rank: int = 0
 
     @classmethod
     def refusing(cls, number: int, error: RequestError) -> Self:
@@ -146,6 +181,7 @@ Command: TypeAlias = (
     PauseGenerationReq
     | ContinueGenerationReq
     | FreezeGcReq
+    | GetCacheTreeReq
     | StartProfileReq
     | StopProfileReq
     | SetInternalStateReq
@@ -204,11 +240,21 @@ class SchedulerFigures(msgspec.Struct, frozen=True, array_like=True):
     swa_free_tokens: int = 0
     swa_evictable_tokens: int = 0
     """Tokens of these pools that only the prefix cache holds."""
+    mamba_usage: float = 0.0
+    """The part of the states that running requests have, 0 to 1."""
     fwd_occupancy: float = 0.0
     """The part of the time in which steps were computed lately, in percent; 0 while nothing runs."""
+    spec_accept_length: float = 0.0
+    """Tokens that a decoding row got in a step lately; 0 where no drafts are tried."""
+    spec_accept_rate: float = 0.0
+    """The part of the drafts that was right lately, 0 to 1."""
     census: Census = NOBODY
     counted: list[float] = msgspec.field(default_factory=lambda: [0.0] * SCHEDULER.width)
     """A row of `observability.instruments.SCHEDULER`."""
+
+
+Reply: TypeAlias = FlushCacheReqOutput | GetInternalStateReqOutput | ControlReqOutput
+"""What one rank answers. A control request is answered when all ranks have answered."""
 
 
 class HeartBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):

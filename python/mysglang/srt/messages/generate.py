@@ -76,11 +76,13 @@ class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     id: str
     """Id of the session, as /open_session gave it."""
     rid: str | None = None
-    """Id of the request to go on from; null: the prompt begins anew."""
+    """Id of the request to continue; null: the prompt starts from the beginning."""
     offset: int | None = None
-    """How many of the request's tokens stand before the prompt; null or 0 for all, below 0 for all but so many."""
+    """Tokens of the earlier request that come before the prompt; null or 0: all; a negative number: all except that
+    many.
+    """
     replace: bool = False
-    """Forget what grew out of that request before, or the whole session if there is none."""
+    """Forget the requests that continued that request before, or the whole session if there is no such request."""
     drop_previous_output: bool = False
     """Go on from that request's prompt, without its answer."""
 
@@ -108,21 +110,21 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """Ids whose logprob is wanted at every position; the same for all prompts, or a list for each."""
     return_text_in_logprobs: bool = False
     return_flat_raw_top_logprobs: bool = False
-    """Whether the likeliest tokens of the prompt are told as flat arrays, not as tuples."""
+    """If true, the most likely tokens of the prompt are returned as flat arrays instead of tuples."""
     return_flat_raw_output_top_logprobs: bool = False
-    """Whether the likeliest tokens of the output are told as flat arrays, not as tuples."""
+    """If true, the most likely tokens of the output are returned as flat arrays instead of tuples."""
     return_flat_raw_top_logprobs_b64: bool = False
-    """Whether the flat arrays are told in base64: little-endian float32 and int32."""
+    """If true, the flat arrays are base64 of little-endian float32 and int32."""
     custom_logit_processor: str | Annotated[list[str | None], _FOR_EACH] | None = None
-    """Name of the processor that changes the logits: one of the server's, to which `custom_params` are told."""
+    """Name of one of the server's logit processors; `custom_params` are its parameters."""
     require_reasoning: bool = False
-    """Whether the answer begins in a thought, which a grammar must let pass; for a server with a reasoning parser."""
+    """If true, the answer begins in a thought, and a grammar begins after it. The server needs a reasoning parser."""
     max_thinking_tokens: int | None = None
-    """Tokens of a thought after which it is made to end."""
+    """Number of tokens after which a thought is ended."""
     return_hidden_states: bool | Literal["last"] | Annotated[list[bool | Literal["last"]], _FOR_EACH] = False
-    """Whether the model's last hidden states are told; "last": of the prompt only its last token's."""
+    """If true, the last hidden states are returned; "last": from the prompt, only that of its last token."""
     return_prompt_token_ids: bool = False
-    """Whether responses tell the ids of the prompt."""
+    """If true, responses contain the token ids of the prompt."""
     extra_key: Annotated[
         str | None,
         RequestField(
@@ -135,14 +137,16 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     priority: Annotated[
         int,
         RequestField(
-            "How urgent the request is among those that wait, for a server that schedules by priority. Default: 0.",
+            "Urgency among waiting requests, for a server that schedules by priority. Default: 0.",
             routes=on("openai", "responses"),
         ),
     ] = 0
     routing_key: str | None = None
-    """What the request belongs to, for a server that schedules by it; or in the header `x-smg-routing-key`."""
+    """Group of the request, for a server that schedules by routing keys; may also be sent in the header `x-smg-
+    routing-key`.
+    """
     no_logs: bool = False
-    """Keep the request out of the log, where no request's content stands anyway."""
+    """Keep the request out of the log. The log never contains the content of requests."""
     add_special_tokens: bool = True
     """Whether `text` is framed as the tokenizer says (BOS …); a rendered chat template has its frame already."""
     clip_max_new_tokens: bool | list[bool] = False

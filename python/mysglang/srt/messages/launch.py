@@ -10,6 +10,17 @@ from typing import TypeAlias
 import msgspec
 
 
+class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is another rank's own: the model's part that it holds, and its start. All else is as on the first rank."""
+
+    labels: dict[str, str]
+    """What sets the rank apart in logs and metrics, such as `tp_rank`."""
+    memory_usage: dict[str, float]
+    """GiB by what they are used for."""
+    startup_times: dict[str, float]
+    """Seconds by the part of the start that took them."""
+
+
 class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known once a scheduler has its model and its KV cache; part of /server_info."""
 
@@ -45,11 +56,18 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     logit_processors: list[str] = []
     """Names of the logit processors that requests may ask for."""
     memory_usage: dict[str, float] = {}
-    """GiB by purpose: weights, kvcache, graph, slots."""
+    """GiB by purpose: weights, kvcache, graph, slots; states, where layers keep some for each request."""
     rank_labels: dict[str, str] = {}
     """Which rank the scheduler is in each kind of group, by the name that its figures have for that."""
     startup_times: dict[str, float] = {}
     """Seconds by phase of the start: load_weight, kv_cache_allocation, cuda_graph_prefill, cuda_graph_decode."""
+    ranks: list[RankFacts] = []
+    """The ranks that follow the first one."""
+
+    @property
+    def of_rank(self) -> RankFacts:
+        """What another rank says of itself."""
+        return RankFacts(labels=self.rank_labels, memory_usage=self.memory_usage, startup_times=self.startup_times)
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -62,6 +80,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The child cannot go on; the last thing it says."""
 
     problems: list[str]
+    follows: bool = False
+    """Whether this only follows from the end of another child, which is the cause."""
 
 
 FromChild: TypeAlias = Ready | Failed

@@ -14,7 +14,6 @@ import torch
 
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.forward.weights import Pulse
-from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.model_executor.live_weights import LiveWeights
 from mysglang.srt.platforms.interface import Platform
 
@@ -29,11 +28,25 @@ class Captures(Protocol):
     def restore(self) -> None: ...
 
 
+class Pool(Protocol):
+    """Memory of the KV cache: pages, or states."""
+
+    def release(self) -> None:
+        """Give it back. The tensors stay, with nothing behind them, and must not be used until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Take it again, at other addresses, all zeros. Called again if it ran out of memory."""
+        ...
+
+
 class DeviceOccupation:
     """Implements `forward.occupation.Occupation`."""
 
-    def __init__(self, weights: LiveWeights, pools: Sequence[KvPool], captures: Captures, platform: Platform) -> None:
-        """`pools`: those of all models."""
+    def __init__(
+        self, weights: Sequence[LiveWeights], pools: Sequence[Pool], captures: Captures, platform: Platform
+    ) -> None:
+        """`weights` and `pools`: those of all models."""
         self._weights = weights
         self._pools = pools
         self._captures = captures
@@ -51,8 +64,8 @@ class DeviceOccupation:
         before = self._platform.memory().free
         self._synchronize()
         if WEIGHTS in wanted:
-            # First, since it is the only one that may refuse.
-            self._weights.release(pulse)
+            # First, since only weights may refuse.
+            self._release_weights(pulse)
         if not self._released:
             self._captures.drop()
         if KV_CACHE in wanted:
@@ -68,7 +81,7 @@ class DeviceOccupation:
         if not wanted:
             raise InvalidRequest("tags: none of these is released.", param="tags")
         parts: dict[str, Callable[[], None]] = {
-            WEIGHTS: lambda: self._weights.resume(pulse),
+            WEIGHTS: lambda: self._resume_weights(pulse),
             KV_CACHE: self._resume_pools,
             GRAPHS: _nothing,
         }
@@ -82,6 +95,24 @@ class DeviceOccupation:
                 pulse()
         if not self._released:
             self._captures.restore()
+
+    def _release_weights(self, pulse: Pulse) -> None:
+        """Of all models, or of none."""
+        gone: list[LiveWeights] = []
+        for weights in self._weights:
+            try:
+                weights.release(pulse)
+            except InvalidRequest:
+                for other in gone:
+                    other.resume(pulse)
+                raise
+            gone.append(weights)
+
+    def _resume_weights(self, pulse: Pulse) -> None:
+        """Of all models. If memory runs out in between, those that came are there, and the next call takes the rest."""
+        for weights in self._weights:
+            if weights.released:
+                weights.resume(pulse)
 
     def _resume_pools(self) -> None:
         for pool in self._pools:

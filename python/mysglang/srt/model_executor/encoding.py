@@ -12,7 +12,7 @@ from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
-from mysglang.srt.model_executor.programs import EAGER, Load, Runnable
+from mysglang.srt.model_executor.programs import EAGER, Beside, Load, Runnable
 from mysglang.srt.model_executor.step_columns import Indices, positions_of
 from mysglang.srt.model_executor.vector_end import queue_vectors
 from mysglang.srt.models.encoder_model import EncoderBatch, EncoderModel
@@ -39,7 +39,7 @@ class EncodingModel:
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
         return 0
 
-    def ready(self, memory: ModelMemory) -> Runnable:
+    def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
         pooling = self._launch.config.pooling
         assert pooling is not None, "an encoder does not generate"
         pooler = Pooler(pooling.mode, normalize=pooling.normalize, head=self.model.head)

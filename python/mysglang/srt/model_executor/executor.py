@@ -2,7 +2,8 @@
 
     load models ──> plan memory over the stores of all of them ──> programs, in order ──> a step: the first that covers
 
-It knows no kind of model: which programs there are is the business of generation.py, pooling.py and encoding.py.
+It knows no kind of model: which programs there are is the business of generation.py, pooling.py and encoding.py. What
+a model does for the one that is served is the business of its own file, as of draft_model.py.
 Everything of a step is queued on one stream, so steps take effect in the order in which they come.
 """
 
@@ -14,21 +15,35 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from mysglang.srt.distributed.groups import Group
+from mysglang.srt.distributed.process_group import tensor_parallel_group
+from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.kernels.op import use_ops
 from mysglang.srt.model_executor.device_occupation import DeviceOccupation
+from mysglang.srt.model_executor.draft_model import drafting
 from mysglang.srt.model_executor.encoding import encoder
 from mysglang.srt.model_executor.generation import generation
 from mysglang.srt.model_executor.graph_sizes import graph_sizes
 from mysglang.srt.model_executor.kv_setup import make_host_pages
 from mysglang.srt.model_executor.live_weights import LiveWeights
-from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
+from mysglang.srt.model_executor.memory_budget import agreed
+from mysglang.srt.model_executor.model_launch import Help, ModelLaunch, Setup
 from mysglang.srt.model_executor.model_memory import allocate, plan_memory
 from mysglang.srt.model_executor.page_identity import page_identity
 from mysglang.srt.model_executor.pooling import pooling_decoder
-from mysglang.srt.model_executor.programs import Captured, Load, Program, Runnable, ServedModel
+from mysglang.srt.model_executor.programs import (
+    Beside,
+    Captured,
+    HelpingModel,
+    Load,
+    LoadHelp,
+    Program,
+    Runnable,
+    ServedModel,
+)
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.weight_memory import addresses, weight_bytes
 from mysglang.srt.platforms import platform_named
@@ -42,8 +57,14 @@ logger = logging.getLogger(__name__)
 class Executor:
     """Implements `forward.worker.Worker`."""
 
-    def __init__(self, config: RunnerConfig, launches: Sequence[ModelLaunch]) -> None:
-        """Load, plan, allocate, capture. The first model is the one that is served; the others share its memory.
+    def __init__(
+        self,
+        config: RunnerConfig,
+        launches: Sequence[ModelLaunch],
+        join: Callable[[RankContext], Group] = tensor_parallel_group,
+    ) -> None:
+        """Load, plan, allocate, capture. The first model is the one that is served; the others help it, and share its
+        page numbers and its memory.
 
         Raises ConfigError where the launch's values and this machine do not fit.
         """
@@ -51,33 +72,50 @@ class Executor:
         self.tokens_per_step = 1 + config.draft_tokens
         self.late_lengths = platform.steps_are_done
         use_ops(config.numerics)
-        setup = Setup(config, platform, graph_sizes(config, platform))
-        loads = [recipe(launch)(setup, launch) for launch in launches]
+        tp = join(config.ranks)
+        setup = Setup(config, platform, graph_sizes(config, platform), tp=tp)
+        launch, *others = launches
+        load, loads = recipe(launch)(setup, launch), [helper(other)(setup, other) for other in others]
         before = platform.memory()
         with measured(setup.startup_times, "load_weight"):
-            models = [load() for load in loads]
-        served, launch = models[0], launches[0]
+            served, helpers = load(), [load_helper() for load_helper in loads]
+        models: list[ServedModel | HelpingModel] = [served, *helpers]
         self.weights = LiveWeights(served.model, launch.config, launch.load, platform, self._weights_changed)
+        weights = [
+            self.weights,
+            *(
+                LiveWeights(each.model, other.config, other.load, platform)
+                for each, other in zip(helpers, others, strict=True)
+            ),
+        ]
         context = launch.config.context_len
-        budget = plan_memory(config, platform, models, context=context, graph_sizes=setup.graph_sizes, before=before)
+        tp.smallest([0])  # no rank looks at free memory while another one still loads
+        budget = agreed(
+            plan_memory(config, platform, models, context=context, graph_sizes=setup.graph_sizes, before=before), tp
+        )
         with measured(setup.startup_times, "kv_cache_allocation"):
             memories = allocate(budget, models, platform)
             pool = memories[0].pool
             identity = page_identity(launch.config, launch.load, config, pool)
             self.host_pages = make_host_pages(config.host_tier, pool, platform, identity)
-        runnable, tables = served.ready(memories[0]), memories[0].tables
+        beside = Beside()
+        for each, memory in zip(helpers, memories[1:], strict=True):
+            beside = each.ready(memory, beside)
+        runnable, tables = served.ready(memories[0], beside), memories[0].tables
         self.steps = StepPrograms(served, runnable)
         self.slot_buffers = (*tables.declared, *runnable.slot_buffers)
         """Every tensor that the device keeps for slots between steps."""
-        logger.info("Kept for each slot: %s.", "; ".join(map(str, self.slot_buffers)))
+        logger.info("Memory of each request slot: %s.", "; ".join(map(str, self.slot_buffers)))
         pools = [memory.pool for memory in memories]
-        self.occupation = DeviceOccupation(self.weights, pools, self.steps, platform)
+        states = [memory.states for memory in memories if memory.states is not None]
+        self.occupation = DeviceOccupation(weights, [*pools, *states], self.steps, platform)
         self.device_name = platform.device_name
         self.device_profile = described(platform.profile, platform.device_name)
         logger.info("Device profile: %s.", self.device_profile)
         self.attention_backend = served.attention
         self.capacity = WorkerCapacity(
             spaces=budget.spaces,
+            states=budget.states,
             num_slots=budget.num_slots,
             max_context=budget.max_context,
             vocab_size=launch.config.vocab_size,
@@ -86,6 +124,7 @@ class Executor:
                 "kvcache": sum(pool.nbytes for pool in pools) / GIB,
                 "graph": self.steps.nbytes / GIB,
                 "slots": tables.nbytes / GIB,
+                **({"states": sum(pool.nbytes for pool in states) / GIB} if states else {}),
             },
             startup_times=setup.startup_times,
         )
@@ -158,6 +197,15 @@ class StepPrograms:
             self.run(batch).complete()
         if self._captured.programs:
             self._runnable.eager.run(self._runnable.warm_ups[0]).complete()
+
+
+HELPERS: dict[Help, Callable[[Setup, ModelLaunch], LoadHelp]] = {"drafts": drafting}
+
+
+def helper(launch: ModelLaunch) -> Callable[[Setup, ModelLaunch], LoadHelp]:
+    """How a model that helps the served one is made."""
+    assert launch.helps is not None, "there is one served model, the first"
+    return HELPERS[launch.helps]
 
 
 def recipe(launch: ModelLaunch) -> Callable[[Setup, ModelLaunch], Load]:

@@ -17,13 +17,12 @@ from mysglang.srt.kernels.ahead import compile_ahead
 from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
 from mysglang.srt.layers.attention.graph import decode_capture, prompt_capture
 from mysglang.srt.layers.logits_processor import LogitsProcessor
-from mysglang.srt.layers.sampler import Sampler, SamplingOps
+from mysglang.srt.layers.sampler import ChoosesTokens, Sampler, SamplingOps, SharedSampler
 from mysglang.srt.model_executor.decode_graph_runner import DecodeGraphRunner
 from mysglang.srt.model_executor.eager_program import EagerProgram
 from mysglang.srt.model_executor.feature_stager import FeatureStager
 from mysglang.srt.model_executor.graph_sizes import prompt_sizes, why_no_graphs
 from mysglang.srt.model_executor.hidden_states import HiddenStates
-from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.late_rows import LateRows
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
 from mysglang.srt.model_executor.model_memory import ModelMemory
@@ -32,8 +31,10 @@ from mysglang.srt.model_executor.programs import (
     CAPTURED_DECODE,
     CAPTURED_PROMPTS,
     WHOLE_STEP,
+    Beside,
     Captured,
     DoesNotCover,
+    Drafter,
     Load,
     Runnable,
 )
@@ -62,7 +63,7 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
     """A model that generates. Raises ConfigError for what cannot run here."""
     platform = setup.platform
     setup.check_numerics()
-    compile_ahead(platform.name, head_dim=launch.config.plan.layers[0].attention.head_dim, dtype=launch.dtype)
+    compile_ahead(platform.name, head_dim=launch.config.plan.attentions[0].head_dim, dtype=launch.dtype)
     processors = load_processors(setup.config.logit_processors)
     ops = SamplingOps.choose(reference=setup.wants_reference)
 
@@ -70,7 +71,7 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
         model = setup.load(CausalLM, launch)
         features = FeatureStager(DeviceFacts(launch.config.vocab_size, platform.device, ops.draw))
         stager = StepStager(Uploader(platform), features, ops, processors)
-        return GenerationModel(setup, launch, model, features, stager, Sampler(ops))
+        return GenerationModel(setup, launch, model, features, stager, SharedSampler(Sampler(ops), setup.tp))
 
     return load
 
@@ -85,17 +86,17 @@ class GenerationModel:
         model: CausalLM,
         features: FeatureStager,
         stager: StepStager,
-        sampler: Sampler,
+        sampler: ChoosesTokens,
     ) -> None:
         self.model = model
-        self.stores = ModelStores(tuple(model.attention_specs()), launch.dtype)
+        self.stores = setup.stores(launch, model.attention_specs(), model.state_specs())
         self._setup = setup
         self._launch = launch
         self._features = features
         self._stager = stager
         self._sampler = sampler
         self._warm_sampler()
-        self._chosen = setup.choose_attention(self.stores.specs, launch.dtype)
+        self._chosen = setup.choose_attention(self.stores, launch.dtype)
 
     @property
     def attention(self) -> str:
@@ -106,8 +107,8 @@ class GenerationModel:
         attention = workspace_bytes(self._chosen, specs, max_tokens=max_tokens, max_context=max_context)
         return attention + self.model.workspace(max_tokens)
 
-    def ready(self, memory: ModelMemory) -> Runnable:
-        tables, budget = memory.tables, memory.budget
+    def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
+        tables, budget, drafter = memory.tables, memory.budget, beside.drafter
         drafts = self._setup.config.draft_tokens
         # Behind the tokens of a step with drafts stands how many of each row's count.
         returns = StepReturns(self._setup.platform, tables.padding_slot * (drafts + 2 if drafts else 1))
@@ -120,18 +121,28 @@ class GenerationModel:
             TokenEnd(self._stager, self._sampler, tables, returns),
         )
         uploader = Uploader(self._setup.platform)
-        hidden = HiddenStates(self.model, parts.backend, parts.buffers, uploader)
+        hidden = HiddenStates(self.model, parts.backend, parts.buffers, uploader, memory.state_steps(uploader))
         length = min(WARM_UP_TOKENS, budget.max_context)
         rows = LateRows(tables, memory.pool.page_size, 1 + drafts) if drafts else None
         return Runnable(
-            eager=EagerProgram(hidden, parts.logits, parts.end),
+            eager=drafter.beside(EagerProgram(hidden, parts.logits, parts.end)),
             warm_ups=[
-                padding_prompt(length, tables.padding_slot, top_k=top_k, spaces=tables.num_spaces)
+                padding_prompt(
+                    length,
+                    tables.padding_slot,
+                    top_k=top_k,
+                    spaces=tables.num_spaces,
+                    states=memory.states is not None,
+                )
                 for top_k in WARM_UP_TOP_K
             ],
-            special=[] if rows is None else [Verification(hidden, parts, uploader, rows)],
-            slot_buffers=(*self._features.slot_buffers, *(() if rows is None else rows.slot_buffers)),
-            capture=TokenCaptures(self._setup, self._launch, self.model, parts).take,
+            special=[] if rows is None else [Verification(hidden, parts, uploader, rows, drafter)],
+            slot_buffers=(
+                *self._features.slot_buffers,
+                *(() if rows is None else rows.slot_buffers),
+                *drafter.slot_buffers,
+            ),
+            capture=TokenCaptures(self._setup, self._launch, self.model, parts, drafter).take,
         )
 
     @torch.inference_mode()
@@ -148,10 +159,11 @@ class GenerationModel:
 class TokenCaptures:
     """Makes the captured programs of a model that generates, as often as its weights or its memory move."""
 
-    def __init__(self, setup: Setup, launch: ModelLaunch, model: CausalLM, parts: TokenParts) -> None:
+    def __init__(self, setup: Setup, launch: ModelLaunch, model: CausalLM, parts: TokenParts, drafter: Drafter) -> None:
         self._setup = setup
         self._model = model
         self._parts = parts
+        self._drafter = drafter
         self._specs = model.attention_specs()
         layer_weights = weight_bytes(model) // launch.dtype.itemsize // len(self._specs)
         context = parts.memory.budget.max_context
@@ -162,12 +174,18 @@ class TokenCaptures:
         capture such a step.
         """
         captured = Captured()
+        if self._parts.memory.states is not None:
+            # How a step goes through the states of its rows is a list of the host, made anew for each step.
+            reason = "its layers keep a state for each request, and such steps run eagerly"
+            captured.left_out = dict.fromkeys((WHOLE_STEP, CAPTURED_DECODE, CAPTURED_PROMPTS), reason)
+            return captured
         for name, capture in ((CAPTURED_DECODE, self._decode_steps), (CAPTURED_PROMPTS, self._prompts)):
             try:
                 capture(captured)
             except CannotCapture as error:
                 logger.warning("Steps run without a graph, not as %s: %s.", name, error)
                 captured.left_out[name] = str(error)
+        captured.programs = [self._drafter.beside(program) for program in captured.programs]
         return captured
 
     def _decode_steps(self, captured: Captured) -> None:
@@ -213,7 +231,9 @@ class TokenCaptures:
             return
         attention = prompt_capture(self._parts.backend, self._specs)
         if attention is None:
-            captured.left_out[CAPTURED_PROMPTS] = "its attention backend cannot be captured with these layers"
+            captured.left_out[CAPTURED_PROMPTS] = (
+                "its attention backend cannot be captured with these layers and KV pages"
+            )
             return
         with measured(setup.startup_times, "cuda_graph_prefill"), setup.platform.recorder() as recorder:
             captured.programs.append(PromptGraphRunner(self._prompt_sizes, attention, self._parts, recorder))

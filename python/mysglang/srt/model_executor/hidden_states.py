@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionBackend, Embeds
 from mysglang.srt.forward.worker_batch import EmbedColumns, ModelWorkerBatch
+from mysglang.srt.layers.attention.expanding import expansion_of
+from mysglang.srt.model_executor.state_steps import NO_STATE_STEPS, StateStager
 from mysglang.srt.model_executor.step_buffers import StepBuffers
 from mysglang.srt.model_executor.tail import tail_of
 from mysglang.srt.models.interfaces import Decoder
@@ -18,23 +22,39 @@ from mysglang.srt.platforms.upload import Uploader
 class HiddenStates:
     """Of a decoder, over pages."""
 
-    def __init__(self, model: Decoder, backend: AttentionBackend, buffers: StepBuffers, uploader: Uploader) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        backend: AttentionBackend,
+        buffers: StepBuffers,
+        uploader: Uploader,
+        states: StateStager = NO_STATE_STEPS,
+    ) -> None:
+        self._states = states
         self._model = model
         self._backend = backend
         self._buffers = buffers
         self._uploader = uploader
 
-    def of(self, batch: ModelWorkerBatch, *, all_tokens: bool = False) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def of(
+        self, batch: ModelWorkerBatch, *, all_tokens: bool = False, drafts: Tensor | None = None
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """[W, hidden] of the last token of each row, or of all tokens where these are wanted; and the step's columns on
         the device: `logits_rows` counts the W tokens.
+
+        drafts: [T] int64 ids that stand in place of the batch's where they are not negative.
         """
         buffers = self._buffers
         places = buffers.eager(batch, all_tokens=all_tokens)
         buffers.fill(batch, places)
         forward = buffers.begin(buffers.forward_batch(batch, places, self._backend), places)
+        forward.states = self._states.begin(batch)
+        if drafts is not None:
+            forward = replace(forward, input_ids=torch.where(drafts >= 0, drafts, forward.input_ids))
         if batch.embeds is not None:
             forward.embeds = self._embeds(batch.embeds)
         forward.attn_metadata = self._backend.plan(forward)
+        forward.expanded = expansion_of(self._backend, forward)
         if forward.tail is not None:
             forward.tail = tail_of(forward, forward.tail.tokens)
         return self._model.forward(forward), places.views

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.host_pages import HostPages, NoHostPages
+from mysglang.srt.kernels.kvcache import KvScales
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.mem_cache.kv_pool.host import HostKvPool, page_bytes
-from mysglang.srt.mem_cache.kv_pool.mha import MhaLayout
+from mysglang.srt.mem_cache.kv_pool.layouts import Layout, layout_of
+from mysglang.srt.mem_cache.kv_pool.states import StateLayout, StatePool
 from mysglang.srt.mem_cache.kv_pool.stores import KvStores
 from mysglang.srt.mem_cache.window_space import least_tokens, row_tokens
 from mysglang.srt.model_executor.device_tables import DeviceTables
@@ -39,15 +41,20 @@ SWA_RATIO = 0.8
 
 @dataclass(frozen=True, slots=True)
 class ModelStores:
-    """What one model keeps of every token: keys and values of these layers, in this dtype; nothing for an encoder."""
+    """What one model keeps of every token: keys and values of these layers; nothing for an encoder."""
 
     specs: tuple[AttentionSpec, ...]
     dtype: torch.dtype
+    """Of the stored numbers."""
+    scales: Mapping[int, KvScales] = field(default_factory=dict)
+    """By layer, what stored keys and values are multiplied by, where that is not 1."""
+    states: StateLayout | None = None
+    """What layers keep of each request, whatever its length; None: nothing."""
 
     @property
-    def layout(self) -> MhaLayout:
+    def layout(self) -> Layout:
         """How a page of a store looks. All layers have one layout, whatever their page space."""
-        return MhaLayout(self.dtype)
+        return layout_of(self.specs, self.dtype, self.scales)
 
     def by_window(self, windows: Sequence[int]) -> Mapping[int | None, Sequence[AttentionSpec]]:
         """The layers in the page space of each of these windows, and under None those in the rows' space."""
@@ -95,6 +102,9 @@ def kv_cost(config: RunnerConfig, stores: Sequence[ModelStores], context: int) -
             f"--swa-full-tokens-ratio {ratio}: no layer of the model has a sliding window that is shorter than the "
             f"context of {context} tokens. Leave it out."
         )
+    state_bytes = sum(each.states.nbytes for each in stores if each.states is not None)
+    if not state_bytes:
+        check_no_states(config)
     return KvCost(
         (
             SpaceCost(sum(each.token_bytes(None, saving) for each in stores)),
@@ -107,8 +117,21 @@ def kv_cost(config: RunnerConfig, stores: Sequence[ModelStores], context: int) -
                 )
                 for window in saving
             ),
-        )
+        ),
+        state_bytes,
     )
+
+
+def check_no_states(config: RunnerConfig) -> None:
+    """Raise ConfigError for an option that is about states, of which the model keeps none."""
+    given = {
+        "--max-mamba-cache-size": config.max_mamba_cache_size,
+        "--mamba-full-memory-ratio": config.mamba_full_memory_ratio,
+        "--mamba-track-interval": config.mamba_track_interval,
+    }
+    for flag, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{flag} {value}: no layer of the model keeps a state for each request. Leave it out.")
 
 
 def saves(window: int, config: RunnerConfig, context: int) -> bool:
@@ -144,6 +167,14 @@ def make_host_pages(config: HostTierConfig | None, pool: KvPool, platform: Platf
 def make_tables(budget: KvBudget, platform: Platform) -> DeviceTables:
     """Allocate the tables of the rows: a page table for each space."""
     return DeviceTables(budget.num_slots, budget.max_pages, platform.device, spaces=len(budget.spaces))
+
+
+def make_states(budget: KvBudget, model: ModelStores, platform: Platform) -> StatePool | None:
+    """Allocate the states of one model's layers; None: they keep none."""
+    if model.states is None:
+        return None
+    assert budget.states is not None, "they were planned"
+    return StatePool(model.states, budget.states.num_states, platform.device)
 
 
 def make_pool(budget: KvBudget, model: ModelStores, platform: Platform) -> KvPool:

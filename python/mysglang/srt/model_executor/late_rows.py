@@ -1,7 +1,7 @@
-"""LateRows: from a step whose rows begin where only the device knows to the same step with everything known.
+"""LateRows: from a step whose rows begin where only the device knows to the same step with all lengths known.
 
-Where steps are done when they are launched, as on a CPU, the device's word can be had at once. Elsewhere no such step
-comes: the scheduler settles the step before it first (`Worker.late_lengths`).
+Where steps are done when they are launched, as on a CPU, the device's lengths can be read at once. Elsewhere no such
+step comes: the scheduler settles the step before it first (`Worker.late_lengths`).
 """
 
 from __future__ import annotations
@@ -14,29 +14,34 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import NO_DRAFT, ON_DEVICE, Bools, Ints, ModelWorkerBatch, Slots
+from mysglang.srt.forward.worker_batch import DRAFTED, NO_DRAFT, ON_DEVICE, Bools, Ints, ModelWorkerBatch, Slots
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.step_columns import Columns
 from mysglang.srt.model_executor.step_inputs import Uploaded
 from mysglang.srt.platforms.slot_buffer import Keeping, SlotBuffer
 
-NOTHING_EXPECTED = -2
-"""Behind the last draft. The token of a row that is no number is -1, which must not count as a draft."""
+NO_DRAFT_HERE = -2
+"""In the place of a draft. The token of a row that is not finite is -1, and must not be taken for an accepted draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownStep:
-    """All lengths and tokens are known but the newest ones, which the device has."""
+    """A step of R rows and T tokens with all lengths known. Newest tokens and drafts are the device's."""
 
     batch: ModelWorkerBatch
+    """`input_ids` are ON_DEVICE or DRAFTED where the device has the token."""
+    drafts: npt.NDArray[np.int64]
+    """[T] the draft that the host proposes at each token; NO_DRAFT_HERE where it proposes none."""
+    hosted: Bools
+    """[R] rows whose drafts the host proposes, even if none of them holds."""
     columns: Columns
-    """Of S rows of logits and Y rows that yield: `expected` [S] the draft behind each, `logits_row` [S] whose it is,
-    counted in Y, `with_logits` [S] which token of the step; `yielding` [Y] the slots, `firsts` [Y] where the logits of
-    each begin, `starts` [Y] tokens of the row before them."""
+    """Of S rows of logits and Y rows that yield: `logits_row` [S] the row, counted in Y; `with_logits` [S] the token
+    of the step; `yielding` [Y] the slots; `firsts` [Y] where the logits of each row begin; `starts` [Y] tokens of the
+    row before them."""
 
 
 class LateRows:
-    """What the last step of this kind left behind, by slot."""
+    """Remembers by slot what the last step with drafts gave each row."""
 
     def __init__(self, tables: DeviceTables, page_size: int, tokens_per_step: int) -> None:
         self._tables = tables
@@ -59,25 +64,20 @@ class LateRows:
         self._recent.index_put_((slots.index_select(0, row_of), place), tokens)
 
     def known(self, batch: ModelWorkerBatch) -> KnownStep:
-        """The page table has this step's pages."""
+        """The step with its lengths. The page table must have the step's pages."""
         late = batch.seq_lens == ON_DEVICE
         ends, locs = batch.seq_lens, batch.out_cache_locs
         if late.any():
             ends = np.where(late, self._lens.numpy()[batch.slots].astype(np.int32) + batch.extend_lens, ends)
             locs = self._locations(batch, ends, late)
-        expected = self._drafts(batch, ends)
+        drafts, hosted = self._drafts(batch, ends)
         per_row = self._logits_per_row(batch)
         counts = per_row[batch.yields]
         begin = np.cumsum(batch.extend_lens) - batch.extend_lens
-        ids = batch.input_ids.copy()
-        drafted = np.flatnonzero(ids < ON_DEVICE)
-        # A draft stands behind the token that expects it. Where there is none, any token does.
-        ids[drafted] = np.maximum(expected[drafted - 1], 0)
-        has_logits = np.arange(len(ids)) >= np.repeat(begin + batch.extend_lens - per_row, batch.extend_lens)
+        has_logits = np.arange(batch.num_tokens) >= np.repeat(begin + batch.extend_lens - per_row, batch.extend_lens)
         known = replace(
             batch,
             mode=ForwardMode.EXTEND,
-            input_ids=ids,
             seq_lens=ends,
             out_cache_locs=locs,
             table_writes=None,
@@ -87,14 +87,13 @@ class LateRows:
             logits_per_row=per_row,
         )
         columns: Columns = {
-            "expected": expected[has_logits],
             "logits_row": np.repeat(np.arange(len(counts), dtype=np.int64), counts),
             "firsts": (np.cumsum(counts) - counts).astype(np.int64),
             "starts": (ends - per_row)[batch.yields].astype(np.int64),
             "with_logits": np.flatnonzero(has_logits),
             "yielding": batch.slots[batch.yields].astype(np.int64),
         }
-        return KnownStep(known, columns)
+        return KnownStep(known, drafts, hosted, columns)
 
     def _logits_per_row(self, batch: ModelWorkerBatch) -> Ints:
         """[R] all tokens of a row that decodes, the last one of a prompt."""
@@ -102,29 +101,33 @@ class LateRows:
         decoding = batch.input_ids[first] == ON_DEVICE
         return np.where(batch.yields, np.where(decoding, batch.extend_lens, 1), 0).astype(np.int32)
 
-    def _drafts(self, batch: ModelWorkerBatch, ends: Ints) -> npt.NDArray[np.int64]:
-        """[T] the draft behind each token; NOTHING_EXPECTED where there is none."""
-        behind = np.full(batch.num_tokens, NOTHING_EXPECTED, dtype=np.int64)
-        columns = batch.drafts
-        if columns is None:
-            return behind
+    def _drafts(self, batch: ModelWorkerBatch, ends: Ints) -> tuple[npt.NDArray[np.int64], Bools]:
+        """[T] the host's draft at each token, and [R] for which rows the host proposes."""
+        drafts = np.full(batch.num_tokens, NO_DRAFT_HERE, dtype=np.int64)
+        hosted = np.zeros(batch.num_rows, dtype=np.bool_)
+        if (columns := batch.drafts) is None:
+            return drafts, hosted
+        hosted[columns.rows] = True
         first = np.cumsum(batch.extend_lens) - batch.extend_lens
         for row, run, known in zip(columns.rows.tolist(), columns.runs, columns.known.tolist(), strict=True):
             count = int(batch.extend_lens[row]) - 1
             unknown = int(ends[row]) - count - known
             if unknown and not self._came_true(int(batch.slots[row]), run[:unknown]):
                 continue
-            drafts = run[unknown : unknown + count]
-            drafts = drafts[drafts != NO_DRAFT]
-            behind[first[row] : first[row] + len(drafts)] = drafts
-        return behind
+            found = run[unknown : unknown + count]
+            found = found[found != NO_DRAFT]
+            drafts[first[row] + 1 : first[row] + 1 + len(found)] = found
+        return drafts, hosted
 
     def _came_true(self, slot: int, run: Ints) -> bool:
-        """Whether the step before gave the row these tokens."""
-        return np.array_equal(self._recent[slot, : len(run)].numpy(), run)
+        """Whether the step before gave the row these tokens. What a step without drafts gave is the newest token."""
+        *before, newest = run.tolist()
+        if int(self._tables.newest[slot]) != newest:
+            return False
+        return not before or self._recent[slot, : len(before)].tolist() == before
 
     def _locations(self, batch: ModelWorkerBatch, ends: Ints, late: Bools) -> tuple[Ints, ...]:
-        """Of each page space, with the rows filled in that begin where only the device knows."""
+        """The KV slots in each page space, with those of late rows filled in from the page table."""
         lens = batch.extend_lens
         row_of: Slots = np.repeat(np.arange(batch.num_rows), lens)
         places = np.arange(batch.num_tokens) + np.repeat(ends - np.cumsum(lens), lens)
@@ -137,3 +140,12 @@ class LateRows:
             filled[mine] = pages * self._page_size + places % self._page_size
             found.append(filled)
         return tuple(found)
+
+
+def has_drafts(batch: ModelWorkerBatch) -> bool:
+    """Whether a row tries drafts, or begins where only the device knows."""
+    if batch.high_lens is not None:
+        return True
+    if batch.mode.is_decode:
+        return batch.num_tokens > batch.num_rows
+    return bool((batch.input_ids == DRAFTED).any())

@@ -137,6 +137,11 @@ class LiveWeights:
         self._released = False
         self._settle()
 
+    @property
+    def released(self) -> bool:
+        """Whether the memory of the weights is given back."""
+        return self._released
+
     def join_group(self, group: GroupFacts) -> Future[None]:
         if (known := self._known(group.name)) is not None:
             if not known.done.done():

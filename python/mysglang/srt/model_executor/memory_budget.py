@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mysglang.srt.distributed.groups import Group
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.forward.page_space import SpaceShape
+from mysglang.srt.forward.page_space import SpaceShape, StateShape
 from mysglang.srt.model_executor.device_tables import table_buffers
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.interface import DeviceMemory
@@ -26,6 +27,12 @@ CPU_FRACTION = 0.5
 MIN_SLOTS, MAX_SLOTS = 2048, 4096
 SLOTS_PER_CONTEXT = 512
 """Rows for each full context that fits; most requests are much shorter than the context."""
+STATE_RATIO = 0.9
+"""Memory of states for each byte of the KV cache, where nobody says another."""
+STATE_INTERVAL = 64
+"""Tokens between checkpoints of states, where nobody says another: as many as are computed together."""
+STATES_PER_SLOT = 4
+"""More states than so many for each request that runs are of little use."""
 STORELESS_SLOTS = 512
 """Rows of a model that keeps nothing: enough prompts for two steps, the one that runs and the next one."""
 
@@ -39,6 +46,8 @@ class KvBudget:
     num_slots: int
     max_context: int
     """Positions of one row."""
+    states: StateShape | None = None
+    """None: no layer of any model keeps a state."""
 
     @property
     def page_size(self) -> int:
@@ -54,6 +63,16 @@ class KvBudget:
     def max_pages(self) -> int:
         """Columns of each page table."""
         return -(-self.max_context // self.page_size) if self.num_pages else 0
+
+
+def agreed(budget: KvBudget, tp: Group) -> KvBudget:
+    """The least of what each rank has room for: ranks plan alike, so they must hold alike."""
+    pages = [space.num_pages for space in budget.spaces]
+    own = [*pages, budget.num_slots, budget.max_context, entries(budget.states)]
+    *least, num_slots, max_context, num_entries = tp.smallest(own)
+    spaces = (replace(space, num_pages=count) for space, count in zip(budget.spaces, least, strict=True))
+    states = None if budget.states is None else replace(budget.states, num_states=num_entries - 1)
+    return KvBudget(tuple(spaces), num_slots, max_context, states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +98,8 @@ class KvCost:
 
     spaces: tuple[SpaceCost, ...]
     """The first is that of the rows."""
+    state_bytes: int = 0
+    """Of the state that layers keep for a request, beside its tokens; 0: there are no such layers."""
 
     def nbytes(self, tokens: int) -> int:
         """Of all spaces, where the rows' space holds so many tokens."""
@@ -123,46 +144,87 @@ def cuda_budget(
     Raises ConfigError if no useful cache fits.
     """
     room = after.free - int((1 - fraction) * before.total)
+    states = plan_states(config, cost, room, most_slots=MAX_SLOTS)
+    taken = cost.state_bytes * entries(states)
+    room -= taken
     fitting = cost.fitting(max(0, room))
     tokens = config.max_total_tokens or fitting
     slots = config.max_running_requests
     if slots is None:
-        slots = min(max(tokens * SLOTS_PER_CONTEXT // context, MIN_SLOTS), MAX_SLOTS)
+        slots = with_states(min(max(tokens * SLOTS_PER_CONTEXT // context, MIN_SLOTS), MAX_SLOTS), states)
     max_pages = -(-min(context, tokens) // config.page_size)
     table = sum(buffer.nbytes(slots + 1) for buffer in table_buffers(max_pages, len(cost.spaces)))
     if config.max_total_tokens is None:
         tokens = cost.fitting(max(0, room - table))
-    elif cost.nbytes(config.max_total_tokens) + table > after.free:
+    elif cost.nbytes(config.max_total_tokens) + table > after.free - taken:
         raise ConfigError(
             f"--max-total-tokens {config.max_total_tokens} needs {cost.nbytes(tokens) / GIB:.1f} GiB, and "
-            f"{after.free / GIB:.1f} GiB are free beside the weights. Lower it."
+            f"{(after.free - taken) / GIB:.1f} GiB are free beside the weights. Lower it."
         )
     advice = (
         f"{after.free / GIB:.1f} GiB are free beside the weights and --mem-fraction-static is {fraction:.3f}. "
         "Raise --mem-fraction-static, or free memory on the device."
     )
-    return _budget(config, tokens, slots, context, cost, advice)
+    return _budget(config, tokens, slots, context, cost, states, advice)
 
 
 def cpu_budget(config: RunnerConfig, *, after: DeviceMemory, cost: KvCost, context: int) -> KvBudget:
     """Room for CPU_FULL_ROWS rows of full length, as far as a share of the free memory allows."""
     fraction = config.mem_fraction_static or CPU_FRACTION
-    slots = config.max_running_requests or CPU_SLOTS
+    # All ranks take their memory out of this machine's.
+    free = after.free // config.ranks.world.size
+    room = int(free * fraction)
+    states = plan_states(config, cost, room, most_slots=CPU_SLOTS)
+    taken = cost.state_bytes * entries(states)
+    slots = config.max_running_requests or with_states(CPU_SLOTS, states)
     full_rows = min(slots, CPU_FULL_ROWS) * min(context, CPU_CONTEXT)
     wanted = config.max_total_tokens or max(full_rows, context)
-    room = int(after.free * fraction)
     if config.max_total_tokens is None:
-        wanted = min(wanted, cost.fitting(room))
-    elif cost.nbytes(wanted) > after.free:
+        wanted = min(wanted, cost.fitting(max(0, room - taken)))
+    elif cost.nbytes(wanted) > free - taken:
         raise ConfigError(
             f"--max-total-tokens {wanted} needs {cost.nbytes(wanted) / GIB:.1f} GiB, "
-            f"and {after.free / GIB:.1f} GiB of memory are free. Lower it."
+            f"and {(free - taken) / GIB:.1f} GiB of memory are free. Lower it."
         )
     advice = (
-        f"{after.free / GIB:.2f} GiB of memory are free beside the weights. "
+        f"{free / GIB:.2f} GiB of memory are free beside the weights. "
         "Free some, or give --max-total-tokens or --mem-fraction-static."
     )
-    return _budget(config, wanted, slots, context, cost, advice)
+    return _budget(config, wanted, slots, context, cost, states, advice)
+
+
+def plan_states(config: RunnerConfig, cost: KvCost, room: int, *, most_slots: int) -> StateShape | None:
+    """How many states there are in a memory of `room` bytes, which the KV cache shares. None: nobody keeps any.
+
+    most_slots: requests that run at once at most, where nobody says how many. Raises ConfigError if the states are
+    fewer than the requests that must be able to run.
+    """
+    if not cost.state_bytes:
+        return None
+    asked, ratio = config.max_mamba_cache_size, config.mamba_full_memory_ratio or STATE_RATIO
+    # One more entry belongs to padding.
+    fitting = int(max(0, room) * ratio / (1 + ratio)) // cost.state_bytes - 1
+    states = asked or min(fitting, STATES_PER_SLOT * (config.max_running_requests or most_slots))
+    one = f"a state of one request takes {cost.state_bytes / MIB:.2f} MiB, and {max(room, 0) / GIB:.2f} GiB are free"
+    if asked is not None and (asked + 1) * cost.state_bytes > max(0, room):
+        raise ConfigError(f"--max-mamba-cache-size {asked}: {one} beside the weights. Lower it.")
+    if states < (config.max_running_requests or 1):
+        raise ConfigError(
+            f"{max(states, 0)} states fit, and --max-running-requests is {config.max_running_requests or 1}: {one} "
+            "beside the weights. Lower --max-running-requests, or raise --max-mamba-cache-size, "
+            "--mamba-full-memory-ratio or --mem-fraction-static."
+        )
+    return StateShape(states, config.mamba_track_interval or STATE_INTERVAL)
+
+
+def entries(states: StateShape | None) -> int:
+    """States in memory, that of padding included."""
+    return 0 if states is None else states.num_states + 1
+
+
+def with_states(slots: int, states: StateShape | None) -> int:
+    """As many requests at once, or fewer where states are few: half of these are left for checkpoints."""
+    return slots if states is None else min(slots, max(1, states.num_states // 2))
 
 
 def storeless_budget(config: RunnerConfig, *, context: int) -> KvBudget:
@@ -171,7 +233,9 @@ def storeless_budget(config: RunnerConfig, *, context: int) -> KvBudget:
     return KvBudget(spaces=(SpaceShape(0, 1),), num_slots=slots, max_context=context)
 
 
-def _budget(config: RunnerConfig, tokens: int, slots: int, context: int, cost: KvCost, advice: str) -> KvBudget:
+def _budget(
+    config: RunnerConfig, tokens: int, slots: int, context: int, cost: KvCost, states: StateShape | None, advice: str
+) -> KvBudget:
     """Whole pages of the tokens. A row is never longer than the cache."""
     num_pages = tokens // config.page_size
     if num_pages < 2:
@@ -184,4 +248,5 @@ def _budget(config: RunnerConfig, tokens: int, slots: int, context: int, cost: K
         ),
         num_slots=slots,
         max_context=min(context, cached),
+        states=states,
     )

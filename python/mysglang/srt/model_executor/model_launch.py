@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 import torch
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
-from mysglang.srt.distributed.groups import group_of
+from mysglang.srt.distributed.groups import SOLO, Group
 from mysglang.srt.distributed.pipeline import stage_of
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.forward.forward_batch import AttentionSpec, StateSpec
 from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends
+from mysglang.srt.mem_cache.kv_pool.states import StateLayout
+from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.step_buffers import StepBuffers
+from mysglang.srt.model_executor.stored_numbers import stores_of
 from mysglang.srt.model_loader.loader import load_as
 from mysglang.srt.models.registry import Model
 from mysglang.srt.platforms.interface import Platform
 
 logger = logging.getLogger(__name__)
+
+
+Help: TypeAlias = Literal["drafts"]
+"""What a model can do for the one that is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,8 @@ class ModelLaunch:
 
     config: ModelConfig
     load: LoadConfig
+    helps: Help | None = None
+    """What it does for the model that is served; None: it is that model."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -47,24 +58,34 @@ class Setup:
     """Rows of the decode steps that are to be captured, ascending."""
     startup_times: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of the start; each phase adds its own."""
+    tp: Group = SOLO
+    """The ranks that share each layer."""
 
     def load(self, kind: type[Model], launch: ModelLaunch) -> Model:
         """This rank's part of a model, which must be of this kind, on the device. Raises ConfigError if the checkpoint
         is not what it should be.
         """
-        ranks, device = self.config.ranks, self.platform.device
-        tp, stage = group_of(ranks.tp), stage_of(ranks.pp)
-        return load_as(kind, launch.config, launch.load, device, launch.dtype, tp=tp, stage=stage)
+        device, stage = self.platform.device, stage_of(self.config.ranks.pp)
+        return load_as(kind, launch.config, launch.load, device, launch.dtype, tp=self.tp, stage=stage)
 
-    def choose_attention(self, specs: tuple[AttentionSpec, ...], dtype: torch.dtype) -> ChosenBackends:
-        """The attention of layers like these; without layers, only what was asked for is checked. Raises ConfigError
-        for what does not run here, or not with these layers.
+    def stores(
+        self, launch: ModelLaunch, specs: Sequence[AttentionSpec], states: Sequence[StateSpec] = ()
+    ) -> ModelStores:
+        """What a model with these layers keeps of every token, in the numbers that the launch asks for; and what the
+        layers of `states` keep of every request. Raises ConfigError.
+        """
+        found = stores_of(self.config, launch.config, launch.load, specs, launch.dtype)
+        return replace(found, states=StateLayout(tuple(states), launch.dtype)) if states else found
+
+    def choose_attention(self, stores: ModelStores, dtype: torch.dtype) -> ChosenBackends:
+        """The attention of the layers that keep this, computed in `dtype`. Raises ConfigError for what does not run
+        here, or not with these layers and pages.
         """
         config = self.config
         asked = AskedBackends(
             config.attention_backend, config.prefill_attention_backend, config.decode_attention_backend
         )
-        return choose_backends(asked, self._attentions(), specs, dtype)
+        return choose_backends(asked, self._attentions(), stores.specs, dtype, stores.dtype)
 
     def _attentions(self) -> tuple[str, ...]:
         """The backends that may be chosen from."""

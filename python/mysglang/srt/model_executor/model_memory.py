@@ -16,11 +16,21 @@ import torch
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
+from mysglang.srt.mem_cache.kv_pool.states import StatePool
 from mysglang.srt.model_executor.device_tables import DeviceTables
-from mysglang.srt.model_executor.kv_setup import ModelStores, make_pool, make_tables, plan_kv
+from mysglang.srt.model_executor.kv_setup import (
+    ModelStores,
+    check_no_states,
+    make_pool,
+    make_states,
+    make_tables,
+    plan_kv,
+)
 from mysglang.srt.model_executor.memory_budget import KvBudget, storeless_budget
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.state_steps import NO_STATE_STEPS, StateStager, StateSteps
 from mysglang.srt.platforms.interface import DeviceMemory, Platform
+from mysglang.srt.platforms.upload import Uploader
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,12 @@ class ModelMemory:
     budget: KvBudget
     tables: DeviceTables
     pool: KvPool
+    states: StatePool | None = None
+    """None: no layer of the model keeps a state."""
+
+    def state_steps(self, uploader: Uploader) -> StateStager:
+        """What prepares the states of a step."""
+        return NO_STATE_STEPS if self.states is None else StateSteps(self.states, uploader)
 
 
 class Keeps(Protocol):
@@ -60,6 +76,12 @@ def plan_memory(
     if not stores:
         if config.swa_full_tokens_ratio is not None:
             raise ConfigError("--swa-full-tokens-ratio is for models with a KV cache; leave it out for this one.")
+        if config.kv_cache_dtype != "auto" or config.quantization_param_path is not None:
+            raise ConfigError(
+                "--kv-cache-dtype and --quantization-param-path are for models with a KV cache; leave them out for "
+                "this one."
+            )
+        check_no_states(config)
         return storeless_budget(config, context=context)
     chunk = config.chunked_prefill_size or config.max_prefill_tokens
     workspace = max(model.workspace(max_tokens=chunk, max_context=context) for model in models)
@@ -72,7 +94,15 @@ def allocate(budget: KvBudget, models: Sequence[Keeps], platform: Platform) -> l
     """The tables, and a pool for each model. Raises ConfigError where they do not fit into the device."""
     try:
         tables = make_tables(budget, platform)
-        return [ModelMemory(budget, tables, make_pool(budget, model.stores, platform)) for model in models]
+        return [
+            ModelMemory(
+                budget,
+                tables,
+                make_pool(budget, model.stores, platform),
+                make_states(budget, model.stores, platform),
+            )
+            for model in models
+        ]
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"a KV cache of {budget.num_pages * budget.page_size} tokens does not fit into the memory of "

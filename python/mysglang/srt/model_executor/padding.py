@@ -8,7 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.worker_batch import PLAIN_SAMPLING, ModelWorkerBatch, SamplingColumns
+from mysglang.srt.forward.worker_batch import (
+    NO_STATE,
+    PLAIN_SAMPLING,
+    ModelWorkerBatch,
+    SamplingColumns,
+    StateColumns,
+)
 from mysglang.srt.sampling.drawing import one_drawing_row
 
 WARM_UP_TOKENS = 16
@@ -29,8 +35,18 @@ def padding_decode(size: int, slot: int, *, spaces: int = 1) -> ModelWorkerBatch
     )
 
 
-def padding_prompt(length: int, slot: int, *, top_k: int = 1, spaces: int = 1) -> ModelWorkerBatch:
-    """A prompt of one row that yields a token; greedy, or drawn from the top_k (TOP_K_ALL: from all)."""
+def no_states(rows: int) -> StateColumns:
+    """Of so many rows that have no state."""
+    longs, ints = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    return StateColumns(np.full(rows, NO_STATE, dtype=np.int32), longs, longs, ints, ints, ints)
+
+
+def padding_prompt(
+    length: int, slot: int, *, top_k: int = 1, spaces: int = 1, states: bool = False
+) -> ModelWorkerBatch:
+    """A prompt of one row that yields a token; greedy, or drawn from the top_k (TOP_K_ALL: from all). `states`: for a
+    model whose layers keep a state for each request.
+    """
     zeros = np.zeros(length, dtype=np.int32)
     return ModelWorkerBatch(
         mode=ForwardMode.EXTEND,
@@ -40,5 +56,6 @@ def padding_prompt(length: int, slot: int, *, top_k: int = 1, spaces: int = 1) -
         extend_lens=np.array([length], dtype=np.int32),
         out_cache_locs=(zeros,) * spaces,
         yields=np.ones(1, dtype=np.bool_),
+        states=no_states(1) if states else None,
         sampling=PLAIN_SAMPLING if top_k == 1 else SamplingColumns((one_drawing_row(top_k),)),
     )

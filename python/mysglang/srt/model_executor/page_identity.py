@@ -15,7 +15,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Of the bytes of a page, as `HostPages.read` gives them."""
 
 
@@ -42,9 +42,14 @@ def page_identity(model: ModelConfig, load: LoadConfig, config: RunnerConfig, po
 
 
 def page_layout(pool: KvPool) -> list[object]:
-    """Shape, dtype and device of a page in each tensor of each layer, in the order in which bytes stand in a block."""
-    tensors = [tensor for layer_id in pool.layer_ids for tensor in pool.pages(layer_id)]
-    return [[*tensor.shape[1:], str(tensor.dtype), tensor.device.type] for tensor in tensors]
+    """Shape, dtype and device of a page in each tensor of each layer, in the order in which bytes stand in a block, and
+    the scales of the layer's numbers.
+    """
+    return [
+        [*tensor.shape[1:], str(tensor.dtype), tensor.device.type, *pool.scales(layer_id)]
+        for layer_id in pool.layer_ids
+        for tensor in pool.pages(layer_id)
+    ]
 
 
 def checkpoint_files(path: str) -> list[object]:

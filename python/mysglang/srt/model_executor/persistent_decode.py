@@ -76,6 +76,8 @@ class NothingToPlan:
 
 def persistent_steps(model: CausalLM, pool: KvPool, page_table: Tensor, sizes: Sequence[int]) -> dict[int, StepProgram]:
     """By size, for those of these sizes that the kernel takes; at least one. Raises DoesNotCover."""
+    if pool.dtype is not torch.bfloat16:
+        raise DoesNotCover(f"it does not read KV pages of {dtype_name(pool.dtype)}")
     try:
         described = describe_for_kernel(model)
         tensors = decoder_tensors(described, pool, page_table)
@@ -107,16 +109,15 @@ def describe_for_kernel(model: CausalLM) -> DenseDecoder:
 
 def lacks(plan: DecoderPlan) -> list[str]:
     """What of the plan the kernel cannot do, beside what a description cannot say."""
-    first = plan.layers[0].attention
+    first, *others = plan.attentions
     reasons = {
         "its activation is not silu": any(
             isinstance(layer.mlp, GatedMlpPlan) and layer.mlp.activation != "silu" for layer in plan.layers
         ),
-        "its scores are capped": any(layer.attention.logit_cap for layer in plan.layers),
+        "its scores are capped": any(each.logit_cap for each in plan.attentions),
         "its norms differ in eps": any(layer.norms.norm.eps != plan.norm.eps for layer in plan.layers),
         "its layers differ in scale, rotary positions or norms of heads": any(
-            (each.scale, each.rope, each.qk_norm) != (first.scale, first.rope, first.qk_norm)
-            for each in (layer.attention for layer in plan.layers)
+            (each.scale, each.rope, each.qk_norm) != (first.scale, first.rope, first.qk_norm) for each in others
         ),
     }
     return [reason for reason, holds in reasons.items() if holds]

@@ -11,11 +11,10 @@ from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
 from mysglang.srt.layers.pooler import Pooler
 from mysglang.srt.model_executor.hidden_states import HiddenStates
-from mysglang.srt.model_executor.kv_setup import ModelStores
 from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.padding import WARM_UP_TOKENS, padding_prompt
-from mysglang.srt.model_executor.programs import EAGER, Load, Runnable
+from mysglang.srt.model_executor.programs import EAGER, Beside, Load, Runnable
 from mysglang.srt.model_executor.vector_end import queue_vectors
 from mysglang.srt.models.pooling_decoder import PoolingDecoder
 from mysglang.srt.platforms.interface import Platform
@@ -32,10 +31,10 @@ class PoolingModel:
 
     def __init__(self, setup: Setup, launch: ModelLaunch, model: PoolingDecoder) -> None:
         self.model = model
-        self.stores = ModelStores(tuple(model.attention_specs()), launch.dtype)
+        self.stores = setup.stores(launch, model.attention_specs(), model.state_specs())
         self._setup = setup
         self._launch = launch
-        self._chosen = setup.choose_attention(self.stores.specs, launch.dtype)
+        self._chosen = setup.choose_attention(self.stores, launch.dtype)
 
     @property
     def attention(self) -> str:
@@ -46,18 +45,20 @@ class PoolingModel:
         attention = workspace_bytes(self._chosen, specs, max_tokens=max_tokens, max_context=max_context)
         return attention + self.model.workspace(max_tokens)
 
-    def ready(self, memory: ModelMemory) -> Runnable:
+    def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
         pooling, tables = self._launch.config.pooling, memory.tables
         assert pooling is not None, "the model pools"
+        uploader = Uploader(self._setup.platform)
         backend = create_attention_backend(self._chosen, memory.pool, tables.pages, self.stores.specs)
         eager = PoolingProgram(
-            HiddenStates(self.model, backend, self._setup.step_buffers(memory), Uploader(self._setup.platform)),
+            HiddenStates(self.model, backend, self._setup.step_buffers(memory), uploader, memory.state_steps(uploader)),
             Pooler(pooling.mode, normalize=pooling.normalize, head=self.model.head),
             self._setup.platform,
             whole_prompts=pooling.needs_whole_prompts,
         )
         length = min(WARM_UP_TOKENS, memory.budget.max_context)
-        return Runnable(eager, [padding_prompt(length, tables.padding_slot, spaces=tables.num_spaces)])
+        states = memory.states is not None
+        return Runnable(eager, [padding_prompt(length, tables.padding_slot, spaces=tables.num_spaces, states=states)])
 
 
 class PoolingProgram:

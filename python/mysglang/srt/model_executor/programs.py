@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch import Tensor
+
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.model_executor.kv_setup import ModelStores
+from mysglang.srt.model_executor.late_rows import KnownStep
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.platforms.slot_buffer import SlotBuffer
@@ -46,6 +49,42 @@ class Program(Protocol):
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         """Queue a step that is covered: table writes, forward pass, what is made of it, and the copies to the host."""
         ...
+
+
+class Drafter(Protocol):
+    """Where the drafts come from that a verification tries, as far as that concerns the device.
+
+    NGRAM        all drafts come from the host with the batch      HostDrafts
+    STANDALONE   a second model proposes what the host does not    DraftChain (draft_model.py)
+    """
+
+    @property
+    def slot_buffers(self) -> Sequence[SlotBuffer]:
+        """What it keeps for slots between steps."""
+        ...
+
+    def propose(self, step: KnownStep, drafts: Tensor) -> Tensor:
+        """[T] int64: the draft at each token of the step; NO_DRAFT_HERE where there is none.
+
+        drafts: [T] those that the host proposes. The page table already has the step's pages.
+        """
+        ...
+
+    def beside(self, program: Program) -> Program:
+        """The same program, with what the drafter must do at each of its steps."""
+        ...
+
+
+class HostDrafts:
+    """Implements Drafter for a worker whose drafts all come from the host."""
+
+    slot_buffers: Sequence[SlotBuffer] = ()
+
+    def propose(self, step: KnownStep, drafts: Tensor) -> Tensor:
+        return drafts
+
+    def beside(self, program: Program) -> Program:
+        return program
 
 
 class DoesNotCover(Exception):
@@ -84,6 +123,35 @@ class Runnable:
     """Makes the other programs: at the start, and again after weights or memory have moved."""
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What the other models of an executor do for the one that is served."""
+
+    drafter: Drafter = field(default_factory=HostDrafts)
+
+
+class HelpingModel(Protocol):
+    """A model whose weights are loaded, and that works for the one that is served. It has pages of its own under the
+    same page numbers, and no programs: its part of a step is run by the served model's programs.
+    """
+
+    @property
+    def model(self) -> CheckpointModel: ...
+
+    @property
+    def stores(self) -> ModelStores:
+        """What its layers keep of every token."""
+        ...
+
+    def workspace(self, *, max_tokens: int, max_context: int) -> int:
+        """As of a `ServedModel`."""
+        ...
+
+    def ready(self, memory: ModelMemory, beside: Beside) -> Beside:
+        """What it does over its memory, and what others do `beside` it."""
+        ...
+
+
 class ServedModel(Protocol):
     """A model whose weights are loaded, and that waits for its memory."""
 
@@ -106,10 +174,12 @@ class ServedModel(Protocol):
         """
         ...
 
-    def ready(self, memory: ModelMemory) -> Runnable:
+    def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
         """The model over its memory."""
         ...
 
 
 Load = Callable[[], ServedModel]
 """Reads the weights. What cannot run here was refused when this was made."""
+LoadHelp = Callable[[], HelpingModel]
+"""The same for a model that helps."""

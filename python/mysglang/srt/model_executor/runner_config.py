@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mysglang.srt.configs.load_config import KvCacheDtype
 from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext
 from mysglang.srt.kernels.op import Numerics
 from mysglang.srt.mem_cache.kv_pool.host import MemLayout
@@ -33,6 +34,10 @@ class RunnerConfig:
     """auto, cpu or cuda."""
     page_size: int = 1
     """Tokens of a page of the KV cache."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """In which numbers pages hold keys and values; auto: those of the model, unless its checkpoint says otherwise."""
+    quantization_param_path: str | None = None
+    """A file with the scales of stored keys and values; None: those of the checkpoint."""
     mem_fraction_static: float | None = None
     """Share of the device's memory for weights and KV cache."""
     max_total_tokens: int | None = None
@@ -41,6 +46,12 @@ class RunnerConfig:
     """Let layers with a window keep their keys as long as the others do."""
     swa_full_tokens_ratio: float | None = None
     """Tokens in the pool of layers with a window, as a part of those that the KV cache holds."""
+    max_mamba_cache_size: int | None = None
+    """States of layers that keep one for each request: those of requests that run, and checkpoints."""
+    mamba_full_memory_ratio: float | None = None
+    """Memory of these states, as a multiple of that of the KV cache."""
+    mamba_track_interval: int | None = None
+    """Tokens between checkpoints of these states."""
     host_tier: HostTierConfig | None = None
     """None: no pages on the host."""
     max_running_requests: int | None = None

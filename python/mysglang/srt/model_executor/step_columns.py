@@ -94,7 +94,8 @@ def named(feature: str, columns: Arrays) -> Columns:
 
 def mask_columns(mask: TokenMask, logits: LogitsRows) -> Columns:
     """A mask whose rows are all among those that have logits."""
-    return {"mask_rows": logits.only(mask.rows), "mask_bits": mask.bits}
+    rows = logits.only(mask.rows)
+    return {"mask_rows": rows if mask.places is None else rows + mask.places, "mask_bits": mask.bits}
 
 
 @dataclass(frozen=True, slots=True)

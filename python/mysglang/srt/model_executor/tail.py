@@ -30,6 +30,7 @@ def tail_of(batch: ForwardBatch, tokens: Tensor) -> Tail:
         extend_lens=torch.ones_like(batch.extend_lens),
         out_cache_locs=tuple(locs.index_select(0, tokens) for locs in batch.out_cache_locs),
         attn_metadata=None,
+        expanded=None,
     )
     step.attn_metadata = batch.attn_backend.plan(step)
     return Tail(tokens, step)

@@ -17,7 +17,7 @@ from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
 from mysglang.srt.layers.logits_processor import LogitsProcessor
 from mysglang.srt.layers.logprobs import Logprobs
-from mysglang.srt.layers.sampler import Sampler
+from mysglang.srt.layers.sampler import ChoosesTokens
 from mysglang.srt.layers.sampling_step import Sampled
 from mysglang.srt.model_executor.device_tables import DeviceTables
 from mysglang.srt.model_executor.model_memory import ModelMemory
@@ -44,7 +44,7 @@ NOTHING_SAMPLED = Sampled(torch.zeros(0, dtype=torch.int64))
 class TokenEnd:
     """Shared by all programs of a model that generates."""
 
-    def __init__(self, stager: StepStager, sampler: Sampler, tables: DeviceTables, returns: StepReturns) -> None:
+    def __init__(self, stager: StepStager, sampler: ChoosesTokens, tables: DeviceTables, returns: StepReturns) -> None:
         self._stager = stager
         self._sampler = sampler
         self._tables = tables

@@ -19,8 +19,8 @@ from torch import Tensor
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.model_executor.hidden_states import HiddenStates
-from mysglang.srt.model_executor.late_rows import LateRows
-from mysglang.srt.model_executor.programs import VERIFICATION
+from mysglang.srt.model_executor.late_rows import NO_DRAFT_HERE, LateRows, has_drafts
+from mysglang.srt.model_executor.programs import VERIFICATION, Drafter
 from mysglang.srt.model_executor.step_columns import table_columns
 from mysglang.srt.model_executor.step_inputs import Uploaded
 from mysglang.srt.model_executor.token_end import ForwardOutput, TokenParts
@@ -33,24 +33,28 @@ class Verification:
     name = VERIFICATION
     takes = "steps that try drafts"
 
-    def __init__(self, hidden: HiddenStates, parts: TokenParts, uploader: Uploader, rows: LateRows) -> None:
+    def __init__(
+        self, hidden: HiddenStates, parts: TokenParts, uploader: Uploader, rows: LateRows, drafter: Drafter
+    ) -> None:
         self._hidden = hidden
         self._logits = parts.logits
         self._tables = parts.memory.tables
         self._end = parts.end
         self._uploader = uploader
         self._rows = rows
+        self._drafter = drafter
 
     def covers(self, batch: ModelWorkerBatch) -> bool:
-        return batch.drafts is not None or batch.high_lens is not None
+        return has_drafts(batch)
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         if batch.table_writes is not None:
-            # Where a row goes on that only the device knows, the page table must tell, with the pages of this step.
+            # The page table says where a row goes on whose length only the device knows: it needs this step's pages.
             writes = table_columns(batch.table_writes, self._tables.max_pages)
             self._tables.write(self._uploader.upload(writes))
         step = self._rows.known(batch)
-        hidden, _ = self._hidden.of(step.batch, all_tokens=True)
+        drafts = self._drafter.propose(step, self._uploader.upload({"drafts": step.drafts})["drafts"])
+        hidden, _ = self._hidden.of(step.batch, all_tokens=True, drafts=drafts)
         inputs = self._end.stage(step.batch, step.columns)
         up = inputs.tokens
         output = ForwardOutput(
@@ -59,11 +63,16 @@ class Verification:
             prompt_logprobs=None if inputs.prompt is None else self._logits.prompt_logprobs(hidden, inputs.prompt),
             hidden=hidden,
         )
-        return self._end.choose_and(partial(self._commit, up), step.batch, inputs, output)
+        return self._end.choose_and(partial(self._commit, up, drafts), step.batch, inputs, output)
 
-    def _commit(self, up: Uploaded, tokens: Tensor) -> Tensor:
-        """[Y] how many of the tokens [S] of each row that yields count. The newest of them are remembered."""
-        counts = leading(tokens == up["expected"], up["logits_row"], up["firsts"])
+    def _commit(self, up: Uploaded, drafts: Tensor, tokens: Tensor) -> Tensor:
+        """[Y] how many of the tokens [S] of each row that yields count. The newest of them are remembered.
+
+        drafts: [T]. The token that follows a place is accepted if it is the draft that stands behind that place.
+        """
+        behind = torch.nn.functional.pad(drafts[1:], (0, 1), value=NO_DRAFT_HERE)
+        agreed = tokens == behind.index_select(0, up["with_logits"])
+        counts = leading(agreed, up["logits_row"], up["firsts"])
         self._tables.record(up["yielding"], tokens.index_select(0, up["firsts"] + counts - 1))
         self._rows.remember(up, tokens, counts)
         return counts

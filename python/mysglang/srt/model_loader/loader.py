@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -92,11 +93,10 @@ def _load(
     *,
     show_progress: bool,
 ) -> None:
-    weights = read_weights(files, device, num_threads=load_config.num_threads, show_progress=show_progress)
-    try:
-        model.load_weights(weights)
-    finally:
-        weights.close()
+    # On a CPU the copies themselves use all cores.
+    num_threads = 1 if device.type == "cpu" else load_config.num_threads
+    with closing(read_weights(files, show_progress=show_progress)) as weights:
+        model.load_weights(weights, num_threads=num_threads)
 
 
 def fill_with_dummy_weights(model: CheckpointModel, seed: int) -> None:

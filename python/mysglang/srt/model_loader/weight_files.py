@@ -1,4 +1,4 @@
-"""A checkpoint's tensors by name, read from its safetensors files in parallel.
+"""A checkpoint's tensors by name, out of its mapped safetensors files.
 
 Knows tensors, not models; which files there are, `utils/checkpoint_files.py` knows.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import deque
 from collections.abc import Generator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,8 @@ from mysglang.srt.utils.checkpoint_files import weight_paths
 from mysglang.srt.utils.plain_files import check_plain
 
 logger = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -58,33 +58,19 @@ def open_weight_files(folder: Path) -> list[WeightFile]:
     return [WeightFile(path) for path in weight_paths(folder)]
 
 
-def read_weights(
-    files: list[WeightFile], device: torch.device, *, num_threads: int, show_progress: bool
-) -> Generator[tuple[str, Tensor], None, None]:
-    """Every tensor of the files, in their order, on the device.
+def read_weights(files: list[WeightFile], *, show_progress: bool) -> Generator[tuple[str, Tensor], None, None]:
+    """Every tensor of the files, in their order, as views of the mapped files.
 
-    A few tensors are read ahead by threads: pages of the files come in, and go to the device, while others are used.
+    A view costs nothing: bytes are read when a parameter copies them, and of a tensor that is split over ranks only
+    those of this rank's part.
     """
-    ahead = 2 * num_threads
-    waiting: deque[tuple[WeightFile, str, Future[Tensor]]] = deque()
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="weights")
     progress = _Progress(files, show=show_progress)
     try:
         for file in files:
             for name in file.names:
-                waiting.append((file, name, pool.submit(file.read, name, device)))
-                if len(waiting) > ahead:
-                    yield progress.note(*_take(waiting))
-        while waiting:
-            yield progress.note(*_take(waiting))
+                yield progress.note(file, name, file.read(name, CPU))
     finally:
-        pool.shutdown(cancel_futures=True)
         progress.close()
-
-
-def _take(waiting: deque[tuple[WeightFile, str, Future[Tensor]]]) -> tuple[WeightFile, str, Tensor]:
-    file, name, future = waiting.popleft()
-    return file, name, future.result()
 
 
 class _Progress:

@@ -16,11 +16,11 @@ class CausalLM(Decoder):
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)
-        head, cap = context.under("lm_head"), self.plan.logit_cap
+        head, scale, cap = context.under("lm_head"), self.plan.logit_scale, self.plan.logit_cap
         self.lm_head: ParallelLMHead = (
-            TiedLMHead(config.vocab_size, self.embed_tokens, cap=cap, context=head)
+            TiedLMHead(config.vocab_size, self.embed_tokens, scale=scale, cap=cap, context=head)
             if self.plan.tied_embeddings
-            else ParallelLMHead(config.vocab_size, config.hidden_size, cap=cap, context=head)
+            else ParallelLMHead(config.vocab_size, config.hidden_size, scale=scale, cap=cap, context=head)
         )
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -23,6 +25,8 @@ class CheckpointModel(nn.Module, ABC):
 
     ignored: ClassVar[tuple[str, ...]] = ()
     """Endings of checkpoint tensors that are computed here instead, or not needed."""
+    ignored_prefixes: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of such tensors: those of a draft that comes in the same checkpoint."""
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         """Parameters are made uninitialised, on torch's default device."""
@@ -35,24 +39,65 @@ class CheckpointModel(nn.Module, ABC):
     def weight_names(self) -> WeightNames:
         """From the checkpoint's names to those of the parameters."""
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Fill every parameter from a checkpoint's tensors.
+    def ignores(self, name: str) -> bool:
+        """Whether a checkpoint's tensor of this name, which no parameter takes, is no mistake."""
+        return name.endswith(self.ignored) or name.startswith(self.ignored_prefixes)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, num_threads: int = 1) -> None:
+        """Fill every parameter from a checkpoint's tensors, of which `num_threads` are read and copied at a time.
 
         Raises ConfigError for tensors that are missing, have another shape, or belong to no parameter. What stands in
         the checkpoint twice (a tied table) must be equal.
         """
         matching = Matching(self, weight_parameters(self))
-        for name, tensor in weights:
-            place = matching.place(name)
-            if place is None:
-                continue
-            load = place.parameter.load if place.first else place.parameter.check
-            try:
-                load(tensor, place.section)
-            except ConfigError as error:
-                raise ConfigError(f"tensor {name} {error}") from error
+        with Copies(num_threads) as copies:
+            for name, tensor in weights:
+                place = matching.place(name)
+                if place is None:
+                    continue
+                if not place.first:
+                    # It is compared with what the first one has written.
+                    copies.finish()
+                copies.add(name, place.parameter.load if place.first else place.parameter.check, tensor, place.section)
         if problems := [*matching.lacking(), *matching.unknown()]:
             raise ConfigError(*problems)
+
+
+class Copies:
+    """Tensors on their way into parameters. Leaving the context waits for all of them."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="weights")
+        self._most = 2 * num_threads
+        self._open: deque[tuple[str, Future[None]]] = deque()
+
+    def add(self, name: str, load: Callable[[Tensor, int | None], None], tensor: Tensor, section: int | None) -> None:
+        """Begin with one more. Raises ConfigError naming an earlier tensor that did not fit."""
+        self._open.append((name, self._pool.submit(load, tensor, section)))
+        while len(self._open) > self._most:
+            self._wait_for_oldest()
+
+    def finish(self) -> None:
+        """Wait for all that were begun. Raises ConfigError likewise."""
+        while self._open:
+            self._wait_for_oldest()
+
+    def _wait_for_oldest(self) -> None:
+        name, copy = self._open.popleft()
+        try:
+            copy.result()
+        except ConfigError as error:
+            raise ConfigError(f"tensor {name} {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self._pool.shutdown(cancel_futures=True)
 
 
 class Place(NamedTuple):
@@ -72,7 +117,7 @@ class Matching:
     def __init__(self, model: CheckpointModel, parameters: Mapping[str, WeightParameter]) -> None:
         """`parameters`: the model's own, or their layouts."""
         self._names = model.weight_names()
-        self._ignored = model.ignored
+        self._ignores = model.ignores
         self._parameters = parameters
         self._missing = {(name, i) for name, parameter in parameters.items() for i in range(len(parameter.sections))}
         self._unknown: list[str] = []
@@ -100,7 +145,7 @@ class Matching:
 
     def unknown(self) -> list[str]:
         """A line if some tensor belongs to no parameter."""
-        unknown = [name for name in self._unknown if not name.endswith(self._ignored)]
+        unknown = [name for name in self._unknown if not self._ignores(name)]
         return [f"the checkpoint has tensors that the model does not know: {listed(unknown)}"] if unknown else []
 
 

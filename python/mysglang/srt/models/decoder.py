@@ -1,7 +1,8 @@
 """Decoder: embedding, layers and norm of every decoder, built from its plan (`configs/layer_plan.py`).
 
 Device-agnostic, and nothing in `forward` looks at a value, so a step can be captured in a graph. What the kinds of a
-plan are computed by stands in tables: `MLPS` here, norms, activations and rotary scalings in their files in `layers/`.
+plan are computed by stands in tables: `MIXERS` and `MLPS` here; norms, activations and rotary scalings in their files
+in `layers/`.
 """
 
 from __future__ import annotations
@@ -10,62 +11,72 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from msgspec import structs
 from torch import Tensor, nn
 
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
     GatedMlpPlan,
     LayerPlan,
+    LinearAttentionPlan,
+    MixerPlan,
     MixturePlan,
     MlpPlan,
     NormPlan,
+    PlainMlpPlan,
     RopePlan,
+    SharedExpertPlan,
 )
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
-from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
 from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention
-from mysglang.srt.layers.layernorm import NORMS, RMSNorm
-from mysglang.srt.layers.moe.experts import MixtureOfExperts
+from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention, PlainMLP
+from mysglang.srt.layers.latent_attention import LatentAttention, LatentSizes
+from mysglang.srt.layers.layernorm import NORMS, RMS_NORMS, LayerNorm, NoNorm, RMSNorm, SplitRMSNorm
+from mysglang.srt.layers.linear_attention.gated_delta_net import DeltaSizes, GatedDeltaNet
+from mysglang.srt.layers.moe.experts import MixtureOfExperts, SharedExpert
 from mysglang.srt.layers.moe.router import Routing
+from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 from mysglang.srt.layers.vocab_parallel_embedding import ScaledEmbedding, VocabParallelEmbedding
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.models.interfaces import TakesWorkspace
-from mysglang.srt.models.weight_names import WeightNames
+from mysglang.srt.models.weight_names import KV_SCALES, WeightNames
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then MLP, each between the norms that the plan names.
+    """Attention of some kind, then MLP, each between the norms that the plan names.
 
     The residual stream is kept apart from the layer's newest output, and added by the next norm. Both hold the batch's
     wanted tokens afterwards: the others go no further than attention.
     """
 
-    def __init__(self, plan: LayerPlan, attention: PagedAttention, hidden_size: int, context: LayerContext) -> None:
+    def __init__(self, plan: LayerPlan, mixer: nn.Module, hidden_size: int, context: LayerContext) -> None:
         super().__init__()
         norms = plan.norms
         before_attention = self._norm(norms.before_attention, norms.norm, hidden_size, context)
-        self.self_attn = attention
+        self.add_module(plan.attention.name, mixer)
+        scale = plan.residual_scale
         after_attention = self._norm(norms.after_attention, norms.norm, hidden_size, context)
         before_mlp = self._norm(norms.before_mlp, norms.norm, hidden_size, context)
         self.mlp = MLPS[type(plan.mlp)](plan.mlp, hidden_size, context.under("mlp"))
         after_mlp = self._norm(norms.after_mlp, norms.norm, hidden_size, context)
-        assert before_attention is not None and before_mlp is not None
         # In tuples, where torch does not count them again: they are parts of the layer by their checkpoint's names.
-        self.norms_before = before_attention, before_mlp
-        self.norms_after = after_attention or unchanged, after_mlp or unchanged
+        self.mixers = (mixer,)
+        self.norms_before = before_attention or NoNorm(), before_mlp or NoNorm()
+        self.norms_after = _scaled(after_attention or unchanged, scale), _scaled(after_mlp or unchanged, scale)
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         (before_attention, before_mlp), (after_attention, after_mlp) = self.norms_before, self.norms_after
+        (mixer,) = self.mixers
         x, residual = before_attention.add(x, residual)
-        x = after_attention(self.self_attn(x, batch))
+        x = after_attention(mixer(x, batch))
         x, residual = before_mlp.add(x, batch.wanted(residual))
         return after_mlp(self.mlp(x)), residual
 
-    def _norm(self, name: str | None, plan: NormPlan, size: int, context: LayerContext) -> RMSNorm | None:
+    def _norm(self, name: str | None, plan: NormPlan, size: int, context: LayerContext) -> RMSNorm | LayerNorm | None:
         if name is None:
             return None
         norm = norm_of(plan, size, context)
@@ -73,18 +84,25 @@ class DecoderLayer(nn.Module):
         return norm
 
 
+class ParallelDecoderLayer(DecoderLayer):
+    """Attention and MLP side by side, on the same norm of the residual stream."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        (norm, _), (mixer,) = self.norms_before, self.mixers
+        x, residual = norm.add(x, residual)
+        attended: Tensor = mixer(x, batch)
+        # Attention first: the MLP may use up its input.
+        return attended + self.mlp(batch.wanted(x)), batch.wanted(residual)
+
+
 class Decoder(CheckpointModel):
     """This rank's part of a decoder, without what its hidden states are for."""
 
-    stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-        "gate_up_proj": ("gate_proj", "up_proj"),
-    }
-    experts: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "w13_weight": ("gate_proj.weight", "up_proj.weight"),
-        "w2_weight": ("down_proj.weight",),
-    }
-    ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
+    stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {"gate_up_proj": ("gate_proj", "up_proj")}
+    stacked_heads: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+    """Where keys and values of each head are kept."""
+    ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq", *KV_SCALES)
+    ignored_prefixes: ClassVar[tuple[str, ...]] = ("mtp.",)
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)
@@ -99,8 +117,9 @@ class Decoder(CheckpointModel):
 
         def layer(index: int) -> DecoderLayer:
             own, inside = plan.layers[index], context.under(f"layers.{index}")
-            attention = attention_of(own.attention, index, size, rotaries, inside.under("self_attn"))
-            return DecoderLayer(own, attention, size, inside)
+            build = MIXERS[type(own.attention)]
+            mixer = build(own.attention, index, size, rotaries, inside.under(own.attention.name))
+            return (ParallelDecoderLayer if own.parallel else DecoderLayer)(own, mixer, size, inside)
 
         self.layers = nn.ModuleDict({str(index): layer(index) for index in stage.layers(config.num_layers)})
         self.norm = norm_of(plan.norm, size, context)
@@ -125,7 +144,11 @@ class Decoder(CheckpointModel):
 
     def attention_specs(self) -> list[AttentionSpec]:
         """One for each attention layer of this rank, by layer."""
-        return [layer.self_attn.attn.spec for layer in self.decoder_layers()]
+        return [module.spec for module in self.modules() if isinstance(module, RadixAttention)]
+
+    def state_specs(self) -> list[StateSpec]:
+        """One for each layer of this rank that keeps a state for each request, by layer."""
+        return [module.spec for module in self.modules() if isinstance(module, GatedDeltaNet)]
 
     def workspace(self, max_tokens: int) -> int:
         """Bytes that a step of so many tokens takes inside its layers, where that is much. Layers take it in turn."""
@@ -134,7 +157,22 @@ class Decoder(CheckpointModel):
 
     def weight_names(self) -> WeightNames:
         renamed = {"lm_head": "embed_tokens"} if self.plan.tied_embeddings else {}
-        return WeightNames(self.stacked, renamed, experts=self.experts)
+        experts: dict[str, tuple[str, ...]] = {}
+        for mixture in self.plan.mixtures:
+            gate, up, down = (f"{part}.weight" for part in mixture.parts)
+            experts = {"w13_weight": (gate, up), "w2_weight": (down,)}
+            if mixture.module != "mlp":
+                renamed[mixture.module] = "mlp"
+        latent = any(each.latent is not None for each in self.plan.attentions)
+        stacked = dict(self.stacked) if self.plan.gates else {}
+        stacked |= {} if latent else self.stacked_heads
+        return WeightNames(stacked, renamed, experts=experts, prefixes=self.config.weight_prefixes)
+
+    def ignores(self, name: str) -> bool:
+        behind = range(self.config.num_layers, self.config.num_layers + self.plan.unused_layers)
+        other = not self.config.reads(name)
+        unused = name.removeprefix("model.").startswith(tuple(f"layers.{i}." for i in behind))
+        return other or unused or super().ignores(name)
 
 
 class Rotaries:
@@ -151,62 +189,126 @@ class Rotaries:
         for known, dim, table in self._made:
             if (known, dim) == (plan, head_dim):
                 return table
-        table = RotaryEmbedding(plan.parameters, head_dim, self._num_positions)
+        table = RotaryEmbedding(
+            plan.parameters,
+            head_dim,
+            self._num_positions,
+            turned=plan.lanes(head_dim),
+            interleaved=plan.interleaved,
+        )
         self._made.append((plan, head_dim, table))
         return table
 
 
 def attention_of(
     plan: AttentionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
-) -> PagedAttention:
+) -> PagedAttention | LatentAttention:
     """The attention of the layer with this number."""
-    heads = plan.qk_norm
+    norm, whole, latent = plan.qk_norm, plan.qk_norm_whole, plan.latent
+    spec = AttentionSpec(
+        layer_id=index,
+        num_heads=plan.num_heads,
+        num_kv_heads=plan.num_kv_heads,
+        head_dim=plan.head_dim,
+        scale=plan.scale,
+        window=plan.window,
+        logit_cap=plan.logit_cap,
+        latent_dim=None if latent is None else latent.rank,
+    )
+    if latent is not None:
+        rotary = rotaries.of(plan.rope, latent.rope_dim)
+        assert rotary is not None and norm is None, "a part of each head is turned, and none is normed"
+        return LatentAttention(
+            hidden_size,
+            spec,
+            LatentSizes(
+                query_rank=latent.query_rank,
+                key_dim=latent.key_dim,
+                value_dim=latent.value_dim,
+                interleaved=latent.interleaved,
+            ),
+            rotary,
+            norm=lambda size: head_norm_of(latent.norm, size, context),
+            bias=plan.bias,
+            output_bias=plan.output_bias,
+            context=context,
+        )
     return PagedAttention(
         hidden_size,
-        AttentionSpec(
-            layer_id=index,
-            num_heads=plan.num_heads,
-            num_kv_heads=plan.num_kv_heads,
-            head_dim=plan.head_dim,
-            scale=plan.scale,
-            window=plan.window,
-            logit_cap=plan.logit_cap,
-        ),
+        spec,
         rotaries.of(plan.rope, plan.head_dim),
-        head_norms=None if heads is None else lambda: norm_of(heads, plan.head_dim, context),
+        head_norms=None if norm is None or whole else lambda: head_norm_of(norm, plan.head_dim, context),
+        whole_norms=None if norm is None or not whole else lambda section: SplitRMSNorm(section, norm.eps, context),
         bias=plan.bias,
         output_bias=plan.output_bias,
+        output_gate=plan.output_gate,
         context=context,
     )
+
+
+def linear_attention_of(
+    plan: LinearAttentionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
+) -> GatedDeltaNet:
+    """The gated delta net of the layer with this number. Positions are in its state, so nothing is turned."""
+    sizes = DeltaSizes(plan.key_heads, plan.value_heads, plan.key_dim, plan.value_dim, plan.kernel)
+    return GatedDeltaNet(index, hidden_size, sizes, plan.norm.eps, context)
+
+
+MIXERS: Mapping[type[MixerPlan], Callable[[Any, int, int, Rotaries, LayerContext], nn.Module]] = {
+    AttentionPlan: attention_of,
+    LinearAttentionPlan: linear_attention_of,
+}
+"""(plan, number of the layer, hidden_size, rotaries, context) -> the module: x [T, hidden_size], the step -> [W,
+hidden_size] of the wanted tokens.
+"""
 
 
 def gated_mlp(plan: GatedMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
     return GatedMLP(hidden_size, plan.intermediate_size, plan.activation, bias=plan.bias, context=context)
 
 
+def plain_mlp(plan: PlainMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+    return PlainMLP(hidden_size, plan.intermediate_size, plan.activation, plan.parts, bias=plan.bias, context=context)
+
+
 def mixture(plan: MixturePlan, hidden_size: int, context: LayerContext) -> nn.Module:
-    router = plan.router
+    router, shared = plan.router, plan.shared
     return MixtureOfExperts(
         hidden_size,
         plan.experts,
         plan.intermediate_size,
         gated_activation(plan.activation),
-        Routing(kind=router.kind, top_k=router.top_k, renormalize=router.renormalize),
+        Routing(**structs.asdict(router)),
+        shared=None if shared is None else shared_expert(shared, plan.activation, hidden_size),
         context=context,
     )
 
 
+def shared_expert(plan: SharedExpertPlan, activation: str, hidden_size: int) -> SharedExpert:
+    mlp = GatedMlpPlan(intermediate_size=plan.intermediate_size, activation=activation, bias=plan.bias)
+    return SharedExpert(plan.name, lambda inside: gated_mlp(mlp, hidden_size, inside), plan.gated)
+
+
 MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], nn.Module]] = {
     GatedMlpPlan: gated_mlp,
+    PlainMlpPlan: plain_mlp,
     MixturePlan: mixture,
 }
 """(plan, hidden_size, context) -> the module: x [W, hidden_size] -> the same shape, which may be x itself, used up."""
 
 
-def norm_of(plan: NormPlan, size: int, context: LayerContext) -> RMSNorm:
+def norm_of(plan: NormPlan, size: int, context: LayerContext) -> RMSNorm | LayerNorm:
     return NORMS[plan.kind](size, plan.eps, context)
+
+
+def head_norm_of(plan: NormPlan, size: int, context: LayerContext) -> RMSNorm:
+    return RMS_NORMS[plan.kind](size, plan.eps, context)
 
 
 def unchanged(x: Tensor) -> Tensor:
     """Where a plan has no norm."""
     return x
+
+
+def _scaled(norm: Callable[[Tensor], Tensor], scale: float) -> Callable[[Tensor], Tensor]:
+    return norm if scale == 1.0 else lambda x: norm(x) * scale

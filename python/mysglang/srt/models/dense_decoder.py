@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mysglang.srt.configs.layer_plan import DecoderPlan, GatedMlpPlan, NormPlan
 from mysglang.srt.forward.forward_batch import AttentionSpec, Rotation
-from mysglang.srt.layers.decoder_blocks import GatedMLP
+from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention
 from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.linear import LinearBase
 from mysglang.srt.models.causal_lm import CausalLM
@@ -80,7 +80,7 @@ def describe(model: CausalLM) -> DenseDecoder:
     return DenseDecoder(
         embedding=model.embed_tokens.weight,
         layers=tuple(_layer(layer) for layer in model.decoder_layers()),
-        norm=_norm(model.norm),
+        norm=_norm(_rms(model.norm)),
         lm_head=_linear(model.lm_head).weight,
     )
 
@@ -89,12 +89,27 @@ def unsaid(plan: DecoderPlan) -> list[str]:
     """What of the plan a description has no words for."""
     reasons = {
         "its embeddings are scaled": plan.embedding_scale != 1.0,
+        "its logits are scaled": plan.logit_scale != 1.0,
         "its logits are capped": plan.logit_cap != 0.0,
-        "its norms multiply by 1 + w": any(norm.kind != "rms" for norm in _norms(plan)),
+        "what its layers give is scaled": any(layer.residual_scale != 1.0 for layer in plan.layers),
+        "its layers lack the norms before attention and MLP": not all(
+            layer.norms.before_attention and layer.norms.before_mlp for layer in plan.layers
+        ),
+        "it norms all heads of queries and keys together": any(each.qk_norm_whole for each in plan.attentions),
+        "it turns neighbouring lanes of a head": any(
+            each.rope is not None and each.rope.interleaved for each in plan.attentions
+        ),
+        "its norms multiply by 1 + w": any(norm.kind == "rms_plus_one" for norm in _norms(plan)),
+        "its norms subtract the mean": any(norm.kind.startswith("layer") for norm in _norms(plan)),
+        "it computes attention and MLP side by side": any(layer.parallel for layer in plan.layers),
         "its layers have norms after attention or MLP": any(
             layer.norms.after_attention or layer.norms.after_mlp for layer in plan.layers
         ),
-        "it has layers without rotary positions": any(layer.attention.rope is None for layer in plan.layers),
+        "some layers keep a state and attend over no keys": plan.has_states,
+        "it has layers without rotary positions": any(each.rope is None for each in plan.attentions),
+        "it turns a part of each head": any(each.rope is not None and each.rope.part < 1 for each in plan.attentions),
+        "what its heads give is multiplied by a gate": any(each.output_gate for each in plan.attentions),
+        "its keys and values are latent": any(each.latent is not None for each in plan.attentions),
         "its layers have MLPs of another kind": not all(isinstance(layer.mlp, GatedMlpPlan) for layer in plan.layers),
     }
     return [reason for reason, holds in reasons.items() if holds]
@@ -104,25 +119,32 @@ def _norms(plan: DecoderPlan) -> Iterator[NormPlan]:
     yield plan.norm
     for layer in plan.layers:
         yield layer.norms.norm
-        if layer.attention.qk_norm is not None:
-            yield layer.attention.qk_norm
+    for attention in plan.attentions:
+        if attention.qk_norm is not None:
+            yield attention.qk_norm
 
 
 def _layer(layer: DecoderLayer) -> DenseLayer:
-    attention, mlp, (input_norm, post_norm) = layer.self_attn, cast(GatedMLP, layer.mlp), layer.norms_before
+    attention, mlp = cast(PagedAttention, layer.self_attn), cast(GatedMLP, layer.mlp)
+    input_norm, post_norm = layer.norms_before
     rotation = attention.rotation()
     assert rotation is not None, "the plan says so"
     return DenseLayer(
-        input_norm=_norm(input_norm),
+        input_norm=_norm(_rms(input_norm)),
         qkv=_linear(attention.qkv_proj),
         rotation=rotation,
         spec=attention.attn.spec,
         o=_linear(attention.o_proj),
-        post_norm=_norm(post_norm),
+        post_norm=_norm(_rms(post_norm)),
         gate_up=_linear(mlp.gate_up_proj),
         activation=mlp.gate_up_proj.activation,
         down=_linear(mlp.down_proj),
     )
+
+
+def _rms(norm: nn.Module) -> RMSNorm:
+    """A norm that is of this kind, as the plan says."""
+    return cast(RMSNorm, norm)
 
 
 def _norm(norm: RMSNorm) -> DenseNorm:

@@ -19,6 +19,7 @@ from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.encoder_attention import PromptGroups, attend
+from mysglang.srt.layers.layernorm import LayerNorm
 from mysglang.srt.layers.linear import QKVParallelLinear, ReplicatedLinear
 from mysglang.srt.layers.parameter import WeightParameter
 from mysglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -45,20 +46,6 @@ class EncoderBatch:
     token_types: Tensor
     """[T] int64: 1 for the tokens of the second text of a pair."""
     groups: PromptGroups
-
-
-class LayerNorm(nn.Module):
-    """Ba et al., "Layer Normalization" (2016)."""
-
-    def __init__(self, size: int, eps: float, context: LayerContext) -> None:
-        super().__init__()
-        self.weight = WeightParameter((size,), dtype=context.dtype)
-        self.weight.centre = 1.0
-        self.bias = WeightParameter((size,), dtype=context.dtype)
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 class Table(nn.Module):
@@ -180,7 +167,7 @@ class EncoderModel(CheckpointModel):
         return pooled
 
     def weight_names(self) -> WeightNames:
-        return WeightNames(self.stacked, self.renamed, prefix=self.prefix)
+        return WeightNames(self.stacked, self.renamed, prefixes=(self.prefix,))
 
     def layers(self) -> list[nn.Module]:
         """In order."""

@@ -6,6 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+KV_SCALES = (
+    ".k_scale",
+    ".v_scale",
+    ".kv_scale",
+    ".q_scale",
+    ".prob_scale",
+    ".k_proj.output_scale",
+    ".v_proj.output_scale",
+)
+"""Endings of tensors that are scales of what attention quantizes, and no weights: those of keys and values are read
+apart (`model_loader/kv_scales.py`), and queries are never quantized."""
+
 _EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,5})\.(.+)", re.ASCII)
 
 
@@ -35,9 +47,9 @@ class WeightNames:
         renamed: Mapping[str, str],
         *,
         experts: Mapping[str, tuple[str, ...]] | None = None,
-        prefix: str = "model.",
+        prefixes: tuple[str, ...] = ("model.",),
     ) -> None:
-        self._prefix = prefix
+        self._prefixes = prefixes
         self._renamed = renamed
         self._experts = experts or {}
         self._expert_parts = {part: (name, i) for name, parts in self._experts.items() for i, part in enumerate(parts)}
@@ -49,6 +61,8 @@ class WeightNames:
         """
         module, _, own = parameter.rpartition(".")
         if (of_expert := self._experts.get(own)) is not None:
+            own_name = {here: there for there, here in self._renamed.items()}
+            module = ".".join(own_name.get(part, part) for part in module.split("."))
             return [f"{module}.{expert}.{part}" for expert in range(count // len(of_expert)) for part in of_expert]
         parts = parameter.split(".")
         found = [""] * count
@@ -61,13 +75,20 @@ class WeightNames:
         """The parameter, and the section of it, that a checkpoint tensor of this name is. There may be no such section,
         of an expert.
         """
-        expert = _EXPERT.fullmatch(name.removeprefix(self._prefix))
+        name = self._own(name)
+        expert = _EXPERT.fullmatch(name)
         if expert is not None and expert[3] in self._expert_parts:
             matrix, place = self._expert_parts[expert[3]]
-            return Target(f"{expert[1]}.{matrix}", int(expert[2]) * len(self._experts[matrix]) + place)
-        parts = [self._renamed.get(part, part) for part in name.removeprefix(self._prefix).split(".")]
+            module = ".".join(self._renamed.get(part, part) for part in expert[1].split("."))
+            return Target(f"{module}.{matrix}", int(expert[2]) * len(self._experts[matrix]) + place)
+        parts = [self._renamed.get(part, part) for part in name.split(".")]
         for at, part in enumerate(parts):
             if part in self._sections:
                 stacked, section = self._sections[part]
                 return Target(".".join([*parts[:at], stacked, *parts[at + 1 :]]), section)
         return Target(".".join(parts), None)
+
+    def _own(self, name: str) -> str:
+        """Without the first of the prefixes that it has."""
+        prefix = next((prefix for prefix in self._prefixes if name.startswith(prefix)), "")
+        return name.removeprefix(prefix)

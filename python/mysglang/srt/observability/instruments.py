@@ -100,6 +100,10 @@ FRONT = Layout(
     )
 )
 
+LOOKS = Counter("mysglang:looks_total", "How often somebody looked at the figures of the playground.")
+WATCHED_FRONT = Layout((*FRONT.instruments, LOOKS))
+"""What fronts count without --enable-metrics, while somebody looks. It begins with the columns of FRONT."""
+
 # The scheduler.
 QUEUE_TIME = Histogram("sglang:queue_time_seconds", "From a request's arrival at the scheduler to its place.", WAITS)
 NUM_RETRACTED = Counter("sglang:num_retracted_requests_total", "Times that a request's memory was taken.")

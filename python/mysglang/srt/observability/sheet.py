@@ -110,6 +110,10 @@ class Sheet:
         self._numbers[start + bisect_left(histogram.bounds, value)] += times
         self._numbers[start + histogram.width - 1] += value * times
 
+    def total(self, counter: Counter | Level) -> float:
+        """The sum of one counter over all rows."""
+        return sum(self._numbers[self._layout.starts[counter] :: self._layout.width])
+
     def total_row(self) -> list[float]:
         """All rows added up: of each counter its count, of each histogram a count for each bucket, the last of them
         without a bound, and the sum.

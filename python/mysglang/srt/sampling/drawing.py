@@ -61,7 +61,7 @@ class DrawingFields(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Annotated[
         float,
         RequestField(
-            "Divides the logits before a token is drawn, at least 0; 0 takes the likeliest.",
+            "Divides the logits before a token is sampled, at least 0; 0 takes the most likely token.",
             (Bound(lambda t: 0 <= t <= MAX_TEMPERATURE, f"a finite number >= 0 and at most {MAX_TEMPERATURE:g}"),),
             routes=_EVERYWHERE,
             recommended="1",
@@ -71,7 +71,7 @@ class DrawingFields(msgspec.Struct, frozen=True, kw_only=True):
     top_p: Annotated[
         float,
         RequestField(
-            "Draws among the likeliest tokens that together have this probability, up to 1.",
+            "Samples from the most likely tokens that together have this probability, up to 1.",
             (Bound(lambda p: 0 < p <= 1, "greater than 0 and at most 1"),),
             routes=_EVERYWHERE,
             recommended="1",
@@ -81,7 +81,7 @@ class DrawingFields(msgspec.Struct, frozen=True, kw_only=True):
     top_k: Annotated[
         int,
         RequestField(
-            "Draws among this many likeliest tokens; -1 for all.",
+            "Samples from this many most likely tokens; -1 for all.",
             (Bound(lambda k: k == -1 or 1 <= k <= TOP_K_ALL, f"-1 (all) or between 1 and {TOP_K_ALL}"),),
             routes=_EVERYWHERE,
             recommended="all",
@@ -92,7 +92,7 @@ class DrawingFields(msgspec.Struct, frozen=True, kw_only=True):
     min_p: Annotated[
         float,
         RequestField(
-            "Drops tokens less likely than this part of the likeliest one, 0 to 1.",
+            "Drops tokens less likely than this share of the most likely one, 0 to 1.",
             (between(0, 1),),
             routes=on("openai", "responses", "ollama"),
             recommended="0",
@@ -102,7 +102,7 @@ class DrawingFields(msgspec.Struct, frozen=True, kw_only=True):
     sampling_seed: Annotated[
         int | None,
         RequestField(
-            "Seed of the draws, a 64-bit integer. Default: one is drawn.",
+            "Seed for sampling, a 64-bit integer. Default: one is drawn.",
             (Bound(lambda seed: -_INT64_MAX - 1 <= seed <= _INT64_MAX, "a 64-bit integer"),),
             routes=on("openai", "responses", "ollama", name="seed"),
             with_beams=True,

@@ -33,7 +33,7 @@ class MinNewTokensFields(msgspec.Struct, frozen=True, kw_only=True):
     min_new_tokens: Annotated[
         int,
         RequestField(
-            "Least tokens of the answer before it may end. Default: 0.",
+            "Minimum number of tokens before the answer may end. Default: 0.",
             (between(0, _INT32_MAX),),
             routes=on("openai", name="min_tokens"),
             with_beams=True,

@@ -87,7 +87,7 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
         int | None,
         # Of more than fits the rest is cut off, however much it is.
         RequestField(
-            "Most tokens of the answer; null for what the context has room for. Default: 128.",
+            "Maximum tokens of the answer; null for what the context has room for. Default: 128.",
             (at_least(0),),
             routes={},
             with_beams=True,
@@ -150,10 +150,10 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
         ),
     ] = 1.0
     ignore_eos: Annotated[
-        bool, RequestField("Whether the answer goes on past the model's end token. Default: false.", with_beams=True)
+        bool, RequestField("If true, the answer continues past the model's end token. Default: false.", with_beams=True)
     ] = False
     skip_special_tokens: Annotated[
-        bool, RequestField("Whether the text leaves out special tokens. Default: true.", with_beams=True)
+        bool, RequestField("If true, the text leaves out special tokens. Default: true.", with_beams=True)
     ] = True
     spaces_between_special_tokens: Annotated[
         bool,
@@ -166,7 +166,7 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
     no_stop_trim: Annotated[
         bool,
         RequestField(
-            "Whether the answer's text keeps the stop string that ended it. Default: false.",
+            "If true, the text keeps the stop string that ended it. Default: false.",
             aliases=("include_stop_str_in_output",),
             with_beams=True,
         ),
@@ -214,7 +214,7 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
     ] = None
     custom_params: Annotated[
         Annotated[dict[str, Any], msgspec.Meta(max_length=MAX_CUSTOM_PARAMS)] | None,
-        RequestField("What the logit processor is told.", held_bytes=_told_bytes),
+        RequestField("Parameters of the logit processor.", held_bytes=_told_bytes),
     ] = None
     json_schema: Annotated[str | None, _grammar(_SCHEMA)] = None
     regex: Annotated[str | None, _grammar("Regular expression that the whole answer matches.")] = None

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from mysglang.srt.forward.forward_mode import ForwardMode
 from mysglang.srt.forward.outputs import BatchResult
-from mysglang.srt.forward.worker_batch import Bools, HiddenColumns, Ints, LogprobColumns, Longs, Slots
+from mysglang.srt.forward.worker_batch import Bools, DraftColumns, HiddenColumns, Ints, LogprobColumns, Longs, Slots
 
 
 class Asked(msgspec.Struct, frozen=True, eq=False):
@@ -16,6 +16,8 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
 
     logprobs: LogprobColumns | None = None
     hidden: HiddenColumns | None = None
+    drafts: DraftColumns | None = None
+    """What the host proposed."""
 
 
 class ScheduleBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):

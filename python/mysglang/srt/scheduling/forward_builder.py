@@ -64,6 +64,7 @@ class ForwardBuilder:
             drafts=self._growth.drafts(batch),
             high_lens=None if batch.late is None else batch.high_lens,
             second_texts=None if decode else self._table.second_text[batch.slots],
+            states=self._kv.take_states(batch.slots, batch.starts),
             shared=self._prefix_groups.find(batch.slots) if decode else None,
         )
 

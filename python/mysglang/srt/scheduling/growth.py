@@ -138,7 +138,7 @@ class Drafts:
         return not self._late_lengths and not np.array_equal(table.low[slots], table.high[slots])
 
     def grow(self, rows: DecodingRows) -> Grown:
-        return self._grow(rows, self._proposer.widths(rows.slots))
+        return self._grow(rows, self._proposer.widths(rows.slots, self._table.widest[rows.slots]))
 
     def grow_least(self, rows: DecodingRows) -> Grown:
         return self._grow(rows, rows.ones)
@@ -156,7 +156,8 @@ class Drafts:
         return (np.where(late, np.int32(ON_DEVICE), high), late) if late.any() else (high, None)
 
     def drafts(self, batch: ScheduleBatch) -> DraftColumns | None:
-        return self._proposer.columns(batch)
+        decoding = batch.num_prompts
+        return self._proposer.columns(batch, decoding + np.flatnonzero(batch.lens[decoding:] > 1))
 
     def settle(self, batch: ScheduleBatch, counts: Ints, alive: Bools) -> None:
         rows = alive.copy()

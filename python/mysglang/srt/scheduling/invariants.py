@@ -29,6 +29,8 @@ class Invariants:
         for space in state.spaces:
             if space.held or space.free + space.evictable != space.total:
                 problems.append(f"{space.held} tokens of a page space are held by nobody: {space}")
+        if (states := state.states).held or states.free + states.evictable != states.total:
+            problems.append(f"{states.held} states are held by nobody: {states}")
         if not problems:
             return
         message = "KV cache leak: " + "; ".join(problems)

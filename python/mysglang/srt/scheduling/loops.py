@@ -31,6 +31,8 @@ class Stepped(Protocol):
 class Loop(Protocol):
     """Runs a scheduler, one turn after another."""
 
+    scheduler: Stepped
+
     def step(self) -> None:
         """One turn."""
         ...
@@ -40,11 +42,12 @@ class SyncLoop:
     """Plan, run, take the result. Nothing is in flight between turns. (SGLang's `event_loop_normal`.)"""
 
     def __init__(self, scheduler: Stepped, lanes: Lanes) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
+        """What the loop drives. A recorder may stand in its place between two turns."""
         self._lanes = lanes.all
 
     def step(self) -> None:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         scheduler.recv_requests()
         idle = True
         for lane in self._lanes:
@@ -65,11 +68,12 @@ class OverlapLoop:
     """
 
     def __init__(self, scheduler: Stepped, lanes: Lanes) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
+        """What the loop drives. A recorder may stand in its place between two turns."""
         self._lanes = lanes.all
 
     def step(self) -> None:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         scheduler.recv_requests()
         idle = True
         for lane in self._lanes:

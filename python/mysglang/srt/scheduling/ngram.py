@@ -70,31 +70,3 @@ def _keys(tokens: Ints) -> npt.NDArray[np.int64]:
     for place in range(1, MATCH):
         keys = keys << _BITS | wide[place : place + last]
     return keys
-
-
-class Patience:
-    """When to try drafts for a row: not for a while where none of the last ones was right, longer each time."""
-
-    __slots__ = ("_level", "_misses", "_until")
-
-    MISSES = 2
-    """Steps in a row without an accepted draft after which none are tried."""
-    FIRST, MOST = 8, 6
-    """Tokens for which none are tried, the first time; how often that doubles."""
-
-    def __init__(self) -> None:
-        self._misses = self._level = self._until = 0
-
-    def tries(self, known: int) -> bool:
-        """Whether drafts are worth trying behind so many tokens."""
-        return known >= self._until
-
-    def hear(self, known: int, accepted: int) -> None:
-        """Of a step that tried drafts, so many were right."""
-        if accepted:
-            self._misses, self._level = 0, max(self._level - 1, 0)
-            return
-        self._misses += 1
-        if self._misses >= self.MISSES:
-            self._until = known + (self.FIRST << self._level)
-            self._misses, self._level = 0, min(self._level + 1, self.MOST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +20,16 @@ from mysglang.srt.scheduling.weight_version import WeightVersion
 NO_INTS: Ints = np.zeros(0, dtype=np.int32)
 
 
+class Streamer(Protocol):
+    """Told after each step what may be new."""
+
+    to_detokenizer: Sender[ToDetokenizer]
+
+    def send(self, running: Slots, ended: Sequence[Req]) -> None:
+        """Tell what is new in the slots `running` and in the requests that `ended` and have no slot any more."""
+        ...
+
+
 class OutputStreamer:
     """Sends tokens to the detokenizer when a request ended or enough of them piled up."""
 
@@ -32,10 +43,10 @@ class OutputStreamer:
         self._table = table
         self._timeline = timeline
         self._weight_version = weight_version
-        self._to_detokenizer = to_detokenizer
+        self.to_detokenizer = to_detokenizer
+        """Where the messages go. A recorder may stand in its place."""
 
     def send(self, running: Slots, ended: Sequence[Req]) -> None:
-        """Tell what is new in the slots `running` and in the requests that `ended` and have no slot any more."""
         due = self._due(running)
         if not len(due) and not ended:
             return
@@ -68,7 +79,7 @@ class OutputStreamer:
         )
         table.sent[due] = known
         table.due[due] = known + table.interval[due]
-        self._to_detokenizer.send(message)
+        self.to_detokenizer.send(message)
 
     def _due(self, slots: Slots) -> Slots:
         """The slots with enough that is new."""

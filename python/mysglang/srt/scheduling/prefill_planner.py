@@ -203,7 +203,7 @@ class PrefillPlanner:
         step.budget -= take
         self._clock.tokens += take
         self._table.low[req.slot] = self._table.high[req.slot] = end
-        self._kv.commit(req.slot, req.ids[:end])
+        self._kv.commit(req.slot, req.ids[:end], more=end < len(req.ids))
         if end < len(req.ids):
             lane.chunked = req
 

@@ -47,6 +47,8 @@ class RequestTable:
         self.low: Ints = self.high if tokens_per_step == 1 else np.zeros(num_slots, dtype=np.int32)
         self.widest: Ints = np.ones(num_slots, dtype=np.int32)
         """Tokens that the row may get in one step."""
+        self.widest_forced: Ints = np.ones(num_slots, dtype=np.int32)
+        """The same where its grammar forces them; 1 unless the row has a grammar."""
         self.opened_len: Ints = np.zeros(num_slots, dtype=np.int32)
         """Tokens that were known when the slot was opened: who knows more has had a finite result since."""
         self.opened_cached: Ints = np.zeros(num_slots, dtype=np.int32)
@@ -115,11 +117,17 @@ class RequestTable:
         self.drafted[slot] = 0 if req.drafted is None else req.drafted
 
     def limit_width(self, slot: int, most: int | None) -> None:
-        """So many tokens of the row can be chosen in one step; None: as many as a step gives. What its books or masks
-        say of each token is said of one at a time.
+        """Set how many tokens the row may get in one step. `most`: so many its sampling features can choose at once;
+        None: as many as a step gives.
+
+        A row whose log-probabilities or hidden states are told gets one. So does a row with masks, but for tokens that
+        its grammar forces.
         """
-        told = self.wants_logprobs[slot] or self.wants_hidden[slot] or self.constrained[slot]
-        self.widest[slot] = 1 if told else min(most or self.tokens_per_step, self.tokens_per_step)
+        req, width = self.req(slot), min(most or self.tokens_per_step, self.tokens_per_step)
+        told = self.wants_logprobs[slot] or self.wants_hidden[slot]
+        self.widest[slot] = 1 if told or self.constrained[slot] else width
+        ruled = req.rules is not None or req.logit_processor is not None
+        self.widest_forced[slot] = 1 if told or ruled or req.grammar is None else width
 
     def close(self, slot: int) -> Req:
         """End the row's life. The request keeps its known tokens and what it has sent."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -61,6 +62,34 @@ class Occupancy:
         self._busy, self._steps = 0.0, 0
 
 
+@dataclass(slots=True)
+class Acceptance:
+    """What became of drafts in a number of steps."""
+
+    rows: int = 0
+    """Decoding rows of these steps, also those that tried no draft."""
+    tokens: int = 0
+    """What they got."""
+    tried: int = 0
+    """Drafts."""
+
+    def add(self, rows: int, tokens: int, tried: int) -> None:
+        """One step more."""
+        self.rows += rows
+        self.tokens += tokens
+        self.tried += tried
+
+    @property
+    def length(self) -> float:
+        """Tokens that a row got in a step on average; 0 if there was no step."""
+        return self.tokens / self.rows if self.rows else 0.0
+
+    @property
+    def rate(self) -> float:
+        """The part of the drafts that was right, 0 to 1; 0 if none was tried."""
+        return (self.tokens - self.rows) / self.tried if self.tried else 0.0
+
+
 class SchedulerStats:
     """Counts steps and tokens. With the timeline the only part of scheduling that reads a clock; nothing is planned by
     it.
@@ -96,6 +125,9 @@ class SchedulerStats:
         self._last_result = self._since
         self._cpu_seconds = 0.0
         self._occupancy = Occupancy(decode_log_interval)
+        self._tries_drafts = table.tokens_per_step > 1
+        self._accepted, self._lately, self._last_told = Acceptance(), Acceptance(), Acceptance()
+        """Since the start; since the last line of the log; up to that line, from the one before."""
 
     def record(self, launched: Launched, waiting: WaitingQueue) -> None:
         """A step's result was applied."""
@@ -109,7 +141,10 @@ class SchedulerStats:
         plain = not prompts and batch.new_tokens == decoding
         generated = decoding if plain else int(np.add.reduce(launched.result.complete().counts[prompts:]))
         self._count(batch, prompts, generated, step_time)
-        if tried := 0 if plain else batch.new_tokens - batch.prompt_tokens - decoding:
+        tried = 0 if plain else batch.new_tokens - batch.prompt_tokens - decoding
+        self._accepted.add(decoding, generated, tried)
+        self._lately.add(decoding, generated, tried)
+        if tried:
             self._sheet.add(told.DRAFTS_TRIED, tried)
             self._sheet.add(told.DRAFTS_ACCEPTED, generated - decoding)
         if prompts and logger.isEnabledFor(logging.INFO):
@@ -136,13 +171,18 @@ class SchedulerStats:
         self._sheet.add(told.RETRACTED_INPUT, req.prompt_len)
         self._sheet.add(told.RETRACTED_OUTPUT, len(req.output_ids))
 
+    @property
+    def avg_accept_length(self) -> float | None:
+        """Tokens that a decoding row got in a step, since the start; None: no drafts are tried."""
+        return self._accepted.length if self._tries_drafts else None
+
     def figures(self, waiting: WaitingQueue, *, compiling: int) -> SchedulerFigures:
         """`compiling`: how many requests wait for their grammar."""
         running = self._lanes.size
         spent = time.process_time()
         self._sheet.add(told.CPU_SECONDS, spent - self._cpu_seconds)
         self._cpu_seconds = spent
-        size, windows = self._kv.cache.size(), self._kv.space_states()[1:]
+        size, windows, states = self._kv.cache.size(), self._kv.space_states()[1:], self._kv.states.counts()
         self._count_memory()
         return SchedulerFigures(
             num_grammar_queue_reqs=compiling,
@@ -157,7 +197,10 @@ class SchedulerStats:
             swa_used_tokens=sum(window.held for window in windows),
             swa_free_tokens=sum(window.free for window in windows),
             swa_evictable_tokens=sum(window.evictable for window in windows),
+            mamba_usage=states.held / max(states.total, 1),
             fwd_occupancy=self._occupancy.percent if running else 0.0,
+            spec_accept_length=self._last_told.length if self._tries_drafts else 0.0,
+            spec_accept_rate=self._last_told.rate,
             census=take_census(self._running(), waiting, self._urgent_sign),
             counted=self._sheet.total_row(),
         )
@@ -229,10 +272,14 @@ class SchedulerStats:
         now = time.perf_counter()
         self.last_gen_throughput = self._generated / max(now - self._since, 1e-9)
         self._restart(now)
+        self._last_told, self._lately = self._lately, Acceptance()
+        drafts = ""
+        if self._tries_drafts:
+            drafts = f"accept len: {self._last_told.length:.2f}, accept rate: {self._last_told.rate:.2f}, "
         logger.info(
-            "Decode batch, #running-req: %d, %s, cuda graph: %s, "
+            "Decode batch, #running-req: %d, %s, %scuda graph: %s, "
             "gen throughput (token/s): %.2f, #queue-req: %d, step time (ms): %.2f",
-            *(self._lanes.size, self._usage(tokens=True), self._on_graph),
+            *(self._lanes.size, self._usage(tokens=True), drafts, self._on_graph),
             *(self.last_gen_throughput, len(waiting), step_time * 1e3),
         )
 
@@ -253,7 +300,9 @@ class SchedulerStats:
         if windows := self._kv.space_states()[1:]:
             held, total = sum(window.held for window in windows), sum(window.total for window in windows)
             pools = [("full ", *pools[0][1:]), ("swa ", held, total)]
-        return ", ".join(
+        usage = ", ".join(
             f"{f'#{name}token: {used}, ' if tokens else ''}{name}token usage: {used / max(total, 1):.2f}"
             for name, used, total in pools
         )
+        states = self._kv.states.counts()
+        return f"{usage}, mamba usage: {states.held / states.total:.2f}" if states.total else usage

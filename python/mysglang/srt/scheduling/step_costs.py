@@ -29,16 +29,18 @@ class AttentionShape:
     head_dim: int
     window: int | None = None
     """Keys that a query sees, itself included; None: all."""
+    latent_dim: int | None = None
+    """Elements at the start of a key that are its value too; None: a value is kept beside its key, of the same size."""
 
     @property
-    def query_size(self) -> int:
-        """Elements of all heads of a query."""
-        return self.num_heads * self.head_dim
+    def score_size(self) -> int:
+        """Elements of all heads of a query, and of what they make of the values."""
+        return self.num_heads * (self.head_dim + (self.latent_dim or self.head_dim))
 
     @property
-    def kv_size(self) -> int:
-        """Elements of all heads of a key; a value has as many."""
-        return self.num_kv_heads * self.head_dim
+    def kept_size(self) -> int:
+        """Elements that are kept of a token."""
+        return self.num_kv_heads * self.head_dim * (2 if self.latent_dim is None else 1)
 
     def part(self, tp_size: int) -> AttentionShape:
         """What each of `tp_size` ranks has of it: at least one head of keys."""
@@ -96,9 +98,9 @@ class DecoderCosts:
         starts = batch.high_lens - batch.lens
         write_bytes = 0
         for layer, number in self._layers.items():
-            kv_bytes = number * 2 * layer.kv_size * shape.dtype_bytes
+            kv_bytes = number * layer.kept_size * shape.dtype_bytes
             # A product of a query and a key, and one of its score and a value.
-            flops += number * 4.0 * layer.query_size * keys_seen(starts, batch.lens, layer.window)
+            flops += number * 2.0 * layer.score_size * keys_seen(starts, batch.lens, layer.window)
             read_bytes += kv_bytes * keys_read(starts, batch.lens, layer.window)
             write_bytes += kv_bytes * batch.new_tokens
         sheet.add(told.ESTIMATED_FLOPS, flops)

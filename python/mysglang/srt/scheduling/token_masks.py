@@ -7,9 +7,21 @@ So a step with grammars or rules is planned, uploaded and computed as any other,
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
-from mysglang.srt.forward.worker_batch import Bools, Ints, ProcessorCall, Slots, TokenMask, mask_words
+from mysglang.srt.forward.worker_batch import (
+    NO_DRAFT,
+    ON_DEVICE,
+    Bools,
+    DraftColumns,
+    Ints,
+    ProcessorCall,
+    Slots,
+    TokenMask,
+    mask_words,
+)
 from mysglang.srt.scheduling.batch import ScheduleBatch
 from mysglang.srt.scheduling.grammar import MaskFiller
 from mysglang.srt.scheduling.request_table import RequestTable
@@ -17,6 +29,18 @@ from mysglang.srt.scheduling.token_rules import clear_bits
 
 ALL = -1
 """A word of a mask that allows its 32 tokens."""
+
+
+class MakesMasks(Protocol):
+    """Asked for the mask of each step whose tokens are chosen last."""
+
+    def of(self, batch: ScheduleBatch, drafts: DraftColumns | None = None) -> TokenMask:
+        """The mask of a step whose rows' tokens are all known but those that it chooses itself. `drafts`: what the host
+        proposed for the step.
+
+        Rows that ended meanwhile have none: what is chosen for them is dropped. Good until the next call.
+        """
+        ...
 
 
 class TokenMasks:
@@ -30,23 +54,53 @@ class TokenMasks:
         self._bits: Ints = np.empty((table.num_slots, mask_words(vocab_size)), dtype=np.int32)
         self._eos = eos_token_ids
 
-    def of(self, batch: ScheduleBatch) -> TokenMask:
-        """The mask of a step whose rows' tokens are all known but those that it chooses itself.
-
-        Rows that ended meanwhile have none: what is chosen for them is dropped. Good until the next call.
-        """
+    def of(self, batch: ScheduleBatch, drafts: DraftColumns | None = None) -> TokenMask:
         table = self._table
         alive = table.life[batch.slots] == batch.lives
         rows = np.flatnonzero(table.constrained.of(batch.slots) & batch.yields & alive).astype(np.int32)
         slots = batch.slots[rows]
-        assert (table.known[slots] == batch.starts[rows] + batch.lens[rows]).all(), "a token is still on its way"
+        # A row with drafts, or behind one, is as long as its result has said.
+        exact = (batch.lens[rows] == 1) & (batch.starts[rows] != ON_DEVICE) | (rows < batch.num_prompts)
+        assert (table.known[slots] == batch.starts[rows] + batch.lens[rows])[exact].all(), "a token is on its way"
         bits = self._bits[: len(rows)]
         if len(rows):
             self._fill(slots.tolist(), bits)
             early = table.known[slots] + 1 <= table.min_len[slots]
             if early.any():
                 self._keep_open(bits, slots, early)
-        return TokenMask(rows, bits, self._calls(rows, slots.tolist()))
+        mask = TokenMask(rows, bits, self._calls(rows, slots.tolist()))
+        return mask if drafts is None else self._with_drafts(mask, batch, drafts)
+
+    def _with_drafts(self, mask: TokenMask, batch: ScheduleBatch, drafts: DraftColumns) -> TokenMask:
+        """The same with a mask for each draft of a row: which tokens may come behind the draft."""
+        table = self._table
+        rows, places, bits = [mask.rows], [np.zeros(len(mask.rows), dtype=np.int32)], [mask.bits]
+        for at in np.flatnonzero(np.isin(drafts.rows, mask.rows)).tolist():
+            row = int(drafts.rows[at])
+            slot = int(batch.slots[row])
+            grammar = table.req(slot).grammar
+            assert grammar is not None, "drafts of a row with masks are its grammar's"
+            came = table.tokens[slot, drafts.known[at] : table.known[slot]]
+            run = drafts.runs[at]
+            if not np.array_equal(came, run[: len(came)]):
+                continue
+            taken = 0
+            for draft in run[len(came) : len(came) + int(batch.lens[row]) - 1].tolist():
+                if draft == NO_DRAFT or not grammar.accept(draft):
+                    break
+                taken += 1
+                if grammar.finished:
+                    break
+                line: Ints = np.empty((1, self._bits.shape[1]), dtype=np.int32)
+                self._filler.fill([grammar], line)
+                rows.append(np.full(1, row, dtype=np.int32))
+                places.append(np.full(1, taken, dtype=np.int32))
+                bits.append(line)
+            grammar.rollback(taken)
+        order = np.argsort(np.concatenate(rows), kind="stable")
+        return TokenMask(
+            np.concatenate(rows)[order], np.concatenate(bits)[order], mask.calls, np.concatenate(places)[order]
+        )
 
     def _calls(self, rows: Ints, slots: list[int]) -> tuple[ProcessorCall, ...]:
         table = self._table

@@ -69,7 +69,7 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
         why = f"the download failed ({_first_line(error)}); try again, or give a directory"
     else:
         return Path(folder)
-    raise ConfigError(f"model {model} is no directory here, and from Hugging Face it did not come: {why}")
+    raise ConfigError(f"{model} is not a local directory, and could not be downloaded from Hugging Face: {why}")
 
 
 def read_json(path: Path) -> dict[str, Any]:

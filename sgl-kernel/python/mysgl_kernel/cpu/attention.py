@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mysgl_kernel.compiled import Launch
 from mysgl_kernel.cpu.library import CpuLibrary
+from mysgl_kernel.cpu.rows import FORMATS
 
 HEAD_DIMS = (32, 64, 96, 128, 256)
 QUERIES = 48
@@ -85,14 +86,15 @@ def attend(
     window: int | None,
     scale: float,
     logit_cap: float,
+    value_scale: float = 1.0,
     alike: bool = False,
 ) -> Tensor:
     """[T, heads * dim]; every new token of a row attends to the row's keys up to its own.
 
-    q: [T, heads * dim], rows at any distance. keys, values: [KV slots, kv_heads, dim], dense. table: [slots, max_pages]
-    int32. window: keys that a token sees, itself included; None for all. Scores are scaled, then capped softly by
-    logit_cap unless that is 0. alike: each token gets the same bits however many of its row are new; else few are
-    computed in a quicker way.
+    q: [T, heads * dim], rows at any distance. keys, values: [KV slots, kv_heads, dim], dense, of one of `FORMATS`.
+    table: [slots, max_pages] int32. window: keys that a token sees, itself included; None for all. Scores are scaled,
+    then capped softly by logit_cap unless that is 0. value_scale: what attended values are multiplied by. alike: each
+    token gets the same bits however many of its row are new; else few are computed in a quicker way.
     """
     _, kv_heads, dim = keys.shape
     out = q.new_empty(q.shape)
@@ -100,7 +102,8 @@ def attend(
         *(out.data_ptr(), q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr()),
         *(table.data_ptr(), table.shape[1], page_size),
         *(*rows.addresses, len(rows.items)),
-        *(len(rows.slots), q.shape[1] // dim, kv_heads, dim, window or 0, scale, logit_cap, alike),
+        *(len(rows.slots), q.shape[1] // dim, kv_heads, dim, window or 0, scale, logit_cap),
+        *(FORMATS[keys.dtype], value_scale, alike),
     )
     return out
 
@@ -110,4 +113,5 @@ def _attention() -> Launch:
     tensors = (c_void_p, c_void_p, c_long, c_void_p, c_void_p)
     pages = (c_void_p, c_long, c_long)
     rows = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_long)
-    return _LIBRARY.function("mysgl_attention", *tensors, *pages, *rows, *(c_long,) * 5, c_float, c_float, c_int)
+    stored = (c_int, c_float, c_int)
+    return _LIBRARY.function("mysgl_attention", *tensors, *pages, *rows, *(c_long,) * 5, c_float, c_float, *stored)

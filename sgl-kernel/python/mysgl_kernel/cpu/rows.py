@@ -12,6 +12,9 @@ from mysgl_kernel.compiled import Launch
 from mysgl_kernel.cpu.gemm import ACTIVATIONS
 from mysgl_kernel.cpu.library import CpuLibrary
 
+FORMATS = {torch.bfloat16: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
+"""By dtype, how `include/cpu/stored.h` calls the numbers of KV pages."""
+
 _LIBRARY = CpuLibrary("cpu/rows.cpp")
 
 available = _LIBRARY.available
@@ -46,11 +49,13 @@ def rope_and_store(
     k_cache: Tensor,
     v_cache: Tensor,
     locations: Tensor,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
-    """Norm each head of q and k, if norms are given, turn it in place, and copy k and v to their places in the caches.
+    """Norm each head of q and k, if norms are given, turn it in place, and store k and v in their places in the caches.
 
     q: [T, heads * dim]; k, v: [T, kv_heads * dim]; only their last dimension is dense. positions, locations: [T] int64.
-    cos_sin: [max_position, dim] float32, cosines, then sines. Caches: [slots, kv_heads, dim], dense.
+    cos_sin: [max_position, dim] float32, cosines, then sines. Caches: [slots, kv_heads, dim], dense, of one of
+    `FORMATS`. scales: numbers of eight bits hold keys and values divided by them.
     """
     _, kv_heads, dim = k_cache.shape
     q_norm, k_norm, eps = (norms[0].data_ptr(), norms[1].data_ptr(), norms[2]) if norms else (None, None, 0.0)
@@ -59,6 +64,7 @@ def rope_and_store(
         *(positions.data_ptr(), cos_sin.data_ptr(), q_norm, k_norm, eps),
         *(k_cache.data_ptr(), v_cache.data_ptr(), locations.data_ptr()),
         *(q.shape[0], q.shape[1] // dim, kv_heads, dim),
+        *(FORMATS[k_cache.dtype], 1.0 / scales[0], 1.0 / scales[1]),
     )
 
 
@@ -85,7 +91,8 @@ def _rope_and_store() -> Launch:
     rows = (c_void_p, c_long) * 3
     turning = (c_void_p, c_void_p, c_void_p, c_void_p, c_float)
     storing = (c_void_p, c_void_p, c_void_p)
-    return _LIBRARY.function("mysgl_rope_and_store", *rows, *turning, *storing, c_long, c_long, c_long, c_long)
+    sizes = (c_long, c_long, c_long, c_long)
+    return _LIBRARY.function("mysgl_rope_and_store", *rows, *turning, *storing, *sizes, c_int, c_float, c_float)
 
 
 @cache

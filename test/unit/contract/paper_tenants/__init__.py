@@ -14,14 +14,10 @@ contract has no word for it, the file says CANNOT. All together, by the part of 
     spaces, stores, states
         sparse_indexer  two stores of one layer; a layout for each store; a store that is not keys and values of equal
                         shape, which host copies, storage and identity are made of
-        sparse_indexer, recurrent_state
-                        pages of different sizes in different spaces: they share the entries of TableWrites
+        sparse_indexer  pages of different sizes in different spaces: they share the entries of TableWrites
         eagle3          that a store is advisory
-        recurrent_state a space that is neither the rows' nor of a window; amounts that are not tokens
-        recurrent_state copies of states before and after a forward pass; a checkpoint that a match has found
     several models
-        eagle3          programs of a second model, and what one program leaves for another: hidden states of named
-                        layers
+        eagle3          what one model leaves for another: hidden states of named layers
         eagle3          a slot's buffers as tensors that programs share, in the budget, and reset when a slot is opened
         qwen2_5_vl      a step of an encoder: programs take token ids alone
         qwen2_5_vl      given embeddings that are on the device already, in captured steps, or for a later layer
@@ -40,6 +36,6 @@ contract has no word for it, the file says CANNOT. All together, by the part of 
 
 Said already: rows whose start, length, tokens and KV slots only the device knows, up to a bound for which there is
 memory; several tokens of a row and 0 to k of them in a result; a second model whose pages have the numbers of the
-first; which buffers there are for each slot, and which may be lost; an encoder without stores; an install as a prompt
-of which all but one token is cached; a step without rows.
+first, and what it does for the steps of the first; which buffers there are for each slot, and which may be lost; an
+encoder without stores; an install as a prompt of which all but one token is cached; a step without rows.
 """

@@ -8,15 +8,17 @@ step n+1   rows [newest, draft 1 … draft k], whose start and drafts only the d
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.forward.forward_mode import ForwardMode
-from mysglang.srt.forward.outputs import BatchResult, StepOutput
+from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
 from mysglang.srt.forward.worker_batch import DRAFTED, ON_DEVICE, Ints, ModelWorkerBatch, Slots
 from mysglang.srt.model_executor.kv_setup import ModelStores
+from mysglang.srt.model_executor.late_rows import KnownStep
 from mysglang.srt.model_executor.model_memory import ModelMemory
-from mysglang.srt.model_executor.programs import Program, Runnable
+from mysglang.srt.model_executor.programs import Beside, Drafter, HelpingModel, Program
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.platforms.slot_buffer import Keeping, SlotBuffer
 
@@ -24,53 +26,48 @@ DRAFTS = 3
 
 
 class Eagle3Draft:
-    """`programs.ServedModel`: the second model of an executor, whose pages have the numbers of the target's."""
-
-    attention = "the target's"
+    """`programs.HelpingModel`: the second model of an executor, whose pages have the numbers of the target's."""
 
     def __init__(self, model: CheckpointModel, target: ModelStores, heads: int, head_dim: int) -> None:
         self.model = model
         self._hidden_size = heads * head_dim
         spec = AttentionSpec(layer_id=0, num_heads=heads, num_kv_heads=heads, head_dim=head_dim, scale=head_dim**-0.5)
         self.stores = ModelStores((spec,), target.dtype)
-        """CANNOT: that these are advisory. They are planned, copied to the host and identified like the target's."""
+        """CANNOT: that these are advisory. A host tier would have to copy and identify them like the target's."""
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
         return 0
 
-    def ready(self, memory: ModelMemory) -> Runnable:
+    def ready(self, memory: ModelMemory, beside: Beside) -> Beside:
+        return Beside(drafter=Eagle3Chain(memory, self._hidden_size))
+
+
+class Eagle3Chain:
+    """`programs.Drafter`."""
+
+    def __init__(self, memory: ModelMemory, hidden_size: int) -> None:
+        self._tables = memory.tables
+        self.slot_buffers = [
+            SlotBuffer("eagle3_hidden", 3 * hidden_size * 2, Keeping.ADVISORY),
+            SlotBuffer("eagle3_drafts", 8 * DRAFTS, Keeping.ADVISORY),
+        ]
         """Sayable: what is kept for each slot, and that it may be lost. CANNOT: get it. A declaration brings no tensor
         that two programs share, is in no budget, and no step resets what it names when it opens a slot.
         """
-        kept = [
-            SlotBuffer("eagle3_hidden", 3 * self._hidden_size * 2, Keeping.ADVISORY),
-            SlotBuffer("eagle3_drafts", 8 * DRAFTS, Keeping.ADVISORY),
-        ]
-        return Runnable(Verification(self, memory), warm_ups=(), slot_buffers=kept)
 
-
-class Verification:
-    """`programs.Program`: what the target makes of rows with drafts, and after it the drafts of the next step."""
-
-    name = "verification"
-    takes = f"decode steps with {DRAFTS} drafts in each row"
-
-    def __init__(self, draft: Eagle3Draft, memory: ModelMemory) -> None:
-        """CANNOT: name the target, or its hidden states. An executor makes programs of its first model alone."""
-        self._draft = draft
-        self._tables = memory.tables
-
-    def covers(self, batch: ModelWorkerBatch) -> bool:
-        return batch.mode.is_decode and bool((batch.extend_lens <= 1 + DRAFTS).all())
-
-    def run(self, batch: ModelWorkerBatch) -> BatchResult:
-        """CANNOT, of a chunk that does not end its prompt: the draft's key of a token is made of the token after it,
-        and the batch does not say the first token of the next chunk. CANNOT write keys of drafts beyond the rows' own
-        tokens: no memory was reserved for them, least of all behind the chunk that ends a prompt.
+    def propose(self, step: KnownStep, drafts: Tensor) -> Tensor:
+        """Called before the target's pass, with the tokens and places of the step. CANNOT have the hidden states of the
+        target's layers: nothing is told of the pass before. CANNOT write keys of drafts beyond the rows' own tokens: no
+        memory was reserved for them, least of all behind the chunk that ends a prompt.
         """
-        assert batch.hidden is None, "CANNOT: HiddenColumns are of the last layer, and go to the host"
-        accepted = np.ones(batch.num_rows, dtype=np.int32)
-        return BatchResult(lambda: StepOutput(tokens=np.zeros(batch.num_rows, dtype=np.int32), counts=accepted))
+        assert step.batch.hidden is None, "CANNOT: HiddenColumns are of the last layer, and go to the host"
+        return drafts
+
+    def beside(self, program: Program) -> Program:
+        """CANNOT, of a chunk that does not end its prompt: the draft's key of a token is made of the token after it,
+        and the batch does not say the first token of the next chunk.
+        """
+        return program
 
 
 class Eagle3Worker:
@@ -104,6 +101,11 @@ def late_step(slots: Slots, high: Ints) -> ModelWorkerBatch:
     )
 
 
-def worker(capacity: WorkerCapacity, draft: Eagle3Draft, memory: ModelMemory) -> Worker:
+def worker(capacity: WorkerCapacity, verification: Program) -> Worker:
     """What the scheduler is given."""
-    return Eagle3Worker(capacity, draft.ready(memory).eager)
+    return Eagle3Worker(capacity, verification)
+
+
+def drafter(draft: HelpingModel, memory: ModelMemory) -> Drafter:
+    """What the served model's programs are given."""
+    return draft.ready(memory, Beside()).drafter

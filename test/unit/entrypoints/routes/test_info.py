@@ -128,6 +128,7 @@ async def test_loads() -> None:
     assert load["memory"]["token_capacity"] == 1000
     assert {"weight_gb", "kv_cache_gb", "graph_gb"} < load["memory"].keys()
     assert load["queues"] == {"waiting": 0, "grammar": 0} and load["cache_hit_rate"] == 0
+    assert load["speculative"] == {"accept_length": 0, "accept_rate": 0}
     assert (other_format.status_code, other_format.json()["error"]["param"]) == (400, "format")
     assert queues["loads"][0].keys() == {"timestamp", "dp_rank", "queues"}
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "include")

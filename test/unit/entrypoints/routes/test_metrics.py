@@ -109,7 +109,7 @@ def test_what_the_scheduler_says_of_priorities_and_routing_keys() -> None:
         forward_steps=1,
         num_running_reqs=3,
         num_waiting_reqs=4,
-        figures=SchedulerFigures(fwd_occupancy=87.5, census=census),
+        figures=SchedulerFigures(fwd_occupancy=87.5, spec_accept_length=2.5, spec_accept_rate=0.5, census=census),
     )
     page = Page({"priority": ""})
     _gauge_scheduler(page, beat, FACTS)
@@ -120,6 +120,7 @@ def test_what_the_scheduler_says_of_priorities_and_routing_keys() -> None:
     assert [values[waiting, ("priority", label)] for label in ("", "3")] == [4, 4]
     of_all = ("priority", "")
     assert values["sglang:fwd_occupancy", of_all] == 87.5
+    assert (values["sglang:spec_accept_length", of_all], values["sglang:spec_accept_rate", of_all]) == (2.5, 0.5)
     assert values["sglang:num_unique_running_routing_keys", of_all] == 2
     keys = {name[1:3]: value for name, value in values.items() if name[0] == "sglang:routing_key_all_req_count"}
     assert len(keys) == 11 and sum(keys.values()) == 3

@@ -8,6 +8,7 @@ import pytest
 
 from fixtures.scripted_engine import serve
 from mysglang.srt.entrypoints.app_options import AppOptions
+from mysglang.srt.entrypoints.crash_records import NoCrashRecords
 from mysglang.srt.entrypoints.request_log import LoggedManager
 from mysglang.srt.errors import Conflict
 from mysglang.srt.messages.control import ContinueGenerationReq, FreezeGcReq, PauseGenerationReq, StartProfileReq
@@ -59,7 +60,8 @@ async def test_commands_reach_the_scheduler() -> None:
         assert (paused.status_code, paused.json()["status"]) == (200, "ok")
         for path in ("/continue_generation", "/freeze_gc"):
             assert (await served.client.post(path, headers=KEY)).status_code == 200
-        profile = {"output_dir": "/x", "profile_id": "p", "profile_prefix": "run", "num_steps": 3}
+        profile = {"output_dir": "/x", "profile_id": "p", "profile_prefix": "run", "num_steps": 3, "start_step": 7}
+        profile |= {"activities": ["STEPS"], "profile_by_stage": True}
         await served.post("/start_profile", profile, headers=KEY)
         served.engine.busy = True
         refused = await served.client.post("/stop_profile", headers=KEY)
@@ -69,7 +71,8 @@ async def test_commands_reach_the_scheduler() -> None:
     assert isinstance(second, ContinueGenerationReq)
     assert isinstance(third, FreezeGcReq)
     assert isinstance(fourth, StartProfileReq)
-    assert (fourth.output_dir, fourth.name, fourth.num_steps, fourth.activities) == ("/x", "run-p", 3, ["CPU"])
+    assert (fourth.output_dir, fourth.name, fourth.num_steps, fourth.activities) == ("/x", "run-p", 3, ["STEPS"])
+    assert (fourth.start_step, fourth.stages) == (7, ["prefill", "decode"])
     assert (refused.status_code, refused.json()["error"]["message"]) == (400, "as asked")
 
 
@@ -119,7 +122,10 @@ async def test_options_that_change() -> None:
         ("/continue_generation", {"torch_empty_cache": True}, "torch_empty_cache"),
         ("/start_profile", {"profile_id": "../../etc/x"}, "profile_id"),
         ("/start_profile", {"activities": ["MEM"]}, "activities.0"),
-        ("/start_profile", {"start_step": 5}, "start_step"),
+        ("/start_profile", {"start_step": -1}, "start_step"),
+        ("/start_profile", {"merge_profiles": True}, "merge_profiles"),
+        ("/start_profile", {"profile_by_stage": True}, "num_steps"),
+        ("/start_profile", {"profile_stages": ["encode"]}, "profile_stages.0"),
         ("/configure_logging", {"log_level": "debug"}, "log_level"),
         ("/configure_logging", {"dump_requests_folder": "/proc/nowhere"}, "dump_requests_folder"),
         ("/set_internal_state", {}, "server_args"),
@@ -137,7 +143,7 @@ async def test_refusals_name_the_field(path: str, body: dict[str, Any], param: s
 
 async def test_requests_are_kept_from_when_it_is_asked_for(tmp_path: Path) -> None:
     async with serve(options=ADMIN) as served:
-        manager = LoggedManager(served.front.tokenizer_manager, served.front.request_log)
+        manager = LoggedManager(served.front.tokenizer_manager, served.front.request_log, NoCrashRecords())
 
         async def ask(**fields: Any) -> None:
             params = SamplingParams(temperature=0.5, logit_bias={5: 1.0})

@@ -10,6 +10,7 @@ from fixtures.space_attention import check_traffic
 from fixtures.triton_on_cpu import run_interpreted
 from mysgl_kernel.cpu import attention
 from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention.factory import ChosenBackends
 
 # Without a prefix cache what rows leave behind is nobody's at once.
@@ -35,6 +36,13 @@ CAPPED = replace(PLAIN, logit_cap=3.0)
 def test_on_torch(name: str, page_size: int, spec: AttentionSpec) -> None:
     torch.set_num_threads(1)
     check_traffic(ChosenBackends(name, name), page_size=page_size, plain=spec)
+
+
+@pytest.mark.parametrize("stored", LARGEST)
+@pytest.mark.parametrize("name", ["torch_native", "invariant_torch"])
+def test_pages_of_eight_bit_numbers(name: str, stored: torch.dtype) -> None:
+    torch.set_num_threads(1)
+    check_traffic(ChosenBackends(name, name), page_size=4, plain=CAPPED, stored=stored, steps=100)
 
 
 @pytest.mark.skipif(not attention.available(), reason="no g++")

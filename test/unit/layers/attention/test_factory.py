@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fixtures.attention_cases import PLAIN
+from fixtures.attention_cases import LATENT, PLAIN
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.attention import factory
 from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends
@@ -74,3 +74,11 @@ def test_what_was_asked_for_is_taken(installed: set[str], asked: AskedBackends, 
 def test_how_they_are_called() -> None:
     assert str(ChosenBackends("triton", "triton")) == "triton"
     assert str(ChosenBackends("flashinfer", "sgl_kernel")) == "flashinfer (prefill), sgl_kernel (decode)"
+
+
+def test_latent_rows_are_for_few(installed: set[str]) -> None:
+    assert choose_backends(OPEN, ALL, [LATENT], torch.bfloat16) == ChosenBackends("triton", "triton")
+    with pytest.raises(ConfigError, match="--attention-backend flashinfer: it does not attend over latent rows"):
+        choose_backends(AskedBackends("flashinfer"), ALL, [LATENT], torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"no attention backend .* invariant_triton: it does not attend over latent"):
+        choose_backends(OPEN, ("invariant_triton",), [LATENT], torch.bfloat16)

@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fixtures.attention_cases import STORIES, Step, check_shared_pages, check_story, every_spec, every_story
+from fixtures.attention_cases import (
+    STORIES,
+    Step,
+    check_shared_pages,
+    check_story,
+    every_layer,
+    every_spec,
+    every_story,
+)
 from fixtures.invariant_attention import check_bits
 from fixtures.triton_on_cpu import run_interpreted
 from mysglang.srt.forward.forward_batch import AttentionSpec
@@ -57,7 +65,7 @@ print("all agree")
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@every_spec
+@every_layer
 @every_story
 def test_stories(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
     torch.set_num_threads(1)
@@ -68,7 +76,7 @@ def test_shared_pages() -> None:
     check_shared_pages(InvariantTorchBackend)
 
 
-@every_spec
+@every_layer
 @pytest.mark.promise(26)
 def test_bits(spec: AttentionSpec) -> None:
     torch.set_num_threads(1)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from fixtures.attention_cases import Step, check_shared_pages, check_story, every_spec, every_story
+from fixtures.attention_cases import Step, check_shared_pages, check_story, every_layer, every_story
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.layers.attention import torch_native_backend
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@every_spec
+@every_layer
 @every_story
 def test_equals_the_reference(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
     check_story(TorchNativeBackend, story, spec, page_size=page_size)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fixtures.attention_cases import SPECS, every_spec
+from fixtures.attention_cases import SPECS, every_layer
 from fixtures.shared_rows import SharedRows, check_shared_rows
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.layers.attention import torch_native_cascade
@@ -15,7 +15,7 @@ FEW = CascadeCosts(per_row=4, per_group=100)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@every_spec
+@every_layer
 def test_equals_the_reference(spec: AttentionSpec, page_size: int) -> None:
     groups = 0
     for seed in range(4):
@@ -24,7 +24,7 @@ def test_equals_the_reference(spec: AttentionSpec, page_size: int) -> None:
     assert groups > 3
 
 
-@every_spec
+@every_layer
 def test_parts_of_any_size_agree(spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_native_cascade, "PART_KEYS", 23)
     rows = SharedRows(7, 12, page_size=4, costs=EVERY_NODE)

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 PROGRAM = """
 from dataclasses import replace
-from fixtures.attention_cases import PLAIN, STORIES, check_shared_pages, check_story
+from fixtures.attention_cases import LATENT, PLAIN, STORIES, check_shared_pages, check_story
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
 
 small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16)
@@ -17,6 +17,12 @@ for name in ("chunks", "prompt then decode"):
         for page_size in (1, 4):
             check_story(TritonBackend, STORIES[name], spec, page_size=page_size, tolerance=1e-4)
 check_shared_pages(TritonBackend)
+# One row for all heads: more heads than a tile holds, and fewer; sizes that are no powers of two.
+for spec in (replace(LATENT, num_heads=19), replace(LATENT, num_heads=5, head_dim=30, latent_dim=24)):
+    for page_size in (1, 4):
+        check_story(TritonBackend, STORIES["prompt then decode"], spec, page_size=page_size, tolerance=1e-4)
+check_story(TritonBackend, STORIES["chunks"], LATENT, page_size=4, tolerance=1e-4)
+check_story(TritonBackend, STORIES["decode of many lengths"], LATENT, page_size=1, tolerance=1e-4)
 print("all agree")
 """
 

@@ -107,6 +107,10 @@ def test_experts(dtype: torch.dtype, activation: str, inner: int) -> None:
         ("qwen3", "model.layers.1.self_attn.k_proj.weight"),
         ("qwen3_moe", "model.layers.1.mlp.experts.3.up_proj.weight"),
         ("qwen3_moe", "model.layers.1.mlp.experts.8.down_proj.weight"),
+        ("qwen3_next", "model.layers.0.linear_attn.in_proj_qkvz.weight"),
+        ("qwen3_next", "model.layers.2.linear_attn.A_log"),
+        ("deepseek_v2", "model.layers.1.self_attn.kv_b_proj.weight"),
+        ("deepseek_v3", "model.layers.1.mlp.gate.e_score_correction_bias"),
     ],
 )
 def test_a_model_whose_weights_change(family: str, name: str, tmp_path: Path) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-import msgspec
 from msgspec.structs import replace
 
 from mysglang.srt.configs.decoder_config import (
     SLIDING,
     Cap,
     DecoderConfig,
+    Factor,
     HeadDim,
     Heads,
     Positions,
@@ -38,7 +38,7 @@ class Gemma2Config(DecoderConfig, frozen=True, kw_only=True):
     tie_word_embeddings: bool = True
     hidden_activation: str = "gelu_pytorch_tanh"
     attention_bias: bool = False
-    query_pre_attn_scalar: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 256
+    query_pre_attn_scalar: Factor = 256
     sliding_window: Positions | None = 4096
     layer_types: list[str] | None = None
     attn_logit_softcapping: Cap | None = 50.0

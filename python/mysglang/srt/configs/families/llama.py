@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from mysglang.srt.configs.decoder_config import DecoderConfig, Positions
-from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan, RopePlan
+from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan, MlpPlan, RopePlan
 
 
 class LlamaConfig(DecoderConfig, frozen=True, kw_only=True):
@@ -19,5 +19,5 @@ class LlamaConfig(DecoderConfig, frozen=True, kw_only=True):
         plain = super().attention(index, rope)
         return replace(plain, bias=self.attention_bias, output_bias=self.attention_bias)
 
-    def mlp(self, index: int) -> GatedMlpPlan:
+    def mlp(self, index: int) -> MlpPlan:
         return GatedMlpPlan(intermediate_size=self.intermediate_size, activation=self.hidden_act, bias=self.mlp_bias)

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import ClassVar
 
-import msgspec
 from msgspec.structs import replace
 
-from mysglang.srt.configs.decoder_config import DecoderConfig, Heads, LayerNumber, Layers, Positions, Width
-from mysglang.srt.configs.layer_plan import AttentionPlan, MixturePlan, MlpPlan, RopePlan, RouterPlan
-from mysglang.srt.errors import ConfigError
-
-Experts = Annotated[int, msgspec.Meta(ge=0, le=1 << 14)]
+from mysglang.srt.configs.decoder_config import (
+    Count,
+    DecoderConfig,
+    Experts,
+    Heads,
+    LayerNumber,
+    Layers,
+    Positions,
+    Width,
+    check_experts,
+)
+from mysglang.srt.configs.layer_plan import AttentionPlan, MixturePlan, MlpPlan, RopePlan, RouterPlan, SharedExpertPlan
 
 
 class Qwen3MoeConfig(DecoderConfig, frozen=True, kw_only=True):
     """Either all layers have the window or none. transformers 5 writes `num_local_experts` for `num_experts`."""
+
+    usual_experts: ClassVar[int] = 128
+    """Experts of a layer where config.json does not say it."""
 
     num_key_value_heads: Heads | None = 4
     max_position_embeddings: Positions = 32768
     attention_bias: bool = False
     use_sliding_window: bool = False
     sliding_window: Positions | None = 4096
-    num_experts: Experts | None = None
-    num_local_experts: Experts | None = None
-    num_experts_per_tok: Annotated[int, msgspec.Meta(ge=1, le=1 << 14)] = 8
+    num_experts: Count | None = None
+    num_local_experts: Count | None = None
+    num_experts_per_tok: Experts = 8
     moe_intermediate_size: Width = 768
     norm_topk_prob: bool = False
     decoder_sparse_step: Layers = 1
@@ -49,18 +58,20 @@ class Qwen3MoeConfig(DecoderConfig, frozen=True, kw_only=True):
             intermediate_size=self.moe_intermediate_size,
             activation=self.hidden_act,
             router=RouterPlan(kind="softmax", top_k=self.num_experts_per_tok, renormalize=self.norm_topk_prob),
+            shared=self.shared_expert(),
         )
+
+    def shared_expert(self) -> SharedExpertPlan | None:
+        """The expert that every token goes to; None: there is none."""
+        return None
 
     @property
     def experts(self) -> int:
         """Of a layer; 0: every layer is dense."""
         given = self.num_local_experts if self.num_experts is None else self.num_experts
-        return 128 if given is None else given
+        return self.usual_experts if given is None else given
 
     def check(self) -> None:
         super().check()
-        if 0 < self.experts < self.num_experts_per_tok:
-            raise ConfigError(
-                f"config.json: a token goes to {self.num_experts_per_tok} experts (num_experts_per_tok), and a layer "
-                f"has {self.experts} (num_experts)"
-            )
+        if self.experts:
+            check_experts(self.num_experts_per_tok, self.experts, "num_experts")

@@ -76,7 +76,7 @@ class ToolResultBlock(StrictModel):
     is_error: bool = False
     cache_control: CacheControl | None = None
     id: str | None = None
-    """What some clients call `tool_use_id`; beside that it has no effect."""
+    """Another name for `tool_use_id` that some clients use. No other effect."""
     without_effect = MARKS | {"id"}
     unsupported = not_here("toolset_name")
 

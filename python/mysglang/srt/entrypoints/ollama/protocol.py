@@ -138,7 +138,7 @@ class OllamaGenerateRequest(OllamaRequest):
     """What stands behind the answer, for a model that was trained to fill in; the chat template is left out then."""
     system: str = ""
     raw: bool = False
-    """Whether the prompt is complete, and needs no chat template."""
+    """If true, the prompt is complete and needs no chat template."""
     unsupported = {
         **not_here("template", unless=("",)),
         **not_here("images", "context", unless=([],)),

@@ -10,7 +10,7 @@ from mysglang.srt.entrypoints.openapi import Answer
 
 
 class File(Answer):
-    """What is known of a file. Times are Unix seconds."""
+    """The description of a file. Times are Unix seconds."""
 
     id: str
     object: Literal["file"]

@@ -82,7 +82,7 @@ class GenerationRequest(OpenAISampling):
     """vLLM's way to ask for beam search, with as many beams as answers are generated."""
     custom_logit_processor: str | None = None
     return_hidden_states: bool | Literal["last"] = False
-    """Whether each choice tells the last hidden state that its last token was made of."""
+    """If true, each choice contains the hidden state from which its last token was sampled."""
     response_format: ResponseFormat | None = None
     json_schema: dict[str, Any] | str | None = None
     """The schema that the answer satisfies, as an object or as its text."""
@@ -193,7 +193,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0)] = 16
     suffix: str | None = None
-    """What stands behind the answer; prompts are texts then. Empty is none."""
+    """Text that follows the answer, for models that fill in the middle. Prompts must be texts then. Empty: none."""
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -233,7 +233,7 @@ class ReasoningOptions(StrictModel):
 
     effort: ReasoningEffort | None = None
     enabled: bool | None = None
-    """Whether to think at all; without an effort, as hard as usual."""
+    """Switches thinking on or off; without an effort, as hard as usual."""
 
 
 class ThinkingSwitch(StrictModel):
@@ -263,19 +263,19 @@ class ChatCompletionRequest(GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice = "auto"
     parallel_tool_calls: bool = True
     separate_reasoning: bool = True
-    """Whether thoughts are told apart from the answer, where the server knows how the model writes them."""
+    """If true, thoughts are returned separately from the answer. Needs a server with a reasoning parser."""
     stream_reasoning: bool = True
-    """Whether a stream tells thoughts as they come, and not each in one piece."""
+    """If true, a stream sends thoughts as they are written, instead of each in one piece."""
     reasoning_effort: ReasoningEffort | None = None
     reasoning: ReasoningOptions | None = None
     return_token_ids: bool = False
-    """Whether choices tell the ids of their tokens, and of the prompt's."""
+    """If true, choices contain the ids of their tokens and of the prompt's."""
     return_prompt_token_ids: bool = False
-    """Whether choices tell the ids of the prompt alone."""
+    """If true, choices contain the ids of the prompt's tokens."""
     max_thinking_tokens: int | None = None
-    """Tokens of a thought after which it is made to end."""
+    """Number of tokens after which a thought is ended."""
     enable_thinking: bool | None = None
-    """Whether to think, for a model whose chat template has a switch for that."""
+    """Switches thinking on or off, for a model whose chat template has a switch for it."""
     thinking: ThinkingSwitch | bool | None = None
     """`enable_thinking` as other servers write it."""
     rid: str | None = None

@@ -40,7 +40,7 @@ class OpenAIServingRanking:
         self._pooling = pooling
 
     async def classify(self, request: Request) -> Response:
-        """The likeliest label of each prompt, and the probabilities of all."""
+        """The most likely label of each prompt, and the probabilities of all."""
         body = await read_model(request, ClassifyRequest)
         self._models.check(body.model)
         return json_response(await while_connected(request, self._classified(body)))

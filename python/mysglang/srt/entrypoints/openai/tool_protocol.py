@@ -37,7 +37,7 @@ class FunctionDefinition(StrictModel):
     parameters: ObjectSchema = {}
     """JSON schema of its arguments; without one it takes any."""
     strict: bool = False
-    """Whether the arguments must keep to the schema, and not only should."""
+    """If true, the arguments must follow the schema; otherwise they only should."""
 
 
 class Tool(StrictModel):

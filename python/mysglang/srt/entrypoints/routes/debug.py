@@ -27,7 +27,7 @@ def debug_router(front: Front) -> APIRouter:
 
     @router.get("/debug/state", openapi_extra=gives(dict[str, Any]))
     async def debug_state(request: Request) -> Response:
-        """What each process holds for requests, and what it takes: memory, files, threads."""
+        """What each process holds for requests, and what it uses: memory, files, threads."""
         state = await while_connected(request, front.tokenizer_manager.get_internal_state())
         processes = await asyncio.to_thread(_processes)
         held = front.tokenizer_manager.held()
@@ -42,6 +42,7 @@ def debug_router(front: Front) -> APIRouter:
                     },
                     "detokenizer": {"open_texts": held.open_texts},
                     "scheduler": _held(state),
+                    **{f"scheduler_rank_{other.rank}": _held(other) for other in state.ranks},
                 },
                 "detokenizer_heard_of_s_ago": AWAKE.now() - held.open_texts_known_at,
                 "requests": held.counters,
@@ -63,6 +64,7 @@ def _held(state: GetInternalStateReqOutput) -> dict[str, int]:
         "locked_nodes": state.locked_nodes,
         "lost_tokens": state.max_total_num_tokens - state.free_tokens - state.evictable_tokens,
         "swa_lost_tokens": state.max_total_num_tokens_swa - state.swa_free_tokens - state.swa_evictable_tokens,
+        "lost_states": state.mamba_states - state.mamba_free_states - state.mamba_evictable_states,
         "host_locked_nodes": state.host_locked_nodes,
         "host_lost_tokens": state.host_tokens - state.host_free_tokens - state.host_cached_tokens,
         "slots": state.max_running_requests - state.free_slots,

@@ -32,7 +32,7 @@ def files_router(desk: Desk) -> APIRouter:
 
     @router.post("/v1/files", openapi_extra=takes(UploadFileRequest, FORM) | gives(File))
     async def upload_file(request: Request) -> Response:
-        """Keep a file, such as the input of a batch."""
+        """Upload a file, such as the input of a batch."""
         files, owner = desk.files, owner_of(request.scope)
         with files.arriving(owner) as arrival:
             async with read_upload(request, arrival) as upload:
@@ -62,12 +62,12 @@ def files_router(desk: Desk) -> APIRouter:
 
     @router.get("/v1/files/{file_id}", openapi_extra=gives(File))
     async def get_file(request: Request, file_id: str) -> Response:
-        """What is known of a file."""
+        """The description of a file."""
         return json_response(desk.files.get(file_id, owner_of(request.scope)).wire())
 
     @router.get("/v1/files/{file_id}/content", response_class=FileResponse, openapi_extra=gives_bytes())
     async def get_file_content(request: Request, file_id: str) -> Response:
-        """Its bytes."""
+        """The content of a file."""
         files = desk.files
         # Whatever is in it: never a page that a browser would show.
         headers = {"x-content-type-options": "nosniff"}
@@ -87,7 +87,7 @@ def files_router(desk: Desk) -> APIRouter:
 def _add_batches(router: APIRouter, desk: Desk) -> None:
     @router.post("/v1/batches", openapi_extra=takes(CreateBatchRequest) | gives(Batch))
     async def create_batch(request: Request) -> Response:
-        """Answer all requests of a file, in the background, behind other requests."""
+        """Create a batch: all requests of a file are answered in the background, after other requests."""
         batches = desk.batches
         body = await read_model(request, CreateBatchRequest)
         return json_response(await batches.create(body, owner_of(request.scope)))
@@ -99,10 +99,10 @@ def _add_batches(router: APIRouter, desk: Desk) -> None:
 
     @router.get("/v1/batches/{batch_id}", openapi_extra=gives(Batch))
     async def get_batch(request: Request, batch_id: str) -> Response:
-        """How far a batch is, and where its answers are."""
+        """The state of a batch, and the ids of the files with its answers."""
         return json_response(desk.batches.get(batch_id, owner_of(request.scope)))
 
     @router.post("/v1/batches/{batch_id}/cancel", openapi_extra=gives(Batch))
     async def cancel_batch(request: Request, batch_id: str) -> Response:
-        """Ask nothing more of a batch; what was answered so far is kept."""
+        """Cancel a batch. Lines that were answered so far are kept."""
         return json_response(await desk.batches.cancel(batch_id, owner_of(request.scope)))

@@ -31,12 +31,12 @@ def hosting_router(front: Front, chat: Callable[[Request], Awaitable[Response]],
 
     @router.post("/invocations", openapi_extra=CHAT)
     async def invocations(request: Request) -> Response:
-        """The same as /v1/chat/completions, where SageMaker asks."""
+        """The same as /v1/chat/completions, on SageMaker's route."""
         return await chat(request)
 
     @router.post(predict_path, openapi_extra=takes(VertexGenerateReqInput) | gives(Predictions))
     async def vertex_generate(request: Request) -> Response:
-        """What follows each of the instances, as /generate answers, where Vertex AI asks."""
+        """Generate from each of the instances as /generate does, on Vertex AI's route."""
         body = await read_model(request, VertexGenerateReqInput)
         if not body.instances:
             return json_response({"predictions": []})

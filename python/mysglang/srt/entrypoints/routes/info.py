@@ -1,4 +1,4 @@
-"""What this server is: /model_info, /server_info with their deprecated aliases, /v1/loads, and the root."""
+"""What this server is: /model_info, /server_info with their deprecated aliases, and /v1/loads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import psutil
 from fastapi import APIRouter, Query, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
@@ -22,7 +22,7 @@ from mysglang.srt.errors import InvalidRequest, NotFound
 from mysglang.srt.messages.control import GetInternalStateReqOutput, SchedulerFigures
 from mysglang.srt.utils.version import __version__
 
-LOAD_SECTIONS = ("core", "memory", "queues")
+LOAD_SECTIONS = ("core", "memory", "queues", "speculative")
 LOAD_MEMORY = {"weight_gb": "weights", "kv_cache_gb": "kvcache", "graph_gb": "graph"}
 """SGLang's name -> what the worker calls it."""
 
@@ -32,11 +32,6 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
     router = APIRouter(tags=["info"])
     # Routes are made when the engine is ready.
     startup_s = round(time.time() - psutil.Process().create_time(), 3)
-
-    @router.head("/", response_class=Response)
-    @router.get("/", response_class=PlainTextResponse)
-    async def root() -> Response:
-        return PlainTextResponse("mysglang is running\n")
 
     @router.get("/version", openapi_extra=gives(ServerVersion))
     async def version(request: Request) -> Response:
@@ -60,7 +55,7 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
                 **server_info,
                 "version": __version__,
                 "frontend": "python",
-                "scheduler_info": msgspec.structs.asdict(front.facts),
+                "scheduler_info": msgspec.to_builtins(front.facts),
                 "internal_states": [told],
                 # SGLang's benchmarks and monitors look for these three here.
                 "max_total_num_tokens": state.max_total_num_tokens,
@@ -80,8 +75,8 @@ def info_router(front: Front, model_info: Mapping[str, Any], server_info: Mappin
         dp_rank: Annotated[int, Query(ge=0, le=0)] = 0,
         format: Literal["json"] = "json",
     ) -> Response:
-        """How much each scheduler has to do. `include`: all, or which of core, memory and queues, by commas. Prometheus
-        asks /metrics.
+        """The load of each scheduler. `include`: all, or some of core, memory, queues and speculative, separated by
+        commas. For Prometheus use /metrics.
         """
         sections = set(include.split(","))
         if unknown := sections - {"all", *LOAD_SECTIONS}:
@@ -136,6 +131,7 @@ def _load(state: GetInternalStateReqOutput, figures: SchedulerFigures, sections:
     memory: dict[str, float] = {name: state.memory_usage.get(purpose, 0.0) for name, purpose in LOAD_MEMORY.items()}
     found = {
         "memory": {**memory, **_capacity(state)},
+        "speculative": {"accept_length": figures.spec_accept_length, "accept_rate": figures.spec_accept_rate},
         "queues": {"waiting": state.num_waiting_reqs, "grammar": figures.num_grammar_queue_reqs},
     }
     chosen = {name: section for name, section in found.items() if name in sections}
@@ -144,8 +140,9 @@ def _load(state: GetInternalStateReqOutput, figures: SchedulerFigures, sections:
 
 def _without_id(state: GetInternalStateReqOutput) -> dict[str, Any]:
     """The number that pairs a reply with its question is nobody's business."""
-    told = {name: value for name, value in msgspec.structs.asdict(state).items() if name != "id"}
-    return told | {"memory_usage": {**state.memory_usage, **_capacity(state)}}
+    told = {name: value for name, value in msgspec.structs.asdict(state).items() if name != "id" and value is not None}
+    ranks = [_without_id(other) for other in state.ranks]
+    return told | {"memory_usage": {**state.memory_usage, **_capacity(state)}, "ranks": ranks}
 
 
 def _capacity(state: GetInternalStateReqOutput) -> dict[str, int]:

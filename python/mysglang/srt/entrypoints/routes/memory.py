@@ -63,23 +63,23 @@ def memory_router(front: Front) -> APIRouter:
 
     @router.post("/release_memory_occupation", openapi_extra=takes(ReleaseMemoryOccupationReqInput) | gives(Done))
     async def release_memory_occupation(request: Request) -> Response:
-        """Give the memory of an idle engine back to the machine: the weights, the KV cache, or both; graphs, which know
-        the addresses of these, go with either. Requests get a 503 until all is resumed.
+        """Release the memory of an idle engine: the weights, the KV cache, or both. Captured graphs contain their
+        addresses and are released with either. Requests get a 503 until all is resumed.
         """
         tags = (await read_optional(request, ReleaseMemoryOccupationReqInput)).tags
         return await carry_out(request, lambda number: ReleaseMemoryOccupationReq(id=number, tags=tags))
 
     @router.post("/resume_memory_occupation", openapi_extra=takes(ResumeMemoryOccupationReqInput) | gives(Done))
     async def resume_memory_occupation(request: Request) -> Response:
-        """Take it again. The weights come back from the checkpoint that holds them, or from a copy on the host; graphs
-        are captured anew.
+        """Allocate the memory again. Weights are read from their checkpoint, or from a copy on the host; graphs are
+        captured again.
         """
         tags = (await read_optional(request, ResumeMemoryOccupationReqInput)).tags
         return await carry_out(request, lambda number: ResumeMemoryOccupationReq(id=number, tags=tags))
 
     @router.post("/slow_down", openapi_extra=takes(SlowDownReqInput) | gives(Done))
     async def slow_down(request: Request) -> Response:
-        """Sleep at each step from now on, to see what a slower engine does."""
+        """Let each step sleep from now on, to simulate a slower engine."""
         seconds = (await read_optional(request, SlowDownReqInput)).forward_sleep_time
         return await carry_out(request, lambda number: SlowDownReq(id=number, forward_sleep_time=seconds))
 

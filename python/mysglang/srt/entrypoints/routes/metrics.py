@@ -33,6 +33,7 @@ NUM_USED_TOKENS = Gauge("sglang:num_used_tokens", "Tokens of the KV cache that r
 TOKEN_USAGE = Gauge("sglang:token_usage", "The part of the KV cache that running requests hold, 0 to 1.")
 FULL_TOKEN_USAGE = Gauge("sglang:full_token_usage", "The same, where layers with a sliding window have a pool apart.")
 SWA_TOKEN_USAGE = Gauge("sglang:swa_token_usage", "The part of that pool that running requests hold, 0 to 1.")
+MAMBA_USAGE = Gauge("sglang:mamba_usage", "The part of the states that running requests have, 0 to 1.")
 SWA_AVAILABLE_TOKENS = Gauge("sglang:swa_available_tokens", "Tokens of that pool that nobody and nothing holds.")
 SWA_EVICTABLE_TOKENS = Gauge("sglang:swa_evictable_tokens", "Tokens of that pool that only the prefix cache holds.")
 SWA_USED_TOKENS = Gauge("sglang:swa_used_tokens", "Tokens of that pool that running requests hold.")
@@ -56,6 +57,10 @@ FWD_OCCUPANCY = Gauge(
     "sglang:fwd_occupancy",
     "The part of the time in which steps were computed lately, in percent; 0 while nothing runs.",
 )
+SPEC_ACCEPT_LENGTH = Gauge(
+    "sglang:spec_accept_length", "Tokens that a decoding request got in a step lately; 0 where no drafts are tried."
+)
+SPEC_ACCEPT_RATE = Gauge("sglang:spec_accept_rate", "The part of the drafts that was right lately, 0 to 1.")
 NUM_UNIQUE_RUNNING_ROUTING_KEYS = Gauge(
     "sglang:num_unique_running_routing_keys", "Different routing keys of requests that hold a place."
 )
@@ -139,9 +144,10 @@ def _gauge_facts(page: Page, facts: SchedulerFacts) -> None:
     page.gauge(CONTEXT_LEN, facts.context_len)
     page.gauge(PAGE_SIZE, facts.page_size)
     page.gauge(NUM_PAGES, facts.max_total_num_tokens // facts.page_size)
-    for purpose, gauge in MEMORY.items():
-        if purpose in facts.memory_usage:
-            page.gauge(gauge, facts.memory_usage[purpose])
+    for rank in (facts.of_rank, *facts.ranks):
+        for purpose, gauge in MEMORY.items():
+            if purpose in rank.memory_usage:
+                page.gauge(gauge, rank.memory_usage[purpose], **rank.labels)
 
 
 def _gauge_scheduler(page: Page, beat: HeartBeat, facts: SchedulerFacts) -> None:
@@ -167,9 +173,13 @@ def _gauge_scheduler(page: Page, beat: HeartBeat, facts: SchedulerFacts) -> None
         page.gauge(SWA_EVICTABLE_TOKENS, figures.swa_evictable_tokens)
         page.gauge(SWA_USED_TOKENS, figures.swa_used_tokens)
         usage = max(usage, swa_usage)
+    if "states" in facts.memory_usage:
+        page.gauge(MAMBA_USAGE, figures.mamba_usage)
     page.gauge(TOKEN_USAGE, usage)
     page.gauge(GEN_THROUGHPUT, figures.gen_throughput)
     page.gauge(CACHE_HIT_RATE, figures.cache_hit_rate)
+    page.gauge(SPEC_ACCEPT_LENGTH, figures.spec_accept_length)
+    page.gauge(SPEC_ACCEPT_RATE, figures.spec_accept_rate)
     page.gauge(KV_AVAILABLE_TOKENS, figures.num_free_tokens)
     page.gauge(KV_EVICTABLE_TOKENS, figures.num_available_tokens - figures.num_free_tokens)
     page.gauge(KV_USED_TOKENS, figures.num_used_tokens)

@@ -44,7 +44,7 @@ class OpenSessionReqInput(StrictModel):
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds without a request after which the session is forgotten; never if unset."""
     streaming: bool = False
-    """Whether each request goes on from the one before it, without saying so."""
+    """If true, each request continues the one before it without naming it."""
     without_effect = frozenset({"capacity_of_str_len"})
 
 
@@ -77,7 +77,7 @@ def native_router(
     @router.put("/generate", openapi_extra=GENERATE)
     @router.post("/generate", openapi_extra=GENERATE)
     async def generate(request: Request) -> HttpResponse:
-        """What follows a prompt, or each of a batch; with `stream`, as server-sent events."""
+        """Generate from a prompt, or from each prompt of a batch; with `stream`, as server-sent events."""
         body = await read_body(request)
         obj = await make_of(request, body, partial(parse_generate, report=fields_of(request.scope)))
         if owner is not None and obj.session_params is not None:
@@ -91,13 +91,15 @@ def native_router(
 
     @router.post("/open_session", openapi_extra=takes(OpenSessionReqInput) | gives(str))
     async def open_session(request: Request) -> HttpResponse:
-        """A session, whose requests can go on from earlier ones by `session_params`. Answers its id, a JSON string."""
+        """Open a session, whose requests can continue earlier ones by `session_params`. Returns its id as a JSON
+        string.
+        """
         body = await read_model(request, OpenSessionReqInput)
         return json_response(sessions.open(body.session_id, body.timeout, streaming=body.streaming))
 
     @router.post("/close_session", response_class=HttpResponse, openapi_extra=takes(CloseSessionReqInput))
     async def close_session(request: Request) -> HttpResponse:
-        """Forget a session. 200 and empty also if there is none."""
+        """Close a session. Also 200, and empty, if it does not exist."""
         sessions.close((await read_model(request, CloseSessionReqInput)).session_id)
         return HttpResponse()
 

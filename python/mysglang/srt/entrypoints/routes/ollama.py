@@ -66,14 +66,14 @@ def ollama_router(serving: OllamaServing, card: ModelCard) -> APIRouter:
 
     @router.post("/api/show", openapi_extra=takes(OllamaShowRequest) | gives(OllamaModel))
     async def show(request: Request) -> Response:
-        """What is known of the served model."""
+        """The description of the served model."""
         body = await read_model(request, OllamaShowRequest)
         card.check(body.model)
         return json_response(card.show())
 
     @router.get("/api/version", openapi_extra=gives(OllamaVersion))
     async def version() -> Response:
-        """The version of this server, which is none of Ollama's."""
+        """The version of this server, not of Ollama."""
         return json_response({"version": __version__})
 
     return router
@@ -89,7 +89,7 @@ def ollama_embedding_router(serving: OllamaServingEmbedding) -> APIRouter:
 
     @router.post("/api/embeddings", openapi_extra=takes(OllamaEmbeddingsRequest) | gives(OllamaVector))
     async def embeddings(request: Request) -> Response:
-        """The vector of a prompt, in the older way."""
+        """The vector of a prompt, in Ollama's older form."""
         return await serving.embeddings(request)
 
     return router

@@ -54,7 +54,7 @@ def openai_router(
 
     @router.post("/v1/completions", openapi_extra=COMPLETION)
     async def completions(request: Request) -> Response:
-        """What follows a prompt; with `stream`, as server-sent events."""
+        """Generate from a prompt; with `stream`, as server-sent events."""
         return await completion.handle(request)
 
     @router.post("/v1/tokenize", openapi_extra=takes(TokenizeRequest) | gives(Tokens))
@@ -77,7 +77,7 @@ def openai_router(
 
     @router.get("/v1/models/{model:path}", openapi_extra=gives(ModelCard))
     async def get_model(request: Request, model: str) -> Response:
-        """The served model by its name, or 404; likewise."""
+        """The served model by its name, or 404. With the header `anthropic-version`, as Anthropic's clients know it."""
         if not model:
             return await list_models(request)
         card = models.get(model)

@@ -4,14 +4,10 @@ what changes anything is POST only."""
 from __future__ import annotations
 
 import asyncio
-import re
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
 from fastapi import APIRouter, Request
-from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
 from mysglang.srt.entrypoints.body import read_optional
@@ -20,6 +16,7 @@ from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
 from mysglang.srt.entrypoints.native_answers import Done, LoggingSettings
 from mysglang.srt.entrypoints.openapi import gives, takes
+from mysglang.srt.entrypoints.profile_body import ProfileReqInput
 from mysglang.srt.entrypoints.request_dump import check_folder, written
 from mysglang.srt.entrypoints.routes.debug import debug_router
 from mysglang.srt.entrypoints.routes.memory import BODIES as MEMORY_BODIES
@@ -29,61 +26,29 @@ from mysglang.srt.entrypoints.routes.settings import settings_router
 from mysglang.srt.entrypoints.routes.weights import BODIES as WEIGHT_BODIES
 from mysglang.srt.entrypoints.routes.weights import weights_router
 from mysglang.srt.entrypoints.strict_model import OFF, StrictModel, not_here
-from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.messages.control import (
     Command,
     ContinueGenerationReq,
     FreezeGcReq,
     PauseGenerationReq,
     PauseMode,
-    ProfileActivity,
-    StartProfileReq,
     StopProfileReq,
 )
 from mysglang.srt.messages.fronts import FreezeFrontGcReq, RequestLogReq
 from mysglang.srt.utils.process import freeze_heap
-
-_FILE_NAME = re.compile(r"[\w.-]{1,100}")
 
 
 class PauseGenerationReqInput(StrictModel):
     """POST /pause_generation."""
 
     mode: PauseMode = "abort"
-    """What becomes of running requests: they end with what they have, give their memory back, or keep it."""
+    """What happens to running requests: `abort` ends them, `retract` frees their memory, `in_place` keeps it."""
 
 
 class ContinueGenerationReqInput(StrictModel):
     """POST /continue_generation."""
 
     unsupported = not_here("torch_empty_cache", unless=OFF)
-
-
-def _number(value: object) -> object:
-    """SGLang's benchmark sends its command line's words as they are."""
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10 else value
-
-
-Number = Annotated[int, BeforeValidator(_number, json_schema_input_type=int | str)]
-
-
-class ProfileReqInput(StrictModel):
-    """POST /start_profile."""
-
-    output_dir: Annotated[str, Field(min_length=1)] = "/tmp"
-    num_steps: Annotated[Number, Field(ge=1)] | None = None
-    """Steps after which the recording ends by itself."""
-    activities: Annotated[list[ProfileActivity], Field(min_length=1)] = ["CPU"]
-    with_stack: bool = False
-    record_shapes: bool = False
-    profile_id: str | None = None
-    """Name of the trace's file; the time if unset."""
-    profile_prefix: str | None = None
-    unsupported = {
-        **not_here("start_step", unless=(0, "0")),
-        **not_here("profile_stages"),
-        **not_here("profile_by_stage", "merge_profiles", "detailed_annotations", unless=OFF),
-    }
 
 
 class ConfigureLoggingReq(StrictModel):
@@ -123,42 +88,33 @@ def operation_router(front: Front) -> APIRouter:
 
     @router.post("/pause_generation", openapi_extra=takes(PauseGenerationReqInput) | gives(Done))
     async def pause_generation(request: Request) -> Response:
-        """Launch nothing until /continue_generation; requests that come meanwhile wait. What becomes of those that run
-        says the `mode`: they end with what they have, give their memory back and wait, or keep it and wait.
+        """Launch no step until /continue_generation; new requests wait. The `mode` decides about running requests:
+        they end with what they have, free their memory and wait, or keep it and wait.
         """
         body = await read_optional(request, PauseGenerationReqInput)
         return await carry_out(request, lambda number: PauseGenerationReq(id=number, mode=body.mode))
 
     @router.post("/continue_generation", openapi_extra=takes(ContinueGenerationReqInput) | gives(Done))
     async def continue_generation(request: Request) -> Response:
-        """Go on after a pause."""
+        """Continue after a pause."""
         await read_optional(request, ContinueGenerationReqInput)
         return await carry_out(request, lambda number: ContinueGenerationReq(id=number))
 
     @router.post("/freeze_gc", openapi_extra=gives(Done))
     async def freeze_gc(request: Request) -> Response:
-        """Let the garbage collectors of this process and the scheduler forget what is alive now."""
+        """Exclude all current objects from garbage collection, in this process and in the scheduler."""
         freeze_heap()
         front.tokenizer_manager.tell_fronts(FreezeFrontGcReq())
         return await carry_out(request, lambda number: FreezeGcReq(id=number))
 
     @router.post("/start_profile", openapi_extra=takes(ProfileReqInput) | gives(Done))
     async def start_profile(request: Request) -> Response:
-        """Record what the scheduler's process and its device do, with torch's profiler."""
+        """Record what the scheduler's process and its device do, with torch's profiler (`CPU`, `GPU`), or the phases of
+        its steps (`STEPS`).
+        """
         body = await read_optional(request, ProfileReqInput)
-        name = _trace_name(body)
-        return await carry_out(
-            request,
-            lambda number: StartProfileReq(
-                id=number,
-                output_dir=body.output_dir,
-                name=name,
-                activities=body.activities,
-                with_stack=body.with_stack,
-                record_shapes=body.record_shapes,
-                num_steps=body.num_steps,
-            ),
-        )
+        body.command(0)  # a wrong field is refused before the scheduler is asked
+        return await carry_out(request, body.command)
 
     @router.post("/stop_profile", openapi_extra=gives(Done))
     async def stop_profile(request: Request) -> Response:
@@ -167,7 +123,7 @@ def operation_router(front: Front) -> APIRouter:
 
     @router.post("/configure_logging", openapi_extra=takes(ConfigureLoggingReq) | gives(LoggingSettings))
     async def configure_logging(request: Request) -> Response:
-        """Log requests or not, keep them in files or not, from now on."""
+        """Switch the logging of requests, and their storage in files, on or off."""
         body = await read_optional(request, ConfigureLoggingReq)
         if body.dump_requests_folder:
             await asyncio.to_thread(check_folder, Path(body.dump_requests_folder))
@@ -183,12 +139,3 @@ def operation_router(front: Front) -> APIRouter:
         return json_response({**settings, "dump_requests_folder": front.request_log.dump_folder})
 
     return router
-
-
-def _trace_name(body: ProfileReqInput) -> str:
-    """One name without a path: a client names a file, not a place."""
-    parts = [body.profile_prefix, body.profile_id or f"profile-{time.time():.0f}"]
-    name = "-".join(part for part in parts if part)
-    if _FILE_NAME.fullmatch(name) is None:
-        raise InvalidRequest("profile_id: at most 100 letters, digits, dots and dashes.", param="profile_id")
-    return name

@@ -81,12 +81,12 @@ def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingCo
 
     @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest) | gives(EmbeddingList))
     async def openai_embeddings(request: Request) -> Response:
-        """A vector for each prompt, as OpenAI's clients know it."""
+        """A vector for each prompt, in OpenAI's form."""
         return await embedding.handle(request)
 
     @router.post("/v1/classify", openapi_extra=takes(ClassifyRequest) | gives(Labels))
     async def classify(request: Request) -> Response:
-        """The likeliest label of each prompt, and the probabilities of all."""
+        """The most likely label of each prompt, and the probabilities of all."""
         return await ranking.classify(request)
 
     @router.put("/v1/rerank", openapi_extra=takes(RerankRequest) | gives(list[RankedDocument]))
@@ -97,12 +97,12 @@ def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingCo
 
     @router.post("/v2/rerank", openapi_extra=takes(CohereRerankRequest) | gives(RerankResults))
     async def cohere_rerank(request: Request) -> Response:
-        """The same as Cohere and Jina answer, under `results`."""
+        """Documents by their relevance, in the form of Cohere and Jina, under `results`."""
         return await ranking.cohere_rerank(request)
 
     @router.post("/v1/score", openapi_extra=takes(ScoringRequest) | gives(Scores))
     async def score(request: Request) -> Response:
-        """How likely each of some tokens follows a prompt; or a classifier's scores of it."""
+        """How likely each of some tokens follows a prompt; or the scores of a classifier."""
         return await ranking.score(request)
 
     router.routes.extend(ollama.ollama_embedding_router(OllamaServingEmbedding(front, models, pooling)).routes)

@@ -33,7 +33,9 @@ def responses_router(serving: OpenAIServingResponses) -> APIRouter:
         "/v1/responses", openapi_extra=takes(ResponsesRequest) | gives(ResponseObject, stream=(ResponseEvent,))
     )
     async def create_response(request: Request) -> Response:
-        """What follows a conversation; with `stream`, as server-sent events; with `background`, to be fetched later."""
+        """Generate the answer to a conversation; with `stream`, as server-sent events; with `background`, to be
+        fetched later.
+        """
         return await serving.create(request)
 
     @router.post("/v1/responses/input_tokens", openapi_extra=takes(CountResponseTokensRequest) | gives(InputTokenCount))
@@ -48,8 +50,8 @@ def responses_router(serving: OpenAIServingResponses) -> APIRouter:
         stream: Annotated[bool, Query()] = False,
         starting_after: Annotated[int | None, Query(ge=0)] = None,
     ) -> Response:
-        """A response that was stored, as it stands; with `stream`, the events of one that was asked for as a stream in
-        the background, those behind `starting_after`.
+        """A stored response in its current state; with `stream`, the events after `starting_after` of a background
+        response that was requested as a stream.
         """
         _only(request, "stream", "starting_after")
         if stream:
@@ -66,7 +68,7 @@ def responses_router(serving: OpenAIServingResponses) -> APIRouter:
 
     @router.post("/v1/responses/{response_id}/cancel", openapi_extra=gives(ResponseObject))
     async def cancel_response(request: Request, response_id: str) -> Response:
-        """Stop working for a response in the background."""
+        """Cancel a background response."""
         _only(request)
         return json_response(serving.cancel(response_id))
 

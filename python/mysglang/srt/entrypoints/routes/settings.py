@@ -61,7 +61,7 @@ def settings_router(front: Front) -> APIRouter:
     @router.put("/set_internal_state", openapi_extra=SET)
     @router.post("/set_internal_state", openapi_extra=SET)
     async def set_internal_state(request: Request) -> Response:
-        """Change options while the server runs; tells all that can be changed, as they are now."""
+        """Change options of the running server. Returns all options that can be changed, with their current values."""
         wanted = (await read_model(request, SetInternalStateReqInput)).server_args
         fields = wanted.model_dump()
         reply = await while_connected(

@@ -178,7 +178,7 @@ def weights_router(front: Front) -> APIRouter:
 
     @router.post("/update_weight_version", openapi_extra=takes(UpdateWeightVersionReqInput) | gives(WeightsChanged))
     async def update_weight_version(request: Request) -> Response:
-        """Give the weights another name, which answers then tell."""
+        """Set the name of the weights that answers report."""
         body = await read_model(request, UpdateWeightVersionReqInput)
         version, abort = body.new_version, body.abort_all_requests
         return _done(
@@ -210,7 +210,9 @@ def _add_updates(router: APIRouter, front: Front) -> None:
 
     @router.post("/update_weights_from_disk", openapi_extra=takes(UpdateWeightFromDiskReqInput) | gives(WeightsChanged))
     async def update_weights_from_disk(request: Request) -> Response:
-        """Serve another checkpoint of the same model. It is checked in full before a weight changes."""
+        """Load the weights of another checkpoint of the same model. The checkpoint is checked completely before a
+        weight changes.
+        """
         body = await read_model(request, UpdateWeightFromDiskReqInput)
         work = update_from_disk(manager, body.model_path, body.update)
         return _done(await while_connected(request, work))
@@ -224,8 +226,9 @@ def _add_updates(router: APIRouter, front: Front) -> None:
         flush_cache: Annotated[bool, Query()] = True,
         weight_version: Annotated[str | None, Query(min_length=1, max_length=1000)] = None,
     ) -> Response:
-        """Take some of the model's tensors: as JSON, safetensors files in base64; or, as application/octet-stream, the
-        bytes of one such file, of any size. The query is for the latter, which has no fields.
+        """Replace some of the model's tensors. The body is JSON with safetensors files in base64, or, as
+        application/octet-stream, one such file of any size. The query parameters are for the second form, which has
+        no fields.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == BYTES:
@@ -248,7 +251,7 @@ def _add_updates(router: APIRouter, front: Front) -> None:
         openapi_extra=takes(UpdateWeightsFromDistributedReqInput) | gives(WeightsChanged),
     )
     async def update_weights_from_distributed(request: Request) -> Response:
-        """Take the tensors that rank 0 of a group broadcasts, one after another in this order."""
+        """Receive the tensors that rank 0 of a group broadcasts, one after another in this order."""
         body = await read_model(request, UpdateWeightsFromDistributedReqInput)
 
         def make(number: int) -> Command:
@@ -271,8 +274,8 @@ def _add_groups(router: APIRouter, front: Front) -> None:
         "/init_weights_update_group", openapi_extra=takes(InitWeightsUpdateGroupReqInput) | gives(WeightsChanged)
     )
     async def init_weights_update_group(request: Request) -> Response:
-        """Join the group of a trainer, which is its rank 0, at a TCP address. Answers when all members are there;
-        requests go on meanwhile.
+        """Join a trainer's process group at a TCP address; the trainer is rank 0. Returns when all members have
+        joined. Requests are served in that time.
         """
         body = await read_model(request, InitWeightsUpdateGroupReqInput)
 
@@ -286,7 +289,7 @@ def _add_groups(router: APIRouter, front: Front) -> None:
         openapi_extra=takes(DestroyWeightsUpdateGroupReqInput) | gives(WeightsChanged),
     )
     async def destroy_weights_update_group(request: Request) -> Response:
-        """Leave such a group, or give it up if it has not come together yet."""
+        """Leave such a group, or give up joining it."""
         body = await read_model(request, DestroyWeightsUpdateGroupReqInput)
         name = body.group_name
         work = manager.command(lambda number: DestroyWeightsUpdateGroupReq(id=number, group_name=name))

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mysglang.srt.kernels import activation
 from mysglang.srt.kernels.cpu import gemm, rotary, sampling
+from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 from mysglang.srt.kernels.norm import rms_norm as rms_norm_op
 from mysglang.srt.kernels.rotary import Norms
 from mysglang.srt.kernels.sampling import Filters
@@ -52,6 +53,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out.view(*x.shape[:-1], -1)
 
 
+def heads_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """See `kernels/gemm.py`. A product of one shape for each head."""
+    return torch.stack([linear(x[:, head], each, None) for head, each in enumerate(weight)], dim=1)
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """See `kernels/activation.py`."""
     return _gated(activation.silu_and_mul, x)
@@ -65,6 +71,18 @@ def gelu_and_mul(x: Tensor) -> Tensor:
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """See `kernels/activation.py`."""
     return _gated(activation.gelu_tanh_and_mul, x)
+
+
+def sigmoid_scores(logits: Tensor) -> Tensor:
+    """See `kernels/experts.py`. Padded to whole vectors."""
+    width = logits.shape[-1]
+    whole = -(-width // VECTORS) * VECTORS
+    out = torch.empty(logits.shape)
+    for part in _parts(logits, width=whole):
+        block = torch.zeros(len(out[part]), whole)
+        block[:, :width] = logits[part]
+        out[part] = block.sigmoid_()[:, :width]
+    return out
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
@@ -98,11 +116,12 @@ def rope_and_store(
     k_cache: Tensor,
     v_cache: Tensor,
     locations: Tensor,
+    scales: KvScales = UNSCALED,
 ) -> None:
     """See `kernels/rotary.py`."""
     for part in _parts(q, width=q.shape[1] + k.shape[1]):
         rotary.rope_and_store(
-            q[part], k[part], v[part], positions[part], cos_sin, norms, k_cache, v_cache, locations[part]
+            q[part], k[part], v[part], positions[part], cos_sin, norms, k_cache, v_cache, locations[part], scales
         )
 
 

@@ -14,6 +14,7 @@ from mysgl_kernel.cpu import rows
 from mysglang.srt.kernels.activation import Activation, gated
 from mysglang.srt.kernels.cpu import invariant, native, packed_gemm
 from mysglang.srt.kernels.cpu.native import GAINS, is_matrix
+from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 from mysglang.srt.kernels.rotary import Norms
 
 available = rows.available
@@ -71,11 +72,12 @@ def rope_and_store(
     k_cache: Tensor,
     v_cache: Tensor,
     locations: Tensor,
+    scales: KvScales = UNSCALED,
 ) -> None:
     """See `kernels/rotary.py`."""
     dense = k_cache.is_contiguous() and v_cache.is_contiguous() and cos_sin.is_contiguous()
     plain = norms is None or norms[0].dtype is torch.bfloat16
-    if dense and plain and k_cache.dtype is torch.bfloat16 and all(is_matrix(x) for x in (q, k, v)):
-        native.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)
+    if dense and plain and k_cache.dtype in rows.FORMATS and all(is_matrix(x) for x in (q, k, v)):
+        native.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations, scales)
     else:
-        invariant.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)
+        invariant.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations, scales)

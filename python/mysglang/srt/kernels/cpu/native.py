@@ -12,6 +12,7 @@ from mysgl_kernel.cpu import rows
 from mysglang.srt.kernels import activation as activations
 from mysglang.srt.kernels import norm, sampling
 from mysglang.srt.kernels.cpu import rotary
+from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 from mysglang.srt.kernels.rotary import Norms
 
 available = rows.available
@@ -58,14 +59,15 @@ def rope_and_store(
     k_cache: Tensor,
     v_cache: Tensor,
     locations: Tensor,
+    scales: KvScales = UNSCALED,
 ) -> None:
     """See `kernels/rotary.py`."""
     dense = k_cache.is_contiguous() and v_cache.is_contiguous() and cos_sin.is_contiguous()
     plain = norms is None or norms[0].dtype is torch.bfloat16
-    if dense and plain and k_cache.dtype is torch.bfloat16 and all(is_matrix(x) for x in (q, k, v)):
-        rows.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)
+    if dense and plain and k_cache.dtype in rows.FORMATS and all(is_matrix(x) for x in (q, k, v)):
+        rows.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations, scales)
     else:
-        rotary.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations)
+        rotary.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations, scales)
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from mysglang.srt.kernels.kvcache import store_kv
+from mysglang.srt.kernels.kvcache import UNSCALED, KvScales, store_kv
+from mysglang.srt.kernels.norm import rms_norm
 from mysglang.srt.kernels.op import head_view
 from mysglang.srt.kernels.rotary import Norms
 
@@ -20,13 +20,14 @@ def rope_and_store(
     k_cache: Tensor,
     v_cache: Tensor,
     locations: Tensor,
+    scales: KvScales = UNSCALED,
 ) -> None:
     """See `kernels/rotary.py`."""
     head_dim = k_cache.shape[-1]
     if norms is not None:
         for x, weight in zip((q, k), norms[:2], strict=True):
             heads = head_view(x, head_dim)
-            heads.copy_(F.rms_norm(heads, weight.shape, weight, norms[2]))
+            heads.copy_(rms_norm.reference(heads, weight, norms[2]))
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
     both = _as_one(q, k)
     for x in (q, k) if both is None else (both,):
@@ -35,7 +36,7 @@ def rope_and_store(
         turned_right = (right * cos).addcmul_(left, sin)
         left.copy_(turned_left)
         right.copy_(turned_right)
-    store_kv(k, v, k_cache, v_cache, locations)
+    store_kv(k, v, k_cache, v_cache, locations, scales)
 
 
 def _as_one(q: Tensor, k: Tensor) -> Tensor | None:

@@ -13,7 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from mysglang.srt.kernels.cuda.fp8 import from_stored
 from mysglang.srt.kernels.cuda.overlap import overlapping
+from mysglang.srt.kernels.fp8 import bits, format_of
 
 LOG2E = 1.4426950408889634
 MAX_SPLITS = 16
@@ -40,6 +42,9 @@ class AttentionShape(Protocol):
 
     @property
     def logit_cap(self) -> float: ...
+
+    @property
+    def value_scale(self) -> float: ...
 
 
 @triton.jit
@@ -76,6 +81,7 @@ def _decode_kernel(
     cap,
     window,
     kv_heads,
+    FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
@@ -117,8 +123,9 @@ def _decode_kernel(
         inside = positions < end
         offsets = (_kv_slots(row_table, positions, inside, PAGE) * kv_heads + kv_head) * DIM
         there = inside[:, None] & (d < DIM)[None, :]
-        k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0.0)
-        v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0.0)
+        k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0)
+        v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0)
+        k, v = from_stored(k, q_block.dtype, FORMAT), from_stored(v, q_block.dtype, FORMAT)
         s = tl.where(inside[None, :], _scores(q_block, tl.trans(k), scale, cap, CAP), float("-inf"))
         top = tl.maximum(highest, tl.max(s, 1))
         p = tl.exp2(s - top[:, None])
@@ -136,7 +143,14 @@ def _decode_kernel(
 
 @triton.jit
 def _join_kernel(
-    partial, partial_lse, out, DIM: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
+    partial,
+    partial_lse,
+    out,
+    value_scale,
+    DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """The splits of one query head of one row."""
     if OVERLAP:
@@ -148,7 +162,7 @@ def _join_kernel(
     lse = tl.load(partial_lse + head * SPLITS + split)
     weights = tl.exp2(lse - tl.max(lse))
     parts = tl.load(partial + (head * SPLITS + split)[:, None] * DIM + d[None, :], mask=(d < DIM)[None, :], other=0.0)
-    joined = tl.sum(parts * weights[:, None], 0) / tl.sum(weights)
+    joined = tl.sum(parts * weights[:, None], 0) / tl.sum(weights) * value_scale
     tl.store(out + head * DIM + d, joined, mask=d < DIM)
 
 
@@ -166,10 +180,12 @@ def _extend_kernel(
     q_stride,
     out_stride,
     table_stride,
+    value_scale,
     scale,
     cap,
     window,
     kv_heads,
+    FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
@@ -211,8 +227,9 @@ def _extend_kernel(
         inside = (positions >= seen) & (positions < end)
         offsets = (_kv_slots(row_table, positions, inside, PAGE) * kv_heads + kv_head) * DIM
         there = inside[:, None] & (d < DIM)[None, :]
-        k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0.0)
-        v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0.0)
+        k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0)
+        v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0)
+        k, v = from_stored(k, q_block.dtype, FORMAT), from_stored(v, q_block.dtype, FORMAT)
         visible = inside[None, :] & (positions[None, :] <= q_positions[:, None])
         if HAS_WINDOW:
             visible &= positions[None, :] > q_positions[:, None] - window
@@ -225,7 +242,7 @@ def _extend_kernel(
         sums = sums * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         highest = top
-    acc = acc / tl.maximum(sums, 1e-30)[:, None]
+    acc = acc / tl.maximum(sums, 1e-30)[:, None] * value_scale
     tl.store(out + tokens[:, None] * out_stride + head * DIM + d[None, :], acc, mask=own)
 
 
@@ -239,7 +256,9 @@ def decode_attention(
     page_size: int,
     spec: AttentionShape,
 ) -> Tensor:
-    """One new token in each row. q: [R, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim]; like q back."""
+    """One new token in each row. q: [R, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim], of any dtype
+    that is stored; like q back.
+    """
     rows, group = len(slots), spec.num_heads // spec.num_kv_heads
     splits = MAX_SPLITS
     partial = torch.empty(rows * spec.num_heads, splits, spec.head_dim, dtype=torch.float32, device=q.device)
@@ -247,8 +266,8 @@ def decode_attention(
     width = triton.next_power_of_2(spec.head_dim)
     _decode_kernel[(rows, spec.num_kv_heads, splits)](
         q,
-        keys,
-        values,
+        bits(keys),
+        bits(values),
         table,
         slots,
         seq_lens,
@@ -260,6 +279,7 @@ def decode_attention(
         spec.logit_cap,
         spec.window or 0,
         spec.num_kv_heads,
+        FORMAT=format_of(keys.dtype),
         GROUP=group,
         DIM=spec.head_dim,
         PAGE=page_size,
@@ -274,7 +294,15 @@ def decode_attention(
     )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _join_kernel[(rows * spec.num_heads,)](
-        partial, partial_lse, out, DIM=spec.head_dim, SPLITS=splits, WIDTH=width, num_warps=2, **overlapping(q)
+        partial,
+        partial_lse,
+        out,
+        spec.value_scale,
+        DIM=spec.head_dim,
+        SPLITS=splits,
+        WIDTH=width,
+        num_warps=2,
+        **overlapping(q),
     )
     return out
 
@@ -298,8 +326,8 @@ def extend_attention(
     queries = min(64, max(16, triton.next_power_of_2(max_extend)))
     _extend_kernel[(len(slots), spec.num_heads, triton.cdiv(max_extend, queries))](
         q,
-        keys,
-        values,
+        bits(keys),
+        bits(values),
         table,
         slots,
         seq_lens,
@@ -309,10 +337,12 @@ def extend_attention(
         q.stride(0),
         out.stride(0),
         table.stride(0),
+        spec.value_scale,
         spec.scale,
         spec.logit_cap,
         spec.window or 0,
         spec.num_kv_heads,
+        FORMAT=format_of(keys.dtype),
         GROUP=spec.num_heads // spec.num_kv_heads,
         DIM=spec.head_dim,
         PAGE=page_size,

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from mysglang.srt.kernels.cuda import invariant_cut
 from mysglang.srt.kernels.cuda.attention import AttentionShape, _kv_slots, _scores
+from mysglang.srt.kernels.cuda.fp8 import from_stored
+from mysglang.srt.kernels.fp8 import bits, format_of, to_stored
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ def _part_kernel(
     splits,
     programs,
     spans,
+    FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_LINES: tl.constexpr,
     DIM: tl.constexpr,
@@ -131,8 +134,9 @@ def _part_kernel(
                 inside = (key >= own_seen) & (key < end)
                 offsets = (_kv_slots(row_table, key, inside, PAGE) * kv_heads + kv_head) * DIM
                 there = inside[:, None] & (d < DIM)[None, :]
-                k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0.0)
-                v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0.0)
+                k = tl.load(keys + offsets[:, None] + d[None, :], mask=there, other=0)
+                v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0)
+                k, v = from_stored(k, q_block.dtype, FORMAT), from_stored(v, q_block.dtype, FORMAT)
                 visible = inside[None, :] & (key[None, :] <= positions[:, None])
                 if HAS_WINDOW:
                     visible &= key[None, :] > positions[:, None] - window
@@ -160,6 +164,7 @@ def _join_kernel(
     out,
     heads,
     splits,
+    value_scale,
     DIM: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -182,7 +187,7 @@ def _join_kernel(
         part_total = tl.load(totals + at, mask=head < heads, other=0.0)
         part = tl.load(parts + at[:, None] * DIM + d[None, :], mask=inside, other=0.0)
         top, total, attended = _joined(top, total, attended, part_top, part_total, part)
-    attended = tl.div_rn(attended, tl.broadcast_to(tl.maximum(total, 1e-30)[:, None], attended.shape))
+    attended = tl.div_rn(attended, tl.broadcast_to(tl.maximum(total, 1e-30)[:, None], attended.shape)) * value_scale
     tl.store(out + (token * heads + head)[:, None] * DIM + d[None, :], attended, mask=inside)
 
 
@@ -203,8 +208,9 @@ def invariant_attention(
 ) -> Tensor:
     """New tokens of each row, over all keys before them. q: [T, num_heads * dim]; like q back, dense.
 
-    keys, values: [KV slots, num_kv_heads, dim]. table: [num_slots + 1, max_pages] int32. slots, seq_lens, extend_lens,
-    token_starts: [R]. No row has more than max_extend. decoding: each has one, and the launch depends on no length.
+    keys, values: [KV slots, num_kv_heads, dim], of any dtype that is stored. table: [num_slots + 1, max_pages]
+    int32. slots, seq_lens, extend_lens, token_starts: [R]. No row has more than max_extend. decoding: each has one, and
+    the launch depends on no length.
     """
     rows = Rows(table, slots, seq_lens, extend_lens, token_starts, max_extend, page_size)
     tile = decode_tile(q, keys, values, page_size, spec) if decoding else TILE
@@ -229,11 +235,12 @@ def decode_tile(q: Tensor, keys: Tensor, values: Tensor, page_size: int, spec: A
     if not q.is_cuda:
         return TILE
     group = spec.num_heads // spec.num_kv_heads
-    key = (q.device, q.dtype, group, spec.head_dim, page_size, spec.window is not None, spec.logit_cap > 0)
+    kinds = (q.device, q.dtype, keys.dtype)
+    key = (*kinds, group, spec.head_dim, page_size, spec.window is not None, spec.logit_cap > 0)
     if key not in _chosen:
         assert not torch.cuda.is_current_stream_capturing(), "tiles are tried out before anything is captured"
         fitting = [tile for tile in DECODE_TILES if triton.next_power_of_2(group) <= tile.lines]
-        able = [tile for tile in fitting if tile == TILE or agree(TILE, tile, q, page_size, spec)]
+        able = [tile for tile in fitting if tile == TILE or agree(TILE, tile, q, page_size, spec, keys.dtype)]
         times = {tile: _microseconds(tile, q, keys, values, page_size, spec) for tile in able}
         _chosen[key] = min(able, key=times.__getitem__, default=TILE)
         told = ", ".join(f"{tile} {times[tile]:.0f} us" for tile in able)
@@ -271,8 +278,12 @@ TRIED_LENGTHS = (1, 2, 63, 64, 65, 130, 200, 333, 511, 512, 513, 700, 1024, 1100
 TRIED_KV_HEADS = 2
 
 
-def agree(one: Tile, other: Tile, like: Tensor, page_size: int, spec: AttentionShape) -> bool:
-    """Whether two tiles give the same float32 results of decode steps, for queries like these."""
+def agree(
+    one: Tile, other: Tile, like: Tensor, page_size: int, spec: AttentionShape, stored: torch.dtype | None = None
+) -> bool:
+    """Whether two tiles give the same float32 results of decode steps, for queries like these and keys and values that
+    are stored in the given dtype, that of the queries if there is none.
+    """
     draw = torch.Generator(like.device).manual_seed(26)
     lengths = torch.tensor(TRIED_LENGTHS, dtype=torch.int32, device=like.device)
     pages = -(-max(TRIED_LENGTHS) // page_size)
@@ -286,7 +297,10 @@ def agree(one: Tile, other: Tile, like: Tensor, page_size: int, spec: AttentionS
         return torch.randn(*size, generator=draw, device=like.device).to(like.dtype)
 
     q = drawn(len(lengths), shape.num_heads * shape.head_dim)
-    keys, values = (drawn(table.numel() * page_size, TRIED_KV_HEADS, shape.head_dim) for _ in range(2))
+    keys, values = (
+        to_stored(drawn(table.numel() * page_size, TRIED_KV_HEADS, shape.head_dim), stored or like.dtype, 1.0)
+        for _ in range(2)
+    )
     found, expected = (
         _attend(q, keys, values, rows, shape, tile, torch.empty_like(q, dtype=torch.float32), True)
         for tile in (one, other)
@@ -304,6 +318,7 @@ class ShapeOfTrial:
     scale: float
     window: int | None
     logit_cap: float
+    value_scale: float = 1.0
 
 
 def _attend(
@@ -331,8 +346,8 @@ def _attend(
     parts = torch.empty(tokens * heads, splits, dim, dtype=torch.float32, device=q.device)
     _part_kernel[(len(rows.slots), spec.num_kv_heads, tiles * cut.programs)](
         q,
-        keys,
-        values,
+        bits(keys),
+        bits(values),
         rows.table,
         rows.slots,
         rows.seq_lens,
@@ -350,6 +365,7 @@ def _attend(
         splits,
         cut.programs,
         cut.spans,
+        FORMAT=format_of(keys.dtype),
         GROUP=group,
         GROUP_LINES=group_lines,
         DIM=dim,
@@ -371,6 +387,7 @@ def _attend(
         out,
         heads,
         splits,
+        spec.value_scale,
         DIM=dim,
         HEADS=triton.next_power_of_2(heads),
         WIDTH=width,

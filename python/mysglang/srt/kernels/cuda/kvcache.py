@@ -9,12 +9,27 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from mysglang.srt.kernels.cuda.fp8 import to_stored
 from mysglang.srt.kernels.cuda.overlap import overlapping
+from mysglang.srt.kernels.fp8 import bits, format_of
+from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 
 
 @triton.jit
 def _store_kernel(
-    k, v, k_cache, v_cache, locations, k_stride, v_stride, width, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+    k,
+    v,
+    k_cache,
+    v_cache,
+    locations,
+    k_stride,
+    v_stride,
+    width,
+    k_inverse,
+    v_inverse,
+    FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
         gdc_launch_dependents()
@@ -23,23 +38,30 @@ def _store_kernel(
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     to = tl.load(locations + token).to(tl.int64) * width + columns
-    tl.store(k_cache + to, tl.load(k + token * k_stride + columns, mask=inside), mask=inside)
-    tl.store(v_cache + to, tl.load(v + token * v_stride + columns, mask=inside), mask=inside)
+    keys = tl.load(k + token * k_stride + columns, mask=inside)
+    values = tl.load(v + token * v_stride + columns, mask=inside)
+    tl.store(k_cache + to, to_stored(keys, k_inverse, FORMAT), mask=inside)
+    tl.store(v_cache + to, to_stored(values, v_inverse, FORMAT), mask=inside)
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
+def store_kv(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor, scales: KvScales = UNSCALED
+) -> None:
     """As `kernels.kvcache.store_kv`."""
     width = k_cache.shape[1] * k_cache.shape[2]
     block = triton.next_power_of_2(width)
     _store_kernel[(len(locations),)](
         k,
         v,
-        k_cache,
-        v_cache,
+        bits(k_cache),
+        bits(v_cache),
         locations,
         k.stride(0),
         v.stride(0),
         width,
+        1.0 / scales.key,
+        1.0 / scales.value,
+        FORMAT=format_of(k_cache.dtype),
         BLOCK=block,
         num_warps=min(8, max(1, block // 256)),
         **overlapping(k),

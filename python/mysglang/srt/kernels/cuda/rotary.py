@@ -12,7 +12,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from mysglang.srt.kernels.cuda.fp8 import to_stored
 from mysglang.srt.kernels.cuda.overlap import overlapping
+from mysglang.srt.kernels.fp8 import bits, format_of
+from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 from mysglang.srt.kernels.rotary import Norms
 
 HEADS = 8
@@ -51,6 +54,9 @@ def _rope_and_store_kernel(
     q_heads,
     k_heads,
     eps,
+    k_inverse,
+    v_inverse,
+    FORMAT: tl.constexpr,
     NORM: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -87,8 +93,8 @@ def _rope_and_store_kernel(
             kind = k.dtype.element_ty
             tl.store(at, a, mask=inside)
             tl.store(at + HALF, b, mask=inside)
-            tl.store(to, a.to(kind), mask=inside)
-            tl.store(to + HALF, b.to(kind), mask=inside)
+            tl.store(to, to_stored(a.to(kind), k_inverse, FORMAT), mask=inside)
+            tl.store(to + HALF, to_stored(b.to(kind), k_inverse, FORMAT), mask=inside)
     else:
         head = (part - q_parts - k_parts) * HEADS + tl.arange(0, HEADS)[:, None]
         inside = head < k_heads
@@ -96,7 +102,8 @@ def _rope_and_store_kernel(
         to = v_cache + (tl.load(locations + token) * k_heads + head) * 2 * HALF + d
         if OVERLAP:
             gdc_wait()
-        tl.store(to, tl.load(v + token * v_stride + head * 2 * HALF + d, mask=inside), mask=inside)
+        values = tl.load(v + token * v_stride + head * 2 * HALF + d, mask=inside)
+        tl.store(to, to_stored(values, v_inverse, FORMAT), mask=inside)
 
 
 def rope_and_store(
@@ -109,6 +116,7 @@ def rope_and_store(
     k_cache: Tensor,
     v_cache: Tensor,
     locations: Tensor,
+    scales: KvScales = UNSCALED,
 ) -> None:
     """As `kernels.rotary.rope_and_store`. head_dim is a power of two."""
     k_heads, head_dim = k_cache.shape[1:]
@@ -123,8 +131,8 @@ def rope_and_store(
         cos_sin,
         q_weight,
         k_weight,
-        k_cache,
-        v_cache,
+        bits(k_cache),
+        bits(v_cache),
         locations,
         q.stride(0),
         k.stride(0),
@@ -132,6 +140,9 @@ def rope_and_store(
         q_heads,
         k_heads,
         eps,
+        1.0 / scales.key,
+        1.0 / scales.value,
+        FORMAT=format_of(k_cache.dtype),
         NORM=norms is not None,
         HEADS=HEADS,
         HALF=head_dim // 2,

@@ -1,7 +1,7 @@
 """Attention on the CPU with our own C++ kernel: keys and values are read where they lie, and no mask is made.
 
-It takes steps of every kind, in bfloat16. Rows that share pages read them one after another, from the processor's cache
-where they fit.
+It takes steps of every kind, in bfloat16, over pages of that or of eight-bit numbers. Rows that share pages read them
+one after another, from the processor's cache where they fit.
 """
 
 from __future__ import annotations
@@ -71,16 +71,18 @@ class CpuBackend:
         metadata = batch.attn_metadata
         assert isinstance(metadata, CpuMetadata)
         keys, values = self.kv_pool.slots(spec.layer_id)
+        rows, spec = metadata.rows(spec), self.kv_pool.over_stored(spec)
         return attend(
             q,
             keys,
             values,
             self._page_table,
-            metadata.rows(spec),
+            rows,
             page_size=self.kv_pool.page_size,
             window=spec.window,
             scale=spec.scale,
             logit_cap=spec.logit_cap,
+            value_scale=spec.value_scale,
             alike=self._alike,
         )
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +18,13 @@ from mysglang.srt.environ import REFERENCE_OPS
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionBackend, AttentionSpec
 from mysglang.srt.kernels.cuda.invariant_cut import partial_bytes
+from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention.by_space import by_space
+from mysglang.srt.layers.attention.expanding import ExpandingBackend
 from mysglang.srt.layers.attention.split import split
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
+
+logger = logging.getLogger(__name__)
 
 BACKENDS = {
     "cpu": "mysglang.srt.layers.attention.cpu_backend:CpuBackend",
@@ -32,6 +37,21 @@ BACKENDS = {
     "triton": "mysglang.srt.layers.attention.triton_backend:TritonBackend",
 }
 DECODE_ONLY = ("sgl_kernel",)
+LATENT = ("invariant_torch", "torch_native", "triton")
+"""Those that attend over latent rows, whose values are a part of their keys."""
+
+FP8 = frozenset(LARGEST)
+FEWER_BITS = FP8 | {torch.bfloat16}
+READS: Mapping[str, frozenset[torch.dtype]] = {
+    "cpu": FP8,
+    "flashinfer": FP8,
+    "invariant_cpu": FP8,
+    "invariant_torch": FEWER_BITS,
+    "invariant_triton": FEWER_BITS,
+    "torch_native": FEWER_BITS,
+    "triton": FEWER_BITS,
+}
+"""What a backend reads of pages whose numbers are not of the dtype that is computed in. All read those that are."""
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 HALF_DIMS = (64, 128, 256)
@@ -58,13 +78,30 @@ class ChosenBackends:
         return self.prefill if self.prefill == self.decode else f"{self.prefill} (prefill), {self.decode} (decode)"
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionTask:
+    """What a backend is wanted for."""
+
+    specs: Sequence[AttentionSpec]
+    dtype: torch.dtype
+    """Of queries and results."""
+    stored: torch.dtype
+    """Of the numbers in KV pages."""
+
+
 def choose_backends(
-    asked: AskedBackends, available: Sequence[str], specs: Sequence[AttentionSpec], dtype: torch.dtype
+    asked: AskedBackends,
+    available: Sequence[str],
+    specs: Sequence[AttentionSpec],
+    dtype: torch.dtype,
+    stored: torch.dtype | None = None,
 ) -> ChosenBackends:
     """For each kind of step the backend that was asked for, or the first of the platform's that takes these layers.
 
-    Raises ConfigError if what was asked for does not run on this platform, or not with this model.
+    dtype: of queries and results. stored: of the numbers in KV pages, the same if it is None. Raises ConfigError
+    if what was asked for does not run on this platform, or not with this model.
     """
+    task = AttentionTask(specs, dtype, stored or dtype)
     able = [name for name in available if name not in DECODE_ONLY]
     both = _given(asked.both)
     if both in DECODE_ONLY:
@@ -72,15 +109,28 @@ def choose_backends(
             f"--attention-backend {both} is for decode steps only: use --decode-attention-backend {both}."
         )
     if both is not None:
-        _check("--attention-backend", both, able, specs, dtype)
+        _check("--attention-backend", both, able, task)
     return ChosenBackends(
-        _choose("--prefill-attention-backend", _given(asked.prefill) or both, able, specs, dtype),
-        _choose("--decode-attention-backend", _given(asked.decode) or both, available, specs, dtype),
+        _choose("--prefill-attention-backend", _given(asked.prefill) or both, able, task),
+        _choose("--decode-attention-backend", _given(asked.decode) or both, available, task),
     )
 
 
-def why_not(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str:
-    """Why the backend cannot run such layers; empty if it can."""
+def why_not(name: str, task: AttentionTask) -> str:
+    """Why the backend cannot run such layers over such pages; empty if it can."""
+    return _why_not_layers(name, task.specs, task.dtype) or _why_not_pages(name, task)
+
+
+def _why_not_pages(name: str, task: AttentionTask) -> str:
+    """Why the backend cannot read the stored numbers; empty if it can."""
+    if task.stored is task.dtype or task.stored in READS.get(name, ()):
+        return ""
+    return f"it does not read KV pages of {task.stored} where it computes in {task.dtype} (--kv-cache-dtype)"
+
+
+def _why_not_layers(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str:
+    if name not in LATENT and any(spec.latent_dim is not None for spec in specs):
+        return "it does not attend over latent rows (multi-head latent attention)"
     if name in ("flashinfer", "sgl_kernel"):
         if dtype not in HALF_DTYPES:
             return f"it does not compute in {dtype}"
@@ -128,7 +178,12 @@ def _create(
     names: ChosenBackends, pool: KvPool, page_table: Tensor, specs: Sequence[AttentionSpec]
 ) -> AttentionBackend:
     made = {name: _make(name, pool, page_table, specs) for name in {names.prefill, names.decode}}
-    return split(made[names.prefill], made[names.decode])
+    both = split(made[names.prefill], made[names.decode])
+    latent = any(spec.latent_dim is not None for spec in specs)
+    # Deterministic inference attends in one way, and elsewhere than on a CPU dense attention has no kernel.
+    if latent and names.prefill == "torch_native" and page_table.device.type == "cpu":
+        return ExpandingBackend(both, pool, page_table)
+    return both
 
 
 def _make(name: str, pool: KvPool, page_table: Tensor, specs: Sequence[AttentionSpec]) -> AttentionBackend:
@@ -141,19 +196,26 @@ def _given(name: str | None) -> str | None:
     return None if name == "auto" else name
 
 
-def _choose(
-    flag: str, name: str | None, available: Sequence[str], specs: Sequence[AttentionSpec], dtype: torch.dtype
-) -> str:
-    if name is None:
-        return next(name for name in available if not why_not(name, specs, dtype))
-    _check(flag, name, available, specs, dtype)
-    return name
+def _choose(flag: str, name: str | None, available: Sequence[str], task: AttentionTask) -> str:
+    if name is not None:
+        _check(flag, name, available, task)
+        return name
+    reasons = {each: why_not(each, task) for each in available}
+    able = next((each for each, reason in reasons.items() if not reason), None)
+    if able is None:
+        listed = "; ".join(f"{each}: {reason}" for each, reason in reasons.items())
+        raise ConfigError(f"no attention backend of this device takes the layers of this model. {listed}")
+    # A faster one may have been given up for fewer bits of a page: the user should know what they cost.
+    for better in available[: available.index(able)]:
+        if not _why_not_layers(better, task.specs, task.dtype):
+            logger.info("%s: %s instead of %s: %s.", flag, able, better, reasons[better])
+    return able
 
 
-def _check(flag: str, name: str, available: Sequence[str], specs: Sequence[AttentionSpec], dtype: torch.dtype) -> None:
+def _check(flag: str, name: str, available: Sequence[str], task: AttentionTask) -> None:
     if name not in available:
         raise ConfigError(f"{flag} {name} does not run here. Choose one of {', '.join(available)}.")
-    if reason := why_not(name, specs, dtype):
+    if reason := why_not(name, task):
         raise ConfigError(f"{flag} {name}: {reason}. Choose another, or none.")
 
 

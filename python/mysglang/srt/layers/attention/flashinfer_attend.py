@@ -22,6 +22,7 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints
 from mysglang.srt.kernels.cuda.kvcache import list_pages
+from mysglang.srt.kernels.kvcache import KvScales
 from mysglang.srt.layers.attention.prefill_runs import Run, starts_of
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
@@ -73,8 +74,8 @@ class Attend(Protocol):
         """Work out who computes what; what was planned before is over."""
         ...
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, Tensor], out: Tensor) -> None:
-        """q, out: [tokens, num_heads, head_dim]; k, v: [tokens, num_kv_heads, head_dim]."""
+    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, out: Tensor) -> None:
+        """q, out: [tokens, num_heads, head_dim]; k, v: [tokens, num_kv_heads, head_dim]. scales: of the pages."""
         ...
 
 
@@ -95,7 +96,7 @@ class OwnKeys:
             self._wrapper.plan(starts, starts, *self._heads, **self._options)
         self._copied.record()
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, Tensor], out: Tensor) -> None:
+    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, out: Tensor) -> None:
         self._wrapper.run(q, k, v, out=out)
 
 
@@ -131,8 +132,8 @@ class PagedKeys:
             )
         self._copied.record()
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, Tensor], out: Tensor) -> None:
-        self._wrapper.run(q, pages, out=out)
+    def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, out: Tensor) -> None:
+        self._wrapper.run(q, pages, out=out, k_scale=scales.key, v_scale=scales.value)
 
 
 class CapturedPages(PagedKeys):

@@ -35,6 +35,9 @@ from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 WORKSPACE_BYTES = 512 << 20
 """For the partial results of split keys, shared by all plans: steps run one after another."""
+DECODE_KERNELS = "fa2"
+"""Those of FlashAttention 2. They are what FlashInfer takes by itself, and the only ones for pages of eight-bit numbers
+under queries of sixteen."""
 MIN_REPLAY_PAGES = 1 << 22
 """Entries of the page list of captured steps; rows may share pages, so a step can list more than the pool has."""
 
@@ -53,7 +56,9 @@ def workspace_on(device: torch.device) -> Tensor:
 class Wrapper(Protocol):
     """The part of FlashInfer's decode wrappers that is used here."""
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor: ...
+    def run(
+        self, q: Tensor, paged_kv_cache: tuple[Tensor, ...], *, out: Tensor, k_scale: float, v_scale: float
+    ) -> Tensor: ...
 
 
 @dataclass(slots=True)
@@ -69,7 +74,7 @@ class FlashInferMetadata:
 
 
 class FlashInferBackend:
-    """Paged attention of bf16 and fp16 with head_dim 64, 128 or 256."""
+    """Paged attention of bf16 and fp16 with head_dim 64, 128 or 256, over pages of the same or of eight-bit numbers."""
 
     def __init__(self, pool: KvPool, page_table: Tensor) -> None:
         self.kv_pool = pool
@@ -97,7 +102,8 @@ class FlashInferBackend:
         wrapper = metadata.wrappers.get(kind_of(spec)) or self._open(kind_of(spec), metadata, q.dtype)
         out = torch.empty(len(q), spec.num_heads, spec.head_dim, dtype=q.dtype, device=q.device)
         # Tokens may lie at any distance from one another, as in a slice of a wider projection.
-        wrapper.run(q.view(out.shape), self.kv_pool.pages(spec.layer_id), out=out)
+        key, value = self.kv_pool.scales(spec.layer_id)
+        wrapper.run(q.view(out.shape), self.kv_pool.pages(spec.layer_id), out=out, k_scale=key, v_scale=value)
         return out.view(len(q), -1)
 
     def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
@@ -134,7 +140,7 @@ class FlashInferBackend:
     def _open(self, kind: AttentionSpec, metadata: FlashInferMetadata, dtype: torch.dtype) -> Wrapper:
         """The wrapper for this kind of layer, planned for the step."""
         if kind not in self._kinds:
-            self._kinds[kind] = Kind(kind, dtype, self.kv_pool.page_size, self._workspace)
+            self._kinds[kind] = Kind(kind, dtype, self.kv_pool, self._workspace)
         state = self._kinds[kind]
         wrapper = state.decode_wrapper(metadata.lists, captured=metadata.captured)
         state.plan_decode(wrapper, metadata.lists, metadata.seq_lens)
@@ -149,13 +155,16 @@ class Kind:
     until the copy of the one before has left the pinned buffer.
     """
 
-    def __init__(self, spec: AttentionSpec, dtype: torch.dtype, page_size: int, workspace: Tensor) -> None:
+    def __init__(self, spec: AttentionSpec, dtype: torch.dtype, pool: KvPool, workspace: Tensor) -> None:
         self._spec = spec
         self._dtype = dtype
-        self._page_size = page_size
+        self._stored = pool.dtype
+        self._page_size = pool.page_size
         self._workspace = workspace
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+        self._decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "NHD", use_tensor_cores=True, backend=DECODE_KERNELS
+        )
 
     def decode_wrapper(self, lists: PageLists, *, captured: bool) -> Wrapper:
         """The wrapper of uncaptured decoding, or a new one whose arrays keep their addresses."""
@@ -168,6 +177,7 @@ class Kind:
                 "NHD",
                 use_cuda_graph=True,
                 use_tensor_cores=True,
+                backend=DECODE_KERNELS,
                 paged_kv_indptr_buffer=lists.indptr,
                 paged_kv_indices_buffer=lists.indices,
                 paged_kv_last_page_len_buffer=lists.last_page_lens,
@@ -184,7 +194,7 @@ class Kind:
             "window_left": window_left(self._spec),
             "logits_soft_cap": self._spec.logit_cap,
             "q_data_type": self._dtype,
-            "kv_data_type": self._dtype,
+            "kv_data_type": self._stored,
         }
         self._copied.synchronize()
         if not hasattr(wrapper, "_cached_module"):

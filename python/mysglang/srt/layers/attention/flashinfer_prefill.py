@@ -4,7 +4,7 @@
     runs   |   pages   |    own keys     |     neighbours that read alike are one launch
 
 New rows attend over the step's keys and values where the projection left them, which is a fifth faster than gathering
-them from pages. Knows no decode step.
+them from pages. Pages of eight-bit numbers hold other values than that: then all rows read pages. Knows no decode step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
-from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
+from mysglang.srt.kernels.fp8 import LARGEST
 from mysglang.srt.layers.attention.flashinfer_attend import (
     Attend,
     CapturedOwnKeys,
@@ -50,7 +51,7 @@ class FlashInferPrefill:
 
     def plan(self, batch: ForwardBatch) -> PrefillMetadata:
         host, page_size = batch.host, self._pool.page_size
-        runs = runs_of(host.extend_lens, host.seq_lens)
+        runs = self._runs(host)
         lists = None
         if not all(run.own for run in runs):
             num_pages = int((-(-host.seq_lens.astype(np.int64) // page_size)).sum())
@@ -58,20 +59,25 @@ class FlashInferPrefill:
             lists.fill(self._page_table, batch, self._pool)
         return PrefillMetadata(runs, lists, host.seq_lens, host.extend_lens)
 
+    def _runs(self, host: ModelWorkerBatch) -> tuple[Run, ...]:
+        if self._pool.dtype in LARGEST:
+            return (Run(slice(0, host.num_rows), slice(0, host.num_tokens), own=False),)
+        return runs_of(host.extend_lens, host.seq_lens)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, metadata: PrefillMetadata) -> Tensor:
         out = torch.empty(len(q), spec.num_heads, spec.head_dim, dtype=q.dtype, device=q.device)
         # Tokens may lie at any distance from one another, as in a slice of a wider projection.
         q, k, v = q.view(out.shape), k.view(len(q), -1, spec.head_dim), v.view(len(q), -1, spec.head_dim)
-        pages = self._pool.pages(spec.layer_id)
+        pages, scales = self._pool.pages(spec.layer_id), self._pool.scales(spec.layer_id)
         planned = metadata.planned.get(kind_of(spec)) or self._plan_kind(kind_of(spec), metadata, q.dtype)
         for run, attend in zip(metadata.runs, planned, strict=True):
             tokens = run.tokens
-            attend.run(q[tokens], k[tokens], v[tokens], pages, out[tokens])
+            attend.run(q[tokens], k[tokens], v[tokens], pages, scales, out[tokens])
         return out.view(len(q), -1)
 
     def captures(self, specs: Sequence[AttentionSpec]) -> bool:
         """Whether steps of such layers can be captured: only the plan of FlashAttention 3 keeps its shape."""
-        return all(backend_for(spec, self._workspace.device) == "fa3" for spec in specs)
+        return all(backend_for(spec, self._pool.dtype, self._workspace.device) == "fa3" for spec in specs)
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
         """Long steps are captured with both kernels, of which a replay's plan gives each its rows."""
@@ -102,7 +108,7 @@ class FlashInferPrefill:
 
     def _plan_kind(self, kind: AttentionSpec, metadata: PrefillMetadata, dtype: torch.dtype) -> Sequence[Attend]:
         if kind not in self._kinds:
-            self._kinds[kind] = PrefillKind(kind, dtype, self._pool.page_size, self._workspace)
+            self._kinds[kind] = PrefillKind(kind, dtype, self._pool, self._workspace)
         state = self._kinds[kind]
         metadata.planned[kind] = planned = state.capture(metadata) if metadata.captured else state.plan(metadata)
         return planned
@@ -111,18 +117,19 @@ class FlashInferPrefill:
 class PrefillKind:
     """FlashInfer's state for one kind of layer: as many wrappers as a step had runs so far."""
 
-    def __init__(self, spec: AttentionSpec, dtype: torch.dtype, page_size: int, workspace: Tensor) -> None:
+    def __init__(self, spec: AttentionSpec, dtype: torch.dtype, pool: KvPool, workspace: Tensor) -> None:
         self._options = {
             "causal": True,
             "sm_scale": spec.scale,
             "window_left": window_left(spec),
             "logits_soft_cap": spec.logit_cap,
             "q_data_type": dtype,
+            "kv_data_type": pool.dtype,
         }
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        self._page_size = page_size
+        self._page_size = pool.page_size
         self._workspace = workspace
-        self._backend = backend_for(spec, workspace.device)
+        self._backend = backend_for(spec, pool.dtype, workspace.device)
         self._own: list[Attend] = []
         self._paged: list[Attend] = []
         self._own_work: WorkList | None = None
@@ -187,9 +194,11 @@ class PrefillKind:
         return self._paged[number]
 
 
-def backend_for(spec: AttentionSpec, device: torch.device) -> str:
-    """Of FlashAttention 3 only the plain kernel is used: each variant is a minute of compiling at first use."""
-    variant = spec.window is not None or spec.logit_cap > 0
+def backend_for(spec: AttentionSpec, stored: torch.dtype, device: torch.device) -> str:
+    """Of FlashAttention 3 only the plain kernel is used: each variant is a minute of compiling at first use. It reads
+    pages of eight-bit numbers only under queries of such numbers.
+    """
+    variant = spec.window is not None or spec.logit_cap > 0 or stored in LARGEST
     return "fa3" if torch.cuda.get_device_capability(device)[0] == 9 and not variant else "fa2"
 
 

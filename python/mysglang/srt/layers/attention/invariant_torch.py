@@ -101,7 +101,8 @@ class InvariantTorchBackend:
         metadata = batch.attn_metadata
         assert isinstance(metadata, InvariantMetadata)
         keys, values = self.kv_pool.slots(spec.layer_id)
-        out = torch.empty(q.shape, dtype=q.dtype)
+        spec = self.kv_pool.over_stored(spec)
+        out = torch.empty(len(q), spec.num_heads * spec.value_dim, dtype=q.dtype)
         for block in metadata.blocks:
             tokens = slice(block.token, block.token + block.end - block.begin)
             out[tokens] = _attend(q[tokens], keys, values, spec, block, metadata)
@@ -122,7 +123,7 @@ def blocks_of(host: ModelWorkerBatch) -> Iterator[Block]:
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, block: Block, metadata: InvariantMetadata
 ) -> Tensor:
-    """The queries of a block: [n, num_heads * dim] -> the same."""
+    """The queries of a block: [n, num_heads * head_dim] -> [n, num_heads * value_dim]."""
     heads, dim, group = spec.num_kv_heads, spec.head_dim, spec.num_heads // spec.num_kv_heads
     place = block.begin - block.first
     padded = torch.zeros(QUERIES, heads, group, dim)
@@ -131,7 +132,7 @@ def _attend(
     queries = padded.transpose(0, 1).reshape(heads, QUERIES * group, dim)
     highest = torch.full((heads, QUERIES * group, 1), float("-inf"))
     total = torch.zeros(heads, QUERIES * group, 1)
-    attended = torch.zeros(heads, QUERIES * group, dim)
+    attended = torch.zeros(heads, QUERIES * group, spec.value_dim)
     for span in metadata.spans(block, spec.window):
         at = metadata.slots(block, span, spec.window)
         k = keys.index_select(0, at).float().permute(1, 2, 0).contiguous()
@@ -150,5 +151,5 @@ def _attend(
         total = total.mul_(shrink).add_(weights.sum(dim=-1, keepdim=True))
         attended = attended.mul_(shrink).add_(torch.bmm(weights, v))
         highest = top
-    out = (attended / total).view(heads, QUERIES, group, dim).transpose(0, 1)
+    out = (attended / total * spec.value_scale).view(heads, QUERIES, group, spec.value_dim).transpose(0, 1)
     return out[place : place + len(q)].reshape(len(q), -1).to(q.dtype)

@@ -40,6 +40,7 @@ class InvariantTritonBackend:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         keys, values = self.kv_pool.slots(spec.layer_id)
+        spec = self.kv_pool.over_stored(spec)
         metadata = batch.attn_metadata
         assert isinstance(metadata, InvariantMetadata)
         return invariant_attention(

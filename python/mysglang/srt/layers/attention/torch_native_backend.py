@@ -95,10 +95,12 @@ class TorchNativeMetadata:
         self._indexed: dict[int | None, list[GroupIndex]] = {}
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
-        """q: [T, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim]. Returns the shape of q."""
+        """q: [T, num_heads * head_dim]; keys, values: [KV slots, num_kv_heads, head_dim or value_dim]. Returns [T,
+        num_heads * value_dim].
+        """
         if spec.window not in self._indexed:
             self._indexed[spec.window] = [self._index(group, spec.window) for group in self._groups]
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty(len(q), spec.num_heads * spec.value_dim, dtype=q.dtype, device=q.device)
         for group in self._indexed[spec.window]:
             attended = attend(q.index_select(0, group.queries), keys, values, spec, group)
             if group.filled is None:
@@ -146,7 +148,7 @@ class TorchNativeBackend:
         metadata = batch.attn_metadata
         assert isinstance(metadata, TorchNativeMetadata | CascadeMetadata)
         keys, values = self.kv_pool.slots(spec.layer_id)
-        return metadata.attend(q, keys, values, spec)
+        return metadata.attend(q, keys, values, self.kv_pool.over_stored(spec))
 
 
 def group_rows(host: ModelWorkerBatch) -> Iterator[Group]:
@@ -175,19 +177,29 @@ def group_rows(host: ModelWorkerBatch) -> Iterator[Group]:
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, group: GroupIndex) -> Tensor:
-    """One group. q: [R * n, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim]. Returns the shape of q."""
+    """One group. q: [R * n, num_heads * head_dim]; keys, values: [KV slots, num_kv_heads, head_dim or value_dim].
+    Returns [R * n, num_heads * value_dim].
+    """
     rows, n, length = group.shape
     heads, dim = spec.num_kv_heads, spec.head_dim
     group_size = spec.num_heads // heads
     # The query heads that share a KV head stand beside each other as more queries of that head.
     q = q.view(rows, n, heads, group_size, dim).transpose(1, 2).reshape(rows, heads, n * group_size, dim)
-    k, v = (x.index_select(0, group.keys).view(rows, length, heads, dim).transpose(1, 2) for x in (keys, values))
+    k = keys.index_select(0, group.keys).to(q.dtype).view(rows, length, heads, dim).transpose(1, 2)
+    if spec.latent_dim is None:
+        v = values.index_select(0, group.keys).to(q.dtype).view(rows, length, heads, dim).transpose(1, 2)
+    else:
+        # Whole keys, of whose sums only the beginning is wanted: torch has a fused call for values of the keys' size.
+        v = k
     mask = group.mask(group_size, q.dtype)
     if spec.logit_cap:
         out = _capped_attention(q, k, v, mask, spec)
     else:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale)
-    return out.view(rows, heads, n, group_size, dim).transpose(1, 2).reshape(rows * n, -1)
+    out = out.view(rows, heads, n, group_size, dim)[..., : spec.value_dim]
+    if spec.value_scale != 1.0:
+        out = out * spec.value_scale
+    return out.transpose(1, 2).reshape(rows * n, -1)
 
 
 def _capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:

@@ -50,14 +50,16 @@ class CascadeMetadata:
         self._parts: dict[int | None, list[Part]] = {}
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
-        """q: [R, num_heads * dim]; keys, values: [KV slots, num_kv_heads, dim]. Returns the shape and dtype of q."""
+        """q: [R, num_heads * head_dim]; keys, values: [KV slots, num_kv_heads, head_dim or value_dim]. Returns [R,
+        num_heads * value_dim] in the dtype of q.
+        """
         if spec.window not in self._parts:
             self._parts[spec.window] = [*self._own_parts(spec.window), *self._shared_parts(spec.window)]
         heads = q.view(len(q), spec.num_heads, spec.head_dim).float()
-        merged = Merged(torch.zeros_like(heads), heads.new_full(heads.shape[:2], float("-inf")))
+        merged = Merged.empty(len(q), spec.num_heads, spec.value_dim, q.device)
         for part in self._parts[spec.window]:
             merged.add(part.rows, *attend_part(heads[part.rows], keys, values, part, spec))
-        return merged.out.to(q.dtype).view(q.shape)
+        return (merged.out * spec.value_scale).to(q.dtype).flatten(1)
 
     def _own_parts(self, window: int | None) -> Iterator[Part]:
         """Blocks of one row, as many in a part as its bound allows."""
@@ -95,7 +97,8 @@ class CascadeMetadata:
 
 
 def attend_part(q: Tensor, keys: Tensor, values: Tensor, part: Part, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """q: [B * n, num_heads, dim]. Returns outputs of that shape, and the log-sum-exp [B * n, num_heads] of the scores.
+    """q: [B * n, num_heads, head_dim]. Returns outputs [B * n, num_heads, value_dim], and the log-sum-exp [B * n,
+    num_heads] of the scores.
 
     A row that sees none of the keys has an output of zeros and the log of zero.
     """
@@ -128,9 +131,15 @@ class Merged:
     """Rows' attention over the parts so far. The first part that is added must be seen by its rows."""
 
     out: Tensor
-    """[R, num_heads, dim] float32."""
+    """[R, num_heads, value_dim] float32."""
     lse: Tensor
     """[R, num_heads] log of the sum of exponents."""
+
+    @classmethod
+    def empty(cls, rows: int, num_heads: int, value_dim: int, device: torch.device) -> Merged:
+        """Before any part."""
+        out = torch.zeros(rows, num_heads, value_dim, device=device)
+        return cls(out, torch.full((rows, num_heads), float("-inf"), device=device))
 
     def add(self, rows: Tensor, out: Tensor, lse: Tensor) -> None:
         """Take in another part of distinct rows."""

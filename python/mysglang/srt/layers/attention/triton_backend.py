@@ -12,6 +12,7 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
 from mysglang.srt.forward.worker_batch import Ints, ModelWorkerBatch
 from mysglang.srt.kernels.cuda.attention import decode_attention, extend_attention
+from mysglang.srt.kernels.cuda.latent_attention import latent_decode_attention, latent_extend_attention
 from mysglang.srt.layers.attention.graph import NO_COLUMNS, HostColumns
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
@@ -44,12 +45,18 @@ class TritonBackend:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
         keys, values = self.kv_pool.slots(spec.layer_id)
+        spec = self.kv_pool.over_stored(spec)
         metadata, page_size = batch.attn_metadata, self.kv_pool.page_size
         rows = (self._page_table, batch.slots, batch.seq_lens)
+        latent = spec.latent_dim is not None
         if isinstance(metadata, DecodeMetadata):
+            if latent:
+                return latent_decode_attention(q, keys, *rows, page_size, spec)
             return decode_attention(q, keys, values, *rows, page_size, spec)
         assert isinstance(metadata, ExtendMetadata)
         extends = (batch.extend_lens, metadata.token_starts, metadata.max_extend)
+        if latent:
+            return latent_extend_attention(q, keys, *rows, *extends, page_size, spec)
         return extend_attention(q, keys, values, *rows, *extends, page_size, spec)
 
     def graph_columns(self, size: int) -> HostColumns:

@@ -1,12 +1,13 @@
-"""A mixture of experts in the place of a gated MLP: a router, and experts of which each token goes through a few.
+"""A mixture of experts in the place of a gated MLP: a router, experts of which each token goes through a few, and
+maybe an MLP that every token goes through.
 
 The experts' inner sizes are split over the ranks of the tensor-parallel group; every rank routes alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ from mysglang.srt.kernels.experts import workspace_per_token
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import ReplicatedLinear
 from mysglang.srt.layers.moe.method import ExpertSizes
-from mysglang.srt.layers.moe.router import ROUTERS, Routing
+from mysglang.srt.layers.moe.router import Router, Routing
 from mysglang.srt.layers.parameter import Section, WeightParameter
 from mysglang.srt.layers.quantization.unquantized import Unquantized
 
@@ -57,8 +58,20 @@ class Experts(nn.Module):
         return self.tp.all_reduce(self.method.apply(self, x, ids, gates, self.activation))
 
 
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """An expert that every token goes to, beside those that the router chooses."""
+
+    name: str
+    """Of the module in the mixture."""
+    build: Callable[[LayerContext], nn.Module]
+    """The module: x [N, hidden] -> [N, hidden], which is not x itself."""
+    gated: bool
+    """Whether what it gives is multiplied by the sigmoid of a projection of x."""
+
+
 class MixtureOfExperts(nn.Module):
-    """The sum over a token's experts of gate * expert(x)."""
+    """The sum over a token's experts of gate * expert(x), and shared(x) where there is such."""
 
     def __init__(
         self,
@@ -68,20 +81,35 @@ class MixtureOfExperts(nn.Module):
         activation: Activation,
         routing: Routing,
         *,
+        shared: SharedExpert | None = None,
         context: LayerContext,
     ) -> None:
         super().__init__()
-        self.routing = routing
-        # A router is small, and what it rounds decides between experts: it is never quantized.
-        self.gate = ReplicatedLinear(hidden_size, experts, context=replace(context.under("gate"), quant=Unquantized()))
+        self.gate = Router(hidden_size, experts, routing, context.under("gate"))
         self.experts = Experts(experts, hidden_size, intermediate_size, activation, context=context.under("experts"))
         self.workspace_per_token = workspace_per_token(
             top_k=routing.top_k, width=hidden_size, inner=intermediate_size // context.tp.size, dtype=context.dtype
         )
         """Bytes that the experts take for a token, beside x and what is returned."""
+        self._shared: tuple[nn.Module | None, nn.Module | None] = None, None
+        if shared is not None:
+            # By the names of the checkpoint, which differ; in a tuple, where torch does not count them again.
+            expert = shared.build(context.under(shared.name))
+            self.add_module(shared.name, expert)
+            gate = None
+            if shared.gated:
+                plain = replace(context.under("shared_expert_gate"), quant=Unquantized())
+                gate = self.shared_expert_gate = ReplicatedLinear(hidden_size, 1, context=plain)
+            self._shared = expert, gate
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
-        ids, gates = ROUTERS[self.routing.kind](self.gate(x), self.routing)
-        out: Tensor = self.experts(x, ids, gates)
-        return out
+        ids, gates = self.gate.route(x)
+        expert, gate = self._shared
+        if expert is None:
+            out: Tensor = self.experts(x, ids, gates)
+            return out
+        shared: Tensor = expert(x)
+        if gate is not None:
+            shared = gate(x).sigmoid() * shared
+        return shared.add_(self.experts(x, ids, gates))

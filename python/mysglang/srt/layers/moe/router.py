@@ -6,11 +6,19 @@ What a kind does is one function; what a model may say of it beside the kind is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from mysglang.srt.kernels.experts import topk_softmax
+from mysglang.srt.kernels.experts import sigmoid_scores, topk_softmax
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.linear import ReplicatedLinear
+from mysglang.srt.layers.parameter import WeightParameter
+from mysglang.srt.layers.quantization.unquantized import Unquantized
+
+NO_GATES = 1e-20
+"""Added to a sum of gates that others are divided by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +31,85 @@ class Routing:
     """Experts of a token."""
     renormalize: bool
     """Whether the gates of a token's experts are divided by their sum."""
+    groups: int = 1
+    """Groups of as many experts each, side by side; a token's experts come from few of them."""
+    kept_groups: int = 1
+    """How many groups these are."""
+    scale: float = 1.0
+    """Factor of the gates, after all else."""
+    float32: bool = False
+    """Whether logits are computed in float32; else in the dtype of the model."""
+    corrected: bool = False
+    """Whether there is a number for each expert that is added to its score for the choice alone."""
 
 
-Route = Callable[[Tensor, Routing], tuple[Tensor, Tensor]]
-"""logits [N, experts] -> experts [N, top_k] int32, and their gates [N, top_k] float32."""
+class Router(ReplicatedLinear):
+    """From hidden states to logits, and from these to experts. Every rank routes alike.
+
+    A router is small, and what it rounds decides between experts: it is never quantized.
+    """
+
+    def __init__(self, hidden_size: int, experts: int, routing: Routing, context: LayerContext) -> None:
+        dtype = torch.float32 if routing.float32 else context.dtype
+        super().__init__(hidden_size, experts, context=replace(context, quant=Unquantized(), dtype=dtype))
+        self.routing = routing
+        self.e_score_correction_bias = WeightParameter((experts,), dtype=torch.float32) if routing.corrected else None
+        self._dtype = dtype
+
+    def values_of(self, name: str) -> Tensor:
+        if name == "e_score_correction_bias":
+            assert self.e_score_correction_bias is not None
+            return self.e_score_correction_bias
+        return super().values_of(name)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [N, hidden] -> experts [N, top_k] int32, and their gates [N, top_k] float32."""
+        return ROUTERS[self.routing.kind](self(x.to(self._dtype)), self.routing, self.e_score_correction_bias)
 
 
-def _softmax(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """The likeliest experts, with their probabilities (Qwen3-MoE)."""
-    return topk_softmax(logits, routing.top_k, routing.renormalize)
+Route = Callable[[Tensor, Routing, Tensor | None], tuple[Tensor, Tensor]]
+"""logits [N, experts], and what corrects the scores for the choice [experts] -> experts [N, top_k] int32, and their
+gates [N, top_k] float32."""
 
 
-ROUTERS: Mapping[str, Route] = {"softmax": _softmax}
+def _softmax(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The likeliest experts, with their probabilities (Qwen3-MoE, DeepSeek-V2). Groups are ranked by their likeliest
+    expert.
+    """
+    if routing.groups == routing.kept_groups:
+        ids, gates = topk_softmax(logits, routing.top_k, routing.renormalize)
+    else:
+        scores = logits.softmax(dim=-1, dtype=torch.float32)
+        best = scores.view(len(scores), routing.groups, -1).amax(dim=-1)
+        gates, chosen = _in_groups(scores, best, routing, left_out=0.0).topk(routing.top_k, dim=-1)
+        ids = chosen.to(torch.int32)
+        if routing.renormalize:
+            gates = gates / gates.sum(dim=-1, keepdim=True)
+    return ids, gates if routing.scale == 1.0 else gates * routing.scale
+
+
+def _sigmoid(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Each expert is scored by itself, and chosen by its corrected score; the gate is the score without the correction
+    (DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 2.1.2). Groups are ranked by the sum of their best two.
+    """
+    scores = sigmoid_scores(logits)
+    choice = scores if correction is None else scores + correction
+    if routing.groups != routing.kept_groups:
+        best = choice.view(len(choice), routing.groups, -1).topk(2, dim=-1).values.sum(dim=-1)
+        choice = _in_groups(choice, best, routing, left_out=float("-inf"))
+    ids = choice.topk(routing.top_k, dim=-1).indices
+    gates = scores.gather(-1, ids)
+    if routing.renormalize:
+        gates = gates / (gates.sum(dim=-1, keepdim=True) + NO_GATES)
+    return ids.to(torch.int32), gates * routing.scale
+
+
+def _in_groups(scores: Tensor, best: Tensor, routing: Routing, *, left_out: float) -> Tensor:
+    """The scores [N, experts], with `left_out` for experts outside the groups that are best by `best` [N, groups]."""
+    kept = torch.zeros_like(best, dtype=torch.bool)
+    kept.scatter_(-1, best.topk(routing.kept_groups, dim=-1).indices, True)
+    outside = ~kept.repeat_interleave(scores.shape[-1] // routing.groups, dim=-1)
+    return scores.masked_fill(outside, left_out)
+
+
+ROUTERS: Mapping[str, Route] = {"softmax": _softmax, "sigmoid": _sigmoid}

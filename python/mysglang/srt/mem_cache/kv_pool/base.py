@@ -1,7 +1,7 @@
 """KvPool: the device memory of keys and values, page by page. Knows layers and pages; no request, no allocator.
 
     page 0        1          2                     num_pages
-    [padding] [tokens] [tokens]  …                 [tokens]          for each layer, keys and values apart
+    [padding] [tokens] [tokens]  …                 [tokens]          for each layer and each of its buffers
               KV slot of a token = page * page_size + offset in the page
 
 Who may write a slot is the scheduler's business: a step writes the slots it was given and reads through the page table.
@@ -10,10 +10,13 @@ Who may write a slot is the scheduler's business: a step writes the slots it was
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import Rotation
+from mysglang.srt.forward.forward_batch import AttentionSpec, Rotation
+from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
 
 
@@ -43,12 +46,32 @@ class KvPool(ABC):
 
     @property
     @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Of the stored numbers, in all layers. With fewer bits than the model computes in, a store is lossy: queries
+        must attend over what is stored, also of their own step, or an answer would depend on what was cached.
+        """
+
+    def scales(self, layer_id: int) -> KvScales:
+        """What the layer's stored keys and values are multiplied by."""
+        return UNSCALED
+
+    def over_stored(self, spec: AttentionSpec) -> AttentionSpec:
+        """The layer as attention over the stored numbers computes it: both scales are factors that sums let through."""
+        scales = self.scales(spec.layer_id)
+        if scales == UNSCALED:
+            return spec
+        return replace(spec, scale=spec.scale * scales.key, value_scale=scales.value)
+
+    @property
+    @abstractmethod
     def layer_ids(self) -> tuple[int, ...]:
         """Of the layers that attend, in the order in which they run."""
 
     @abstractmethod
     def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write the tokens' keys and values. loc: [T] int64 KV slots; k, v: [T, num_kv_heads * head_dim]."""
+        """Write the tokens' keys and values, divided by the layer's scales. loc: [T] int64 KV slots; k: [T,
+        num_kv_heads * head_dim]; v: [T, num_kv_heads * value_dim].
+        """
 
     @abstractmethod
     def store_rotated(
@@ -58,13 +81,18 @@ class KvPool(ABC):
 
     @abstractmethod
     def slots(self, layer_id: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, each [KV slots, num_kv_heads, head_dim], those of page 0 first."""
+        """Stored keys [KV slots, num_kv_heads, head_dim] and values [KV slots, num_kv_heads, value_dim] of a layer,
+        those of page 0 first. Values may be a part of the keys' memory.
+        """
 
-    def pages(self, layer_id: int) -> tuple[Tensor, Tensor]:
-        """The same, each [num_pages + 1, page_size, num_kv_heads, head_dim]."""
-        keys, values = self.slots(layer_id)
-        shape = (self.num_pages + 1, self.page_size, *keys.shape[1:])
-        return keys.view(shape), values.view(shape)
+    @abstractmethod
+    def buffers(self, layer_id: int) -> tuple[Tensor, ...]:
+        """The memory of a layer, each byte once: tensors whose first dimension counts KV slots."""
+
+    def pages(self, layer_id: int) -> tuple[Tensor, ...]:
+        """The buffers page by page, each [num_pages + 1, page_size, ...]: what is copied when a page moves."""
+        shape = (self.num_pages + 1, self.page_size)
+        return tuple(buffer.view(*shape, *buffer.shape[1:]) for buffer in self.buffers(layer_id))
 
     @abstractmethod
     def release(self) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.kernels.fp8 import all_finite
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.platforms.interface import Platform
 
@@ -23,7 +24,7 @@ MemLayout = Literal["page_first", "layer_first"]
 
 
 def page_bytes(pool: KvPool) -> int:
-    """Bytes of one page's keys and values in all layers."""
+    """Bytes of one page in all layers."""
     return sum(tensor[0].nbytes for layer_id in pool.layer_ids for tensor in pool.pages(layer_id))
 
 
@@ -37,9 +38,9 @@ class HostKvPool:
         # The system gives this memory when it is first touched, or pinned.
         self._memory = torch.empty(rows * self.page_bytes, dtype=torch.uint8)
         platform.pin(self._memory)
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers: dict[int, tuple[Tensor, ...]] = {}
         self._parts: list[npt.NDArray[np.uint8]] = []
-        """Of each layer keys and values, [num_pages + 1, bytes of a page]."""
+        """The buffers of each layer in turn, [num_pages + 1, bytes of a page]."""
         begin = 0
         for layer_id in pool.layer_ids:
             views = []
@@ -53,7 +54,7 @@ class HostKvPool:
                 self._dtype = tensor.dtype
                 views.append(block.view(tensor.dtype).view(rows, *tensor.shape[1:]))
                 begin += width
-            self._layers[layer_id] = views[0], views[1]
+            self._layers[layer_id] = tuple(views)
 
     @property
     def nbytes(self) -> int:
@@ -62,8 +63,7 @@ class HostKvPool:
     def read(self, pages: Ints) -> bytes | None:
         """All layers of these pages, page after page, in any layout alike; None if a number is not finite."""
         found = np.concatenate([part[pages] for part in self._parts], axis=1)
-        finite = torch.from_numpy(found).view(self._dtype).isfinite().all()
-        return found.tobytes() if finite else None
+        return found.tobytes() if all_finite(torch.from_numpy(found).view(self._dtype)) else None
 
     def put(self, pages: Ints, data: bytes) -> None:
         """The opposite of `read`."""
@@ -74,6 +74,6 @@ class HostKvPool:
             part[pages] = found[:, begin:end]
             begin = end
 
-    def pages(self, layer_id: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, each [num_pages + 1, page_size, num_kv_heads, head_dim]."""
+    def pages(self, layer_id: int) -> tuple[Tensor, ...]:
+        """Those of the pool's pages of a layer, in the same order: each [num_pages + 1, page_size, ...]."""
         return self._layers[layer_id]

@@ -1,16 +1,20 @@
-"""MhaKvPool: keys and values per head, in the dtype of the model."""
+"""MhaKvPool: keys and values per head, in the dtype of the model or rounded to eight bits.
+
+A layout with fewer bits than the model computes in is lossy: a stored number times its layer's scale is near the number
+that was computed, not equal to it. The scales are fixed when the layout is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import AttentionSpec, Rotation
 from mysglang.srt.forward.page_space import SpaceShape
-from mysglang.srt.kernels.kvcache import store_kv
+from mysglang.srt.kernels.kvcache import UNSCALED, KvScales, store_kv
 from mysglang.srt.kernels.rotary import rope_and_store
 from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
@@ -21,6 +25,9 @@ class MhaLayout:
     """A key and a value for each head of a layer, all of one dtype."""
 
     dtype: torch.dtype
+    """Of the stored numbers."""
+    scales: Mapping[int, KvScales] = field(default_factory=dict)
+    """By layer, where they are not 1. Only numbers of eight bits have scales."""
 
     def token_bytes(self, specs: Sequence[AttentionSpec]) -> int:
         """Bytes that one token's keys and values take in these layers."""
@@ -38,6 +45,7 @@ class MhaLayout:
             page_size=shape.page_size,
             dtype=self.dtype,
             device=device,
+            scales=self.scales,
         )
 
 
@@ -54,7 +62,10 @@ class MhaKvPool(KvPool):
         device: torch.device,
         window: int | None = None,
         space: int = 0,
+        scales: Mapping[int, KvScales] | None = None,
     ) -> None:
+        self._dtype = dtype
+        self._scales = {spec.layer_id: (scales or {}).get(spec.layer_id, UNSCALED) for spec in specs}
         self.space = space
         self.window = window
         self.num_pages = num_pages
@@ -70,22 +81,33 @@ class MhaKvPool(KvPool):
         }
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    def scales(self, layer_id: int) -> KvScales:
+        return self._scales[layer_id]
+
+    @property
     def layer_ids(self) -> tuple[int, ...]:
         return tuple(self._layers)
 
     def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
         self.arrivals.wait(layer_id)
         keys, values = self._layers[layer_id]
-        store_kv(k, v, keys, values, loc)
+        store_kv(k, v, keys, values, loc, self._scales[layer_id])
 
     def store_rotated(
         self, layer_id: int, loc: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rotation: Rotation
     ) -> None:
         self.arrivals.wait(layer_id)
         keys, values = self._layers[layer_id]
-        rope_and_store(q, k, v, positions, rotation.cos_sin, rotation.norms, keys, values, loc)
+        scales = self._scales[layer_id]
+        rope_and_store(q, k, v, positions, rotation.cos_sin, rotation.norms, keys, values, loc, scales)
 
     def slots(self, layer_id: int) -> tuple[Tensor, Tensor]:
+        return self._layers[layer_id]
+
+    def buffers(self, layer_id: int) -> tuple[Tensor, ...]:
         return self._layers[layer_id]
 
     def release(self) -> None:

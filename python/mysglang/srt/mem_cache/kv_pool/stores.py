@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_batch import Rotation
+from mysglang.srt.kernels.kvcache import KvScales
 from mysglang.srt.mem_cache.kv_pool.arrivals import Arrivals
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
@@ -41,10 +43,20 @@ class KvStores(KvPool):
     ) -> None:
         self._store_of[layer_id].store_rotated(layer_id, loc, q, k, v, positions, rotation)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._stores[0].dtype
+
+    def scales(self, layer_id: int) -> KvScales:
+        return self._store_of[layer_id].scales(layer_id)
+
     def slots(self, layer_id: int) -> tuple[Tensor, Tensor]:
         return self._store_of[layer_id].slots(layer_id)
 
-    def pages(self, layer_id: int) -> tuple[Tensor, Tensor]:
+    def buffers(self, layer_id: int) -> tuple[Tensor, ...]:
+        return self._store_of[layer_id].buffers(layer_id)
+
+    def pages(self, layer_id: int) -> tuple[Tensor, ...]:
         return self._store_of[layer_id].pages(layer_id)
 
     def release(self) -> None:

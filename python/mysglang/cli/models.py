@@ -1,0 +1,283 @@
+"""`mysglang models`: which architectures run; and what a model needs, from its config.json and safetensors headers.
+
+Nothing is loaded, no weight is read and no torch is imported, so it takes a moment for a model of any size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import orjson
+
+from mysglang.bench.flags import ToolParser, positive
+from mysglang.bench.refused import Failed
+from mysglang.srt.configs.architectures import ARCHITECTURES
+from mysglang.srt.configs.checkpoint_sizes import DTYPE_BYTES, check_checkpoint, num_parameters
+from mysglang.srt.configs.floors import H200, TERA, Ceilings, ModelSizes
+from mysglang.srt.configs.load_config import KvCacheDtype
+from mysglang.srt.configs.model_config import DTYPES, ModelConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.checkpoint_files import INDEX, stored_tensors, weight_paths
+from mysglang.srt.utils.hardware import GIB, detect_hardware
+from mysglang.srt.utils.hf import resolve_model_path
+
+H200_GIB = 139.0
+"""Memory that CUDA reports on the device of `floors.H200`."""
+
+WORDS = {"generate": "text", "embed": "vectors", "classify": "scores"}
+
+
+def make_parser(prog: str) -> ToolParser:
+    parser = ToolParser(
+        prog,
+        "List the architectures that run. With MODEL: its parameters, its memory, how many tokens of KV cache fit, and "
+        "the least time of a decode step, before anything is loaded.",
+        examples={
+            "{prog}": "List the architectures.",
+            "{prog} Qwen/Qwen3-8B": "On the GPU of this machine, or on one H200 if there is none.",
+            "{prog} ./my-model/config.json --memory 24 --bandwidth 1.0": "On a device of 24 GiB that reads 1.0 TB/s.",
+        },
+    )
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="A directory, its config.json, or a name on Hugging Face. A config.json alone is enough.",
+    )
+    parser.add_argument("--json", action="store_true", help="Print one JSON object instead of text.")
+    part = parser.add_argument_group("device")
+    part.add_argument("--memory", type=_positive_number, metavar="GIB", help="Memory of the device.")
+    part.add_argument(
+        "--bandwidth",
+        type=_positive_number,
+        metavar="TB_S",
+        help=f"How fast it reads, in 10^12 bytes a second. Default: {H200.read / TERA:g}, measured on an H200.",
+    )
+    part.add_argument(
+        "--tflops",
+        type=_positive_number,
+        metavar="TFLOP_S",
+        help="How fast it multiplies bf16 matrices. Default: that of the H200, or with --bandwidth no limit.",
+    )
+    part.add_argument(
+        "--mem-fraction-static",
+        type=_fraction,
+        default=0.9,
+        metavar="FRACTION",
+        help="Share of the memory for weights and KV cache.",
+    )
+    part = parser.add_argument_group("load")
+    part.add_argument("--dtype", choices=["auto", *DTYPES], default="auto", help="As of `serve`.")
+    part.add_argument(
+        "--kv-cache-dtype", choices=get_args(KvCacheDtype), default="auto", help="Data type of the KV cache."
+    )
+    part.add_argument("--batch-size", type=positive, nargs="+", default=[1, 8, 64, 256], help="Requests in a step.")
+    part.add_argument("--input-len", type=positive, default=1024, metavar="TOKENS", help="Tokens of each request.")
+    part.add_argument(
+        "--swa-full-tokens-ratio",
+        type=_fraction,
+        default=0.8,
+        metavar="RATIO",
+        help="Share of the tokens that layers with a sliding window keep, as of `serve`.",
+    )
+    part.add_argument(
+        "--mamba-full-memory-ratio",
+        type=_ratio,
+        default=0.9,
+        metavar="RATIO",
+        help="Memory of states for each byte of KV cache, in a model whose layers keep a state for each request.",
+    )
+    return parser
+
+
+def main(argv: Sequence[str], prog: str) -> int:
+    options = make_parser(prog).parse_all(argv)
+    try:
+        found = architectures() if options.model is None else of_model(options)
+    except ConfigError as error:
+        raise Failed(*error.problems) from None
+    if options.json:
+        print(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
+    elif options.model is None:
+        print(_list(found))
+    else:
+        print(_card(found))
+    return 0
+
+
+def architectures() -> dict[str, Any]:
+    """Architecture -> what it gives."""
+    return {name: {"task": row.task, "encoder": row.encoder} for name, row in ARCHITECTURES.items()}
+
+
+def of_model(options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one model. Raises ConfigError for what cannot be served."""
+    path = options.model.removesuffix("/config.json") if Path(options.model).is_file() else options.model
+    folder = resolve_model_path("." if path == "config.json" else path, weights=False)
+    config = ModelConfig.from_path(str(folder), dtype=options.dtype)
+    stored = _stored(folder, config)
+    memory, place = _memory(options.memory)
+    parameters = stored.get("parameters", num_parameters(config))
+    weight_bytes = parameters * DTYPE_BYTES.get(config.dtype, 2)
+    room = memory * GIB * options.mem_fraction_static - weight_bytes
+    return {
+        "model": options.model,
+        "architecture": config.architecture,
+        "task": ARCHITECTURES[config.architecture].task,
+        "dtype": config.dtype,
+        "layers": config.num_layers,
+        "context_length": config.context_len,
+        "vocab_size": config.vocab_size,
+        "checkpoint": stored or None,
+        "parameters": parameters,
+        "weight_bytes": weight_bytes,
+        "memory_gib": memory,
+        "memory_of": place,
+        "mem_fraction_static": options.mem_fraction_static,
+        "fits": room > 0,
+        **({} if config.decoder is None else _decoder(config, options, room)),
+    }
+
+
+def _stored(folder: Path, config: ModelConfig) -> dict[str, int]:
+    """What the headers of the checkpoint say; empty where there is a config.json alone."""
+    if not (folder / INDEX).exists() and not list(folder.glob("*.safetensors")):
+        return {}
+    tensors = stored_tensors(folder)
+    check_checkpoint(config, tensors)
+    paths = weight_paths(folder)
+    return {
+        "files": len(paths),
+        "file_bytes": sum(path.stat().st_size for path in paths),
+        "parameters": sum(tensor.num_values for tensor in tensors),
+    }
+
+
+def _memory(given: float | None) -> tuple[float, str]:
+    """GiB, and whose."""
+    if given is not None:
+        return given, "as given"
+    gpus = detect_hardware().gpu_memory
+    return (min(gpus), "the GPU of this machine") if gpus else (H200_GIB, "an H200; give yours with --memory")
+
+
+def _decoder(config: ModelConfig, options: argparse.Namespace, room: float) -> dict[str, Any]:
+    sizes = ModelSizes.of(config, options.kv_cache_dtype)
+    per_token = sizes.kv_token_bytes(options.swa_full_tokens_ratio)
+    states = 0
+    if sizes.state_bytes:
+        share = options.mamba_full_memory_ratio / (1 + options.mamba_full_memory_ratio)
+        # One more entry belongs to padding.
+        states = max(0, int(room * share / sizes.state_bytes) - 1)
+        room -= (states + 1) * sizes.state_bytes
+    tokens = max(0, int(room / per_token)) if per_token else 0
+    stated = options.bandwidth
+    ceilings = _ceilings(stated, options.tflops)
+    context = min(options.input_len, config.context_len)
+    steps = []
+    for rows in options.batch_size:
+        seconds = sizes.decode_step(rows, context).seconds(ceilings)
+        fits = rows * context <= tokens and (not sizes.state_bytes or rows <= states)
+        steps.append({"batch_size": rows, "ms": seconds * 1e3, "tokens_per_s": rows / seconds, "fits": fits})
+    return {
+        "active_parameters": sizes.active_parameters,
+        "kv_token_bytes": per_token,
+        "kv_tokens": tokens,
+        **({"state_bytes": sizes.state_bytes, "states": states} if sizes.state_bytes else {}),
+        "full_contexts": tokens / config.context_len,
+        "bandwidth_tb_s": ceilings.read / TERA,
+        "bandwidth_of": "an H200, measured" if stated is None else "as given",
+        "input_len": context,
+        "decode_steps": steps,
+    }
+
+
+def _ceilings(bandwidth: float | None, tflops: float | None) -> Ceilings:
+    """A device of this bandwidth; nothing is assumed of how fast it multiplies."""
+    multiplies = math.inf if bandwidth is not None else H200.gemm
+    read = H200.read if bandwidth is None else bandwidth * TERA
+    return Ceilings(read, multiplies if tflops is None else tflops * TERA, attention=math.inf)
+
+
+def _list(found: dict[str, Any]) -> str:
+    lines = [f"{'architecture':<40} gives"]
+    lines += [f"{name:<40} {WORDS[row['task']]}" for name, row in found.items()]
+    return "\n".join([*lines, "", "The name is under `architectures` in a model's config.json."])
+
+
+def _card(found: dict[str, Any]) -> str:
+    """The figures in lines of at most 100 characters."""
+    stored = found["checkpoint"]
+    files = "config.json alone" if stored is None else f"{stored['files']} files, {stored['file_bytes'] / GIB:.2f} GiB"
+    lines = [
+        _line("architecture", f"{found['architecture']} ({WORDS[found['task']]}), {found['layers']} layers"),
+        _line("context length", f"{found['context_length']} tokens"),
+        _line("checkpoint", files),
+        _line("parameters", _large(found["parameters"])),
+        _line("weights", f"{found['weight_bytes'] / GIB:.2f} GiB in {found['dtype']}"),
+        _line("memory", f"{found['memory_gib']:.1f} GiB ({found['memory_of']})"),
+    ]
+    share = found["mem_fraction_static"]
+    if not found["fits"]:
+        lines.append(_line("fits", f"no: the weights need more than {share:.0%} of the memory"))
+    if "kv_tokens" not in found:
+        return "\n".join(lines)
+    if found["active_parameters"] < found["parameters"] / 2:
+        lines.insert(4, _line("used by one token", _large(found["active_parameters"])))
+    kv = found["kv_token_bytes"] / 1024
+    lines += [
+        _line("KV cache", f"{kv:.1f} KiB for each token"),
+        _line("", f"{found['kv_tokens']} tokens fit beside the weights in {share:.0%} of the memory,"),
+        _line("", f"which is {found['full_contexts']:.1f} requests of full length"),
+    ]
+    if "states" in found:
+        each = found["state_bytes"] / (1 << 20)
+        lines.append(_line("states", f"{each:.2f} MiB for each request; {found['states']} fit, checkpoints included"))
+    if found["fits"]:
+        lines += ["", *_steps(found)]
+    return "\n".join(lines)
+
+
+def _steps(found: dict[str, Any]) -> list[str]:
+    rate = f"{found['bandwidth_tb_s']:.2f} TB/s ({found['bandwidth_of']})"
+    lines = [
+        f"A decode step takes at least so long, with {found['input_len']} tokens for each request, at {rate}:",
+        f"{'requests':>10} {'ms':>9} {'tokens/s':>10}",
+    ]
+    for step in found["decode_steps"]:
+        note = "" if step["fits"] else "   more than the memory holds"
+        lines.append(f"{step['batch_size']:>10} {step['ms']:>9.3f} {step['tokens_per_s']:>10.0f}{note}")
+    return lines
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name:<18} {value}"
+
+
+def _large(number: int) -> str:
+    return f"{number / 1e9:.2f} billion" if number >= 1e9 else f"{number / 1e6:.2f} million"
+
+
+def _positive_number(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _ratio(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1000")
+    return value
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return value

@@ -1,0 +1,44 @@
+"""Colours of a terminal. None where the output is a file or a pipe, where NO_COLOR is set, or where TERM is dumb."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TextIO
+
+RESET = "\x1b[0m"
+CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160))) | {9: "    "}
+"""Characters that steer a terminal -> nothing; a tab becomes spaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Texts in colour, or as they are."""
+
+    colours: bool
+
+    def bold(self, text: str) -> str:
+        return self._in("\x1b[1m", text)
+
+    def dim(self, text: str) -> str:
+        return self._in("\x1b[2m", text)
+
+    def cyan(self, text: str) -> str:
+        return self._in("\x1b[36m", text)
+
+    def red(self, text: str) -> str:
+        return self._in("\x1b[31m", text)
+
+    def _in(self, code: str, text: str) -> str:
+        return f"{code}{text}{RESET}" if self.colours and text else text
+
+
+def style_of(stream: TextIO) -> Style:
+    """The style for what is written to `stream`."""
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return Style(stream.isatty() and not plain)
+
+
+def harmless(text: str) -> str:
+    """`text` without what could steer a terminal: a model may write any character."""
+    return text.translate(CONTROL)

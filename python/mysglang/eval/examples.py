@@ -1,0 +1,131 @@
+"""Example: one question of an evaluation, and how an answer is judged. Also the reading of data files.
+
+Data files are the user's: nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from mysglang.bench.refused import Failed
+
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an answer is worth."""
+
+    right: bool
+    valid: bool = True
+    """Whether the text held an answer of the wanted form at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question."""
+
+    prompt: str
+    """A text to be continued, or the message of a user."""
+    judge: Callable[[str], Verdict]
+    """Of the model's text. May take long, and is called in a thread."""
+    group: str = ""
+    """The part of the evaluation that it counts for: a subject, a language."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """What is asked, and how many of it."""
+
+    data_path: Path
+    num_examples: int | None
+    num_shots: int
+    seed: int
+
+
+class Task(Protocol):
+    """One evaluation."""
+
+    chat: bool
+    """Whether a question is a user's message; else it is a text to be continued."""
+    stop: tuple[str, ...]
+    max_tokens: int
+    """Longest answer, if the user says nothing."""
+    num_shots: int
+    """Solved questions before each one, if the user says nothing."""
+
+    def examples(self, options: TaskOptions) -> list[Example]:
+        """The questions, in an order that the seed decides. Raises Failed for a file that cannot be used."""
+        ...
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file with one JSON object in each line, compressed if its name ends in .gz. Raises Failed."""
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            found = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise Failed(f"{path}, line {number}: it is not JSON: {error}.") from None
+        if not isinstance(found, dict):
+            raise Failed(f"{path}, line {number}: it is not a JSON object.")
+        yield found
+
+
+def read_table(path: Path, *, delimiter: str) -> list[list[str]]:
+    """The rows of a table. Raises Failed."""
+    return [row for row in csv.reader(_text(path).splitlines(), delimiter=delimiter) if row]
+
+
+def fields(record: dict[str, Any], names: Sequence[str], path: Path) -> list[str]:
+    """The texts under these names. Raises Failed for one that is missing."""
+    for name in names:
+        if not isinstance(record.get(name), str):
+            raise Failed(f"{path}: a line has no text under {name!r}.")
+    return [record[name] for name in names]
+
+
+def chosen(items: list[Any], options: TaskOptions, path: Path) -> list[Any]:
+    """So many of the items, drawn by the seed; all of them in their order if no number is given. Raises Failed if there
+    are none.
+    """
+    if not items:
+        raise Failed(f"{path} holds no question.")
+    if options.num_examples is None or options.num_examples >= len(items):
+        return items
+    return random.Random(options.seed).sample(items, options.num_examples)
+
+
+def last_number(text: str) -> float | None:
+    """The last number in a text, commas between digits left out; None if there is none."""
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def judge_number(expected: float) -> Callable[[str], Verdict]:
+    """Right if the last number of the answer is `expected`."""
+
+    def judge(answer: str) -> Verdict:
+        found = last_number(answer)
+        return Verdict(right=found == expected, valid=found is not None)
+
+    return judge
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise Failed(f"{path} cannot be read: {why}.") from None

@@ -1,0 +1,1 @@
+"""What runs programs: servers of ours, and the services of others."""

@@ -1,0 +1,81 @@
+"""Whether a model can be split over ranks, asked before anything is started. The one list of what is split, and how.
+
+Heads of attention, inner sizes of MLPs and of experts, and the vocabulary are divided; norms and routers are held by
+every rank. A kind of layer that has no row here is refused: its sizes would not fit, or its answers would be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan, LayerPlan, LinearAttentionPlan, MixturePlan
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+
+Problems: TypeAlias = Callable[[Any, int], Iterator[str]]
+"""A plan and the number of ranks -> why that plan cannot be split over so many."""
+
+
+def check_split(config: ModelConfig, tp_size: int) -> None:
+    """Raises ConfigError with each size that `tp_size` ranks cannot share, and each kind of layer that is not split."""
+    if tp_size == 1:
+        return
+    if config.decoder is None:
+        raise ConfigError(f"--tp-size {tp_size}: encoders run on one rank in this version; leave it out.")
+    problems = [problem for layer in config.decoder.layers for problem in _layer(layer, tp_size)]
+    if problems:
+        # Most layers have the same.
+        raise ConfigError(*(f"--tp-size {tp_size}: {problem}" for problem in dict.fromkeys(problems)))
+
+
+def _layer(layer: LayerPlan, size: int) -> Iterator[str]:
+    if type(layer) is not LayerPlan:
+        yield f"layers of the kind {type(layer).__name__} are not split over ranks in this version."
+        return
+    for part in (layer.attention, layer.mlp):
+        problems = SPLIT.get(type(part))
+        if problems is None:
+            yield f"layers with a {type(part).__name__} are not split over ranks in this version."
+        else:
+            yield from problems(part, size)
+
+
+def _attention(plan: AttentionPlan, size: int) -> Iterator[str]:
+    if plan.num_heads % size:
+        yield f"{plan.num_heads} attention heads (num_attention_heads) cannot be divided among {size} ranks."
+    kv_heads = plan.num_kv_heads
+    if plan.latent is not None:
+        return  # every rank keeps the rows that all heads share
+    if kv_heads % size and size % kv_heads:
+        yield (
+            f"{kv_heads} key-value heads (num_key_value_heads) can neither be divided among {size} ranks nor be held "
+            "by equally many ranks each."
+        )
+
+
+def _linear_attention(plan: LinearAttentionPlan, size: int) -> Iterator[str]:
+    for heads, field in ((plan.key_heads, "linear_num_key_heads"), (plan.value_heads, "linear_num_value_heads")):
+        if heads % size:
+            yield f"{heads} heads of linear attention ({field}) cannot be divided among {size} ranks."
+
+
+def _gated_mlp(plan: GatedMlpPlan, size: int) -> Iterator[str]:
+    if plan.intermediate_size % size:
+        yield f"an intermediate_size of {plan.intermediate_size} cannot be divided among {size} ranks."
+
+
+def _mixture(plan: MixturePlan, size: int) -> Iterator[str]:
+    if plan.intermediate_size % size:
+        yield f"experts with a moe_intermediate_size of {plan.intermediate_size} cannot be divided among {size} ranks."
+    if plan.shared is not None and plan.shared.intermediate_size % size:
+        yield f"a {plan.shared.field} of {plan.shared.intermediate_size} cannot be divided among {size} ranks."
+
+
+SPLIT: dict[type, Problems] = {
+    AttentionPlan: _attention,
+    LinearAttentionPlan: _linear_attention,
+    GatedMlpPlan: _gated_mlp,
+    MixturePlan: _mixture,
+}
+"""Kind of plan -> what keeps it from being split. Only kinds whose layers are built by `LayerContext.tp` stand here."""

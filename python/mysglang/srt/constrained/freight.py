@@ -1,0 +1,90 @@
+"""Freight: how grammars that one rank had compiled come to the ranks that follow it.
+
+    first rank   compile process ──▶ load ──▶ news of the grammar, with what was compiled ──▶ other ranks: load
+
+Only the first rank has a process that compiles. Every rank needs the grammars themselves: whether an answer is complete
+decides what is planned next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, Self
+
+from mysglang.srt.constrained.backend import CompiledGrammar, GrammarBackend, Matcher
+from mysglang.srt.constrained.compiler import Outcome
+from mysglang.srt.forward.worker_batch import Ints
+from mysglang.srt.sampling.grammar_spec import GrammarSpec
+
+
+class Freight(Protocol):
+    """Between what a rank loaded, and the news of that."""
+
+    def pack(self, spec: GrammarSpec) -> bytes:
+        """On the first rank: what its oldest grammar of this spec that was not packed yet was loaded from."""
+        ...
+
+    def unpack(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
+        """On another rank: the grammar. Raises what the backend's `load` raises, which must end the rank: the first
+        rank has loaded the same data, and ranks that differ cannot go on.
+        """
+        ...
+
+
+class NoFreight:
+    """For one rank: nothing is carried."""
+
+    def pack(self, spec: GrammarSpec) -> bytes:
+        return b""
+
+    def unpack(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
+        raise AssertionError("a rank alone loads its grammars itself")
+
+
+class SharedBackend:
+    """A GrammarBackend that keeps what it loads from, and the Freight of that."""
+
+    def __init__(self, make_backend: Callable[[], GrammarBackend]) -> None:
+        """`make_backend` is called when the backend is first needed, in whichever thread that is; it caches."""
+        self._backend = make_backend
+        self._loaded_from: dict[GrammarSpec, deque[bytes]] = {}
+
+    def ready(self) -> Self:
+        """Itself, once the backend is loaded. Raises what its maker raises."""
+        self._backend()
+        return self
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        return self._backend().compile(spec)
+
+    def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:
+        loaded = self._backend().load(spec, data)
+        self._loaded_from.setdefault(spec, deque()).append(bytes(data))
+        return loaded
+
+    def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:
+        self._backend().fill(matchers, bits, rows)
+
+    def pack(self, spec: GrammarSpec) -> bytes:
+        kept = self._loaded_from[spec]
+        data = kept.popleft()
+        if not kept:
+            del self._loaded_from[spec]
+        return data
+
+    def unpack(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
+        return self._backend().load(spec, data)
+
+
+class CompiledElsewhere:
+    """The Compiler of a rank that follows: the first rank tells what became of every grammar."""
+
+    def submit(self, spec: GrammarSpec, tenant: str) -> None:
+        pass
+
+    def withdraw(self, spec: GrammarSpec, tenant: str) -> None:
+        pass
+
+    def finished(self) -> list[tuple[GrammarSpec, Outcome]]:
+        return []

@@ -1,0 +1,120 @@
+"""ProcessGroup: ranks that are processes, over torch's communication libraries. The one place that chooses a backend.
+
+    device   library   the bytes of tensors go over
+    cpu      Gloo      TCP on the loopback address
+    cuda     NCCL      NVLink, PCIe or shared memory, as NCCL finds them
+
+Ranks find one another through a file in the server's private directory. Gloo listens on a port of 127.0.0.1 while the
+group lives; nothing listens on another interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
+
+from mysglang.srt.distributed.groups import SOLO, Group
+from mysglang.srt.distributed.ranks import Place, RankContext
+from mysglang.srt.errors import PeerLost
+
+PATIENCE = timedelta(days=30)
+"""How long a rank waits for its peers. Time does not end a wait: a peer that dies closes its connection, and whether a
+peer that says nothing is frozen, or the whole machine was asleep, only the watchdog of the main process can tell."""
+
+LOOPBACK = "127.0.0.1"
+
+
+class Work(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> bool: ...
+
+
+def _gloo(store: Store, place: Place) -> Any:
+    gloo: Any = dist.ProcessGroupGloo  # torch's stubs lack its options
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=LOOPBACK)]
+    options._timeout = PATIENCE
+    # One thread keeps collectives in their order, and a rank starts no second one before the first is done.
+    options._threads = 1
+    return gloo(store, place.rank, place.size, options)
+
+
+def _nccl(store: Store, place: Place) -> Any:
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = PATIENCE
+    return nccl(store, place.rank, place.size, options)
+
+
+BACKENDS = {"cpu": _gloo, "cuda": _nccl}
+"""Device -> what its tensors are exchanged with."""
+
+
+def tensor_parallel_group(ranks: RankContext) -> Group:
+    """The ranks that share each layer with this one. Waits until all of them have joined; call it once in a process."""
+    return SOLO if ranks.tp.size == 1 else join(ranks, "tp", ranks.tp)
+
+
+def join(ranks: RankContext, name: str, place: Place) -> ProcessGroup:
+    """Meet the other members of the group of that name, in which this process has that place."""
+    # -1: the file is not counted on to have a fixed number of users; several groups meet in it.
+    store = FileStore(ranks.meeting_file, -1)
+    store.set_timeout(PATIENCE)
+    device = torch.device("cpu") if ranks.device == "cpu" else torch.device("cuda", ranks.gpu)
+    return ProcessGroup(BACKENDS[ranks.device](PrefixStore(name, store), place), place, device)
+
+
+class ProcessGroup:
+    """Implements `groups.Group`."""
+
+    def __init__(self, group: Any, place: Place, device: torch.device) -> None:
+        """`group`: one of torch's, which holds tensors of `device`."""
+        self.rank = place.rank
+        self.size = place.size
+        self._group = group
+        self._device = device
+        self._first = dist.BroadcastOptions()
+        self._first.rootRank, self._first.rootTensor = 0, 0
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        self._done(lambda: self._group.allreduce([x]))
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        width = x.shape[-1]
+        parts = self._gathered(x.reshape(-1, width))
+        return parts.transpose(0, 1).reshape(*x.shape[:-1], self.size * width)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        self._done(lambda: self._group.broadcast([x], self._first))
+        return x
+
+    def smallest(self, values: Sequence[int]) -> list[int]:
+        own = torch.tensor(values, dtype=torch.int64, device=self._device)
+        least: list[int] = self._gathered(own).amin(dim=0).tolist()
+        return least
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        """[size, *x.shape]."""
+        flat = x.contiguous().view(-1)
+        parts = torch.empty(self.size * len(flat), dtype=x.dtype, device=x.device)
+        if len(flat):  # no rank has anything then
+            self._done(lambda: self._group._allgather_base(parts, flat))
+        return parts.view(self.size, *x.shape)
+
+    def _done(self, begin: Any) -> None:
+        """Run a collective. On CUDA it is queued on the current stream; on a CPU it is done when this returns."""
+        try:
+            work: Work = begin()
+            work.wait()
+        except RuntimeError as error:
+            raise PeerLost("another rank of this server is gone") from error

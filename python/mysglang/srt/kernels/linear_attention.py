@@ -1,0 +1,138 @@
+"""Gated delta nets: a short convolution, and the gated delta rule, for one token of many rows or many tokens of one.
+
+Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464). With the state
+S [key_dim, value_dim] of a head, and for each token a query q, a key k, a value v, a decay a and a strength b:
+
+    S' = a S                      forget
+    u  = b (v - S'^T k)           what the state does not yet say of the key
+    S  = S' + k u^T               write it
+    o  = S^T q                    read
+
+Queries and keys have length 1, queries are divided by sqrt(key_dim). All is computed in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.kernels.op import Op
+
+CHUNK = 64
+"""Tokens that are computed together: chunks begin at the first token of a call."""
+NORM_EPS = 1e-6
+
+
+def _conv_step(x: Tensor, weight: Tensor, recent: Tensor, at: Tensor) -> Tensor:
+    """silu(causal depthwise convolution) of one new token of each of R rows. Returns [R, channels] in x's dtype.
+
+    x: [R, channels]. weight: [channels, kernel]. recent: [N, kernel - 1, channels], the inputs before, which lose the
+    oldest and get x. at: [R] int64 entries of `recent`, distinct but for padding.
+    """
+    seen = torch.cat((recent.index_select(0, at), x.to(recent.dtype).unsqueeze(1)), dim=1)
+    recent.index_copy_(0, at, seen[:, 1:])
+    return _convolved(seen, weight).squeeze(1).to(x.dtype)
+
+
+def _conv_run(x: Tensor, weight: Tensor, recent: Tensor, at: int) -> Tensor:
+    """The same of T consecutive tokens of the row at one entry. x: [T, channels]; returns the same shape."""
+    seen = torch.cat((recent[at], x.to(recent.dtype)))
+    recent[at] = seen[len(x) :]
+    return _convolved(seen.unsqueeze(0), weight).squeeze(0).to(x.dtype)
+
+
+def _convolved(seen: Tensor, weight: Tensor) -> Tensor:
+    """[R, kernel - 1 + T, channels] -> [R, T, channels] float32."""
+    kernel = weight.shape[1]
+    tokens = seen.shape[1] - kernel + 1
+    inputs, factors = seen.float(), weight.float()
+    total = inputs[:, :tokens] * factors[:, 0]
+    for tap in range(1, kernel):
+        total.addcmul_(inputs[:, tap : tap + tokens], factors[:, tap])
+    return torch.nn.functional.silu(total)
+
+
+def _delta_step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, matrix: Tensor, at: Tensor) -> Tensor:
+    """The gated delta rule for one new token of each of R rows. Returns [R, value_heads, value_dim] in v's dtype.
+
+    q, k: [R, key_heads, key_dim], neither of length 1 nor scaled. v: [R, value_heads, value_dim]; value_heads is a
+    multiple of key_heads. decay: [R, value_heads] float32, the logarithm of a, at most 0. strength: the same of b.
+    matrix: [N, value_heads, key_dim, value_dim] float32, the states, which are updated. at: [R] int64 entries of
+    `matrix`, distinct but for padding.
+    """
+    queries, keys = heads_of(q, k, v.shape[1])
+    state = matrix.index_select(0, at)
+    state.mul_(decay.exp()[..., None, None])
+    said = (keys.unsqueeze(-2) @ state).squeeze(-2)
+    new = (v.float() - said) * strength.unsqueeze(-1)
+    state.addcmul_(keys.unsqueeze(-1), new.unsqueeze(-2))
+    matrix.index_copy_(0, at, state)
+    return (queries.unsqueeze(-2) @ state).squeeze(-2).to(v.dtype)
+
+
+def _delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, matrix: Tensor, at: int) -> Tensor:
+    """The same of T consecutive tokens of the row at one entry; T stands in the place of R.
+
+    Within a chunk the tokens' updates are a triangular system (section 3.3 of the paper): with the decay c_i from the
+    chunk's beginning to token i and D_ij = c_i / c_j for j <= i,
+
+        (I + tril(b D K K^T, -1)) U = b V                 what the tokens would write were the state 0
+        (I + tril(b D K K^T, -1)) W = b c K               how much of the state they take away from it
+        N = U - W S,   O = c Q S + tril(D Q K^T) N,   S = c_last S + (c_last / c K)^T N
+    """
+    tokens, heads = v.shape[:2]
+    queries, keys = heads_of(q, k, heads)
+    rest = -tokens % CHUNK
+    # [chunks, heads, CHUNK, …]; the tokens of padding write nothing and let nothing be forgotten.
+    queries, keys, values = (_in_chunks(x, rest) for x in (queries, keys, v.float()))
+    log_decay, factor = (_in_chunks(x.unsqueeze(-1), rest) for x in (decay, strength))
+    log_decay = log_decay.cumsum(dim=2)
+    since_start = log_decay.exp()
+    pairs = (log_decay - log_decay.mT).tril().exp().tril()
+    system = (keys @ keys.mT * pairs * factor).tril(-1)
+    # To invert the system and to multiply takes less time than to solve it for as many columns as values and keys have.
+    one = torch.eye(CHUNK, device=v.device).expand_as(system)
+    inverse = torch.linalg.solve_triangular(system, one, upper=False, unitriangular=True)
+    written, taken = inverse @ (values * factor), inverse @ (keys * since_start * factor)
+    inside = queries @ keys.mT * pairs
+    queries = queries * since_start
+    to_end = keys * (log_decay[:, :, -1:] - log_decay).exp()
+    whole = since_start[:, :, -1:]
+    state, out = matrix[at], torch.empty_like(values)
+    for chunk in range(len(values)):
+        new = written[chunk] - taken[chunk] @ state
+        out[chunk] = queries[chunk] @ state + inside[chunk] @ new
+        state = state * whole[chunk] + to_end[chunk].mT @ new
+    matrix[at] = state
+    return out.transpose(1, 2).flatten(0, 1)[:tokens].to(v.dtype)
+
+
+def heads_of(q: Tensor, k: Tensor, value_heads: int) -> tuple[Tensor, Tensor]:
+    """Queries and keys of length 1 in float32, queries scaled, for each value head: [R, value_heads, key_dim] both."""
+    shared = value_heads // q.shape[1]
+    q, k = (x.float() * torch.rsqrt(x.float().square().sum(dim=-1, keepdim=True) + NORM_EPS) for x in (q, k))
+    q = q * q.shape[-1] ** -0.5
+    return q.repeat_interleave(shared, dim=1), k.repeat_interleave(shared, dim=1)
+
+
+def _in_chunks(x: Tensor, rest: int) -> Tensor:
+    """[T, heads, D] -> [chunks, heads, CHUNK, D], with so many zeros at the end."""
+    padded = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, rest))
+    return padded.reshape(-1, CHUNK, *x.shape[1:]).transpose(1, 2).contiguous()
+
+
+def _gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
+    """rms_norm(x) * weight * silu(gate) over the last dimension, in float32 inside. x, gate: [..., D]; weight: [D].
+
+    The normed value is rounded to x's dtype before it meets the weight, as models are trained.
+    """
+    inputs = x.float()
+    normed = (inputs * torch.rsqrt(inputs.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype)
+    return (weight * normed * torch.nn.functional.silu(gate.float())).to(x.dtype)
+
+
+conv_step = Op("conv_step", reference=_conv_step)
+conv_run = Op("conv_run", reference=_conv_run)
+delta_step = Op("delta_step", reference=_delta_step, cpu="mysglang.srt.kernels.cpu.linear_attention:delta_step")
+delta_run = Op("delta_run", reference=_delta_run)
+gated_rms_norm = Op("gated_rms_norm", reference=_gated_rms_norm)

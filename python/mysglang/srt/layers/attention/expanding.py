@@ -1,0 +1,138 @@
+"""Long prompts where latent rows are kept: which rows of a step attend to keys and values of heads instead of these.
+
+A score costs latent_dim + rope_dim products over a latent row and key_dim + rope_dim over a key of a head, and the sum
+of values latent_dim instead of value_dim: at the sizes of DeepSeek-V2 and V3 1088 against 320. But the keys and values
+of heads must be made, of every token that is seen: latent_dim * (key_dim + value_dim) products for each head. For a
+prompt without a cached beginning that is always less. Behind a long beginning both ways cost the same at 171 new tokens
+(131072 products for a token, 768 saved for each of its queries).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mysglang.srt.forward.forward_batch import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionSpec,
+    ExpandedRow,
+    Expansion,
+    ForwardBatch,
+    Tail,
+)
+from mysglang.srt.forward.worker_batch import Longs
+from mysglang.srt.layers.attention.page_reader import PageReader
+from mysglang.srt.mem_cache.kv_pool.base import KvPool
+
+LONG = 171
+"""A row with so many new tokens is expanded, whatever it begins with."""
+FRESH = 16
+"""A row that begins with nothing is expanded from so many tokens on. Of shorter ones many attend in one call."""
+
+
+@runtime_checkable
+class Expands(AttentionBackend, Protocol):
+    """A backend of layers with latent rows that says which rows of a step are cheaper in the other way."""
+
+    def expansion(self, batch: ForwardBatch) -> Expansion | None:
+        """None: no row is."""
+        ...
+
+
+def expansion_of(backend: AttentionBackend, batch: ForwardBatch) -> Expansion | None:
+    """Of a step that is planned; None with other backends."""
+    return backend.expansion(batch) if isinstance(backend, Expands) else None
+
+
+class ExpandingBackend:
+    """Another backend for all rows that are not expanded. It plans in plain torch and reads lengths on the host."""
+
+    def __init__(self, inner: AttentionBackend, pool: KvPool, page_table: Tensor) -> None:
+        self.kv_pool = pool
+        self._inner = inner
+        self._pages = PageReader(page_table, pool.page_size)
+
+    def plan(self, batch: ForwardBatch) -> AttentionMetadata:
+        return self._inner.plan(batch)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
+        return self._inner.forward(q, k, v, spec, batch)
+
+    def expansion(self, batch: ForwardBatch) -> Expansion | None:
+        host = batch.host
+        fresh = host.extend_lens == host.seq_lens
+        chosen = (host.extend_lens >= LONG) | (fresh & (host.extend_lens >= FRESH))
+        if batch.mode.is_decode or not chosen.any():
+            return None
+        others = np.flatnonzero(~chosen)
+        rows = tuple(self._rows(batch, np.flatnonzero(chosen)))
+        return Expansion(rows, self._alone(batch, others) if len(others) else None, self.kv_pool.slots)
+
+    def _rows(self, batch: ForwardBatch, rows: Longs) -> Iterator[ExpandedRow]:
+        host = batch.host
+        ends = np.cumsum(host.extend_lens)
+        for row in rows:
+            positions = np.arange(host.seq_lens[row], dtype=np.int64)[None]
+            keys = self._pages.kv_slots(host.slots[row : row + 1].astype(np.int64), positions).squeeze(0)
+            yield ExpandedRow(slice(int(ends[row] - host.extend_lens[row]), int(ends[row])), keys)
+
+    def _alone(self, batch: ForwardBatch, rows: Longs) -> Tail:
+        """The tokens of these rows, and the step with them alone, planned."""
+        host = batch.host
+        tokens = np.flatnonzero(np.isin(np.repeat(np.arange(host.num_rows), host.extend_lens), rows))
+        at, of = self._pages.on_device(tokens), self._pages.on_device(rows)
+        step = replace(
+            batch,
+            host=replace(
+                host,
+                input_ids=host.input_ids[tokens],
+                slots=host.slots[rows],
+                seq_lens=host.seq_lens[rows],
+                extend_lens=host.extend_lens[rows],
+                out_cache_locs=tuple(locs[tokens] for locs in host.out_cache_locs),
+                yields=host.yields[rows],
+                shared=None,
+            ),
+            input_ids=batch.input_ids.index_select(0, at),
+            positions=batch.positions.index_select(0, at),
+            slots=batch.slots.index_select(0, of),
+            seq_lens=batch.seq_lens.index_select(0, of),
+            extend_lens=batch.extend_lens.index_select(0, of),
+            out_cache_locs=tuple(locs.index_select(0, at) for locs in batch.out_cache_locs),
+            attn_metadata=None,
+            tail=None,
+        )
+        step.attn_metadata = self._inner.plan(step)
+        return Tail(at, step)
+
+
+class MergedParts:
+    """Attention of n queries over the parts of their keys so far.
+
+    Softmax over a union of keys is the mean of the softmaxes over its parts, weighted with their sums of exponents.
+    """
+
+    def __init__(self) -> None:
+        self._out: Tensor | None = None
+        self._lse = torch.empty(0)
+
+    def add(self, out: Tensor, lse: Tensor) -> None:
+        """Another part: [heads, n, value_dim] and [heads, n], float32."""
+        if self._out is None:
+            self._out, self._lse = out, lse
+            return
+        both = torch.logaddexp(self._lse, lse)
+        self._out = self._out * torch.exp(self._lse - both)[..., None] + out * torch.exp(lse - both)[..., None]
+        self._lse = both
+
+    @property
+    def out(self) -> Tensor:
+        """[heads, n, value_dim] float32."""
+        assert self._out is not None, "there was a part"
+        return self._out

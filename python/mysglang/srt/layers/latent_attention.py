@@ -1,0 +1,210 @@
+"""Multi-head latent attention (MLA): a token keeps one row for all heads of a layer, from which keys and values follow.
+
+    row      [ c: latent_dim numbers | k_rope: rope_dim numbers ]
+    head h   key [ K_h c | k_rope ]      value V_h c      K_h, V_h: its parts of kv_b_proj
+
+No key of a head is made. Its query goes to the rows' space instead, once, and the sum of rows comes back from there:
+
+    [ q | q_rope ] . [ K_h c | k_rope ]  =  [ K_h^T q | q_rope ] . row        sum of p V_h c  =  V_h (sum of p c)
+
+So attention is that of one key-value head, whose values are the beginnings of its keys (`AttentionSpec.latent_dim`).
+For many new tokens at once it is cheaper to make keys and values of heads after all; `attention/expanding.py` says
+when.
+DeepSeek-AI, "DeepSeek-V2" (arXiv 2405.04434), section 2.1 and appendix C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from mysglang.srt.forward.forward_batch import AttentionSpec, Expansion, ForwardBatch
+from mysglang.srt.kernels.dense_attention import dense_attention
+from mysglang.srt.kernels.gemm import heads_linear
+from mysglang.srt.kernels.rotary import rope
+from mysglang.srt.layers.attention.expanding import MergedParts
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.layernorm import RMSNorm
+from mysglang.srt.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from mysglang.srt.layers.parameter import Section, WeightParameter
+from mysglang.srt.layers.radix_attention import RadixAttention
+from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
+
+PIECE = 2048
+"""Tokens of a cached beginning that keys and values of heads are made of at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSizes:
+    """Of one layer, and alike on all ranks."""
+
+    query_rank: int | None
+    """Numbers that queries are made from; None: they are made from the hidden state."""
+    key_dim: int
+    """Of each head's key, without the part that is turned."""
+    value_dim: int
+    """Of each head."""
+    interleaved: bool
+    """Whether neighbours turn together, as in `kernels/rotary.py`."""
+
+
+class HeadsOfRows(nn.Module):
+    """What makes keys and values of this rank's heads from rows: the parts K_h and V_h of `weight`.
+
+    The checkpoint's matrix [num_heads * (key_dim + value_dim), latent_dim] is taken apart once it is loaded. It is
+    never quantized: no quantized product multiplies a matrix head by head, and it is small beside the others.
+    """
+
+    def __init__(self, num_heads: int, latent_dim: int, sizes: LatentSizes, context: LayerContext) -> None:
+        """`num_heads`: of the whole model."""
+        super().__init__()
+        heads = Section.split(num_heads, context.tp.rank, context.tp.size)
+        width = sizes.key_dim + sizes.value_dim
+        rows = Section(heads.full * width, heads.start * width, heads.size * width)
+        self.num_heads = heads.size
+        self._shape = (heads.size, width, latent_dim)
+        self._key_dim = sizes.key_dim
+        self.register_parameter("weight", WeightParameter((rows.size, latent_dim), (rows,), dtype=context.dtype))
+
+    def absorb(self, q: Tensor) -> Tensor:
+        """[T, num_heads, key_dim] -> [T, num_heads, latent_dim]: K_h^T q."""
+        return heads_linear(q, self._parts()[0])
+
+    def values(self, sums: Tensor) -> Tensor:
+        """[T, num_heads, latent_dim], sums of the latent part of rows -> [T, num_heads, value_dim]: V_h of them."""
+        return heads_linear(sums, self._parts()[1])
+
+    def expand(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows [L, latent_dim + rope_dim] -> keys [num_heads, L, key_dim + rope_dim] and values [num_heads, L,
+        value_dim] of every head.
+        """
+        up_keys, up_values = self._parts()
+        latent, turned = rows[:, : self._shape[2]], rows[:, self._shape[2] :]
+        keys = torch.matmul(latent, up_keys)
+        return torch.cat((keys, turned.expand(len(keys), -1, -1)), dim=-1), torch.matmul(latent, up_values.mT)
+
+    def process_weights_after_loading(self) -> None:
+        if isinstance(self.weight, WeightParameter):
+            keys, values = self._parts()
+            self.up_keys, self.up_values = keys.contiguous(), values.contiguous()
+            del self.weight
+
+    def reopen_weights(self, layouts: Mapping[str, WeightParameter]) -> None:
+        if "weight" not in self._parameters:
+            self.weight: WeightParameter
+            self.register_parameter("weight", layouts["weight"].filled(self.values_of("weight")))
+            del self.up_keys, self.up_values
+
+    def values_of(self, name: str) -> Tensor:
+        if "weight" in self._parameters:
+            return self.weight
+        return torch.cat((self.up_keys.transpose(1, 2), self.up_values), dim=1).flatten(0, 1)
+
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        """K_h^T [num_heads, latent_dim, key_dim] and V_h [num_heads, value_dim, latent_dim]."""
+        if "weight" not in self._parameters:
+            return self.up_keys, self.up_values
+        whole = self.weight.view(self._shape)
+        return whole[:, : self._key_dim].transpose(1, 2), whole[:, self._key_dim :]
+
+
+class LatentAttention(nn.Module):
+    """Projections to queries and to rows, attention over rows, projection of the heads' values."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        spec: AttentionSpec,
+        sizes: LatentSizes,
+        rotary: RotaryEmbedding,
+        *,
+        norm: Callable[[int], RMSNorm],
+        bias: bool,
+        output_bias: bool,
+        context: LayerContext,
+    ) -> None:
+        """`spec` counts the heads of the whole model. `norm` makes the norms of so many numbers. `bias`: whether the
+        projections of the hidden state have one, but for a direct one to queries.
+        """
+        super().__init__()
+        latent_dim = spec.value_dim
+        rope_dim = spec.head_dim - latent_dim
+        queries = spec.num_heads * (sizes.key_dim + rope_dim)
+        self._sizes = sizes
+        if sizes.query_rank is None:
+            self.q_proj = ColumnParallelLinear(hidden_size, queries, context=context.under("q_proj"))
+        else:
+            self.q_a_proj = ReplicatedLinear(
+                hidden_size, sizes.query_rank, bias=bias, context=context.under("q_a_proj")
+            )
+            self.q_a_layernorm = norm(sizes.query_rank)
+            self.q_b_proj = ColumnParallelLinear(sizes.query_rank, queries, context=context.under("q_b_proj"))
+        self.kv_a_proj_with_mqa = ReplicatedLinear(
+            hidden_size, spec.head_dim, bias=bias, context=context.under("kv_a_proj_with_mqa")
+        )
+        self.kv_a_layernorm = norm(latent_dim)
+        self.kv_b_proj = HeadsOfRows(spec.num_heads, latent_dim, sizes, context.under("kv_b_proj"))
+        self.o_proj = RowParallelLinear(
+            spec.num_heads * sizes.value_dim, hidden_size, bias=output_bias, context=context.under("o_proj")
+        )
+        self.rotary = rotary
+        self.attn = RadixAttention(replace(spec, num_heads=self.kv_b_proj.num_heads))
+
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] -> [W, hidden_size], of the wanted tokens."""
+        latent_dim, key_dim = self.attn.spec.value_dim, self._sizes.key_dim
+        q = self._queries(x).view(len(x), self.kv_b_proj.num_heads, -1)
+        rows = self.kv_a_proj_with_mqa(x)
+        rows[:, :latent_dim] = self.kv_a_layernorm(rows[:, :latent_dim])
+        rope(q[..., key_dim:], rows[:, latent_dim:], batch.positions, self.rotary.cos_sin, self._sizes.interleaved)
+        self.attn.store(rows, rows[:, :latent_dim], batch)
+        if batch.tail is not None and batch.tail.step is not None:
+            heads = self._attend(batch.wanted(q), rows, batch.tail.step)
+        elif batch.expanded is None:
+            heads = batch.wanted(self._attend(q, rows, batch))
+        else:
+            heads = batch.wanted(self._attend_expanded(q, rows, batch.expanded))
+        out: Tensor = self.o_proj(heads)
+        return out
+
+    def _attend(self, q: Tensor, rows: Tensor, step: ForwardBatch) -> Tensor:
+        """Over the latent rows. q: [N, num_heads, key_dim + rope_dim] of the step -> [N, num_heads * value_dim]."""
+        spec, up, key_dim = self.attn.spec, self.kv_b_proj, self._sizes.key_dim
+        absorbed = torch.cat((up.absorb(q[..., :key_dim]), q[..., key_dim:]), dim=-1).flatten(1)
+        sums = step.attn_backend.forward(absorbed, rows, rows[:, : spec.value_dim], spec, step)
+        return up.values(sums.view(len(sums), up.num_heads, -1)).flatten(1)
+
+    def _attend_expanded(self, q: Tensor, rows: Tensor, expansion: Expansion) -> Tensor:
+        """[T, num_heads, key_dim + rope_dim] -> [T, num_heads * value_dim]: some rows over keys and values of heads."""
+        out = q.new_empty(len(q), self.kv_b_proj.num_heads * self._sizes.value_dim)
+        cache, _ = expansion.slots(self.attn.spec.layer_id)
+        for row in expansion.rows:
+            out[row.tokens] = self._expand(q[row.tokens].transpose(0, 1), cache, row.keys)
+        if (others := expansion.others) is not None:
+            assert others.step is not None, "they are a step"
+            out[others.tokens] = self._attend(q[others.tokens], rows, others.step)
+        return out
+
+    def _expand(self, q: Tensor, cache: Tensor, keys: Tensor) -> Tensor:
+        """q: [num_heads, n, key_dim + rope_dim] of the last n of the tokens at `keys` [L] in the cache. Returns [n,
+        num_heads * value_dim].
+
+        What is stored is read, of new tokens too. Keys and values are made of a piece at a time: those of a long
+        beginning would take much memory. The new tokens are one piece, of which each query sees a part.
+        """
+        begin, merged = len(keys) - q.shape[1], MergedParts()
+        pieces = [(start, min(start + PIECE, begin)) for start in range(0, begin, PIECE)]
+        for start, end in (*pieces, (begin, len(keys))):
+            rows = cache.index_select(0, keys[start:end]).squeeze(1)
+            k, v = self.kv_b_proj.expand(rows)
+            merged.add(*dense_attention(q, k, v, self.attn.spec.scale, start == begin))
+        return merged.out.transpose(0, 1).flatten(1).to(q.dtype)
+
+    def _queries(self, x: Tensor) -> Tensor:
+        """[T, num_heads * (key_dim + rope_dim)] of this rank's heads."""
+        direct = self._sizes.query_rank is None
+        out: Tensor = self.q_proj(x) if direct else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        return out

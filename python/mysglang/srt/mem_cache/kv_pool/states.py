@@ -1,0 +1,95 @@
+"""StatePool: the device memory of states, one entry for each. Knows layers and entries; no request, no allocator.
+
+    entry 0        1        …   num_states - 1   num_states
+    [state]  [checkpoint]   …   [state]          [of rows without a state]        for each layer that keeps a state
+
+Which entry is whose is the scheduler's business: a step names the entry of each row, and what is copied where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.forward.forward_batch import StateSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """The states of these layers. `dtype`: of the model."""
+
+    specs: tuple[StateSpec, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Of one state, over all layers."""
+        return sum(
+            prod(spec.recent) * self.dtype.itemsize + prod(spec.matrix) * torch.float32.itemsize for spec in self.specs
+        )
+
+
+class StatePool:
+    """Two buffers for each layer: its newest inputs, and what it keeps of all tokens."""
+
+    def __init__(self, layout: StateLayout, num_states: int, device: torch.device) -> None:
+        """Raises torch.OutOfMemoryError."""
+        self.num_states = num_states
+        entries = num_states + 1
+        self._layers = {
+            spec.layer_id: (
+                torch.zeros(entries, *spec.recent, dtype=layout.dtype, device=device),
+                torch.zeros(entries, *spec.matrix, dtype=torch.float32, device=device),
+            )
+            for spec in layout.specs
+        }
+
+    @property
+    def layer_ids(self) -> tuple[int, ...]:
+        return tuple(self._layers)
+
+    def of(self, layer_id: int) -> tuple[Tensor, Tensor]:
+        """As `forward_batch.StateStore`."""
+        return self._layers[layer_id]
+
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Entry targets[i] becomes what sources[i] was before the call; a negative source is a state of zeros.
+
+        Both [N] int64 on the device; the targets are distinct.
+        """
+        empty = sources < 0
+        sources = sources.clamp(min=0)
+        for buffer in self._buffers():
+            states = buffer.index_select(0, sources)
+            # Filled, not multiplied by 0: a state that nobody owns may hold NaN. An index by `empty` would wait.
+            states.masked_fill_(empty.view(-1, *[1] * (buffer.dim() - 1)), 0)
+            buffer.index_copy_(0, targets, states)
+
+    def release(self) -> None:
+        """As `KvPool.release`."""
+        for buffer in self._buffers():
+            buffer.untyped_storage().resize_(0)
+
+    def resume(self) -> None:
+        """As `KvPool.resume`."""
+        for buffer in self._buffers():
+            buffer.untyped_storage().resize_(buffer.nbytes)
+            buffer.zero_()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pool, the entry for padding included."""
+        return sum(buffer.nbytes for buffer in self._buffers())
+
+    def _buffers(self) -> Iterator[Tensor]:
+        for pair in self._layers.values():
+            yield from pair
+
+
+def state_bytes(layouts: Sequence[StateLayout]) -> int:
+    """Of one state, over the layers of all models."""
+    return sum(layout.nbytes for layout in layouts)

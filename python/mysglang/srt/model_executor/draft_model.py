@@ -1,0 +1,218 @@
+"""DraftModel: a small model of the same vocabulary that proposes drafts, in a chain (SGLang's STANDALONE).
+
+    step     newest   d1   d2   d3        rows of the served model's verification
+    pass 0   newest                -> d1    the draft model, one token of each row at a time
+    pass 1            d1           -> d2
+    pass 2                 d2      -> d3
+    pass 3                      d3          only its keys and values
+
+The draft's keys and values stand under the same page numbers as those of the served model, and are written for the same
+tokens: the draft model runs beside every step, also those of prompts and of rows without drafts. So a cached prefix has
+both. What is there of a token that was not accepted is overwritten, since rows only grow. The draft's pages are
+advisory: whatever stands there, the served model decides which drafts are right.
+
+A row that draws its tokens has its drafts drawn with the same random numbers: a draft of a token has the seed and the
+place that the token has (drafter-invariant sampling, arXiv 2408.07978). So a draft model that is as sure as the served
+one is right in drawn text, too, and a text does not change by its drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.forward.outputs import BatchResult
+from mysglang.srt.forward.worker_batch import DRAFTED, ON_DEVICE, Bools, ModelWorkerBatch, SamplingColumns, Slots
+from mysglang.srt.layers.attention.factory import create_attention_backend, workspace_bytes
+from mysglang.srt.layers.logits_processor import LogitsProcessor
+from mysglang.srt.layers.sampler import Sampler, SamplingOps
+from mysglang.srt.model_executor.feature_stager import FeatureStager
+from mysglang.srt.model_executor.hidden_states import HiddenStates
+from mysglang.srt.model_executor.kv_setup import ModelStores
+from mysglang.srt.model_executor.late_rows import KnownStep
+from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
+from mysglang.srt.model_executor.model_memory import ModelMemory
+from mysglang.srt.model_executor.programs import Beside, LoadHelp, Program
+from mysglang.srt.model_executor.step_inputs import StepStager
+from mysglang.srt.models.causal_lm import CausalLM
+from mysglang.srt.platforms.slot_buffer import SlotBuffer
+from mysglang.srt.platforms.upload import Uploader
+from mysglang.srt.sampling.drawing import DRAWING
+from mysglang.srt.sampling.feature import DeviceFacts, FeatureColumns
+from mysglang.srt.sampling.logit_bias import LOGIT_BIAS
+
+FEATURES = (DRAWING, LOGIT_BIAS)
+"""The sampling features that drafts are chosen with: those of rows that may have drafts."""
+
+
+def drafting(setup: Setup, launch: ModelLaunch) -> LoadHelp:
+    """A model that proposes drafts. Raises ConfigError for what cannot run here."""
+    ops = SamplingOps.choose(reference=setup.wants_reference)
+    return lambda: DraftModel(setup, launch, setup.load(CausalLM, launch), ops)
+
+
+class DraftModel:
+    """Implements `programs.HelpingModel`."""
+
+    def __init__(self, setup: Setup, launch: ModelLaunch, model: CausalLM, ops: SamplingOps) -> None:
+        self.model = model
+        # --kv-cache-dtype is about the served model; a draft's few layers keep what they compute.
+        self.stores = ModelStores(tuple(model.attention_specs()), launch.dtype)
+        self._setup = setup
+        self._vocab_size = launch.config.vocab_size
+        self._ops = ops
+        self._chosen = setup.choose_attention(self.stores, launch.dtype)
+
+    def workspace(self, *, max_tokens: int, max_context: int) -> int:
+        specs = self.stores.specs
+        attention = workspace_bytes(self._chosen, specs, max_tokens=max_tokens, max_context=max_context)
+        return attention + self.model.workspace(max_tokens)
+
+    def ready(self, memory: ModelMemory, beside: Beside) -> Beside:
+        platform = self._setup.platform
+        backend = create_attention_backend(self._chosen, memory.pool, memory.tables.pages, self.stores.specs)
+        uploader = Uploader(platform)
+        facts = DeviceFacts(self._vocab_size, platform.device, self._ops.draw)
+        chain = DraftChain(
+            HiddenStates(self.model, backend, self._setup.step_buffers(memory), uploader),
+            LogitsProcessor(self.model.compute_logits, self._vocab_size),
+            StepStager(uploader, FeatureStager(facts, FEATURES), self._ops),
+            Sampler(self._ops),
+            uploader,
+        )
+        return replace(beside, drafter=chain)
+
+
+class DraftChain:
+    """Implements `programs.Drafter`."""
+
+    slot_buffers: Sequence[SlotBuffer] = ()
+
+    def __init__(
+        self, hidden: HiddenStates, logits: LogitsProcessor, stager: StepStager, sampler: Sampler, uploader: Uploader
+    ) -> None:
+        self._hidden = hidden
+        self._logits = logits
+        self._stager = stager
+        self._sampler = sampler
+        self._uploader = uploader
+
+    def beside(self, program: Program) -> Program:
+        return WithDraftModel(program, self)
+
+    def follow(self, batch: ModelWorkerBatch) -> None:
+        """Write the draft's keys and values of a step's tokens, all of which the device knows."""
+        self._next(batch, np.zeros(batch.num_rows, dtype=np.bool_))
+
+    def propose(self, step: KnownStep, drafts: Tensor) -> Tensor:
+        batch = step.batch
+        batch = replace(batch, sampling=SamplingColumns(tuple(filter(_drafts_use, batch.sampling.parts))))
+        drafted = batch.input_ids == DRAFTED
+        first = np.cumsum(batch.extend_lens) - batch.extend_lens
+        count = np.add.reduceat(drafted, first, dtype=np.int64) if batch.num_rows else first
+        tokens = self._next(without(batch, drafted), count > 0)
+        for depth in range(1, int(count.max(initial=0)) + 1):
+            rows = np.flatnonzero(count >= depth)
+            places = first[rows] + depth
+            up = self._uploader.upload({"places": places.astype(np.int64), "hosted": step.hosted[rows]})
+            assert tokens is not None, "these rows were to have a draft"
+            given = drafts.index_select(0, up["places"])
+            # A row whose logits are not finite has the token -1, which cannot be looked up.
+            found = given.where(up["hosted"], tokens.clamp(min=0))
+            drafts = drafts.index_copy(0, up["places"], found)
+            tokens = self._next(one_token_of(batch, rows, places, depth), count[rows] > depth, found)
+        return drafts
+
+    def _next(self, batch: ModelWorkerBatch, wanted: Bools, ids: Tensor | None = None) -> Tensor | None:
+        """One pass. Returns the tokens [N] int64 that follow the wanted rows [R]; None if no row is wanted.
+
+        ids: [T] int64 instead of the batch's, where they are not negative.
+        """
+        # What a request asks of its answer beside its tokens is asked of the served model.
+        batch = replace(
+            batch,
+            yields=wanted,
+            sampling_now=(),
+            logprobs=None,
+            hidden=None,
+            embeds=None,
+            shared=None,
+            waits_for_mask=False,
+            logits_per_row=None,
+        )
+        hidden, _ = self._hidden.of(batch, drafts=ids)
+        if not wanted.any():
+            return None
+        inputs = self._stager.stage(batch, {"wanted": np.flatnonzero(wanted)})
+        logits = self._logits.next_token_logits(hidden, inputs.tokens["wanted"])
+        return self._sampler.sample(logits, inputs.sampling).tokens
+
+
+class WithDraftModel:
+    """Implements `programs.Program`: another program's steps, which the draft model sees, too."""
+
+    def __init__(self, program: Program, chain: DraftChain) -> None:
+        self._program = program
+        self._chain = chain
+        self.name = program.name
+        self.takes = program.takes
+
+    def covers(self, batch: ModelWorkerBatch) -> bool:
+        return self._program.covers(batch)
+
+    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+        # First, since the tokens that only the device knows are other ones afterwards.
+        self._chain.follow(batch)
+        return self._program.run(batch)
+
+
+def without(batch: ModelWorkerBatch, drafted: Bools) -> ModelWorkerBatch:
+    """The step without these tokens [T], which are the last ones of their rows."""
+    kept = ~drafted
+    row_of = np.repeat(np.arange(batch.num_rows), batch.extend_lens)
+    lens = np.bincount(row_of[kept], minlength=batch.num_rows).astype(np.int32)
+    return replace(
+        batch,
+        mode=ForwardMode.DECODE if (lens == 1).all() else ForwardMode.EXTEND,
+        input_ids=batch.input_ids[kept],
+        seq_lens=batch.seq_lens - (batch.extend_lens - lens),
+        extend_lens=lens,
+        out_cache_locs=tuple(locs[kept] for locs in batch.out_cache_locs),
+    )
+
+
+def one_token_of(batch: ModelWorkerBatch, rows: Slots, places: Slots, depth: int) -> ModelWorkerBatch:
+    """A decode step of the drafts at `depth` (1, 2, …) of these rows, which are the tokens `places` of the step."""
+    starts = batch.seq_lens[rows] - batch.extend_lens[rows]
+    ones = np.ones(len(rows), dtype=np.int32)
+    return replace(
+        batch,
+        mode=ForwardMode.DECODE,
+        input_ids=np.full(len(rows), ON_DEVICE, dtype=np.int32),
+        slots=batch.slots[rows],
+        seq_lens=starts + np.int32(depth + 1),
+        extend_lens=ones,
+        out_cache_locs=tuple(locs[places] for locs in batch.out_cache_locs),
+        sampling=SamplingColumns(tuple(part_of_rows(part, rows) for part in batch.sampling.parts)),
+        second_texts=None,
+    )
+
+
+def part_of_rows(part: FeatureColumns, rows: Slots) -> FeatureColumns:
+    """What a feature says of these ascending rows of a batch, as the rows 0, 1, … of another one."""
+    assert part.rows is not None, f"{part.feature} speaks of no rows"
+    mine = np.isin(part.rows, rows)
+    return FeatureColumns(
+        part.feature,
+        np.searchsorted(rows, part.rows[mine]),
+        {name: column[mine] for name, column in part.columns.items()},
+        {name: column[mine] for name, column in part.host.items()},
+    )
+
+
+def _drafts_use(part: FeatureColumns) -> bool:
+    return any(part.feature == feature.name for feature in FEATURES)

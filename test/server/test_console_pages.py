@@ -1,0 +1,114 @@
+"""The pages about the commands: every command in a console block is run, and prints what its page shows.
+
+All run against one server, which answers where MYSGLANG_BASE_URL says, and whose admin key is in
+MYSGLANG_ADMIN_API_KEY. A command that serves is started, waited for, and ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.console_pages import Example, examples
+from fixtures.server_process import REPOSITORY, ServerProcess, python_path
+
+sys.path.insert(0, str(REPOSITORY / "benchmark"))
+
+from shapes import SHAPES
+
+PAGES = ("command_line.md", "profiling.md", "evaluation.md")
+EXAMPLES = [example for page in PAGES for example in examples(REPOSITORY / "docs" / page)]
+LIMIT_S = 100.0
+KEY = "key-of-these-tests"
+
+_PORT = re.compile(r"\b3000[12]\b")
+"""Of the servers on the page."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("--log-level", "warning", "--dtype", "float32", "--admin-api-key", KEY) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory, server: ServerProcess) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A folder to run in, with the files that the pages name, and the environment."""
+    folder = tmp_path_factory.mktemp("room")
+    commands = folder / "bin"
+    commands.mkdir()
+    script = commands / "mysglang"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mysglang "$@"\n')
+    script.chmod(0o755)
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(SHAPES["llama-8b"]))
+    counts = {"prompt_tokens": 5, "cached_tokens": 0, "completion_tokens": 2, "finished": "stop"}
+    request = {"rid": "a", "started": 7.0, "open": False, "prompts": [{"characters": 9}], "sampling_params": {}}
+    records = [{"crash": "x"}, {**request, "counts": [counts]}, {**request, "started": 7.1, "counts": [counts]}]
+    (folder / "crash_dump.jsonl").write_text("\n".join(map(json.dumps, records)))
+    problem = {"question": "What is 2 + 2?", "answer": "It is four.\n#### 4"}
+    (folder / "gsm8k.jsonl").write_text("\n".join([json.dumps(problem)] * 4))
+    test = "def check(candidate):\n    assert candidate(1, 2) == 3\n"
+    function = {"prompt": "def add(a, b):\n", "entry_point": "add", "test": test}
+    (folder / "humaneval.jsonl").write_text(json.dumps(function))
+    page = (REPOSITORY / "docs" / "command_line.md").read_text(encoding="utf-8")
+    (config,) = re.findall(r"```yaml title=\"server.yaml\"\n(.*?)```", page, re.DOTALL)
+    (folder / "server.yaml").write_text(_PORT.sub("0", config))
+    environment = os.environ | {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "PYTHONPATH": python_path("python"),
+        "MYSGLANG_BASE_URL": server.url,
+        "MYSGLANG_ADMIN_API_KEY": KEY,
+        "COLUMNS": "120",
+    }
+    yield folder, environment
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_example(example: Example, room: tuple[Path, dict[str, str]]) -> None:
+    folder, environment = room
+    run = run_server if example.command.startswith("mysglang serve") else run_to_its_end
+    printed = run(_PORT.sub("0", example.command), folder, environment)
+    shown = Example(example.page, example.command, re.sub(r":3000[12]\b", ":…", example.output))
+    assert shown.matches(printed), printed
+
+
+def run_to_its_end(command: str, folder: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def run_server(command: str, folder: Path, environment: dict[str, str]) -> str:
+    """Up to the line that says where it answers."""
+    path = folder / "printed"
+    with path.open("wb") as out:
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        end = time.monotonic() + LIMIT_S
+        while (found := re.search(r"(?s)^.* answers on \S+\n", path.read_text())) is None:
+            assert process.poll() is None and time.monotonic() < end, path.read_text()
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == 0, path.read_text()
+    return found[0]

@@ -1,0 +1,109 @@
+"""The gated delta rule: many tokens together are what they are one by one, and both are the formula of the paper."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mysglang.srt.kernels.linear_attention import CHUNK, conv_run, conv_step, delta_run, delta_step, gated_rms_norm
+
+KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 6, 16, 24
+CHANNELS, KERNEL = 20, 4
+AT = 3
+"""The row's entry among five."""
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def tokens(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values, decays and strengths."""
+    return (
+        randn(count, KEY_HEADS, KEY_DIM),
+        randn(count, KEY_HEADS, KEY_DIM, seed=1),
+        randn(count, VALUE_HEADS, VALUE_DIM, seed=2),
+        -F.softplus(randn(count, VALUE_HEADS, seed=3) - 3),
+        randn(count, VALUE_HEADS, seed=4).sigmoid(),
+    )
+
+
+def formula(given: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+    """Equation 10 of the paper as it stands there, in float64: S_t = S_{t-1} a (I - b k k^T) + b v k^T, where S is
+    [value_dim, key_dim]; what it reads, and the last state as we keep it.
+    """
+    queries, keys, values, decay, strength = (each.double() for each in given)
+    out = torch.zeros(values.shape, dtype=torch.float64)
+    last = torch.empty(state.shape, dtype=torch.float64)
+    for head in range(VALUE_HEADS):
+        shared = head // (VALUE_HEADS // KEY_HEADS)
+        matrix = state[head].double().T
+        for token in range(len(values)):
+            k = keys[token, shared] / keys[token, shared].norm()
+            q = queries[token, shared] / queries[token, shared].norm() / KEY_DIM**0.5
+            a, b = decay[token, head].exp(), strength[token, head]
+            matrix = a * matrix @ (torch.eye(KEY_DIM) - b * torch.outer(k, k)) + b * torch.outer(values[token, head], k)
+            out[token, head] = matrix @ q
+        last[head] = matrix.T
+    return out, last
+
+
+@pytest.mark.parametrize("count", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+def test_delta_rule_is_the_formula(count: int) -> None:
+    given, states = tokens(count), randn(5, VALUE_HEADS, KEY_DIM, VALUE_DIM)
+    expected, last = formula(given, states[AT])
+    together, apart = states.clone(), states.clone()
+    torch.testing.assert_close(delta_run(*given, together, AT).double(), expected, rtol=1e-3, atol=1e-4)
+    at = torch.tensor([AT])
+    steps = [delta_step(*(each[token : token + 1] for each in given), apart, at) for token in range(count)]
+    torch.testing.assert_close(torch.cat(steps).double(), expected, rtol=1e-3, atol=1e-4)
+    for found in (together, apart):
+        torch.testing.assert_close(found[AT].double(), last, rtol=1e-3, atol=1e-4)
+        found[AT] = states[AT]
+        assert torch.equal(found, states), "a state of another row was written"
+
+
+def test_strong_decay_overflows_nowhere() -> None:
+    """A decay that forgets everything within a chunk: quotients of two decays would be infinite."""
+    queries, keys, values, decay, strength = tokens(2 * CHUNK)
+    given = queries, keys, values, decay * 40 - 5, strength
+    state = randn(5, VALUE_HEADS, KEY_DIM, VALUE_DIM)
+    expected, last = formula(given, state[AT])
+    torch.testing.assert_close(delta_run(*given, state, AT).double(), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(state[AT].double(), last, rtol=1e-3, atol=1e-4)
+
+
+def test_rows_of_a_step_are_apart() -> None:
+    given, states = tokens(4), randn(5, VALUE_HEADS, KEY_DIM, VALUE_DIM)
+    at, together, apart = torch.tensor([2, 0, 4, 1]), states.clone(), states.clone()
+    found = delta_step(*given, together, at)
+    for row in range(4):
+        alone = delta_step(*(each[row : row + 1] for each in given), apart, at[row : row + 1])
+        torch.testing.assert_close(found[row : row + 1], alone)
+    torch.testing.assert_close(together, apart)
+    reference = states.clone()
+    torch.testing.assert_close(delta_step.reference(*given, reference, at), found)
+    torch.testing.assert_close(reference, together)
+
+
+@pytest.mark.parametrize("cuts", [[9], [1, 8], [2, 3, 4], [1] * 9])
+def test_convolution_goes_on_from_the_newest_inputs(cuts: list[int]) -> None:
+    x, weight, recent = randn(9, CHANNELS), randn(CHANNELS, KERNEL), randn(5, KERNEL - 1, CHANNELS)
+    seen = torch.cat((recent[AT], x))
+    expected = F.silu(F.conv1d(seen.T.unsqueeze(0), weight.unsqueeze(1), groups=CHANNELS)[0].T)
+    found, after = [], recent.clone()
+    for part in x.split(cuts):
+        if len(part) == 1:
+            found.append(conv_step(part, weight, after, torch.tensor([AT])))
+        else:
+            found.append(conv_run(part, weight, after, AT))
+    torch.testing.assert_close(torch.cat(found), expected)
+    torch.testing.assert_close(after[AT], seen[-(KERNEL - 1) :])
+    after[AT] = recent[AT]
+    assert torch.equal(after, recent)
+
+
+def test_gated_norm() -> None:
+    x, gate, weight = randn(3, 2, 8), randn(3, 2, 8, seed=1), randn(8)
+    expected = F.rms_norm(x, (8,), weight, 1e-6) * F.silu(gate)
+    torch.testing.assert_close(gated_rms_norm(x, weight, gate, 1e-6), expected)

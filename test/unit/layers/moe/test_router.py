@@ -1,0 +1,94 @@
+"""Routers choose the experts that transformers chooses, with the same gates."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DeepseekV2Config, DeepseekV3Config
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.moe.router import Router, Routing
+
+SIZES = {"hidden_size": 32, "n_routed_experts": 24, "num_experts_per_tok": 4, "num_attention_heads": 4}
+GROUPS = {"n_group": 6, "topk_group": 3, "routed_scaling_factor": 1.7}
+
+
+def second(**keys: Any) -> tuple[torch.nn.Module, Routing]:
+    theirs = DeepseekV2TopkRouter(DeepseekV2Config(**SIZES, **GROUPS, **keys))
+    grouped = theirs.topk_method == "group_limited_greedy"
+    routing = Routing(
+        kind="softmax",
+        top_k=4,
+        renormalize=False,
+        groups=6 if grouped else 1,
+        kept_groups=3 if grouped else 1,
+        scale=1.7,
+        float32=True,
+    )
+    return theirs, routing
+
+
+def third(**keys: Any) -> tuple[torch.nn.Module, Routing]:
+    theirs = DeepseekV3TopkRouter(DeepseekV3Config(**{**SIZES, **GROUPS, **keys}))
+    routing = Routing(
+        kind="sigmoid",
+        top_k=4,
+        renormalize=theirs.norm_topk_prob,
+        groups=theirs.num_group,
+        kept_groups=theirs.topk_group,
+        scale=1.7,
+        float32=True,
+        corrected=True,
+    )
+    return theirs, routing
+
+
+PAIRS = {
+    "of all": second(topk_method="greedy"),
+    "in groups": second(topk_method="group_limited_greedy"),
+    "scored": third(),
+    "scored, one group": third(n_group=1, topk_group=1, norm_topk_prob=False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_as_transformers(pair: tuple[torch.nn.Module, Routing], dtype: torch.dtype) -> None:
+    theirs, routing = pair
+    torch.manual_seed(0)
+    ours = Router(32, 24, routing, LayerContext(dtype=dtype))
+    theirs.weight.data = torch.randn(24, 32).to(dtype)
+    ours.weight.load(theirs.weight.data)
+    correction = torch.randn(24) * 0.3
+    if ours.e_score_correction_bias is not None:
+        theirs.e_score_correction_bias.copy_(correction)
+        ours.e_score_correction_bias.load(correction)
+    x = torch.randn(300, 32).to(dtype)
+    with torch.no_grad():
+        _, their_gates, their_ids = theirs(x)
+        ids, gates = ours.route(x)
+    assert ids.dtype == torch.int32 and gates.dtype == torch.float32
+    by_expert(ids, gates, their_ids, their_gates)
+
+
+def by_expert(ids: Tensor, gates: Tensor, their_ids: Tensor, their_gates: Tensor) -> None:
+    """The same experts, in any order, with the same gates."""
+    order, their_order = ids.argsort(dim=-1), their_ids.argsort(dim=-1)
+    assert torch.equal(ids.gather(1, order).long(), their_ids.gather(1, their_order))
+    torch.testing.assert_close(gates.gather(1, order), their_gates.gather(1, their_order))
+
+
+def test_the_correction_is_for_the_choice_alone() -> None:
+    """An expert that is lifted to the first place keeps the gate of its score."""
+    router = Router(
+        4, 3, Routing(kind="sigmoid", top_k=1, renormalize=False, corrected=True), LayerContext(dtype=torch.float32)
+    )
+    router.weight.load(torch.eye(3, 4))
+    assert router.e_score_correction_bias is not None
+    router.e_score_correction_bias.load(torch.tensor([0.0, 0.0, 5.0]))
+    ids, gates = router.route(torch.tensor([[3.0, 0.0, -1.0, 0.0]]))
+    assert ids.tolist() == [[2]]
+    assert float(gates) == pytest.approx(float(torch.tensor(-1.0).sigmoid()))

@@ -1,0 +1,87 @@
+"""Attention over latent rows in both of its ways: over the rows, and over keys and values that are made of them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
+from fixtures.transformers_pair import SCENARIOS, Pair, Scenario, check_scenario, load_pair, native_attention
+from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.layers import latent_attention
+from mysglang.srt.layers.attention import expanding
+from mysglang.srt.layers.attention.expanding import MergedParts, expansion_of
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.latent_attention import HeadsOfRows, LatentSizes
+from mysglang.srt.layers.parameter import WeightParameter
+
+SIZES = LatentSizes(query_rank=None, key_dim=6, value_dim=4, interleaved=True)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return load_pair("deepseek_v3", tmp_path_factory.mktemp("checkpoint"), torch.float32)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are expanded from few tokens on, in small pieces."""
+    monkeypatch.setattr(expanding, "LONG", 7)
+    monkeypatch.setattr(expanding, "FRESH", 4)
+    monkeypatch.setattr(latent_attention, "PIECE", 9)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("last_only", [False, True])
+def test_as_transformers(pair: Pair, scenario: Scenario, page_size: int, last_only: bool) -> None:
+    """Beside rows that are not expanded, over prefixes of several pieces that other rows may write in the same step."""
+    check_scenario(pair, scenario, page_size, last_only=last_only, attention=native_attention)
+
+
+@pytest.mark.usefixtures("short")
+def test_which_rows_are_expanded(pair: Pair) -> None:
+    pages = PageRows(page_size=4)
+    backend = native_attention(pair.ours, pages)
+    rows = [Row(0, [5] * 4), Row(1, [5] * 3), Row(2, [5] * 7, 4), Row(3, [5] * 6, 4)]
+    batch = forward_batch(worker_batch(rows, pages), backend)
+    found = expansion_of(backend, batch)
+    assert found is not None and found.others is not None
+    assert [row.tokens for row in found.rows] == [slice(0, 4), slice(7, 14)]
+    assert [len(row.keys) for row in found.rows] == [4, 11]
+    assert found.others.tokens.tolist() == [4, 5, 6, *range(14, 20)]
+    few = forward_batch(worker_batch([Row(1, [5] * 3), Row(3, [5], 4)], pages), backend)
+    assert expansion_of(backend, few) is None
+    decoding = forward_batch(worker_batch([Row(0, [5], 4)], pages, mode=ForwardMode.DECODE), backend)
+    assert expansion_of(backend, decoding) is None
+
+
+def test_what_is_loaded_comes_back() -> None:
+    """Taken apart and put together again, before and after which it computes the same."""
+    torch.manual_seed(0)
+    heads = HeadsOfRows(3, 5, SIZES, LayerContext(dtype=torch.float32))
+    weight, rows, q = torch.randn(30, 5), torch.randn(7, 5 + 2), torch.randn(7, 3, 6)
+    heads.weight.load(weight)
+
+    def results() -> list[Tensor]:
+        return [*heads.expand(rows), heads.absorb(q), heads.values(q[..., :5])]
+
+    before = results()
+    layouts = {"weight": heads.weight.without_memory()}
+    heads.process_weights_after_loading()
+    assert not list(heads.parameters()) and torch.equal(heads.values_of("weight"), weight)
+    for made, plain in zip(results(), before, strict=True):
+        torch.testing.assert_close(made, plain)
+    heads.reopen_weights(layouts)
+    heads.reopen_weights(layouts)
+    assert isinstance(heads.weight, WeightParameter) and torch.equal(heads.weight, weight)
+
+
+def test_parts_merge_to_the_whole() -> None:
+    torch.manual_seed(0)
+    scores, values = torch.randn(2, 3, 20) * 9, torch.randn(2, 20, 4)
+    merged = MergedParts()
+    for start, end in ((0, 1), (1, 14), (14, 20)):
+        part = scores[..., start:end]
+        merged.add(part.softmax(-1) @ values[:, start:end], part.logsumexp(-1))
+    torch.testing.assert_close(merged.out, scores.softmax(-1) @ values)

@@ -1,0 +1,110 @@
+"""What ranks say to each other: every rank has the same messages in the same turns, and its replies bear its number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fixtures.in_process_channels import InProcess
+from mysglang.srt.constrained.compiler import Failure
+from mysglang.srt.constrained.grammar_queue import GrammarNews, GrammarTooSlow, NoTurn, QueueNews
+from mysglang.srt.forward.forward_mode import ForwardMode
+from mysglang.srt.managers.rank_links import FollowShare, LeadShare, RankReplies, Turn, turn_codec
+from mysglang.srt.messages.codec import ToTokenizer, pack_ids, tokenizer_codec
+from mysglang.srt.messages.control import ControlReqOutput, FlushCacheReqInput, HeartBeat
+from mysglang.srt.messages.requests import AbortReq, TokenizedGenerateReqInput
+from mysglang.srt.sampling.grammar_spec import GrammarSpec
+from mysglang.srt.sampling.sampling_params import SamplingParams
+from mysglang.srt.scheduling.batch import ScheduleBatch
+from mysglang.srt.scheduling.coordinator import PlanDigest
+from mysglang.srt.scheduling.intake import Message, Told
+
+SPEC = GrammarSpec("regex", "a+")
+NEWS = (None, QueueNews)
+MESSAGES: list[Message] = [
+    TokenizedGenerateReqInput(rid="a@1.0", input_ids=pack_ids([1, 2]), sampling_params=SamplingParams(), stream=True),
+    AbortReq(rid="a@1.0"),
+    FlushCacheReqInput(id=3),
+    Told(1, GrammarNews(SPEC, None, b"compiled")),
+    Told(1, GrammarNews(SPEC, Failure("wrong", lasting=True))),
+    Told(1, NoTurn("b@2.0")),
+    Told(1, GrammarTooSlow(SPEC)),
+]
+
+
+def link() -> InProcess[Turn]:
+    return InProcess(turn_codec())
+
+
+def test_every_rank_has_the_messages_of_the_first() -> None:
+    links = [link(), link()]
+    lead, followers = LeadShare(links, PlanDigest()), [FollowShare(each, NEWS, PlanDigest()) for each in links]
+    turns: list[list[Message]] = [MESSAGES, [], MESSAGES[:1]]
+    for turn in turns:
+        assert lead.share(turn) == turn
+    for follower in followers:
+        # What a rank that follows finds itself does not count.
+        assert [follower.share([Told(1, NoTurn("its own"))]) for _ in turns] == turns
+
+
+def test_a_rank_that_waits_gives_signs_of_life() -> None:
+    turns = link()
+    lead, follower = LeadShare([turns], PlanDigest()), FollowShare(turns, NEWS, PlanDigest())
+    signs = 0
+
+    def pulse() -> None:
+        nonlocal signs
+        signs += 1
+        if signs == 3:
+            lead.share(MESSAGES[:1])
+
+    follower.pulse = pulse
+    assert follower.share([]) == MESSAGES[:1]
+    assert signs == 3
+
+
+def test_a_turn_that_is_missing_ends_the_rank() -> None:
+    turns = link()
+    follower = FollowShare(turns, NEWS, PlanDigest())
+    turns.send(Turn(2, 0, []))
+    with pytest.raises(RuntimeError, match="turn 1 of the first rank did not arrive, but turn 2"):
+        follower.share([])
+
+
+def test_a_rank_that_plans_something_else_ends() -> None:
+    """Here one token more for one of two rows."""
+    turns, plans = link(), [PlanDigest(), PlanDigest()]
+    lead, follower = LeadShare([turns], plans[0]), FollowShare(turns, NEWS, plans[1])
+    for lens in ([5, 1], [1, 1]):
+        for plan in plans:
+            plan.agree(step(lens))
+        lead.share([])
+        assert follower.share([]) == []
+    plans[0].agree(step([1, 1]))
+    plans[1].agree(step([1, 2]))
+    lead.share([])
+    with pytest.raises(RuntimeError, match="planned other steps than the first rank"):
+        follower.share([])
+
+
+def step(lens: list[int]) -> ScheduleBatch:
+    rows = len(lens)
+    return ScheduleBatch(
+        mode=ForwardMode.EXTEND,
+        slots=np.arange(rows),
+        lives=np.zeros(rows, dtype=np.int64),
+        starts=np.zeros(rows, dtype=np.int32),
+        lens=np.array(lens, dtype=np.int32),
+        high_lens=np.array(lens, dtype=np.int32),
+        yields=np.ones(rows, dtype=np.bool_),
+        new_tokens=sum(lens),
+    )
+
+
+def test_replies_bear_the_rank() -> None:
+    sent: InProcess[ToTokenizer] = InProcess(tokenizer_codec())
+    replies = RankReplies(sent, 2)
+    beat = HeartBeat(rank=2, forward_steps=0, num_running_reqs=0, num_waiting_reqs=0)
+    for message in (ControlReqOutput(id=1, success=True), beat):
+        replies.send(message)
+    assert sent.drain() == [ControlReqOutput(id=1, success=True, rank=2), beat]

@@ -1,0 +1,52 @@
+"""The words that users read are plain: README, docs and the help of every flag (`fixtures/plain_words.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fixtures.plain_words import MAX_WORDS, complaints, prose_of_markdown
+from mysglang.srt.args.field import Option
+from mysglang.srt.args.groups import group_options
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OPTIONS = [option for members in group_options().values() for option in members]
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
+def test_the_help_of_a_flag_is_plain(option: Option) -> None:
+    assert not list(complaints(option.help))
+    assert option.help.endswith(".") and option.help[0].isupper(), "a help text is a sentence, or several"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_plain(page: Path) -> None:
+    assert not list(complaints(prose_of_markdown(page.read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Whoever waits gets it.",
+        "A key is kept. Of a key, a part is stored.",
+        "Likewise for rows.",
+        "Requests who wait are served.",
+        "It lets in who comes first.",
+        "word " * (MAX_WORDS + 1) + ".",
+    ],
+)
+def test_hard_words_are_found(text: str) -> None:
+    assert list(complaints(text))
+
+
+def test_plain_words_pass() -> None:
+    assert not list(complaints("Of course a request waits. It is evicted first: the cache is full. " * 5))
+
+
+def test_code_tables_and_links_of_a_page_are_no_long_sentences() -> None:
+    page = (
+        "# Whoever\n\n```bash\nwhoever likewise\n```\n\n| a | b |\n| --- | --- |\n| one | two |\n\n[text](whoever.md)\n"
+    )
+    assert [line.partition(" ")[0] for line in complaints(prose_of_markdown(page))] == ["'whoever'"]
