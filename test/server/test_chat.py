@@ -41,6 +41,7 @@ def test_a_tool_call_is_shown_and_its_result_is_asked_for(tiny_server: ServerPro
         messages = json.loads((tmp_path / "talk.json").read_text())
         assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
         assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"]
+        terminal.expect("you> ")
         terminal.type(CTRL_D)
         assert terminal.wait() == 0
     assert_quiet(tiny_server.url)

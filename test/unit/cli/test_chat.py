@@ -50,6 +50,13 @@ def chat(url: str, folder: Path, *options: str, **environment: str) -> Terminal:
     return Terminal(command, known | {"PYTHONPATH": python_path("python"), **environment}, str(folder))
 
 
+def leave(terminal: Terminal) -> None:
+    """Ctrl-D at the prompt. What a terminal takes before the prompt, while it edits lines itself, readline never sees."""
+    terminal.expect("you> ")
+    terminal.type(CTRL_D)
+    assert terminal.wait() == 0
+
+
 def saved(terminal: Terminal, folder: Path) -> list[dict[str, object]]:
     terminal.type("/save talk.json\r")
     terminal.expect("messages are in talk.json")
@@ -69,8 +76,7 @@ def test_thoughts_are_dimmed_and_the_history_is_kept(url: str, answers: Answers,
         terminal.expect("Four.")
         roles = [message["role"] for message in saved(terminal, tmp_path)]
         assert roles == ["system", "user", "assistant", "user", "assistant"]
-        terminal.type(CTRL_D)
-        assert terminal.wait() == 0
+        leave(terminal)
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(url: str, answers: Answers, tmp_path: Path) -> None:
