@@ -51,7 +51,7 @@ def chat(url: str, folder: Path, *options: str, **environment: str) -> Terminal:
 
 
 def leave(terminal: Terminal) -> None:
-    """Ctrl-D at the prompt. What a terminal takes before the prompt, while it edits lines itself, readline never sees."""
+    """Ctrl-D at the prompt. What a terminal takes before it, while it edits lines itself, readline never sees."""
     terminal.expect("you> ")
     terminal.type(CTRL_D)
     assert terminal.wait() == 0

@@ -1,5 +1,7 @@
 """Each family's logits equal those of transformers on a small random checkpoint, however a prompt is cut into steps."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fixtures.forward_batches import PageRows
@@ -14,7 +17,10 @@ from fixtures.tiny_checkpoints import FAMILIES
 from fixtures.transformers_pair import PROMPTS, SCENARIOS, Pair, Scenario, check_scenario, decode, load_pair, run
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint
 from mysglang.srt.configs.layer_plan import MixturePlan
+from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.model_loader.loader import load_model
+from mysglang.srt.model_loader.weight_update import WeightUpdate
 from mysglang.srt.utils.checkpoint_files import stored_tensors
 
 LONGROPE = {
@@ -85,6 +91,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_next",
         {"layer_types": ["linear_attention"] * 2 + ["full_attention"], "mlp_only_layers": [1], "attention_bias": True},
     ),
+    "qwen3_5": ("qwen3_5", {}),
+    "qwen3_5_moe": ("qwen3_5_moe", {}),
     "deepseek_v2": ("deepseek_v2", {}),
     "deepseek_v2, lite": (
         "deepseek_v2",
@@ -110,6 +118,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+WITH_OTHER_NAMES = ("qwen3_next", "qwen3_5_moe")
+
+
 @pytest.fixture(scope="module", params=VARIANTS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     family, overrides = VARIANTS[request.param]
@@ -122,23 +133,63 @@ def test_logits_in_float32(pair: Pair, scenario: Scenario, page_size: int, last_
     check_scenario(pair, scenario, page_size, last_only=last_only)
 
 
-def test_a_decoder_inside_of_a_larger_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gemma 3 with its tower for pictures: text is answered, and the tower is not loaded."""
+def gemma3_with_a_tower(**more: Any) -> transformers.PretrainedConfig:
+    """More layers in the tower than the decoder has, and of other sizes."""
     tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 5, "num_attention_heads": 2}
+    sizes = {**tower, "image_size": 28, "patch_size": 14}
+    text = FAMILIES["gemma3"](tie_word_embeddings=True)
+    return transformers.Gemma3Config(text_config=text, vision_config=sizes, image_token_index=0, **more)
 
-    def config(**more: Any) -> transformers.Gemma3Config:
-        text = FAMILIES["gemma3"](tie_word_embeddings=True)
-        # More layers than the decoder has, and of other sizes.
-        return transformers.Gemma3Config(
-            text_config=text, vision_config={**tower, "image_size": 28, "patch_size": 14}, image_token_index=0, **more
-        )
 
-    monkeypatch.setitem(FAMILIES, "gemma3 with a tower", config)
-    pair = load_pair("gemma3 with a tower", tmp_path, torch.float32)
-    assert ModelConfig.from_path(str(tmp_path)).architecture == "Gemma3ForConditionalGeneration"
+def qwen3_5_moe_with_a_tower(**more: Any) -> transformers.PretrainedConfig:
+    tower = {"hidden_size": 16, "intermediate_size": 16, "depth": 5, "num_heads": 2, "num_position_embeddings": 16}
+    text = FAMILIES["qwen3_5_moe"]().to_dict()
+    sizes = {**tower, "out_hidden_size": text["hidden_size"]}
+    return transformers.Qwen3_5MoeConfig(text_config=text, vision_config=sizes, image_token_id=0, **more)
+
+
+@pytest.mark.parametrize("config", [gemma3_with_a_tower, qwen3_5_moe_with_a_tower])
+def test_a_decoder_inside_of_a_larger_model(
+    config: Callable[..., transformers.PretrainedConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a tower for pictures: text is answered, and the tower is not loaded."""
+    monkeypatch.setitem(FAMILIES, "with a tower", config)
+    pair = load_pair("with a tower", tmp_path, torch.float32)
+    assert ModelConfig.from_path(str(tmp_path)).inside == "language_model"
     for scenario in SCENARIOS:
         check_scenario(pair, scenario, page_size=16)
     check_checkpoint(ModelConfig.from_path(str(tmp_path)), stored_tensors(tmp_path))
+
+
+@pytest.mark.parametrize("family", WITH_OTHER_NAMES)
+def test_tensors_have_the_names_of_the_checkpoint(family: str, tmp_path: Path) -> None:
+    """Also where a family calls them otherwise than most, and where a parameter of ours is one of several parts."""
+    pair = load_pair(family, tmp_path, torch.float32)
+    prefixes = ModelConfig.from_path(str(tmp_path)).weight_prefixes
+    given = load_file(tmp_path / "model.safetensors")
+    named = {next((name.removeprefix(each) for each in prefixes if name.startswith(each)), name) for name in given}
+    update = WeightUpdate(pair.ours)
+    told = dict(update.tensors())
+    assert told.keys() == named
+    for name, tensor in told.items():
+        assert torch.equal(update.read(name), tensor)
+
+
+def test_experts_in_one_tensor(tmp_path: Path) -> None:
+    """As published checkpoints of Qwen3.5 hold them: [experts, …] gates above ups, and downs."""
+    pair = load_pair("qwen3_5_moe", tmp_path, torch.float32)
+    path = tmp_path / "model.safetensors"
+    tensors, experts = load_file(path), range(9)
+    for layer in range(3):
+        at = f"model.layers.{layer}.mlp.experts"
+        apart = [[tensors.pop(f"{at}.{i}.{part}_proj.weight") for i in experts] for part in ("gate", "up", "down")]
+        gates, ups, downs = map(torch.stack, apart)
+        tensors |= {f"{at}.gate_up_proj": torch.cat((gates, ups), dim=1), f"{at}.down_proj": downs}
+    save_file(tensors, path)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    check_checkpoint(config, stored_tensors(tmp_path))
+    ours = load_model(config, LoadConfig(), torch.device("cpu"), torch.float32)
+    check_scenario(replace(pair, ours=ours), SCENARIOS[0], page_size=16)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -40,13 +40,18 @@ def logits(folder: Path, tp: ThreadGroup | SoloGroup) -> Tensor:
         ("qwen3_moe", True),
         ("gemma2", True),
         ("qwen3_next", False),
+        ("qwen3_5", False),
         ("deepseek_v2", False),
         ("deepseek_v3", True),
     ],
 )
 @torch.no_grad()
 def test_ranks_agree_with_the_whole(family: str, tied: bool, size: int, tmp_path: Path) -> None:
-    more = {"linear_num_key_heads": 4, "linear_num_value_heads": 8} if family == "qwen3_next" else {}
+    more = (
+        {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
+        if family.startswith("qwen3_") and family != "qwen3_moe"
+        else {}
+    )
     make_checkpoint(family, tmp_path, num_attention_heads=8, tie_word_embeddings=tied, **more)
     whole = logits(tmp_path, SoloGroup())
     for part in run_on_ranks(size, lambda tp: logits(tmp_path, tp)):

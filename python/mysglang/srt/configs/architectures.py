@@ -35,6 +35,7 @@ from mysglang.srt.configs.families.phi3 import Phi3Config
 from mysglang.srt.configs.families.qwen2 import Qwen2Config
 from mysglang.srt.configs.families.qwen2_moe import Qwen2MoeConfig
 from mysglang.srt.configs.families.qwen3 import Qwen3Config
+from mysglang.srt.configs.families.qwen3_5 import Qwen35Config, Qwen35MoeConfig
 from mysglang.srt.configs.families.qwen3_moe import Qwen3MoeConfig
 from mysglang.srt.configs.families.qwen3_next import Qwen3NextConfig
 from mysglang.srt.configs.families.seed_oss import SeedOssConfig
@@ -79,6 +80,8 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "Qwen3": Qwen3Config,
     "Qwen3Moe": Qwen3MoeConfig,
     "Qwen3Next": Qwen3NextConfig,
+    "Qwen3_5": Qwen35Config,
+    "Qwen3_5Moe": Qwen35MoeConfig,
     "Gemma2": Gemma2Config,
     "Gemma3": Gemma3Config,
     "Mixtral": MixtralConfig,
@@ -126,11 +129,20 @@ def _reward(config: type[DecoderConfig]) -> Architecture:
 _ROBERTA = Architecture("roberta:RobertaModel", task="embed", positions_after_padding=True)
 _ROBERTA_CLASSIFIER = replace(_ROBERTA, model="roberta:RobertaForSequenceClassification", task="classify")
 
+WITH_TOWERS = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+"""Families whose decoders also stand in checkpoints with a tower for pictures. Text is served, and the tower is not
+loaded.
+"""
+
+
+def _with_tower(name: str) -> Architecture:
+    """The decoder of the family in such a checkpoint."""
+    return replace(decoder(name, DECODERS[name])[f"{name}ForCausalLM"], inside="language_model")
+
+
 ARCHITECTURES: dict[str, Architecture] = {
     **{row: made for name, config in DECODERS.items() for row, made in decoder(name, config).items()},
-    "Gemma3ForConditionalGeneration": replace(
-        decoder("Gemma3", Gemma3Config)["Gemma3ForCausalLM"], inside="language_model"
-    ),
+    **{f"{name}ForConditionalGeneration": _with_tower(name) for name in WITH_TOWERS},
     "LlamaEmbeddingModel": decoder("Llama", LlamaConfig)["LlamaModel"],
     "Qwen2ForRewardModel": _reward(Qwen2Config),
     "Qwen3ForRewardModel": _reward(Qwen3Config),

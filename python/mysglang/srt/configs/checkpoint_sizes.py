@@ -13,6 +13,7 @@ from functools import cache
 from mysglang.srt.configs.encoder_config import EncoderConfig
 from mysglang.srt.configs.layer_plan import Matrix, Size
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.configs.tensor_names import renaming
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.checkpoint_files import StoredTensor
 from mysglang.srt.utils.hardware import GIB
@@ -96,6 +97,7 @@ def num_parameters(config: ModelConfig) -> int:
 def _finder(config: ModelConfig) -> Callable[[str], Matrix | None]:
     """From the name of a checkpoint's tensor to the matrix that it should be; None: it is not known here."""
     tables = {matrix.name: matrix for matrix in _tables(config)}
+    to_ours = renaming(() if config.decoder is None else config.decoder.renamed)
 
     @cache
     def of_layer(number: int) -> dict[str, Matrix]:
@@ -103,6 +105,7 @@ def _finder(config: ModelConfig) -> Callable[[str], Matrix | None]:
         return {matrix.name: matrix for matrix in _layer_matrices(config, number)} if known else {}
 
     def find(name: str) -> Matrix | None:
+        name = to_ours(name)
         layer = _LAYER.search(name)
         if layer is None:
             return tables.get(".".join(name.split(".")[-2:]))

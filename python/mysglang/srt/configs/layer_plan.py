@@ -203,6 +203,9 @@ class LinearAttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that the convolution before the delta rule sees, a token itself included."""
     norm: NormPlan
     """Of what each value head gives."""
+    grouped: bool = True
+    """Whether the rows of projections are in groups, one for each key head, and there are two projections. Else there
+    are four, for what is convolved, gates, strengths and decays."""
 
     def state_bytes(self, dtype_bytes: int) -> int:
         """Of one request: the newest inputs of the convolution in a dtype of so many bytes, and a matrix of float32 for
@@ -220,9 +223,17 @@ class LinearAttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Those of a checkpoint's layer."""
         values = Size("linear_num_value_heads * linear_value_head_dim", self.value_heads * self.value_dim)
         keys = Size("linear_num_key_heads * linear_key_head_dim", self.key_heads * self.key_dim)
-        everything = Size(f"2 * {keys.field} + 2 * {values.field}", 2 * (keys.value + values.value))
-        yield Matrix("linear_attn.in_proj_qkvz.weight", everything, hidden)
-        yield Matrix("linear_attn.in_proj_ba.weight", Size("2 * linear_num_value_heads", 2 * self.value_heads), hidden)
+        heads = Size("linear_num_value_heads", self.value_heads)
+        if self.grouped:
+            everything = Size(f"2 * {keys.field} + 2 * {values.field}", 2 * (keys.value + values.value))
+            yield Matrix("linear_attn.in_proj_qkvz.weight", everything, hidden)
+            yield Matrix("linear_attn.in_proj_ba.weight", Size(f"2 * {heads.field}", 2 * heads.value), hidden)
+        else:
+            convolved = Size(f"2 * {keys.field} + {values.field}", 2 * keys.value + values.value)
+            yield Matrix("linear_attn.in_proj_qkv.weight", convolved, hidden)
+            yield Matrix("linear_attn.in_proj_z.weight", values, hidden)
+            yield Matrix("linear_attn.in_proj_b.weight", heads, hidden)
+            yield Matrix("linear_attn.in_proj_a.weight", heads, hidden)
         yield Matrix("linear_attn.out_proj.weight", hidden, values)
 
 
@@ -377,6 +388,9 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Factor of the logits, before the cap."""
     logit_cap: float = 0.0
     """Soft cap of the logits; 0: none."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Parts of tensors' names as a checkpoint has them, and what they are called here (`configs/tensor_names.py`). The
+    plan's own names are those of here."""
     unused_layers: int = 0
     """Layers behind the last that a checkpoint may hold and that only draft tokens. They are not loaded."""
 

@@ -82,7 +82,8 @@ class ModelConfig:
     def weight_prefixes(self) -> tuple[str, ...]:
         """What may stand before the names of a decoder's tensors in its checkpoint; the first that fits is meant."""
         if self.inside is None:
-            return ("model.",)
+            # A decoder that was saved alone may still be called as it was inside of a larger model.
+            return ("model.language_model.", "model.")
         return (f"model.{self.inside}.", f"{self.inside}.model.", f"{self.inside}.")
 
     def reads(self, tensor: str) -> bool:

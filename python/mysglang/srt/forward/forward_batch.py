@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from mysglang.srt.forward.forward_mode import ForwardMode
@@ -73,24 +74,28 @@ class KvStore(Protocol):
         ...
 
 
+class StatePart(NamedTuple):
+    """One tensor of a state."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
+    """None: that of the model."""
+
+
 @dataclass(frozen=True, slots=True)
 class StateSpec:
     """What is fixed about the state that one layer keeps for each request (sizes of this rank)."""
 
     layer_id: int
-    recent: tuple[int, int]
-    """[tokens, channels] of the newest inputs of its convolution, in the dtype of the model."""
-    matrix: tuple[int, int, int]
-    """[heads, key_dim, value_dim] of what it keeps of all tokens, float32."""
+    parts: tuple[StatePart, ...]
+    """In the order in which the layer takes them."""
 
 
 class StateStore(Protocol):
     """Where the states of requests and checkpoints are. A step writes into the tensors itself."""
 
-    def of(self, layer_id: int) -> tuple[Tensor, Tensor]:
-        """`recent` [states + 1, tokens, channels] and `matrix` [states + 1, heads, key_dim, value_dim] of a layer. The
-        last entry of each is for rows without a state.
-        """
+    def of(self, layer_id: int) -> tuple[Tensor, ...]:
+        """[states + 1, …] each of the parts that the layer's spec names. The last entry is for rows without a state."""
         ...
 
 

@@ -129,7 +129,11 @@ class WeightUpdate:
         names = self._model.weight_names()
         for parameter, layout in self._model.layouts.items():
             values = self._values(parameter)
-            for section, name in enumerate(names.sections(parameter, len(layout.sections))):
+            told = names.sections(parameter, len(layout.sections))
+            if len(set(told)) == 1:
+                yield told[0], values.read()
+                continue
+            for section, name in enumerate(told):
                 yield name, values.read(section)
 
     def _values(self, parameter: str) -> WeightParameter:

@@ -35,7 +35,13 @@ from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention, PlainMLP
 from mysglang.srt.layers.latent_attention import LatentAttention, LatentSizes
 from mysglang.srt.layers.layernorm import NORMS, RMS_NORMS, LayerNorm, NoNorm, RMSNorm, SplitRMSNorm
-from mysglang.srt.layers.linear_attention.gated_delta_net import DeltaSizes, GatedDeltaNet
+from mysglang.srt.layers.linear_attention.gated_delta_net import (
+    DeltaSizes,
+    GatedDeltaNet,
+    GroupedDeltaNet,
+    SplitDeltaNet,
+)
+from mysglang.srt.layers.linear_attention.state_layer import StateLayer
 from mysglang.srt.layers.moe.experts import MixtureOfExperts, SharedExpert
 from mysglang.srt.layers.moe.router import Routing
 from mysglang.srt.layers.radix_attention import RadixAttention
@@ -99,6 +105,8 @@ class Decoder(CheckpointModel):
     """This rank's part of a decoder, without what its hidden states are for."""
 
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {"gate_up_proj": ("gate_proj", "up_proj")}
+    stacked_rates: ClassVar[Mapping[str, tuple[str, ...]]] = {"in_proj_ba": ("in_proj_b", "in_proj_a")}
+    """Where a delta net has a projection for each."""
     stacked_heads: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
     """Where keys and values of each head are kept."""
     ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq", *KV_SCALES)
@@ -148,7 +156,7 @@ class Decoder(CheckpointModel):
 
     def state_specs(self) -> list[StateSpec]:
         """One for each layer of this rank that keeps a state for each request, by layer."""
-        return [module.spec for module in self.modules() if isinstance(module, GatedDeltaNet)]
+        return [module.spec for module in self.modules() if isinstance(module, StateLayer)]
 
     def workspace(self, max_tokens: int) -> int:
         """Bytes that a step of so many tokens takes inside its layers, where that is much. Layers take it in turn."""
@@ -156,7 +164,8 @@ class Decoder(CheckpointModel):
         return max_tokens * max((module.workspace_per_token for module in modules), default=0)
 
     def weight_names(self) -> WeightNames:
-        renamed = {"lm_head": "embed_tokens"} if self.plan.tied_embeddings else {}
+        renamed = dict(self.plan.renamed)
+        tied = {"lm_head": "embed_tokens"} if self.plan.tied_embeddings else {}
         experts: dict[str, tuple[str, ...]] = {}
         for mixture in self.plan.mixtures:
             gate, up, down = (f"{part}.weight" for part in mixture.parts)
@@ -166,7 +175,9 @@ class Decoder(CheckpointModel):
         latent = any(each.latent is not None for each in self.plan.attentions)
         stacked = dict(self.stacked) if self.plan.gates else {}
         stacked |= {} if latent else self.stacked_heads
-        return WeightNames(stacked, renamed, experts=experts, prefixes=self.config.weight_prefixes)
+        stacked |= self.stacked_rates if any(not each.grouped for each in self.plan.linear_attentions) else {}
+        prefixes = self.config.weight_prefixes
+        return WeightNames(stacked, renamed, experts=experts, aliases=tied, prefixes=prefixes)
 
     def ignores(self, name: str) -> bool:
         behind = range(self.config.num_layers, self.config.num_layers + self.plan.unused_layers)
@@ -251,7 +262,8 @@ def linear_attention_of(
 ) -> GatedDeltaNet:
     """The gated delta net of the layer with this number. Positions are in its state, so nothing is turned."""
     sizes = DeltaSizes(plan.key_heads, plan.value_heads, plan.key_dim, plan.value_dim, plan.kernel)
-    return GatedDeltaNet(index, hidden_size, sizes, plan.norm.eps, context)
+    kind = GroupedDeltaNet if plan.grouped else SplitDeltaNet
+    return kind(index, hidden_size, sizes, plan.norm.eps, context)
 
 
 MIXERS: Mapping[type[MixerPlan], Callable[[Any, int, int, Rotaries, LayerContext], nn.Module]] = {

@@ -167,7 +167,7 @@ class EncoderModel(CheckpointModel):
         return pooled
 
     def weight_names(self) -> WeightNames:
-        return WeightNames(self.stacked, self.renamed, prefixes=(self.prefix,))
+        return WeightNames(self.stacked, {}, aliases=self.renamed, prefixes=(self.prefix,))
 
     def layers(self) -> list[nn.Module]:
         """In order."""

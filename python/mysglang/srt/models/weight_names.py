@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mysglang.srt.configs.tensor_names import renaming
+
 KV_SCALES = (
     ".k_scale",
     ".v_scale",
@@ -33,8 +35,9 @@ class WeightNames:
     """stacked: a projection of ours -> those of the checkpoint in it, in order.
 
     `{"qkv_proj": ("q_proj", "k_proj", "v_proj")}` sends `layers.0.self_attn.k_proj.bias` to section 1 of
-    `layers.0.self_attn.qkv_proj.bias`. renamed: a part of a name -> what it is called here. The names of the
-    transformer's own parts carry a prefix, which ours do not; a checkpoint without it is as good.
+    `layers.0.self_attn.qkv_proj.bias`. renamed: parts of a name, with dots between them -> what they are called here.
+    aliases: likewise, of names that are read and never told. The names of the transformer's own parts carry a prefix,
+    which ours do not; a checkpoint without it is as good.
 
     experts: a parameter of ours that holds a matrix of every expert -> the tensors of one expert in it, in order.
     `{"w13_weight": ("gate_proj.weight", "up_proj.weight")}` sends `layers.0.mlp.experts.3.up_proj.weight` to section
@@ -47,41 +50,41 @@ class WeightNames:
         renamed: Mapping[str, str],
         *,
         experts: Mapping[str, tuple[str, ...]] | None = None,
+        aliases: Mapping[str, str] | None = None,
         prefixes: tuple[str, ...] = ("model.",),
     ) -> None:
         self._prefixes = prefixes
-        self._renamed = renamed
+        self._to_ours = renaming((*renamed.items(), *(aliases or {}).items()))
+        self._to_theirs = renaming(tuple((here, there) for there, here in renamed.items()))
         self._experts = experts or {}
         self._expert_parts = {part: (name, i) for name, parts in self._experts.items() for i, part in enumerate(parts)}
         self._sections = {part: (name, i) for name, parts in stacked.items() for i, part in enumerate(parts)}
 
     def sections(self, parameter: str, count: int) -> list[str]:
-        """The names of the `count` checkpoint tensors that a parameter is made of, without the prefix; its own if it
-        is one.
+        """[count] the checkpoint tensors that hold the sections of a parameter, by name without the prefix. One tensor
+        may hold all of them.
         """
         module, _, own = parameter.rpartition(".")
         if (of_expert := self._experts.get(own)) is not None:
-            own_name = {here: there for there, here in self._renamed.items()}
-            module = ".".join(own_name.get(part, part) for part in module.split("."))
+            module = self._to_theirs(module)
             return [f"{module}.{expert}.{part}" for expert in range(count // len(of_expert)) for part in of_expert]
         parts = parameter.split(".")
         found = [""] * count
         for name, (stacked, section) in self._sections.items():
             if count > 1 and stacked in parts:
                 found[section] = ".".join(name if part == stacked else part for part in parts)
-        return found if count > 1 else [parameter]
+        return [self._to_theirs(name) for name in (found if all(found) else [parameter] * count)]
 
     def target(self, name: str) -> Target:
         """The parameter, and the section of it, that a checkpoint tensor of this name is. There may be no such section,
         of an expert.
         """
-        name = self._own(name)
+        name = self._to_ours(self._own(name))
         expert = _EXPERT.fullmatch(name)
         if expert is not None and expert[3] in self._expert_parts:
             matrix, place = self._expert_parts[expert[3]]
-            module = ".".join(self._renamed.get(part, part) for part in expert[1].split("."))
-            return Target(f"{module}.{matrix}", int(expert[2]) * len(self._experts[matrix]) + place)
-        parts = [self._renamed.get(part, part) for part in name.split(".")]
+            return Target(f"{expert[1]}.{matrix}", int(expert[2]) * len(self._experts[matrix]) + place)
+        parts = name.split(".")
         for at, part in enumerate(parts):
             if part in self._sections:
                 stacked, section = self._sections[part]

@@ -1,24 +1,28 @@
-"""GatedDeltaNet: linear attention whose layer keeps one state for each request (Qwen3-Next).
+"""GatedDeltaNet: linear attention whose layer keeps one state for each request (Qwen3-Next, Qwen3.5).
 
-    x ─┬─ in_proj_qkvz ─┬─ q k v ─ convolution ─ gated delta rule ─ norm * silu(z) ─ out_proj
-       │                └─ z ───────────────────────────────────────┘
-       └─ in_proj_ba ─── b: strength, a: decay ─┘
+    x ─┬─ q k v ─ convolution ─ gated delta rule ─ norm * silu(z) ─ out_proj
+       ├─ z ────────────────────────────────────────┘
+       └─ b: strength, a: decay ─┘
 
 The formulas and their source stand in `kernels/linear_attention.py`. Which state a row has is said by the step.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mysglang.srt.forward.forward_batch import ForwardBatch, StateSpec, StateStep
+from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
 from mysglang.srt.kernels.linear_attention import conv_run, conv_step, delta_run, delta_step, gated_rms_norm
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mysglang.srt.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
+from mysglang.srt.layers.linear_attention.short_convolution import ShortConvolution
+from mysglang.srt.layers.linear_attention.state_layer import StateLayer
 from mysglang.srt.layers.parameter import Section, WeightParameter
 from mysglang.srt.layers.quantization.unquantized import Unquantized
 
@@ -41,21 +45,15 @@ class DeltaSizes:
         return self.value_heads // self.key_heads
 
 
-class GatedDeltaNet(nn.Module):
-    """Whole key heads, with their value heads, to a rank."""
+class GatedDeltaNet(StateLayer):
+    """Whole key heads, with their value heads, to a rank. What is projected in one product differs by family."""
 
     def __init__(self, layer_id: int, hidden_size: int, sizes: DeltaSizes, eps: float, context: LayerContext) -> None:
         """`sizes`: of the whole model."""
         super().__init__()
         rank, ranks = context.tp.rank, context.tp.size
         keys, values = sizes.key_heads * sizes.key_dim, sizes.value_heads * sizes.value_dim
-        # Grouped by key head: its query, its key, the values and the gates of its value heads; strengths, decays.
-        self.in_proj_qkvz = ColumnParallelLinear(
-            hidden_size, 2 * (keys + values), context=context.under("in_proj_qkvz")
-        )
-        # Small, and what it rounds is multiplied into the state at every token: it is never quantized.
-        plain = replace(context.under("in_proj_ba"), quant=Unquantized())
-        self.in_proj_ba = ColumnParallelLinear(hidden_size, 2 * sizes.value_heads, context=plain)
+        self.make_projections(hidden_size, sizes, context)
         sections = tuple(Section.split(size, rank, ranks) for size in (keys, keys, values))
         self.conv1d = ShortConvolution(sections, sizes.kernel, context)
         channels = sum(section.size for section in sections)
@@ -65,51 +63,38 @@ class GatedDeltaNet(nn.Module):
         self.norm = GatedRMSNorm(sizes.value_dim, eps, context)
         self.out_proj = RowParallelLinear(values, hidden_size, context=context.under("out_proj"))
         self.sizes = replace(sizes, key_heads=Section.split(sizes.key_heads, rank, ranks).size, value_heads=heads.size)
-        self.spec = StateSpec(layer_id, (sizes.kernel - 1, channels), (heads.size, sizes.key_dim, sizes.value_dim))
+        matrix = (heads.size, sizes.key_dim, sizes.value_dim)
+        self.spec = StateSpec(layer_id, (StatePart((sizes.kernel - 1, channels)), StatePart(matrix, torch.float32)))
+
+    @abstractmethod
+    def make_projections(self, hidden_size: int, sizes: DeltaSizes, context: LayerContext) -> None:
+        """Make the projections of the hidden state, by their names in a checkpoint. `sizes`: of the whole model."""
+
+    @abstractmethod
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[T, hidden_size] -> what is convolved, [T, channels]: queries, keys, values, head after head each; gates
+        [T, value_heads * value_dim]; strengths and decays [T, value_heads], before their functions.
+        """
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [W, hidden_size], of the wanted tokens. All tokens go through the states."""
-        assert batch.states is not None, "the step says nothing of states, and the model has some"
-        channels, z, decay, strength = self._projected(x)
-        attended = self._attend(channels, decay, strength, batch.states)
-        out: Tensor = self.out_proj(self.norm(batch.wanted(attended), batch.wanted(z)).flatten(1))
+        channels, z, b, a = self.projected(x)
+        decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)
+        attended = self.through((channels, decay, b.float().sigmoid()), batch)
+        gate = batch.wanted(z).reshape(-1, self.sizes.value_heads, self.sizes.value_dim)
+        out: Tensor = self.out_proj(self.norm(batch.wanted(attended), gate).flatten(1))
         return out
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[T, channels] of the convolution, gates [T, value_heads, value_dim], and the logarithm of the decay and the
-        strength, [T, value_heads] float32 both.
-        """
-        sizes = self.sizes
-        values = sizes.shared * sizes.value_dim
-        groups = self.in_proj_qkvz(x).unflatten(1, (sizes.key_heads, -1))
-        q, k, v, z = groups.split([sizes.key_dim, sizes.key_dim, values, values], dim=-1)
-        b, a = self.in_proj_ba(x).float().unflatten(1, (sizes.key_heads, -1)).chunk(2, dim=-1)
-        decay = -self.A_log.exp() * F.softplus(a.flatten(1) + self.dt_bias)
-        channels = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), dim=-1)
-        z = z.flatten(1).unflatten(1, (sizes.value_heads, sizes.value_dim))
-        return channels, z, decay, b.flatten(1).sigmoid()
+    def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: Tensor) -> Tensor:
+        """inputs: channels, and the logarithm of the decay and the strength, float32 both."""
+        (channels, decay, strength), (recent, matrix) = inputs, state
+        heads = self._heads(conv_step(channels, self.conv1d.taps, recent, at))
+        return delta_step(*heads, decay, strength, matrix, at)
 
-    def _attend(self, channels: Tensor, decay: Tensor, strength: Tensor, step: StateStep) -> Tensor:
-        """[T, value_heads, value_dim]."""
-        recent, matrix = step.store.of(self.spec.layer_id)
-        weight = self.conv1d.weight.squeeze(1)
-        if step.single_tokens is None and not step.runs:
-            return delta_step(
-                *self._heads(conv_step(channels, weight, recent, step.single)), decay, strength, matrix, step.single
-            )
-        out = channels.new_empty(len(channels), self.sizes.value_heads, self.sizes.value_dim)
-        if step.single_tokens is not None:
-            at = step.single_tokens
-            heads = self._heads(conv_step(channels.index_select(0, at), weight, recent, step.single))
-            rates = decay.index_select(0, at), strength.index_select(0, at)
-            out.index_copy_(0, at, delta_step(*heads, *rates, matrix, step.single))
-        for start, end, state, checkpoint in step.runs:
-            part = slice(start, end)
-            heads = self._heads(conv_run(channels[part], weight, recent, state))
-            out[part] = delta_run(*heads, decay[part], strength[part], matrix, state)
-            if checkpoint is not None:
-                recent[checkpoint], matrix[checkpoint] = recent[state], matrix[state]
-        return out
+    def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: int) -> Tensor:
+        (channels, decay, strength), (recent, matrix) = inputs, state
+        heads = self._heads(conv_run(channels, self.conv1d.taps, recent, at))
+        return delta_run(*heads, decay, strength, matrix, at)
 
     def _heads(self, channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys [N, key_heads, key_dim] and values [N, value_heads, value_dim] of what was convolved."""
@@ -120,13 +105,46 @@ class GatedDeltaNet(nn.Module):
         return q.reshape(shape), k.reshape(shape), v.reshape(len(channels), sizes.value_heads, sizes.value_dim)
 
 
-class ShortConvolution(nn.Module):
-    """The weight of a causal convolution of each channel by itself: [channels, 1, kernel]."""
+class GroupedDeltaNet(GatedDeltaNet):
+    """Two projections, the outputs of both grouped by key head (Qwen3-Next)."""
 
-    def __init__(self, sections: tuple[Section, ...], kernel: int, context: LayerContext) -> None:
-        super().__init__()
-        channels = sum(section.size for section in sections)
-        self.weight = WeightParameter((channels, 1, kernel), sections, dtype=context.dtype)
+    def make_projections(self, hidden_size: int, sizes: DeltaSizes, context: LayerContext) -> None:
+        # Of each key head: its query, its key, the values and the gates of its value heads; strengths, decays.
+        everything = 2 * (sizes.key_heads * sizes.key_dim + sizes.value_heads * sizes.value_dim)
+        self.in_proj_qkvz = ColumnParallelLinear(hidden_size, everything, context=context.under("in_proj_qkvz"))
+        plain = unquantized(context.under("in_proj_ba"))
+        self.in_proj_ba = ColumnParallelLinear(hidden_size, 2 * sizes.value_heads, context=plain)
+
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        sizes = self.sizes
+        values = sizes.shared * sizes.value_dim
+        groups = self.in_proj_qkvz(x).unflatten(1, (sizes.key_heads, -1))
+        q, k, v, z = groups.split([sizes.key_dim, sizes.key_dim, values, values], dim=-1)
+        b, a = self.in_proj_ba(x).unflatten(1, (sizes.key_heads, -1)).chunk(2, dim=-1)
+        channels = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), dim=-1)
+        return channels, z.flatten(1), b.flatten(1), a.flatten(1)
+
+
+class SplitDeltaNet(GatedDeltaNet):
+    """A projection for what is convolved, one for the gates, and one for strengths and decays (Qwen3.5)."""
+
+    def make_projections(self, hidden_size: int, sizes: DeltaSizes, context: LayerContext) -> None:
+        keys, values = sizes.key_heads * sizes.key_dim, sizes.value_heads * sizes.value_dim
+        self.in_proj_qkv = MergedColumnParallelLinear(
+            hidden_size, (keys, keys, values), context=context.under("in_proj_qkv")
+        )
+        self.in_proj_z = ColumnParallelLinear(hidden_size, values, context=context.under("in_proj_z"))
+        heads, plain = sizes.value_heads, unquantized(context.under("in_proj_ba"))
+        self.in_proj_ba = MergedColumnParallelLinear(hidden_size, (heads, heads), context=plain)
+
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        b, a = self.in_proj_ba(x).chunk(2, dim=-1)
+        return self.in_proj_qkv(x), self.in_proj_z(x), b, a
+
+
+def unquantized(context: LayerContext) -> LayerContext:
+    """For a projection that is small, and whose rounding is multiplied into the state at every token."""
+    return replace(context, quant=Unquantized())
 
 
 class GatedRMSNorm(nn.Module):

@@ -28,22 +28,20 @@ class StateLayout:
     @property
     def nbytes(self) -> int:
         """Of one state, over all layers."""
-        return sum(
-            prod(spec.recent) * self.dtype.itemsize + prod(spec.matrix) * torch.float32.itemsize for spec in self.specs
-        )
+        return sum(prod(part.shape) * (part.dtype or self.dtype).itemsize for spec in self.specs for part in spec.parts)
 
 
 class StatePool:
-    """Two buffers for each layer: its newest inputs, and what it keeps of all tokens."""
+    """For each layer, a buffer for each part of its state."""
 
     def __init__(self, layout: StateLayout, num_states: int, device: torch.device) -> None:
         """Raises torch.OutOfMemoryError."""
         self.num_states = num_states
         entries = num_states + 1
         self._layers = {
-            spec.layer_id: (
-                torch.zeros(entries, *spec.recent, dtype=layout.dtype, device=device),
-                torch.zeros(entries, *spec.matrix, dtype=torch.float32, device=device),
+            spec.layer_id: tuple(
+                torch.zeros(entries, *part.shape, dtype=part.dtype or layout.dtype, device=device)
+                for part in spec.parts
             )
             for spec in layout.specs
         }
@@ -52,7 +50,7 @@ class StatePool:
     def layer_ids(self) -> tuple[int, ...]:
         return tuple(self._layers)
 
-    def of(self, layer_id: int) -> tuple[Tensor, Tensor]:
+    def of(self, layer_id: int) -> tuple[Tensor, ...]:
         """As `forward_batch.StateStore`."""
         return self._layers[layer_id]
 
@@ -86,8 +84,8 @@ class StatePool:
         return sum(buffer.nbytes for buffer in self._buffers())
 
     def _buffers(self) -> Iterator[Tensor]:
-        for pair in self._layers.values():
-            yield from pair
+        for parts in self._layers.values():
+            yield from parts
 
 
 def state_bytes(layouts: Sequence[StateLayout]) -> int:

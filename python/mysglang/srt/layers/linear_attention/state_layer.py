@@ -1,0 +1,53 @@
+"""StateLayer: a layer that keeps one state of a fixed size for each request, and how a step's tokens go through it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from mysglang.srt.forward.forward_batch import ForwardBatch, StateSpec
+
+
+class StateLayer(nn.Module, ABC):
+    """Its spec says what it keeps; `step` and `run` say how it goes on from there, and give the same numbers."""
+
+    spec: StateSpec
+
+    @abstractmethod
+    def step(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: Tensor) -> Tensor:
+        """One new token of each of R rows. Returns [R, …].
+
+        inputs: [R, …] each, as `through` was given them. state: the parts of the spec, [states + 1, …] each, updated in
+        place. at: [R] int64 entries of these, distinct but for rows without a state.
+        """
+
+    @abstractmethod
+    def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], at: int) -> Tensor:
+        """T consecutive tokens of the row at one entry. inputs: [T, …] each. Returns [T, …]."""
+
+    def through(self, inputs: Sequence[Tensor], batch: ForwardBatch) -> Tensor:
+        """[T, …] each, for all tokens of a step -> [T, …]. Checkpoints are copied out where the step says."""
+        step = batch.states
+        assert step is not None, "the step says nothing of states, and the model has some"
+        state = step.store.of(self.spec.layer_id)
+        if step.single_tokens is None and not step.runs:
+            return self.step(inputs, state, step.single)
+        parts: list[tuple[Tensor | slice, Tensor]] = []
+        if step.single_tokens is not None and len(step.single):
+            at = step.single_tokens
+            parts.append((at, self.step([each.index_select(0, at) for each in inputs], state, step.single)))
+        for start, end, entry, checkpoint in step.runs:
+            tokens = slice(start, end)
+            parts.append((tokens, self.run([each[tokens] for each in inputs], state, entry)))
+            if checkpoint is not None:
+                for part in state:
+                    part[checkpoint] = part[entry]
+        first = parts[0][1]
+        if len(parts) == 1 and len(first) == len(inputs[0]):
+            return first
+        out = first.new_empty(len(inputs[0]), *first.shape[1:])
+        for where, found in parts:
+            out[where] = found
+        return out
