@@ -3,6 +3,8 @@
 The interpreter takes much that the compiler refuses: types, shapes, and how much memory a tile takes.
 """
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
+from fixtures.triton_compiled import compile_launches
 from mysglang.srt.kernels.cuda import attention, experts, kvcache, latent_attention, topk
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
@@ -118,3 +121,35 @@ def test_latent_attention(decode: bool, capability: int) -> None:
         num_stages=2,
     )
     assert shared <= SHARED_BYTES[capability]
+
+
+LAUNCHES = """
+from fixtures import attention_cases
+from fixtures.attention_cases import LATENT, PLAIN, STORIES
+from fixtures.op_cases import OPS
+from fixtures.sampling_cases import random_draws
+from mysglang.srt.kernels.cuda import invariant_gemm, sampling
+from mysglang.srt.kernels.cuda.kvcache import list_pages
+from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBackend
+from mysglang.srt.layers.attention.triton_backend import TritonBackend
+for op, make in OPS.values():
+    op.implementations["cpu"] = op.implementations["cuda"]
+    op.choose("cpu")(*make("cpu", torch.bfloat16))
+sampling.draw_tokens(*random_draws(3, rows=4, vocab=150, ties=False, k=True, p=True, m=True).arguments())
+sampling.greedy_tokens(torch.randn(6, 1000))
+numbers = torch.ones(2, dtype=torch.int32)
+list_pages(numbers.view(2, 1), numbers.long(), numbers, 1, torch.ones(3, dtype=torch.int32), numbers, numbers)
+some = torch.randn(3, 64).bfloat16()
+invariant_gemm._with_tile(invariant_gemm.fixed_tile(32))(some, torch.randn(32, 64).bfloat16(), None)
+attention_cases.assert_close = lambda *_: None  # nothing was computed
+for make, spec in ((TritonBackend, PLAIN), (TritonBackend, LATENT), (InvariantTritonBackend, PLAIN)):
+    attention_cases.check_story(make, STORIES["prompt then decode"], spec, page_size=4, dtype=torch.bfloat16)
+"""
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_as_they_are_launched(capability: int) -> None:
+    """All that our code launches; a kernel that it does not launch stands below."""
+    source = Path(attention.__file__).parent.glob("*.py")
+    known = {name for file in source for name in re.findall(r"^def (_\w+_kernel)\(", file.read_text(), re.MULTILINE)}
+    assert known - compile_launches(LAUNCHES, capability) == set()

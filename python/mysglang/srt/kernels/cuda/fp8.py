@@ -10,8 +10,15 @@ import triton.language as tl
 @triton.jit
 def to_stored(x, inverse, FORMAT: tl.constexpr):
     """x times `inverse` as a stored number: `kernels.fp8.to_stored` says how it is rounded."""
+    # A function compiled for numbers as they are must not hold the rest: Triton goes on behind a return under an `if`.
     if FORMAT == 0:
         return x
+    else:
+        return _coded(x, inverse, FORMAT)
+
+
+@triton.jit
+def _coded(x, inverse, FORMAT: tl.constexpr):
     # Bits of a float32 that the mantissa of a stored number lacks, and the distance of the exponents' biases.
     SHIFT: tl.constexpr = 20 if FORMAT == 1 else 21
     REBIAS: tl.constexpr = (120 if FORMAT == 1 else 112) << 23
