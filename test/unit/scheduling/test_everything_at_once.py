@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from fixtures.drafters import DrafterName
+from fixtures.driven_scheduler import Answer
 from fixtures.fake_grammar import FORCING, allowed_tokens, first_allowed
 from fixtures.fake_worker import EOS, next_token
 from fixtures.hidden_scheduler import HiddenScheduler
-from fixtures.late_scheduler import VOCAB, Answer, Setup
+from fixtures.late_scheduler import VOCAB, Setup
 from fixtures.shaky_memory import Shakes
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES
 from mysglang.srt.messages.codec import pack_ids, unpack_ids

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fixtures.driven_scheduler import Answer
 from fixtures.fake_worker import solo
-from fixtures.late_scheduler import VOCAB, Answer, LateScheduler, Setup
+from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.forward.worker_batch import DraftColumns, TokenMask
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput

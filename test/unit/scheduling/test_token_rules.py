@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from fixtures.driven_scheduler import Answer
 from fixtures.fake_grammar import allowed_tokens, first_allowed
 from fixtures.fake_worker import EOS, next_token
-from fixtures.late_scheduler import VOCAB, Answer, LateScheduler, Setup
+from fixtures.late_scheduler import VOCAB, LateScheduler, Setup
 from mysglang.srt.forward.worker_batch import Ints, mask_words
 from mysglang.srt.messages.codec import pack_ids
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
