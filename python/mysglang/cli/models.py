@@ -21,7 +21,7 @@ from mysglang.srt.configs.floors import H200, TERA, Ceilings, ModelSizes
 from mysglang.srt.configs.load_config import KvCacheDtype
 from mysglang.srt.configs.model_config import DTYPES, ModelConfig
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.utils.checkpoint_files import INDEX, stored_tensors, weight_paths
+from mysglang.srt.utils.checkpoint_files import find_weights, has_weights, stored_tensors
 from mysglang.srt.utils.hardware import GIB, detect_hardware
 from mysglang.srt.utils.hf import resolve_model_path
 
@@ -117,7 +117,7 @@ def architectures() -> dict[str, Any]:
 def of_model(options: argparse.Namespace) -> dict[str, Any]:
     """The figures of one model. Raises ConfigError for what cannot be served."""
     path = options.model.removesuffix("/config.json") if Path(options.model).is_file() else options.model
-    folder = resolve_model_path("." if path == "config.json" else path, weights=False)
+    folder = resolve_model_path("." if path == "config.json" else path, load_format="dummy")
     config = ModelConfig.from_path(str(folder), dtype=options.dtype)
     stored = _stored(folder, config)
     memory, place = _memory(options.memory)
@@ -145,11 +145,11 @@ def of_model(options: argparse.Namespace) -> dict[str, Any]:
 
 def _stored(folder: Path, config: ModelConfig) -> dict[str, int]:
     """What the headers of the checkpoint say; empty where there is a config.json alone."""
-    if not (folder / INDEX).exists() and not list(folder.glob("*.safetensors")):
+    paths = find_weights(folder).paths if has_weights(folder) else ()
+    if not paths:
         return {}
     tensors = stored_tensors(folder)
     check_checkpoint(config, tensors)
-    paths = weight_paths(folder)
     return {
         "files": len(paths),
         "file_bytes": sum(path.stat().st_size for path in paths),

@@ -191,3 +191,13 @@ class TestDummy:
         model = values(self.dummy(checkpoint))
         names = [f"layers.{layer}.mlp.down_proj.weight" for layer in (0, 1)]
         assert not torch.equal(model[names[0]], model[names[1]])
+
+
+def test_files_of_torch_hold_the_same(checkpoint: Path) -> None:
+    expected = values(load(checkpoint))
+    torch.save(load_file(checkpoint / "model.safetensors"), checkpoint / "pytorch_model.bin")
+    (checkpoint / "model.safetensors").unlink()
+    found = values(load(checkpoint, LoadConfig(load_format="pt")))
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    with pytest.raises(ConfigError, match="no files for --load-format safetensors"):
+        load(checkpoint, LoadConfig(load_format="safetensors"))

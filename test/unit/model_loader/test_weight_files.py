@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.weight_files import open_weight_files, read_weights
-from mysglang.srt.utils.checkpoint_files import INDEX
+from mysglang.srt.utils.checkpoint_files import INDEX, TORCH_INDEX
 
 
 def save(path: Path, *names: str) -> None:
@@ -48,14 +48,31 @@ class TestFinding:
         assert names_in(tmp_path) == ["a", "bb", "ccc"]
 
     def test_nothing_there(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"no safetensors files; .*--load-format dummy"):
+        with pytest.raises(ConfigError, match=r"holds no safetensors and no \*.bin files; .*--load-format dummy"):
             open_weight_files(tmp_path)
 
-    @pytest.mark.promise(39)
-    @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
-    def test_formats_that_run_code_are_refused(self, tmp_path: Path, name: str) -> None:
-        (tmp_path / name).touch()
-        with pytest.raises(ConfigError, match=f"{name}, a format that can run code"):
+    def test_files_of_torch_are_read_if_there_are_no_others(self, tmp_path: Path) -> None:
+        torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+        torch.save({"x": torch.ones(2)}, tmp_path / "optimizer.pt")
+        assert names_in(tmp_path) == ["a"]
+        save(tmp_path / "model.safetensors", "bb")
+        assert names_in(tmp_path) == ["bb"]
+        assert [file.names for file in open_weight_files(tmp_path, "pt")] == [["a"]]
+        (tmp_path / "model.safetensors").unlink()
+        with pytest.raises(ConfigError, match="holds no files for --load-format safetensors"):
+            open_weight_files(tmp_path, "safetensors")
+
+    def test_shards_of_torch_with_an_index(self, tmp_path: Path) -> None:
+        weight_map = {}
+        for name in ("a", "bb"):
+            torch.save({name: torch.full((2,), float(len(name)))}, tmp_path / f"{name}.bin")
+            weight_map[name] = f"{name}.bin"
+        torch.save({"x": torch.ones(2)}, tmp_path / "other.bin")
+        (tmp_path / TORCH_INDEX).write_text(json.dumps({"weight_map": weight_map}))
+        found = dict(read_weights(open_weight_files(tmp_path), show_progress=False))
+        assert {name: tensor.tolist() for name, tensor in found.items()} == {"a": [1.0, 1.0], "bb": [2.0, 2.0]}
+        (tmp_path / "bb.bin").unlink()
+        with pytest.raises(ConfigError, match=r"bb.bin is missing"):
             open_weight_files(tmp_path)
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils import checkpoint_files
-from mysglang.srt.utils.checkpoint_files import INDEX, MAX_HEADERS, MAX_SHARDS, stored_tensors, weight_paths
+from mysglang.srt.utils.checkpoint_files import INDEX, MAX_HEADERS, MAX_SHARDS, find_weights, stored_tensors
 
 WHOLE = "model.safetensors"
 
@@ -102,9 +102,9 @@ def test_more_tensors_than_any_checkpoint_has(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.promise(49)
-def test_an_index_of_a_million_files(tmp_path: Path) -> None:
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {f"t{i}": f"{i}.safetensors" for i in range(10**6)}}))
-    assert f"{INDEX} names {10**6} files, and at most {MAX_SHARDS} are read" in refusal(tmp_path)
+def test_an_index_of_very_many_files(tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {f"t{i}": f"{i}.safetensors" for i in range(10**5)}}))
+    assert f"{INDEX} names {10**5} files, and at most {MAX_SHARDS} are read" in refusal(tmp_path)
 
 
 @pytest.mark.promise(49)
@@ -112,4 +112,4 @@ def test_an_index_of_a_million_files(tmp_path: Path) -> None:
 def test_a_pipe_in_place_of_the_weights(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(ConfigError, match=f"{name} is a pipe"):
-        weight_paths(tmp_path)
+        find_weights(tmp_path)

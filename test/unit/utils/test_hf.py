@@ -51,8 +51,8 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         resolve_model_path(str(tmp_path / "model.safetensors"))
 
 
-@pytest.mark.parametrize("weights", [True, False])
-def test_a_repository_is_downloaded(weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
+def test_a_repository_is_downloaded(load_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
     def download(model: str, **options: Any) -> str:
@@ -60,11 +60,29 @@ def test_a_repository_is_downloaded(weights: bool, tmp_path: Path, monkeypatch: 
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    found = resolve_model_path("org/name-1.5", revision="v2", download_dir="/cache", weights=weights)
+    found = resolve_model_path("org/name-1.5", revision="v2", download_dir="/cache", load_format=load_format)
     assert found == tmp_path
     assert (asked["model"], asked["revision"], asked["cache_dir"]) == ("org/name-1.5", "v2", "/cache")
-    assert "*.json" in asked["allow_patterns"] and ("*.safetensors" in asked["allow_patterns"]) == weights
+    assert "*.json" in asked["allow_patterns"] and ("*.safetensors" in asked["allow_patterns"]) == (
+        load_format == "safetensors"
+    )
     assert "*.bin" not in asked["allow_patterns"] and "*.py" not in asked["allow_patterns"]
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_bin_files_are_downloaded_only_if_there_are_no_others(
+    safe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ("model.safetensors" if safe else "pytorch_model.bin")).touch()
+    asked: list[list[str]] = []
+
+    def download(model: str, *, allow_patterns: list[str], **_: Any) -> str:
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    resolve_model_path("org/name")
+    assert ["*.bin" in patterns for patterns in asked] == ([False] if safe else [False, True])
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,9 @@ class ModelArgs:
     )
     load_format: LoadFormat = arg(
         "auto",
-        help="Where weights come from. auto: the checkpoint's safetensors files. dummy: random weights, to measure"
-        " speed without a checkpoint.",
+        help="Format of the weights' files. auto: the first that the model's directory has, of safetensors and pt. pt:"
+        " files of torch.save (*.bin, *.pt), read without unpickling. dummy: random weights, to measure speed without a"
+        " checkpoint.",
     )
     weight_version: str = arg(
         "default", help="Name of the weights, which every answer reports. Trainers that update weights use it."

@@ -15,8 +15,8 @@ from mysglang.srt.configs.layer_plan import Matrix, Size
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.tensor_names import renaming
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.utils.checkpoint_files import StoredTensor
 from mysglang.srt.utils.hardware import GIB
+from mysglang.srt.utils.weight_headers import StoredTensor
 
 SLACK = 1 << 20
 """Parameters that may be more than the checkpoint's, beside the factor: small ones that are not counted exactly."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
+LoadFormat: TypeAlias = Literal["auto", "safetensors", "pt", "dummy"]
 KvCacheDtype: TypeAlias = Literal["auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Quantization: TypeAlias = Literal["int8wo"]
 
@@ -15,7 +15,7 @@ class LoadConfig:
     """How a model's weights are loaded."""
 
     load_format: LoadFormat = "auto"
-    """auto: the safetensors files of the model's directory. dummy: random values, for measuring speed."""
+    """auto: the files of the model's directory, in the first format that is there. dummy: random values."""
     quantization: Quantization | None = None
     """What becomes of the weights of linear layers; None: they stay as they are."""
     seed: int = 0

@@ -17,6 +17,7 @@ import msgspec
 
 from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint, check_context, check_memory
+from mysglang.srt.configs.load_config import LoadFormat
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split
 from mysglang.srt.environ import START_TIMEOUT
@@ -71,29 +72,28 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
     """
     model = server_args.model
     assert model.model_path is not None and model.tokenizer_path is not None, "server_args are resolved"
-    weights = model.load_format != "dummy"
     fetch = partial(resolve_model_path, revision=model.revision, download_dir=model.download_dir)
-    path = tokenizer_path = fetch(model.model_path, weights=weights)
+    path = tokenizer_path = fetch(model.model_path, load_format=model.load_format)
     if model.tokenizer_path != model.model_path:
-        tokenizer_path = fetch(model.tokenizer_path, weights=False)
+        tokenizer_path = fetch(model.tokenizer_path, load_format="dummy")
     found = replace(model, model_path=str(path), tokenizer_path=str(tokenizer_path))
     if not model.skip_tokenizer_init:
         check_tokenizer_files(tokenizer_path)
     config = load_model_config(found)
-    _check_sizes(config, weights=weights, parallel=server_args.parallel)
+    _check_sizes(config, model.load_format, server_args.parallel)
     args = replace(server_args, model=found)
     if (asked := args.speculative.speculative_draft_model_path) is not None:
-        draft = str(resolve_model_path(asked, download_dir=model.download_dir, weights=weights))
+        draft = str(resolve_model_path(asked, download_dir=model.download_dir, load_format=model.load_format))
         args = replace(args, speculative=replace(args.speculative, speculative_draft_model_path=draft))
-        _check_sizes(load_draft_config(draft, config), weights=weights, parallel=server_args.parallel)
+        _check_sizes(load_draft_config(draft, config), model.load_format, server_args.parallel)
     return args, config
 
 
-def _check_sizes(config: ModelConfig, *, weights: bool, parallel: ParallelArgs) -> None:
-    """Hold the model's sizes against its checkpoint, if `weights`, the ranks and this machine. Raises ConfigError."""
+def _check_sizes(config: ModelConfig, load_format: LoadFormat, parallel: ParallelArgs) -> None:
+    """Hold the model's sizes against its checkpoint, the ranks and this machine. Raises ConfigError."""
     check_split(config, parallel.tp_size)
-    if weights:
-        check_checkpoint(config, stored_tensors(Path(config.path)))
+    if load_format != "dummy":
+        check_checkpoint(config, stored_tensors(Path(config.path), load_format))
     host, gpus = host_memory(), detect_hardware().gpu_memory
     check_context(config, memory=host)
     if parallel.device == "cpu" or not gpus:

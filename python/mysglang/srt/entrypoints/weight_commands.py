@@ -18,6 +18,7 @@ from typing import Protocol
 from mysglang.srt.errors import ConfigError, InvalidRequest, NoRoom
 from mysglang.srt.messages.control import Command, ControlReqOutput
 from mysglang.srt.messages.weights import UpdateWeightsReq, WeightUpdate
+from mysglang.srt.utils.checkpoint_files import find_weights
 from mysglang.srt.utils.disk import room_for
 from mysglang.srt.utils.hf import resolve_model_path
 from mysglang.srt.utils.private_dir import private_dir
@@ -39,10 +40,17 @@ class Commands(Protocol):
     async def command(self, make: Callable[[int], Command], *, patience_s: float | None = None) -> ControlReqOutput: ...
 
 
-async def update_from_disk(manager: Commands, model_path: str, update: WeightUpdate) -> ControlReqOutput:
-    """Serve the checkpoint at `model_path`, a directory or a repository. Raises InvalidRequest if there is none."""
+async def update_from_disk(
+    manager: Commands, model_path: str, update: WeightUpdate, load_format: str = "auto"
+) -> ControlReqOutput:
+    """Serve the checkpoint at `model_path`, a directory or a repository. Raises InvalidRequest if there is none in that
+    format, which is `auto` or `safetensors`.
+    """
     try:
-        folder = await asyncio.to_thread(resolve_model_path, model_path)
+        folder = await asyncio.to_thread(resolve_model_path, model_path, load_format=load_format)
+        if load_format != "auto":
+            # The schedulers read the first format that is there, and safetensors are the first of all.
+            await asyncio.to_thread(find_weights, folder, load_format)
     except ConfigError as error:
         raise InvalidRequest(f"model_path: {'; '.join(error.problems)}", param="model_path") from None
     return await _update(manager, folder, update, whole=True)

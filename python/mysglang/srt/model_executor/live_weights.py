@@ -27,6 +27,7 @@ from mysglang.srt.model_loader.weight_update import WeightUpdate, check_config, 
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.interface import Platform
+from mysglang.srt.utils.checkpoint_files import find_weights
 from mysglang.srt.utils.hardware import GIB
 
 GROUP_TIMEOUT_S = 300.0
@@ -44,17 +45,22 @@ class Origin:
     """A checkpoint as it was when it was read."""
 
     path: Path
+    load_format: str
     stamps: tuple[tuple[str, int, int], ...]
     """Name, size and time of change of each of its files."""
 
     @classmethod
-    def of(cls, path: Path) -> Origin:
-        found = [(file.name, file.stat()) for file in sorted(path.glob("*.safetensors*"))]
-        return cls(path, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
+    def of(cls, path: Path, load_format: str = "auto") -> Origin:
+        try:
+            found = [(file.name, file.stat()) for file in find_weights(path, load_format).paths]
+        except (ConfigError, OSError):
+            # What is gone or damaged is never unchanged.
+            found = []
+        return cls(path, load_format, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
 
     def unchanged(self) -> bool:
         """Whether its files look as they did."""
-        return bool(self.stamps) and self == Origin.of(self.path)
+        return bool(self.stamps) and self == Origin.of(self.path, self.load_format)
 
 
 class LiveWeights:
@@ -70,7 +76,7 @@ class LiveWeights:
     ) -> None:
         """Right after the model was loaded. `changed` is told when values have changed, or where they are."""
         self._changed = changed
-        self._origin = None if load.load_format == "dummy" else Origin.of(Path(config.path))
+        self._origin = None if load.load_format == "dummy" else Origin.of(Path(config.path), load.load_format)
         """The checkpoint that holds the weights as they are now, if one does."""
         self._copy: Mapping[str, Tensor] | None = None
         """The weights while they are released, if no checkpoint holds them."""
@@ -130,7 +136,7 @@ class LiveWeights:
                         f"{self._origin.path} has changed since the weights were read from it; give the weights by "
                         "/update_weights_from_disk"
                     )
-                plan = self._update.plan(checkpoint_tensors(self._origin.path), whole=True)
+                plan = self._update.plan(checkpoint_tensors(self._origin.path, self._origin.load_format), whole=True)
             self._update.reserve()
             with self._changing():
                 self._update.apply(plan, pulse)

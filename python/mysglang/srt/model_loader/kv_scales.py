@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.weight_files import open_weight_files
@@ -34,15 +33,15 @@ _NAME = re.compile(
 )
 
 
-def checkpoint_scales(folder: Path) -> Scales:
+def checkpoint_scales(folder: Path, load_format: str = "auto") -> Scales:
     """Those of a checkpoint's tensors; none if it has no such tensors. A layer that has one scale alone has it for
     both. Raises ConfigError for a scale that is not one positive number.
     """
     found: dict[int, dict[str, float]] = {}
-    for file in open_weight_files(folder):
+    for file in open_weight_files(folder, load_format):
         for name in file.names:
             if match := _NAME.search(name):
-                tensor = file.read(name, torch.device("cpu"))
+                tensor = file.read(name)
                 if tensor.numel() != 1:
                     raise ConfigError(
                         f"tensor {name} has {tensor.numel()} numbers; a scale of keys or values is one for each layer"

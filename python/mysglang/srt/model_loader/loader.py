@@ -9,7 +9,9 @@ import logging
 import time
 import zlib
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -60,17 +62,13 @@ def load_as(
 ) -> Model:
     """The same of a model of this kind, which its architecture must be."""
     began = time.perf_counter()
-    dummy = load_config.load_format == "dummy"
-    files = [] if dummy else open_weight_files(Path(model_config.path))
+    filler = filler_of(model_config, load_config)
     context = LayerContext(dtype=dtype, tp=tp, quant=quant_config(load_config.quantization))
     try:
         with torch.no_grad():
             with device:
                 model = model_class(model_config.architecture, kind)(model_config, context, stage)
-            if dummy:
-                fill_with_dummy_weights(model, load_config.seed)
-            else:
-                _load(model, files, load_config, device, show_progress=context.tp.rank == 0)
+            filler.fill(model, device, show_progress=context.tp.rank == 0)
             num_bytes = sum(parameter.nbytes for parameter in model.parameters())
             model.layouts = {name: parameter.without_memory() for name, parameter in weight_parameters(model).items()}
             for module in model.modules():
@@ -85,18 +83,44 @@ def load_as(
     return model.eval()
 
 
-def _load(
-    model: CheckpointModel,
-    files: list[WeightFile],
-    load_config: LoadConfig,
-    device: torch.device,
-    *,
-    show_progress: bool,
-) -> None:
-    # On a CPU the copies themselves use all cores.
-    num_threads = 1 if device.type == "cpu" else load_config.num_threads
-    with closing(read_weights(files, show_progress=show_progress)) as weights:
-        model.load_weights(weights, num_threads=num_threads)
+class Filler(Protocol):
+    """Where values come from. It is made before the model is: what is missing or damaged costs no memory."""
+
+    def fill(self, model: CheckpointModel, device: torch.device, *, show_progress: bool) -> None:
+        """Give every parameter of the model, which is on `device`, its values. Raises ConfigError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFiller:
+    """The tensors of a checkpoint, by their names there."""
+
+    files: list[WeightFile]
+    num_threads: int
+
+    def fill(self, model: CheckpointModel, device: torch.device, *, show_progress: bool) -> None:
+        # On a CPU the copies themselves use all cores.
+        num_threads = 1 if device.type == "cpu" else self.num_threads
+        with closing(read_weights(self.files, show_progress=show_progress)) as weights:
+            model.load_weights(weights, num_threads=num_threads)
+
+
+@dataclass(frozen=True, slots=True)
+class DummyFiller:
+    """Random values."""
+
+    seed: int
+
+    def fill(self, model: CheckpointModel, device: torch.device, *, show_progress: bool) -> None:
+        fill_with_dummy_weights(model, self.seed)
+
+
+def filler_of(model_config: ModelConfig, load_config: LoadConfig) -> Filler:
+    """That of `--load-format`. Raises ConfigError for files that are missing or damaged."""
+    if load_config.load_format == "dummy":
+        return DummyFiller(load_config.seed)
+    files = open_weight_files(Path(model_config.path), load_config.load_format)
+    return CheckpointFiller(files, load_config.num_threads)
 
 
 def fill_with_dummy_weights(model: CheckpointModel, seed: int) -> None:

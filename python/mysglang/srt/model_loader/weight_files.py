@@ -1,4 +1,4 @@
-"""A checkpoint's tensors by name, out of its mapped safetensors files.
+"""A checkpoint's tensors by name, out of its mapped files, whatever their format.
 
 Knows tensors, not models; which files there are, `utils/checkpoint_files.py` knows.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,44 +17,98 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.utils.checkpoint_files import weight_paths
+from mysglang.srt.utils.checkpoint_files import find_weights
 from mysglang.srt.utils.plain_files import check_plain
+from mysglang.srt.utils.torch_archive import archived_tensors
+from mysglang.srt.utils.weight_headers import HeaderRoom
 
 logger = logging.getLogger(__name__)
 
-CPU = torch.device("cpu")
 
-
-@dataclass(slots=True)
-class WeightFile:
-    """One safetensors file whose header is read and whose length agrees with it."""
-
-    path: Path
-    names: list[str] = field(init=False)
-    """Its tensors."""
-    _handle: Any = field(init=False)  # safetensors says nothing of its types
-
-    def __post_init__(self) -> None:
-        check_plain(self.path)
-        try:
-            self._handle = safe_open(self.path, framework="pt", device="cpu")
-            self.names = list(self._handle.keys())
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{self.path} is damaged or incomplete ({error}); download it again") from error
+class WeightFile(Protocol):
+    """One file whose header is read and whose length agrees with it."""
 
     @property
-    def num_bytes(self) -> int:
-        return self.path.stat().st_size
+    def path(self) -> Path: ...
 
-    def read(self, name: str, device: torch.device) -> Tensor:
-        """One tensor. On the CPU it is a view of the mapped file: pages come in when they are used."""
+    @property
+    def names(self) -> list[str]:
+        """Its tensors, by the names of Hugging Face's checkpoints."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """One tensor on the CPU: a view of the mapped file where that is possible, so pages come in when they are
+        used.
+        """
+        ...
+
+
+class SafetensorsFile:
+    """Implements `WeightFile`."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError for a file that is damaged."""
+        check_plain(path)
+        self.path = path
+        try:
+            handle: Any = safe_open(path, framework="pt", device="cpu")  # safetensors says nothing of its types
+            self.names: list[str] = list(handle.keys())
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} is damaged or incomplete ({error}); download it again") from error
+        self._handle = handle
+
+    def read(self, name: str) -> Tensor:
         tensor: Tensor = self._handle.get_tensor(name)
-        return tensor.to(device)
+        return tensor
 
 
-def open_weight_files(folder: Path) -> list[WeightFile]:
-    """The files that hold the model, headers checked. Raises ConfigError naming the file that is missing or damaged."""
-    return [WeightFile(path) for path in weight_paths(folder)]
+class TorchFile:
+    """A file of torch.save. Implements `WeightFile` without unpickling: `utils/torch_archive.py`."""
+
+    def __init__(self, path: Path, room: HeaderRoom) -> None:
+        """Raises ConfigError for a file that is damaged, or holds anything but tensors."""
+        self.path = path
+        self._tensors = {tensor.name: tensor for tensor in archived_tensors(path, room)}
+        self.names = list(self._tensors)
+        self._mapped = map_file(path)
+
+    def read(self, name: str) -> Tensor:
+        stored = self._tensors[name]
+        dtype: torch.dtype = getattr(torch, stored.dtype)
+        values = typed(self._mapped[stored.begin : stored.end], dtype)
+        return values.as_strided(stored.shape, stored.strides)
+
+
+def map_file(path: Path) -> Tensor:
+    """The bytes of a file as a tensor over the mapped file. Writing to it would not change the file."""
+    size = path.stat().st_size
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8) if size else torch.empty(0).byte()
+
+
+def typed(mapped: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes as values of `dtype`; copied if they do not stand at a multiple of its size."""
+    aligned = mapped if mapped.data_ptr() % dtype.itemsize == 0 else mapped.clone()
+    # A view as another type looks at the offset within the storage too.
+    return (aligned if aligned.storage_offset() % dtype.itemsize == 0 else aligned.clone()).view(dtype)
+
+
+def _torch_files(paths: tuple[Path, ...]) -> list[WeightFile]:
+    room = HeaderRoom()
+    return [TorchFile(path, room) for path in paths]
+
+
+OPENED_AS: Mapping[str, Callable[[tuple[Path, ...]], list[WeightFile]]] = {
+    "safetensors": lambda paths: [SafetensorsFile(path) for path in paths],
+    "pt": _torch_files,
+}
+
+
+def open_weight_files(path: Path, load_format: str = "auto") -> list[WeightFile]:
+    """The files that hold the model at `path`, headers checked. Raises ConfigError naming the file that is missing or
+    damaged.
+    """
+    source = find_weights(path, load_format)
+    return OPENED_AS[source.format](source.paths)
 
 
 def read_weights(files: list[WeightFile], *, show_progress: bool) -> Generator[tuple[str, Tensor], None, None]:
@@ -68,7 +121,7 @@ def read_weights(files: list[WeightFile], *, show_progress: bool) -> Generator[t
     try:
         for file in files:
             for name in file.names:
-                yield progress.note(file, name, file.read(name, CPU))
+                yield progress.note(file, name, file.read(name))
     finally:
         progress.close()
 
@@ -79,7 +132,7 @@ class _Progress:
     def __init__(self, files: list[WeightFile], *, show: bool) -> None:
         self._files = files
         self._bar = tqdm(
-            total=sum(file.num_bytes for file in files),
+            total=sum(file.path.stat().st_size for file in files),
             desc="Loading weights",
             unit="B",
             unit_scale=True,

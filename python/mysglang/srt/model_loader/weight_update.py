@@ -17,7 +17,7 @@ from torch import Tensor
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.parameter import FinishesWeights, WeightParameter
-from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files
+from mysglang.srt.model_loader.weight_files import SafetensorsFile, WeightFile, open_weight_files
 from mysglang.srt.models.checkpoint_model import CheckpointModel, Matching, Place, weight_parameters
 
 CPU = torch.device("cpu")
@@ -153,13 +153,14 @@ class WeightUpdate:
                 yield module, by_module.get(path, {})
 
 
-def checkpoint_tensors(path: Path) -> NamedTensors:
-    """The tensors of a safetensors file, or of a checkpoint's directory. Their bytes are read when they are used.
+def checkpoint_tensors(path: Path, load_format: str = "auto") -> NamedTensors:
+    """The tensors of a checkpoint, or of a single safetensors file. Their bytes are read when they are used.
 
     Raises ConfigError if something is missing or damaged.
     """
-    files: Iterable[WeightFile] = open_weight_files(path) if path.is_dir() else [WeightFile(path)]
-    return [(name, file.read(name, CPU)) for file in files for name in file.names]
+    single = path.is_file() and path.suffix == ".safetensors"
+    files: Iterable[WeightFile] = [SafetensorsFile(path)] if single else open_weight_files(path, load_format)
+    return [(name, file.read(name)) for file in files for name in file.names]
 
 
 def check_config(path: Path, served: ModelConfig) -> None:

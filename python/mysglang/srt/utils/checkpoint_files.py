@@ -1,164 +1,124 @@
-"""The files of a checkpoint: which ones hold its weights, and what their headers say. No torch; no tensor is read.
+"""The files of a checkpoint: which ones hold its weights, in which format, and what their headers say. No torch.
 
-A safetensors file begins with the length of its header in 8 bytes, then the header as JSON: name -> dtype, shape and
-place of each tensor. Reading it takes kilobytes, whatever the size of the file.
+safetensors     model.safetensors.index.json, model.safetensors, *.safetensors
+pt              pytorch_model.bin.index.json, pytorch_model.bin, *.bin, *.pt, *.pth
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import read_json
-from mysglang.srt.utils.plain_files import MIB, check_plain, is_there
+from mysglang.srt.utils.plain_files import check_plain, is_there
+from mysglang.srt.utils.safetensors_header import safetensors_header
+from mysglang.srt.utils.torch_archive import archived_tensors
+from mysglang.srt.utils.weight_headers import MAX_HEADERS, MAX_TENSORS, HeaderRoom, StoredTensor
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
-UNSAFE_FORMATS = ("*.bin", "*.pt", "*.pth")
+TORCH_INDEX = "pytorch_model.bin.index.json"
+TORCH_WHOLE = "pytorch_model.bin"
 
 MAX_SHARDS = 4096
 """Files of one checkpoint. The largest known one has 163."""
 
-MAX_TENSORS = 1 << 17
-"""Of one checkpoint. The largest known one has about 92,000."""
-
-MAX_HEADERS = 128 * MIB
-"""Bytes of all headers of a checkpoint. The largest known one has about 12 MiB, for 92,000 tensors."""
-
-_LENGTH_BYTES = 8
-
-_BYTES = {
-    **dict.fromkeys(("F64", "I64", "U64"), 8),
-    **dict.fromkeys(("F32", "I32", "U32"), 4),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
-    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2"), 1),
-}
-"""Of one value, by the names of the format."""
-
-_Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+NO_WEIGHTS = ("training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state", "consolidated")
+"""Beginnings of files that a trainer leaves beside the weights, and of the same weights under Mistral's other names."""
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """What a header says of one tensor."""
+class WeightSource:
+    """Where the weights of a model stand."""
 
-    name: str
-    shape: tuple[int, ...]
-    file: str
-    """The name of its file."""
-
-    @property
-    def num_values(self) -> int:
-        return math.prod(self.shape)
+    format: str
+    """One of `FORMATS`."""
+    paths: tuple[Path, ...]
+    """Each a regular file."""
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    dtype: str
-    shape: list[_Size]
-    data_offsets: tuple[_Size, _Size]
+def find_weights(folder: Path, load_format: str = "auto") -> WeightSource:
+    """The files that hold the model, in this format; `auto`: in the first that is there.
+
+    Raises ConfigError naming the file that is to blame.
+    """
+    for name in FORMATS if load_format == "auto" else [load_format]:
+        paths = FORMATS[name].find(folder)
+        if len(paths) > MAX_SHARDS:
+            raise ConfigError(f"{folder} holds its weights in {len(paths)} files, and at most {MAX_SHARDS} are read")
+        for path in paths:
+            check_plain(path)
+        if paths:
+            return WeightSource(name, tuple(paths))
+    what = "safetensors and no *.bin files" if load_format == "auto" else f"files for --load-format {load_format}"
+    raise ConfigError(f"{folder} holds no {what}; download the weights, or use --load-format dummy")
 
 
-def weight_paths(folder: Path) -> list[Path]:
-    """The files that hold the model, each a regular one. Raises ConfigError naming the file that is to blame."""
-    paths = _find(folder)
-    if len(paths) > MAX_SHARDS:
-        raise ConfigError(f"{folder} holds its weights in {len(paths)} files, and at most {MAX_SHARDS} are read")
-    for path in paths:
-        check_plain(path)
-    return paths
+def has_weights(folder: Path) -> bool:
+    """Whether the directory has files of weights in some format, whatever is in them."""
+    return any(row.find(folder) for row in FORMATS.values())
 
 
-def stored_tensors(folder: Path) -> list[StoredTensor]:
+def stored_tensors(folder: Path, load_format: str = "auto") -> list[StoredTensor]:
     """Every tensor of the checkpoint in `folder`, from the headers. Raises ConfigError for a file that is damaged."""
+    source = find_weights(folder, load_format)
     tensors: list[StoredTensor] = []
-    room = MAX_HEADERS
-    for path in weight_paths(folder):
-        header = _read_header(path, room)
-        room -= len(header)
-        tensors += _parse_header(path, header)
+    room = HeaderRoom(MAX_HEADERS)
+    for path in source.paths:
+        tensors += FORMATS[source.format].header(path, room)
         if len(tensors) > MAX_TENSORS:
             raise ConfigError(f"{path.parent} holds more than {MAX_TENSORS} tensors, and at most that many are read")
     return tensors
 
 
-def _find(folder: Path) -> list[Path]:
-    if is_there(folder / INDEX):
-        return _indexed(folder)
-    if is_there(folder / WHOLE):
-        return [folder / WHOLE]
-    # Mistral ships the same weights once more under other names, as consolidated*.safetensors.
-    found = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("consolidated")]
-    if found:
-        return found
-    if unsafe := [path.name for pattern in UNSAFE_FORMATS for path in sorted(folder.glob(pattern))]:
-        raise ConfigError(
-            f"{folder} holds its weights as {unsafe[0]}, a format that can run code when it is loaded; use a revision "
-            "with safetensors, or convert it with save_pretrained of transformers"
-        )
-    raise ConfigError(f"{folder} holds no safetensors files; download the weights, or use --load-format dummy")
+@dataclass(frozen=True, slots=True)
+class _Format:
+    find: Callable[[Path], list[Path]]
+    """The files of a directory that hold weights in this format; none if it has no such files."""
+    header: Callable[[Path, HeaderRoom], list[StoredTensor]]
 
 
-def _indexed(folder: Path) -> list[Path]:
-    weight_map = read_json(folder / INDEX).get("weight_map")
+def _safetensors(folder: Path) -> list[Path]:
+    return _named(folder, INDEX, WHOLE, ("*.safetensors",))
+
+
+def _torch_files(folder: Path) -> list[Path]:
+    return _named(folder, TORCH_INDEX, TORCH_WHOLE, ("*.bin", "*.pt", "*.pth"))
+
+
+def _named(folder: Path, index: str, whole: str, patterns: tuple[str, ...]) -> list[Path]:
+    if is_there(folder / index):
+        return _indexed(folder, index)
+    if is_there(folder / whole):
+        return [folder / whole]
+    found = {path for pattern in patterns for path in folder.glob(pattern)}
+    return sorted(path for path in found if not path.name.startswith(NO_WEIGHTS))
+
+
+def _indexed(folder: Path, index: str) -> list[Path]:
+    weight_map = read_json(folder / index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ConfigError(f"{folder / INDEX} has no weight_map; download it again")
+        raise ConfigError(f"{folder / index} has no weight_map; download it again")
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if not name or Path(name).name != name:
-            raise ConfigError(f"{folder / INDEX} names {name}, which is not a file of the model's directory")
+            raise ConfigError(f"{folder / index} names {name}, which is not a file of the model's directory")
     if len(names) > MAX_SHARDS:
-        raise ConfigError(f"{folder / INDEX} names {len(names)} files, and at most {MAX_SHARDS} are read")
+        raise ConfigError(f"{folder / index} names {len(names)} files, and at most {MAX_SHARDS} are read")
     for name in names:
         if not is_there(folder / name):
-            raise ConfigError(f"{folder / name} is missing ({INDEX} lists it); download it again")
+            raise ConfigError(f"{folder / name} is missing ({index} lists it); download it again")
     return [folder / name for name in names]
 
 
-def _read_header(path: Path, room: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if length > room:
-                raise ConfigError(
-                    f"{path}: its header would have {length} bytes, and the headers of a checkpoint have at most "
-                    f"{MAX_HEADERS} together; download it again"
-                )
-            header = file.read(length)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    if not header or len(header) < length:
-        raise _damaged(path, "it ends within its header")
-    return header
+def _torch_header(path: Path, room: HeaderRoom) -> list[StoredTensor]:
+    return [StoredTensor(tensor.name, tensor.shape, path.name) for tensor in archived_tensors(path, room)]
 
 
-def _parse_header(path: Path, header: bytes) -> list[StoredTensor]:
-    try:
-        entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        entries.pop("__metadata__", None)
-        found = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in entries.items()}
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
-    end = max((entry.data_offsets[1] for entry in found.values()), default=0)
-    size, wanted = check_plain(path), _LENGTH_BYTES + len(header) + end
-    if size != wanted:
-        raise _damaged(path, f"it has {size} bytes instead of {wanted}")
-    for name, entry in found.items():
-        _check_place(path, name, entry)
-    return [StoredTensor(name, tuple(entry.shape), path.name) for name, entry in found.items()]
-
-
-def _check_place(path: Path, name: str, entry: _Entry) -> None:
-    """Raises ConfigError for a tensor that does not fill its place. Of an unknown type any size is taken."""
-    begin, end = entry.data_offsets
-    wanted = math.prod(entry.shape) * _BYTES[entry.dtype] if entry.dtype in _BYTES else end - begin
-    if begin > end or end - begin != wanted:
-        raise _damaged(path, f"tensor {name}, {entry.dtype} {entry.shape[:8]}, has the bytes {begin} to {end}")
-
-
-def _damaged(path: Path, why: str) -> ConfigError:
-    return ConfigError(f"{path} is damaged or incomplete ({why}); download it again")
+FORMATS: Mapping[str, _Format] = {
+    "safetensors": _Format(_safetensors, safetensors_header),
+    "pt": _Format(_torch_files, _torch_header),
+}
+"""In the order in which `auto` tries them."""

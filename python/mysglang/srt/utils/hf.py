@@ -15,7 +15,14 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.plain_files import is_there, read_plain, size_limit
 
 CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
-WEIGHT_FILES = ["*.safetensors"]
+SAFETENSORS, TORCH_FILES = ["*.safetensors"], ["*.bin", "*.pt", "*.pth"]
+WEIGHT_FILES: dict[str, list[list[str]]] = {
+    "auto": [SAFETENSORS, TORCH_FILES],
+    "safetensors": [SAFETENSORS],
+    "pt": [TORCH_FILES],
+    "dummy": [[]],
+}
+"""By load format: the patterns of its files. Later patterns are downloaded only if no file has an earlier one."""
 # Sub-folders hold other formats of the same weights, but for the numbered ones, which sentence-transformers writes its
 # modules' configs to. Mistral's consolidated files are another format, too.
 UNWANTED_FILES = ["[!0-9]*/*", "consolidated*"]
@@ -24,11 +31,11 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
 
 
 def resolve_model_path(
-    model: str, *, revision: str | None = None, download_dir: str | None = None, weights: bool = True
+    model: str, *, revision: str | None = None, download_dir: str | None = None, load_format: str = "auto"
 ) -> Path:
     """The directory of `model`: a directory of this machine, else a Hugging Face id, downloaded unless it is cached.
 
-    Without `weights`, only the configuration and tokenizer files are fetched. Raises ConfigError.
+    With the load format `dummy`, only the configuration and tokenizer files are fetched. Raises ConfigError.
     """
     # os.path says no where pathlib raises: of names that are too long, and of homes of nobody.
     path = os.path.expanduser(model)
@@ -40,7 +47,11 @@ def resolve_model_path(
         raise ConfigError(
             f"model path {model!r} does not exist; give a directory, or a Hugging Face id such as org/name"
         )
-    return _download(model, revision, download_dir, CONFIG_FILES + (WEIGHT_FILES if weights else []))
+    for patterns in WEIGHT_FILES[load_format]:
+        folder = _download(model, revision, download_dir, CONFIG_FILES + patterns)
+        if any(path for pattern in patterns for path in folder.glob(pattern)):
+            break
+    return folder
 
 
 def _download(model: str, revision: str | None, download_dir: str | None, patterns: list[str]) -> Path:

@@ -24,6 +24,7 @@ LIMITS = {
     "tokenizer.json": 64 * MIB,  # the largest known one: 33 MiB
     "tokenizer_config.json": 32 * MIB,  # it may list every added token
     "model.safetensors.index.json": 32 * MIB,  # the largest known one: 9 MiB, for 92,000 tensors
+    "pytorch_model.bin.index.json": 32 * MIB,
 }
 """Bytes by a file's name, where a file may be larger than `JSON_LIMIT`."""
 

@@ -11,7 +11,8 @@ from typing import Any
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.openai.answer_formats import AnswerFormats
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
-from mysglang.srt.errors import NotFound
+from mysglang.srt.errors import ConfigError, NotFound
+from mysglang.srt.utils.checkpoint_files import find_weights
 from mysglang.srt.utils.hardware import GIB
 
 NEVER = "9999-12-31T23:59:59Z"
@@ -40,7 +41,7 @@ class ModelCard:
         self._models = models
         self._formats = formats
         self._family = str(model_info.get("model_type") or "")
-        self._size = sum(path.stat().st_size for path in Path(model_path).glob("*.safetensors")) if model_path else 0
+        self._size = _weight_bytes(model_path)
         # Of what the model is, by name; nobody wants to wait for the digest of all its weights.
         self._digest = hashlib.sha256(f"{self._models.name}\n{model_path}\n{self._size}".encode()).hexdigest()
         self._since = datetime.now(UTC).isoformat()
@@ -109,6 +110,14 @@ class ModelCard:
             "thinking": self._formats.reasoning is not None,
         }
         return [name for name, there in known.items() if there]
+
+
+def _weight_bytes(model_path: str) -> int:
+    """Of the files that hold the weights; 0 where there are none."""
+    try:
+        return sum(path.stat().st_size for path in find_weights(Path(model_path)).paths) if model_path else 0
+    except ConfigError:
+        return 0
 
 
 def check_name(models: OpenAIServingModels, model: str) -> None:

@@ -214,7 +214,7 @@ def _add_updates(router: APIRouter, front: Front) -> None:
         weight changes.
         """
         body = await read_model(request, UpdateWeightFromDiskReqInput)
-        work = update_from_disk(manager, body.model_path, body.update)
+        work = update_from_disk(manager, body.model_path, body.update, body.load_format)
         return _done(await while_connected(request, work))
 
     @router.post(
