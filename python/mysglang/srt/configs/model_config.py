@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mysglang.srt.configs.architectures import ARCHITECTURES, DECODERS, Architecture
+from mysglang.srt.configs.architectures import ARCHITECTURES, Architecture
 from mysglang.srt.configs.decoder_config import DecoderConfig, Layers, Vocabulary, Width
 from mysglang.srt.configs.encoder_config import EncoderConfig, encoder_config
 from mysglang.srt.configs.kv_cache_scheme import quantizes_only_kv
 from mysglang.srt.configs.layer_plan import DecoderPlan, RopePlan
 from mysglang.srt.configs.pooling_config import PoolingConfig, is_sentence_encoder, pooling_config
 from mysglang.srt.configs.rope_config import longest_context, rope_parameters, rotary_part
+from mysglang.srt.configs.unserved import why_unserved
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import read_json, read_json_if_there, resolve_model_path
 from mysglang.srt.utils.plain_files import is_there
@@ -32,9 +33,6 @@ DTYPES = {
 
 OF_THE_WHOLE = ("architectures", "model_type", "auto_map", "quantization_config", "compression_config")
 """Keys that are read where they stand, also in a config.json with a `text_config`."""
-
-MAX_NAMES, MAX_NAME_CHARS = 4, 80
-"""Of unknown architectures that an error names."""
 
 MAX_EOS_IDS = 1024
 """Entries of a list of eos_token_id. The largest known lists have below ten."""
@@ -182,19 +180,14 @@ def _architecture(hf: dict[str, Any], *, embedding: bool) -> tuple[str, Architec
     if hf.get("auto_map") and not (family is not None and family.carries_code):
         raise ConfigError(
             "config.json asks for code that comes with the model (auto_map), and mysglang never runs such code; "
-            "choose a checkpoint of a built-in architecture: " + ", ".join(ARCHITECTURES)
+            "choose a checkpoint of a built-in architecture (`mysglang models` lists them)"
         )
     if (hf.get("quantization_config") or hf.get("compression_config")) and not quantizes_only_kv(hf):
         raise ConfigError("the checkpoint is quantized, which is not supported; choose the one in bfloat16 or float16")
     if known is not None:
         headless = ARCHITECTURES[known].embedding if embedding else None
         return headless or known, ARCHITECTURES[headless or known]
-    listed = ", ".join(str(name)[:MAX_NAME_CHARS] for name in names[:MAX_NAMES])
-    families = ", ".join(DECODERS)
-    raise ConfigError(
-        f"architecture {listed} is not supported; supported are {families}, Bert and (XLM)Roberta "
-        "(`mysglang models` lists all architectures)"
-    )
+    raise ConfigError(why_unserved(names, hf, ARCHITECTURES))
 
 
 Keys = TypeVar("Keys", bound=msgspec.Struct)

@@ -1,0 +1,43 @@
+"""What a config.json of a model that is not served is answered."""
+
+import pytest
+
+from mysglang.srt.configs.architectures import ARCHITECTURES
+from mysglang.srt.configs.unserved import why_unserved
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "says"),
+    [
+        ("T5ForConditionalGeneration", {"is_encoder_decoder": True}, "it is an encoder with a decoder, and"),
+        ("Qwen3VLForConditionalGeneration", {"vision_config": {"depth": 2}}, "it reads pictures (vision_config)"),
+        ("ViTForImageClassification", {"image_size": 224}, "it reads pictures"),
+        ("Wav2Vec2ForCTC", {}, "it reads sound"),
+        ("ViTModel", {"num_channels": 3}, "it reads pictures (num_channels)"),
+        ("DebertaForTokenClassification", {}, "it labels single tokens"),
+        ("AlbertForSequenceClassification", {}, "no such architecture is known here"),
+        ("Qwen9ForCausalLM", {}, "no such architecture is known here"),
+    ],
+)
+def test_the_kind_of_model_is_the_reason(name: str, keys: dict[str, object], says: str) -> None:
+    said = why_unserved([name], {"is_encoder_decoder": False, **keys}, ARCHITECTURES)
+    assert said.startswith(f"architecture {name} is not supported: {says}")
+    assert "meant?" not in said and "override" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("LlamaForCasualLM", "LlamaForCausalLM"),
+        ("QWen2ForCausalLM", "Qwen2ForCausalLM"),
+        ("MistralForCausalLm", "MistralForCausalLM"),
+        ("Qwen3ForRewardsModel", "Qwen3ForRewardModel"),
+    ],
+)
+def test_a_slip_of_the_pen_is_seen(name: str, meant: str) -> None:
+    assert f"Is {meant} meant?" in why_unserved([name], {}, ARCHITECTURES)
+
+
+def test_layers_without_their_head_are_offered() -> None:
+    said = why_unserved(["BertForMaskedLM"], {}, ARCHITECTURES)
+    assert "fills in masked tokens" in said and """'{"architectures": ["BertModel"]}'""" in said
