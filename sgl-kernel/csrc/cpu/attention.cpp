@@ -42,8 +42,38 @@ struct Params {
   int format;         // of stored numbers: cpu/stored.h
   float value_scale;  // what attended values are multiplied by
   bool alike;  // a token's result is the same however many others of its row are new
+  bool chunked;  // of a query's window, only the part that begins at a multiple of `window`
+  const float *sinks;  // [heads] scores of a key whose value is zero, or null: there is none
 
   long group() const { return heads / kv_heads; }
+};
+
+struct Softmax {
+  float top = -INFINITY, total = 0;
+
+  // Turns scores of `count` keys, a multiple of LANES, into weights. Returns what earlier sums are to be multiplied by.
+  float weigh(float *scores, long count) {
+    Floats most = load<Floats>(scores);
+    for (long j = LANES; j < count; j += LANES) most = max(load<Floats>(scores + j), most);
+    const float before = top, now = largest(most);
+    top = now > top ? now : top;
+    if (top == -INFINITY) {  // nothing is seen yet, unless it was NaN
+      for (long j = 0; j < count; j += LANES) {
+        Floats s = load<Floats>(scores + j);
+        store(scores + j, s != s ? s : Floats{});
+      }
+      return 1;
+    }
+    Floats sums = {};
+    for (long j = 0; j < count; j += LANES) {
+      Floats w = exp(load<Floats>(scores + j) - top);
+      sums += w;
+      store(scores + j, w);
+    }
+    const float factor = before == top ? 1 : std::exp(before - top);
+    total = total * factor + sum(sums);
+    return factor;
+  }
 };
 
 // One row and KV head. Query i is query head i % group of new token i / group.
@@ -54,7 +84,14 @@ struct Row {
   long query_count() const { return p.queries[row] * p.group(); }
   // Keys before this position are all that query i sees, and those from `begin` on.
   long end(long i) const { return p.ends[row] - p.queries[row] + i / p.group() + 1; }
-  long begin(long i) const { return p.window && end(i) > p.window ? end(i) - p.window : 0; }
+  long begin(long i) const {
+    if (p.chunked) return (end(i) - 1) / p.window * p.window;
+    return p.window && end(i) > p.window ? end(i) - p.window : 0;
+  }
+  // Of query i, before the first key.
+  Softmax softmax(long i) const {
+    return p.sinks ? Softmax{p.sinks[head * p.group() + i % p.group()], 1} : Softmax{};
+  }
   const bf16 *query(long i) const {
     return p.q + (p.firsts[row] + i / p.group()) * p.q_stride + (head * p.group() + i % p.group()) * p.dim;
   }
@@ -90,34 +127,6 @@ struct Block {
   }
 };
 
-struct Softmax {
-  float top = -INFINITY, total = 0;
-
-  // Turns scores of `count` keys, a multiple of LANES, into weights. Returns what earlier sums are to be multiplied by.
-  float weigh(float *scores, long count) {
-    Floats most = load<Floats>(scores);
-    for (long j = LANES; j < count; j += LANES) most = max(load<Floats>(scores + j), most);
-    const float before = top, now = largest(most);
-    top = now > top ? now : top;
-    if (top == -INFINITY) {  // nothing is seen yet, unless it was NaN
-      for (long j = 0; j < count; j += LANES) {
-        Floats s = load<Floats>(scores + j);
-        store(scores + j, s != s ? s : Floats{});
-      }
-      return 1;
-    }
-    Floats sums = {};
-    for (long j = 0; j < count; j += LANES) {
-      Floats w = exp(load<Floats>(scores + j) - top);
-      sums += w;
-      store(scores + j, w);
-    }
-    const float factor = before == top ? 1 : std::exp(before - top);
-    total = total * factor + sum(sums);
-    return factor;
-  }
-};
-
 Floats scaled(const Params &p, Floats score) {
   score *= p.scale;
   return p.cap ? p.cap * tanh(score / p.cap) : score;
@@ -140,6 +149,7 @@ void attend_few(const Row &row, long queries) {
   const Params &p = row.p;
   Floats sums[FEW][2 * VECTORS] = {};  // of even and of odd elements in turn
   Softmax softmax[FEW];
+  for (long i = 0; i < queries; i++) softmax[i] = row.softmax(i);
   alignas(64) float scores[FEW][KEYS];
   const long last = row.end(queries - 1);
   for (long start = row.begin(0) / KEYS * KEYS; start < last; start += KEYS) {
@@ -229,6 +239,7 @@ void attend_many(const Row &row, long first, long count) {
   float *scores = scratch<float>(3, QUERIES * KEYS);
   alignas(64) bf16 weights[ROWS * KEYS];
   Softmax softmax[QUERIES];
+  for (long i = 0; i < count; i++) softmax[i] = row.softmax(first + i);
   for (long i = 0; i < count; i++) std::memcpy(queries + i * dim, row.query(first + i), dim * sizeof(bf16));
   for (long i = 0; i < QUERIES * dim / LANES; i++) sums[i] = Floats{};
   const long last = row.end(first + count - 1);
@@ -295,10 +306,11 @@ extern "C" void mysgl_attention(bf16 *out, const bf16 *q, long q_stride, const v
                                 const int32_t *table, long max_pages, long page_size, const int64_t *slots,
                                 const int32_t *ends, const int32_t *queries, const int64_t *firsts,
                                 const int64_t *items, long count, long rows, long heads, long kv_heads, long dim,
-                                long window, float scale, float cap, int format, float value_scale, int alike) {
+                                long window, float scale, float cap, int format, float value_scale, int alike, int chunked,
+                                const float *sinks) {
   const Params p{out,     q,      q_stride, keys,  values,   table, max_pages, page_size, slots, ends,   queries,
                  firsts,  rows,   heads,    kv_heads, dim,   window, scale,    cap,       format, value_scale,
-                 alike != 0};
+                 alike != 0, chunked != 0, sinks};
   // items [count, 2]: row and block of queries, longest first; each for every KV head.
   long elements = 0;
   for (long i = 0; i < count; i++) elements += ends[items[2 * i]] * dim * (queries[items[2 * i]] > 1 ? QUERIES : 1);

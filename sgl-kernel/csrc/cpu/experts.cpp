@@ -70,22 +70,28 @@ struct Int8Experts {
 
 // out = the experts' products, rows as they are sorted.
 template <typename Experts>
-void products(bf16 *out, const bf16 *x, const Sorted &sorted, const Experts &weights, int activation) {
+void products(bf16 *out, const bf16 *x, const Sorted &sorted, const Experts &weights, const bf16 *biases, int activation) {
   const long out_columns = activation ? weights.columns / 2 : weights.columns, inner = weights.pairs * 2;
   const long panels = out_columns / COLUMNS, streamed = CHUNK_BYTES / weights.panel_bytes();
   share(sorted.active * panels, streamed < 1 ? 1 : streamed, [&](long first, long end) {
     for (long i = first; i < end; i++) {
       const Sorted::Run &run = sorted.runs[i / panels];
       const Rows rows{out + run.first * out_columns, out_columns, x + run.first * inner, inner, run.end - run.first};
-      panel_product(rows, weights.of(run.expert), nullptr, i % panels, panels, activation);
+      const bf16 *bias = biases ? biases + run.expert * weights.columns : nullptr;
+      panel_product(rows, weights.of(run.expert), bias, i % panels, panels, activation);
     }
   });
 }
 
+// [count][columns] of the two products, or null.
+struct Biases {
+  const bf16 *gate_up, *down;
+};
+
 // rows of x: at any distance. out: dense.
 template <typename Experts>
 void mixture(bf16 *out, const bf16 *x, long x_stride, long rows, const Routing &routing, const Experts &gate_up,
-             const Experts &down, int activation) {
+             const Experts &down, const Biases &biases, int activation) {
   const long width = down.columns, inner = down.pairs * 2, top_k = routing.top_k;
   for (long begin = 0; begin < rows; begin += SLAB) {
     const long count = rows - begin < SLAB ? rows - begin : SLAB, pairs = count * top_k;
@@ -96,9 +102,9 @@ void mixture(bf16 *out, const bf16 *x, long x_stride, long rows, const Routing &
       for (long i = first * top_k; i < end * top_k; i++)
         std::memcpy(given + sorted.place[i] * width, x + (begin + i / top_k) * x_stride, width * sizeof(bf16));
     });
-    products(between, given, sorted, gate_up, activation);
+    products(between, given, sorted, gate_up, biases.gate_up, activation);
     bf16 *each = given;  // what was given is needed no more
-    products(each, between, sorted, down, 0);
+    products(each, between, sorted, down, biases.down, 0);
     share(count, ROW_CHUNK, [&](long first, long end) {
       for (long row = first; row < end; row++)
         for (long c = 0; c < width; c += LANES) {
@@ -116,21 +122,26 @@ void mixture(bf16 *out, const bf16 *x, long x_stride, long rows, const Routing &
 extern "C" {
 
 // experts, gates: [rows][top_k]; experts in [0, count). gate_up: packed, `count` times [2 * inner, width]; down: `count`
-// times [width, inner]. width and inner are whole panels. activation: of the first half of gate_up (cpu/activations.h).
+// times [width, inner]. width and inner are whole panels. Biases may be null. activation: of the first half of gate_up
+// (cpu/activations.h).
 void mysgl_experts(bf16 *out, const bf16 *x, long x_stride, long rows, const int *experts, const float *gates, long top_k,
-                   const void *gate_up, const void *down, long count, long width, long inner, int activation) {
+                   const void *gate_up, const void *down, const bf16 *gate_up_bias, const bf16 *down_bias, long count,
+                   long width, long inner, int activation) {
   const Bf16Experts first{static_cast<const Pairs *>(gate_up), 2 * inner, width / 2};
   const Bf16Experts second{static_cast<const Pairs *>(down), width, inner / 2};
-  mixture(out, x, x_stride, rows, Routing{experts, gates, top_k, count}, first, second, activation);
+  mixture(out, x, x_stride, rows, Routing{experts, gates, top_k, count}, first, second, {gate_up_bias, down_bias},
+          activation);
 }
 
 // Of eight-bit integers, with a factor for each column: [count][2 * inner] and [count][width].
 void mysgl_experts_int8(bf16 *out, const bf16 *x, long x_stride, long rows, const int *experts, const float *gates,
                         long top_k, const int8_t *gate_up, const int8_t *down, const float *gate_up_scales,
-                        const float *down_scales, long count, long width, long inner, int activation) {
+                        const float *down_scales, const bf16 *gate_up_bias, const bf16 *down_bias, long count,
+                        long width, long inner, int activation) {
   const Int8Experts first{gate_up, gate_up_scales, 2 * inner, width / 2};
   const Int8Experts second{down, down_scales, width, inner / 2};
-  mixture(out, x, x_stride, rows, Routing{experts, gates, top_k, count}, first, second, activation);
+  mixture(out, x, x_stride, rows, Routing{experts, gates, top_k, count}, first, second, {gate_up_bias, down_bias},
+          activation);
 }
 
 }

@@ -120,7 +120,7 @@ void mysgl_gated(bf16 *out, const bf16 *x, long rows, long width, int activation
     for (long r = first; r < end; r++) {
       const bf16 *gate = x + r * 2 * width, *up = gate + width;
       by_vectors(width, [&](long i, long n) {
-        store_up_to(out + r * width + i, activate(activation, load_up_to(gate + i, n)) * load_up_to(up + i, n), n);
+        store_up_to(out + r * width + i, gated(activation, load_up_to(gate + i, n), load_up_to(up + i, n)), n);
       });
     }
   });

@@ -105,7 +105,7 @@ void panel_product(const Rows &rows, const Weights &weights, const bf16 *bias, l
     if (activation) {
       sums_of(factors, second, after, rows, first, count, bias ? bias + (panels + p) * COLUMNS : nullptr);
       for (int m = 0; m < count; m++)
-        for (int n = 0; n < 2; n++) sums[m][n] = activate(activation, sums[m][n]) * factors[m][n];
+        for (int n = 0; n < 2; n++) sums[m][n] = gated(activation, sums[m][n], factors[m][n]);
     }
     for (int m = 0; m < count; m++)
       for (int n = 0; n < 2; n++)

@@ -114,16 +114,19 @@ def test_experts(arch: str, count: int, width: int, inner: int, eight_bits: bool
     values = [weight.float() for weight in matrices]
     if scales is not None:
         values = [weight * scale[..., None] for weight, scale in zip(values, scales, strict=True)]
+    biases = (draw(number, 2 * inner, seed=5), draw(number, width, seed=6)) if count == 13 else None
     wanted = torch.zeros(count, width)
     for place in range(top_k):
-        first, second = (weight[ids[:, place].long()] for weight in values)
-        gate, up = torch.einsum("nd,nfd->nf", x.float(), first).chunk(2, dim=-1)
-        wanted += gates[:, place, None] * torch.einsum("nf,ndf->nd", F.silu(gate) * up, second)
-    found = experts.experts(x, *packed, ids, gates, activation="silu", scales=scales)
+        chosen = ids[:, place].long()
+        first, second = (weight[chosen] for weight in values)
+        one, two = (0.0, 0.0) if biases is None else (bias[chosen].float() for bias in biases)
+        gate, up = (torch.einsum("nd,nfd->nf", x.float(), first) + one).chunk(2, dim=-1)
+        wanted += gates[:, place, None] * (torch.einsum("nf,ndf->nd", F.silu(gate) * up, second) + two)
+    found = experts.experts(x, *packed, ids, gates, activation="silu", scales=scales, biases=biases)
     close(found, wanted)
     for row in (0, count - 1):
         one = slice(row, row + 1)
-        alone = experts.experts(x[one], *packed, ids[one], gates[one], activation="silu", scales=scales)
+        alone = experts.experts(x[one], *packed, ids[one], gates[one], activation="silu", scales=scales, biases=biases)
         assert torch.equal(alone, found[one])
 
 
@@ -157,6 +160,9 @@ def test_gated(arch: str, width: int) -> None:
     gate, up = x.float().chunk(2, dim=-1)
     close(rows.gated(x, "silu"), F.silu(gate) * up)
     close(rows.gated(x, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up)
+    gate, up = (5 * x).float().chunk(2, dim=-1)
+    low, high = gate.clamp(max=7), up.clamp(-7, 7)
+    close(rows.gated(5 * x, "swigluoai"), low * torch.sigmoid(1.702 * low) * (high + 1))
 
 
 def test_extreme_activations(arch: str) -> None:
@@ -164,6 +170,7 @@ def test_extreme_activations(arch: str) -> None:
     x = torch.cat((gate, torch.ones_like(gate)))[None]
     close(rows.gated(x, "silu"), F.silu(gate.float())[None])
     assert rows.gated(torch.full((1, 32), float("nan"), dtype=torch.bfloat16), "silu").isnan().all()
+    assert rows.gated(torch.full((1, 32), float("nan"), dtype=torch.bfloat16), "swigluoai").isnan().all()
 
 
 @pytest.mark.parametrize("dim", [16, 48, 64, 128])

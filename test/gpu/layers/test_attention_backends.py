@@ -6,7 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fixtures.attention_cases import LATENT, PLAIN, Step, check_shared_pages, check_story, every_spec, every_story
+from fixtures.attention_cases import (
+    LATENT,
+    PLAIN,
+    Step,
+    check_shared_pages,
+    check_story,
+    common_spec,
+    every_spec,
+    every_story,
+)
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.layers.attention.factory import ChosenBackends, create_attention_backend
 from mysglang.srt.layers.attention.torch_native_backend import TorchNativeBackend
@@ -45,7 +54,7 @@ def test_torch_native(story: list[Step]) -> None:
 
 @needs_flashinfer
 @pytest.mark.parametrize("page_size", [1, 16])
-@every_spec
+@common_spec
 @every_story
 def test_flashinfer(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
     from mysglang.srt.layers.attention.flashinfer_backend import FlashInferBackend
@@ -66,7 +75,7 @@ def test_flashinfer_with_wide_heads(story: list[Step]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("page_size", [1, 16])
-@every_spec
+@common_spec
 @every_story
 def test_sgl_kernel(story: list[Step], spec: AttentionSpec, page_size: int, dtype: torch.dtype) -> None:
     chosen = ChosenBackends("triton", "sgl_kernel")

@@ -22,7 +22,15 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Of one program, by the device's compute capability."""
 
 ROUTED = {"order": "*i32", "block_experts": "*i32", "blocks_used": "*i32", "pairs": "i32"}
-PRODUCT = {"x": "*bf16", "weights": "*bf16", "out": "*bf16", **ROUTED, "x_stride": "i32", "blocks": "i32"}
+PRODUCT = {
+    "x": "*bf16",
+    "weights": "*bf16",
+    "biases": "*bf16",
+    "out": "*bf16",
+    **ROUTED,
+    "x_stride": "i32",
+    "blocks": "i32",
+}
 TOPK = {"logits": "*bf16", "ids": "*i32", "gates": "*fp32", "row_stride": "i32", "experts": "i32"}
 
 
@@ -48,6 +56,7 @@ def test_products_of_experts(tile: experts.Tile, capability: int) -> None:
         PRODUCT | {"outputs": "i32", "inputs": "i32"},
         SHARED=8,
         KIND="silu",
+        BIASED=True,
         ROWS=tile.rows,
         OUTPUTS=tile.outputs,
         INPUTS=tile.depth // 2,
@@ -68,7 +77,7 @@ def test_pages_of_eight_bit_numbers(capability: int, number: int) -> None:
     """Also for devices without instructions for such numbers."""
     limit = SHARED_BYTES[capability]
     attended = PAGES | QUERIES | FACTORS
-    shape = {"FORMAT": number, "GROUP": 4, "DIM": 64, "PAGE": 16, "HAS_WINDOW": False, "CAP": False, "WIDTH": 64}
+    shape = {"FORMAT": number, "GROUP": 4, "DIM": 64, "PAGE": 16, "REACH": 0, "CAP": False, "WIDTH": 64}
     decode = {"partial": "*fp32", "partial_lse": "*fp32"}
     sizes = {"QUERIES": 16, "KEYS": 64, "SPLITS": 16, "OVERLAP": capability >= 90}
     assert shared_bytes(attention._decode_kernel, capability, attended | decode, **shape, **sizes) <= limit
@@ -142,7 +151,9 @@ list_pages(numbers.view(2, 1), numbers.long(), numbers, 1, torch.ones(3, dtype=t
 some = torch.randn(3, 64).bfloat16()
 invariant_gemm._with_tile(invariant_gemm.fixed_tile(32))(some, torch.randn(32, 64).bfloat16(), None)
 attention_cases.assert_close = lambda *_: None  # nothing was computed
-for make, spec in ((TritonBackend, PLAIN), (TritonBackend, LATENT), (InvariantTritonBackend, PLAIN)):
+sinks = attention_cases.SPECIALITIES["window and sinks"]
+own = [(make, spec) for make in (TritonBackend, InvariantTritonBackend) for spec in (PLAIN, sinks)]
+for make, spec in (*own, (TritonBackend, LATENT)):
     attention_cases.check_story(make, STORIES["prompt then decode"], spec, page_size=4, dtype=torch.bfloat16)
 """
 

@@ -67,6 +67,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 20,
         },
     ),
+    "gpt_oss": ("gpt_oss", {}),
     "glm4": ("glm4", {}),
     "glm4_moe": ("glm4_moe", {}),
     "granite, tied": ("granite", {"tie_word_embeddings": True}),

@@ -43,6 +43,7 @@ def logits(folder: Path, tp: ThreadGroup | SoloGroup) -> Tensor:
         ("qwen3_5", False),
         ("deepseek_v2", False),
         ("deepseek_v3", True),
+        ("gpt_oss", False),
     ],
 )
 @torch.no_grad()

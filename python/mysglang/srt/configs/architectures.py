@@ -22,6 +22,7 @@ from mysglang.srt.configs.families.gemma3 import Gemma3Config
 from mysglang.srt.configs.families.glm4 import Glm4Config
 from mysglang.srt.configs.families.glm4_moe import Glm4MoeConfig
 from mysglang.srt.configs.families.glm4_moe_lite import Glm4MoeLiteConfig
+from mysglang.srt.configs.families.gpt_oss import GptOssConfig
 from mysglang.srt.configs.families.granite import GraniteConfig
 from mysglang.srt.configs.families.helium import HeliumConfig
 from mysglang.srt.configs.families.llama import LlamaConfig
@@ -89,6 +90,7 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "Phi3": Phi3Config,
     "Glm4": Glm4Config,
     "Glm4Moe": Glm4MoeConfig,
+    "GptOss": GptOssConfig,
     "Granite": GraniteConfig,
     "Olmo2": Olmo2Config,
     "Olmo3": Olmo3Config,

@@ -63,6 +63,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`vocab_size` where config.json does not say it; None: it always does."""
     usual_theta: ClassVar[float] = 10000.0
     """`rope_theta` where config.json does not say it."""
+    usual_rope: ClassVar[Mapping[str, Any]] = {}
+    """Rotary parameters where config.json has none; without any, positions are not scaled."""
     rope_of_layers: ClassVar[str | None] = None
     """The type of layers whose rotary parameters are the model's, where each type may have its own."""
 

@@ -16,8 +16,10 @@ NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one", "layer_with
 adds a bias after.
 """
 
-RouterKind = Literal["softmax", "sigmoid"]
-"""What a router makes of its logits: probabilities of all experts together, or a score of each by itself."""
+RouterKind = Literal["softmax", "sigmoid", "sparsemixer"]
+"""What a router makes of its logits: probabilities of all experts together, a score of each by itself, or for each
+choice in turn probabilities of the experts that come near the best (`layers/moe/router.py`).
+"""
 
 
 class Size(NamedTuple):
@@ -121,6 +123,15 @@ class LatentPlan(msgspec.Struct, frozen=True, kw_only=True):
         yield Matrix("self_attn.o_proj.weight", hidden, values)
 
 
+class Tempering(NamedTuple):
+    """Queries at position p are multiplied by 1 + weight * ln(1 + floor((p + first) / length)). Source: Llama 4."""
+
+    weight: float
+    length: float
+    first: int
+    """1: positions are counted from one."""
+
+
 class AttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Grouped-query attention over all keys before a query, or over a window of them.
 
@@ -139,12 +150,20 @@ class AttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """None: nothing is turned."""
     window: int | None = None
     """Keys that a query sees, itself included; None: all."""
+    chunked: bool = False
+    """Of its window, a query sees only the keys of its own chunk; chunks are of `window` positions."""
+    sinks: bool = False
+    """Whether each head has a learned score that joins its softmax's denominator, and stands for no key."""
     logit_cap: float = 0.0
     """Soft cap of the scaled scores: cap * tanh(score / cap); 0: none."""
     qk_norm: NormPlan | None = None
     """Of each head of queries and of keys, before they are turned."""
     qk_norm_whole: bool = False
     """The norm takes all heads of the queries together, and all of the keys, instead of each head alone."""
+    qk_norm_turned: bool = False
+    """The norm is of heads that are turned already."""
+    tempering: Tempering | None = None
+    """None: queries are not scaled by their positions."""
     bias: bool = False
     """Whether the projections to queries, keys and values have a bias; with latent rows, those from hidden states to
     what queries are made from, and to the rows."""
@@ -298,6 +317,14 @@ class RouterPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether logits are computed in float32; else in the dtype of the model."""
     corrected: bool = False
     """Whether a checkpoint has a number for each expert that is added to its score for the choice alone."""
+    bias: bool = False
+    """Whether logits have one."""
+    least_sum: float = 0.0
+    """What the sum that gates are divided by is at least, for `softmax`."""
+    jitter: float = 0.0
+    """For `sparsemixer`: twice this is how far an expert may be below the best, relative to the larger of both."""
+    scales_input: bool = False
+    """Whether the gates multiply what an expert is given, instead of what it gives."""
 
 
 class SharedExpertPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,6 +340,17 @@ class SharedExpertPlan(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False
 
 
+class FusedExpertsPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint has two tensors for all experts of a layer: of gate and up together, and of down, and likewise for
+    biases. Their names are among `DecoderPlan.renamed`.
+    """
+
+    transposed: bool
+    """[experts, input, output]; else [experts, output, input]."""
+    interleaved: bool = False
+    """Outputs of gate and of up alternate; else all of gate's stand before those of up."""
+
+
 class MixturePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The sum over a token's experts, gated MLPs themselves, of gate * expert(x)."""
 
@@ -323,6 +361,10 @@ class MixturePlan(msgspec.Struct, frozen=True, kw_only=True):
     """As config.json names it."""
     router: RouterPlan
     shared: SharedExpertPlan | None = None
+    bias: bool = False
+    """Whether the projections of experts have biases."""
+    fused: FusedExpertsPlan | None = None
+    """None: a checkpoint has the matrices of each expert by themselves."""
     field: str = "num_experts"
     """What config.json calls the number of experts."""
     size_field: str = "moe_intermediate_size"
@@ -342,7 +384,7 @@ class MixturePlan(msgspec.Struct, frozen=True, kw_only=True):
         yield Matrix(f"{self.module}.experts.{{}}.{down}.weight", hidden, inner, **every)
         if self.shared is not None:
             beside = Size(self.shared.field, self.shared.intermediate_size)
-            yield from GatedMlpPlan.named(f"mlp.{self.shared.name}", beside, hidden)
+            yield from GatedMlpPlan.named(f"{self.module}.{self.shared.name}", beside, hidden)
 
 
 class NormsPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -388,6 +430,8 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Factor of the logits, before the cap."""
     logit_cap: float = 0.0
     """Soft cap of the logits; 0: none."""
+    head_bias: bool = False
+    """Whether the projection to logits has one."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Parts of tensors' names as a checkpoint has them, and what they are called here (`configs/tensor_names.py`). The
     plan's own names are those of here."""

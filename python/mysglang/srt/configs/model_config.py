@@ -18,7 +18,7 @@ from mysglang.srt.configs.kv_cache_scheme import quantizes_only_kv
 from mysglang.srt.configs.layer_plan import DecoderPlan, RopePlan
 from mysglang.srt.configs.pooling_config import PoolingConfig, is_sentence_encoder, pooling_config
 from mysglang.srt.configs.rope_config import longest_context, rope_parameters, rotary_part
-from mysglang.srt.configs.unserved import why_unserved
+from mysglang.srt.configs.unserved import MAX_NAME_CHARS, why_unserved
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import read_json, read_json_if_there, resolve_model_path
 from mysglang.srt.utils.plain_files import is_there
@@ -183,11 +183,28 @@ def _architecture(hf: dict[str, Any], *, embedding: bool) -> tuple[str, Architec
             "choose a checkpoint of a built-in architecture (`mysglang models` lists them)"
         )
     if (hf.get("quantization_config") or hf.get("compression_config")) and not quantizes_only_kv(hf):
-        raise ConfigError("the checkpoint is quantized, which is not supported; choose the one in bfloat16 or float16")
+        raise ConfigError(f"the checkpoint is quantized{_method(hf)}, which is not supported; {_instead(hf)}")
     if known is not None:
         headless = ARCHITECTURES[known].embedding if embedding else None
         return headless or known, ARCHITECTURES[headless or known]
     raise ConfigError(why_unserved(names, hf, ARCHITECTURES))
+
+
+def _method(hf: dict[str, Any]) -> str:
+    """The method of the quantization in brackets, if config.json names it."""
+    given = hf.get("quantization_config") or hf.get("compression_config")
+    method = given.get("quant_method") if isinstance(given, dict) else None
+    return f" ({method[:MAX_NAME_CHARS]})" if isinstance(method, str) else ""
+
+
+def _instead(hf: dict[str, Any]) -> str:
+    """What to choose for a quantized checkpoint."""
+    if _method(hf) == " (mxfp4)":
+        return (
+            "its experts are four-bit numbers with shared scales, which no kernel here reads yet: choose a copy of "
+            "the model in bfloat16, such as unsloth/gpt-oss-20b-BF16"
+        )
+    return "choose the one in bfloat16 or float16"
 
 
 Keys = TypeVar("Keys", bound=msgspec.Struct)
@@ -206,6 +223,8 @@ def _decoder(hf: dict[str, Any], family: type[DecoderConfig], dtype: str) -> tup
     if dtype == "float16" and not config.float16:
         raise ConfigError("activations of this model overflow in float16; use --dtype bfloat16 or float32")
     positions, theta = config.max_position_embeddings, config.usual_theta
+    if family.usual_rope and not (hf.get("rope_scaling") or hf.get("rope_parameters")):
+        hf = hf | {"rope_scaling": dict(family.usual_rope)}
     rope = rope_parameters(hf, positions, usual_theta=theta, layer_type=config.rope_of_layers)
     part = rotary_part(hf, config.rotary_part)
     return config.plan(RopePlan(rope, part, config.rotary_interleaved)), longest_context(

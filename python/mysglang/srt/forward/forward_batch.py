@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,11 +29,16 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     """Keys visible to a query, itself included; None for all."""
+    chunked: bool = False
+    """Of its window, a query sees only the keys of its own chunk; chunks are of `window` positions."""
     logit_cap: float = 0.0
     """Soft cap of the scores: cap * tanh(score / cap); 0 for none."""
     latent_dim: int | None = None
     """Latent rows: the first `latent_dim` numbers of a key are its value, so one row holds both. None: values are kept
     beside keys and have head_dim numbers."""
+    sinks: Tensor | None = field(default=None, compare=False)
+    """[num_heads] float32, scaled: for each head the score of one more key, which all queries see and whose value is
+    zero. It only makes the sum of exponents larger. None: there is none. Weights may change, the tensor does not."""
     value_scale: float = 1.0
     """What the attended values are multiplied by. Models leave it at 1; a store that holds values divided by a scale
     says it here (`KvPool.over_stored`)."""
@@ -40,6 +47,30 @@ class AttentionSpec:
     def value_dim(self) -> int:
         """Numbers of a value, and of each head of what attention returns."""
         return self.head_dim if self.latent_dim is None else self.latent_dim
+
+    @property
+    def reach(self) -> Reach:
+        """Which keys a query sees."""
+        return Reach(self.window, self.chunked)
+
+
+Positions: TypeAlias = npt.NDArray[np.signedinteger[Any]]
+
+
+class Reach(NamedTuple):
+    """Which of the keys before a query it sees: all from its first one on."""
+
+    window: int | None
+    chunked: bool
+
+    def firsts(self, positions: Positions) -> Positions:
+        """The position of the first key that each query sees, from the positions of queries."""
+        if self.window is None:
+            return np.zeros_like(positions)
+        firsts: Positions = np.maximum(0, positions + 1 - self.window)
+        if self.chunked:
+            firsts = positions // self.window * self.window
+        return firsts
 
 
 @dataclass(frozen=True, slots=True)

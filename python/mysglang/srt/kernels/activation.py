@@ -1,5 +1,5 @@
-"""Gated activations: the first half of the last dimension through a function, times the second half. And the soft cap
-of logits.
+"""Gated activations: the first half of the last dimension through a function, times the second half, which one of them
+clamps and shifts. And the soft cap of logits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mysglang.srt.kernels.op import Op
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai"]
 GatedOp = Op[[Tensor], Tensor]
 
 
@@ -29,6 +29,20 @@ def _gelu_and_mul(x: Tensor) -> Tensor:
 def _gelu_tanh_and_mul(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Of gpt-oss: the steepness of its gate's sigmoid, and the clamp of both halves."""
+
+
+def _swigluoai_and_mul(x: Tensor) -> Tensor:
+    """g * sigmoid(alpha * g) * (clamp(up, ±limit) + 1) with g = min(gate, limit), in float32 inside. Source: OpenAI's
+    reference code of gpt-oss.
+    """
+    gate, up = x.float().chunk(2, dim=-1)
+    gate = gate.clamp(max=SWIGLU_LIMIT)
+    up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return (gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)).to(x.dtype)
 
 
 def _soft_cap(x: Tensor, cap: float) -> Tensor:
@@ -67,10 +81,17 @@ gelu_tanh_and_mul = Op(
         )
     },
 )
+swigluoai_and_mul = Op(
+    "swigluoai_and_mul",
+    reference=_swigluoai_and_mul,
+    cuda="mysglang.srt.kernels.cuda.activation:swigluoai_and_mul",
+    invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:swigluoai_and_mul"},
+)
 gated: dict[Activation, GatedOp] = {
     "silu": silu_and_mul,
     "gelu": gelu_and_mul,
     "gelu_tanh": gelu_tanh_and_mul,
+    "swigluoai": swigluoai_and_mul,
 }
 
 soft_cap = Op(

@@ -9,6 +9,9 @@ from torch import Tensor
 from mysglang.srt.kernels.activation import Activation, gated
 from mysglang.srt.kernels.op import Op
 
+Biases = tuple[Tensor, Tensor] | None
+"""[E, 2 * inner] of gate and up, and [E, width] of down, dense, of the rows' dtype; None: there are none."""
+
 
 def _topk_softmax(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
     """logits [N, E] -> the `top_k` likeliest experts of each row [N, k] int32, and their gates [N, k] float32.
@@ -28,10 +31,16 @@ def _sigmoid_scores(logits: Tensor) -> Tensor:
 
 
 def _fused_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    ids: Tensor,
+    gates: Tensor,
+    activation: Activation,
+    biases: Biases = None,
 ) -> Tensor:
     """[N, width] -> [N, width]: the sum over the experts e of each row of gate * down[e] h, where h is the activation
-    of the first half of gate_up[e] x, times the second half.
+    of the first half of gate_up[e] x, times the second half. Biases are added to both products.
 
     gate_up: [E, 2 * inner, width]; down: [E, width, inner]; both may have been packed. ids: [N, k] int32 in [0, E);
     gates: [N, k] float32. An expert's product is rounded to x's dtype; the sum is taken in float32.
@@ -41,7 +50,8 @@ def _fused_experts(
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert, (first, second) in enumerate(zip(gate_up, down, strict=True)):
         chosen = ids == expert
-        product = F.linear(gated[activation](F.linear(x, first)), second)
+        one, two = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
+        product = F.linear(gated[activation](F.linear(x, first, one)), second, two)
         share = (gates * chosen).sum(dim=-1, keepdim=True) * product
         total += share.where(chosen.any(dim=-1, keepdim=True), 0.0)
     return total.to(x.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from mysglang.srt.kernels.activation import Activation
-from mysglang.srt.kernels.experts import fused_experts
+from mysglang.srt.kernels.experts import Biases, fused_experts
 from mysglang.srt.kernels.op import Op
 
 Scales = tuple[Tensor, Tensor]
@@ -16,13 +16,20 @@ Scales = tuple[Tensor, Tensor]
 
 
 def _int8_fused_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, scales: Scales, ids: Tensor, gates: Tensor, activation: Activation
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    scales: Scales,
+    ids: Tensor,
+    gates: Tensor,
+    activation: Activation,
+    biases: Biases = None,
 ) -> Tensor:
     """`fused_experts` with the weights times their scales. This reference widens all of them."""
     wide = [
         (weights.float() * each[..., None]).to(x.dtype) for weights, each in zip((gate_up, down), scales, strict=True)
     ]
-    return fused_experts.reference(x, wide[0], wide[1], ids, gates, activation)
+    return fused_experts.reference(x, wide[0], wide[1], ids, gates, activation, biases)
 
 
 def _pack_int8_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:

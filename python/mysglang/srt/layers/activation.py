@@ -16,6 +16,7 @@ _BY_NAME: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "swigluoai": "swigluoai",
 }
 
 

@@ -6,12 +6,14 @@ Sizes are the whole model's; the linears take this rank's share.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, Rotation
 from mysglang.srt.kernels.op import head_view
+from mysglang.srt.kernels.rotary import rope
 from mysglang.srt.layers.activation import gated_activation, plain_activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.layernorm import RMSNorm
@@ -21,7 +23,7 @@ from mysglang.srt.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
-from mysglang.srt.layers.parameter import Section
+from mysglang.srt.layers.parameter import Section, WeightParameter
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 
@@ -74,6 +76,20 @@ class PlainMLP(nn.Module):
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class Tempering:
+    """Queries at position p are multiplied by 1 + weight * ln(1 + floor((p + first) / length)). Source: Llama 4."""
+
+    weight: float
+    length: float
+    first: int
+
+    def factors(self, positions: Tensor) -> Tensor:
+        """[T] int64 -> [T, 1] float32."""
+        spans = torch.floor((positions + self.first).float() / self.length)
+        return (torch.log1p(spans) * self.weight + 1.0)[:, None]
+
+
 class PagedAttention(nn.Module):
     """Projections, norms of heads and rotary positions where there are such, attention, output projection.
 
@@ -89,6 +105,9 @@ class PagedAttention(nn.Module):
         *,
         head_norms: Callable[[], RMSNorm] | None = None,
         whole_norms: Callable[[Section], RMSNorm] | None = None,
+        norms_turned: bool = False,
+        tempering: Tempering | None = None,
+        sinks: bool = False,
         bias: bool = False,
         output_bias: bool = False,
         output_gate: bool = False,
@@ -96,6 +115,8 @@ class PagedAttention(nn.Module):
     ) -> None:
         """`spec` counts the heads of the whole model. `head_norms` makes a norm of heads, for queries and for keys.
         `whole_norms` makes one of all heads of the queries together, and of the keys, from this rank's part of them.
+        `norms_turned`: norms are of heads that are turned already. `tempering` scales queries by their positions.
+        `sinks`: the layer has a parameter of that name, see `AttentionSpec`.
         """
         super().__init__()
         self.qkv_proj = QKVParallelLinear(
@@ -112,10 +133,15 @@ class PagedAttention(nn.Module):
             spec.num_heads * spec.head_dim, hidden_size, bias=output_bias, context=context.under("o_proj")
         )
         self.rotary = rotary
-        self.attn = RadixAttention(
-            replace(spec, num_heads=self.qkv_proj.num_heads, num_kv_heads=self.qkv_proj.num_kv_heads)
-        )
+        own = replace(spec, num_heads=self.qkv_proj.num_heads, num_kv_heads=self.qkv_proj.num_kv_heads)
+        if sinks:
+            heads = Section.split(spec.num_heads, context.tp.rank, context.tp.size)
+            self.sinks = WeightParameter((heads.size,), (heads,), dtype=torch.float32)
+            own = replace(own, sinks=self.sinks)
+        self.attn = RadixAttention(own)
+        self.tempering = tempering
         self.q_norm = self.k_norm = None
+        self.norms_turned = norms_turned and rotary is not None and head_norms is not None
         self.norms_before = whole_norms is not None or (rotary is None and head_norms is not None)
         if head_norms is not None:
             self.q_norm, self.k_norm = head_norms(), head_norms()
@@ -136,7 +162,14 @@ class PagedAttention(nn.Module):
             q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
         if self.rotary is not None and self.rotary.order is not None:
             q, k = self._in_order(q), self._in_order(k)
-        attended = self.attn(q, k, v, batch, self.rotation())
+        rotation = self.rotation()
+        if self.norms_turned:
+            assert rotation is not None and self.q_norm is not None and self.k_norm is not None
+            q, k = self._turned(q, k, batch.positions, rotation)
+            q, k, rotation = self._normed(q, self.q_norm), self._normed(k, self.k_norm), None
+        if self.tempering is not None:
+            q = q * self.tempering.factors(batch.positions).to(q.dtype)
+        attended = self.attn(q, k, v, batch, rotation)
         if gate is not None:
             attended = attended * batch.wanted(gate).flatten(1).sigmoid()
         out: Tensor = self.o_proj(attended)
@@ -147,6 +180,14 @@ class PagedAttention(nn.Module):
         normed: Tensor = norm(x.reshape(len(x), -1, len(norm.gain)))
         return normed.flatten(1)
 
+    def _turned(self, q: Tensor, k: Tensor, positions: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """[T, heads * head_dim] of queries and of keys, turned."""
+        dim = self.attn.spec.head_dim
+        heads = torch.cat((head_view(q, dim), head_view(k, dim)), dim=1)
+        rope(heads[:, :-1], heads[:, -1], positions, rotation.cos_sin, False)
+        queries = q.shape[1] // dim
+        return heads[:, :queries].flatten(1), heads[:, queries:].flatten(1)
+
     def _in_order(self, x: Tensor) -> Tensor:
         """[T, heads * head_dim] with the dimensions of each head in the order in which they are turned."""
         assert self.rotary is not None and self.rotary.order is not None
@@ -156,7 +197,7 @@ class PagedAttention(nn.Module):
         """What happens to heads before they attend."""
         if self.rotary is None:
             return None
-        if self.q_norm is None or self.k_norm is None or self.norms_before:
+        if self.q_norm is None or self.k_norm is None or self.norms_before or self.norms_turned:
             return Rotation(self.rotary.cos_sin)
         gains, order = (self.q_norm.gain, self.k_norm.gain), self.rotary.order
         if order is not None:

@@ -53,18 +53,25 @@ class ParallelLMHead(LinearBase):
     """Vectors to logits."""
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, scale: float = 1.0, cap: float = 0.0, context: LayerContext
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        scale: float = 1.0,
+        cap: float = 0.0,
+        bias: bool = False,
+        context: LayerContext,
     ) -> None:
         """scale: factor of the logits. cap: their soft cap, after the scale; 0: none."""
         rows = vocabulary_rows(vocab_size, context.tp)
-        super().__init__(Section(hidden_size, 0, hidden_size), (rows,), bias=False, context=context)
+        super().__init__(Section(hidden_size, 0, hidden_size), (rows,), bias=bias, context=context)
         self.vocab_size = vocab_size
         self.scale = scale
         self.cap = cap
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], the same on every rank."""
-        logits = self.tp.all_gather(self.method.apply(self, hidden, None))[:, : self.vocab_size]
+        logits = self.tp.all_gather(self.method.apply(self, hidden, self.bias))[:, : self.vocab_size]
         if self.scale != 1.0:
             logits = logits * self.scale
         return soft_cap(logits, self.cap) if self.cap else logits

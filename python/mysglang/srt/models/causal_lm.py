@@ -20,7 +20,14 @@ class CausalLM(Decoder):
         self.lm_head: ParallelLMHead = (
             TiedLMHead(config.vocab_size, self.embed_tokens, scale=scale, cap=cap, context=head)
             if self.plan.tied_embeddings
-            else ParallelLMHead(config.vocab_size, config.hidden_size, scale=scale, cap=cap, context=head)
+            else ParallelLMHead(
+                config.vocab_size,
+                config.hidden_size,
+                scale=scale,
+                cap=cap,
+                bias=self.plan.head_bias,
+                context=head,
+            )
         )
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
 from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention, PlainMLP
+from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention, PlainMLP, Tempering
 from mysglang.srt.layers.latent_attention import LatentAttention, LatentSizes
 from mysglang.srt.layers.layernorm import NORMS, RMS_NORMS, LayerNorm, NoNorm, RMSNorm, SplitRMSNorm
 from mysglang.srt.layers.linear_attention.gated_delta_net import (
@@ -43,6 +43,7 @@ from mysglang.srt.layers.linear_attention.gated_delta_net import (
 )
 from mysglang.srt.layers.linear_attention.state_layer import StateLayer
 from mysglang.srt.layers.moe.experts import MixtureOfExperts, SharedExpert
+from mysglang.srt.layers.moe.parameter import FusedLayout
 from mysglang.srt.layers.moe.router import Routing
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
@@ -169,7 +170,8 @@ class Decoder(CheckpointModel):
         experts: dict[str, tuple[str, ...]] = {}
         for mixture in self.plan.mixtures:
             gate, up, down = (f"{part}.weight" for part in mixture.parts)
-            experts = {"w13_weight": (gate, up), "w2_weight": (down,)}
+            if mixture.fused is None:
+                experts = {"w13_weight": (gate, up), "w2_weight": (down,)}
             if mixture.module != "mlp":
                 renamed[mixture.module] = "mlp"
         latent = any(each.latent is not None for each in self.plan.attentions)
@@ -223,6 +225,7 @@ def attention_of(
         head_dim=plan.head_dim,
         scale=plan.scale,
         window=plan.window,
+        chunked=plan.chunked,
         logit_cap=plan.logit_cap,
         latent_dim=None if latent is None else latent.rank,
     )
@@ -250,6 +253,9 @@ def attention_of(
         rotaries.of(plan.rope, plan.head_dim),
         head_norms=None if norm is None or whole else lambda: head_norm_of(norm, plan.head_dim, context),
         whole_norms=None if norm is None or not whole else lambda section: SplitRMSNorm(section, norm.eps, context),
+        norms_turned=plan.qk_norm_turned,
+        tempering=None if plan.tempering is None else Tempering(*plan.tempering),
+        sinks=plan.sinks,
         bias=plan.bias,
         output_bias=plan.output_bias,
         output_gate=plan.output_gate,
@@ -292,6 +298,8 @@ def mixture(plan: MixturePlan, hidden_size: int, context: LayerContext) -> nn.Mo
         gated_activation(plan.activation),
         Routing(**structs.asdict(router)),
         shared=None if shared is None else shared_expert(shared, plan.activation, hidden_size),
+        bias=plan.bias,
+        fused=None if plan.fused is None else FusedLayout(**structs.asdict(plan.fused)),
         context=context,
     )
 

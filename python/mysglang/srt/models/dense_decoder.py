@@ -95,6 +95,11 @@ def unsaid(plan: DecoderPlan) -> list[str]:
         "its layers lack the norms before attention and MLP": not all(
             layer.norms.before_attention and layer.norms.before_mlp for layer in plan.layers
         ),
+        "some layers have attention sinks": any(each.sinks for each in plan.attentions),
+        "some layers attend within chunks": any(each.chunked for each in plan.attentions),
+        "it scales queries by their positions": any(each.tempering is not None for each in plan.attentions),
+        "it norms heads that are turned": any(each.qk_norm_turned for each in plan.attentions),
+        "its logits have a bias": plan.head_bias,
         "it norms all heads of queries and keys together": any(each.qk_norm_whole for each in plan.attentions),
         "it turns neighbouring lanes of a head": any(
             each.rope is not None and each.rope.interleaved for each in plan.attentions

@@ -88,13 +88,17 @@ def attend(
     logit_cap: float,
     value_scale: float = 1.0,
     alike: bool = False,
+    chunked: bool = False,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[T, heads * dim]; every new token of a row attends to the row's keys up to its own.
 
     q: [T, heads * dim], rows at any distance. keys, values: [KV slots, kv_heads, dim], dense, of one of `FORMATS`.
     table: [slots, max_pages] int32. window: keys that a token sees, itself included; None for all. Scores are scaled,
     then capped softly by logit_cap unless that is 0. value_scale: what attended values are multiplied by. alike: each
-    token gets the same bits however many of its row are new; else few are computed in a quicker way.
+    token gets the same bits however many of its row are new; else few are computed in a quicker way. chunked: a token
+    sees the keys of its own chunk alone; chunks are of `window` positions. sinks: [heads] float32, dense: the score of
+    a key that each head sees beside, whose value is zero.
     """
     _, kv_heads, dim = keys.shape
     out = q.new_empty(q.shape)
@@ -103,7 +107,7 @@ def attend(
         *(table.data_ptr(), table.shape[1], page_size),
         *(*rows.addresses, len(rows.items)),
         *(len(rows.slots), q.shape[1] // dim, kv_heads, dim, window or 0, scale, logit_cap),
-        *(FORMATS[keys.dtype], value_scale, alike),
+        *(FORMATS[keys.dtype], value_scale, alike, chunked, None if sinks is None else sinks.data_ptr()),
     )
     return out
 
@@ -113,5 +117,5 @@ def _attention() -> Launch:
     tensors = (c_void_p, c_void_p, c_long, c_void_p, c_void_p)
     pages = (c_void_p, c_long, c_long)
     rows = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_long)
-    stored = (c_int, c_float, c_int)
+    stored = (c_int, c_float, c_int, c_int, c_void_p)
     return _LIBRARY.function("mysgl_attention", *tensors, *pages, *rows, *(c_long,) * 5, c_float, c_float, *stored)

@@ -57,12 +57,14 @@ def experts(
     *,
     activation: str,
     scales: tuple[Tensor, Tensor] | None = None,
+    biases: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """[N, width] -> [N, width]: the sum over a row's experts e of gate * down[e] (act(first half) * second half of
     gate_up[e] times the row).
 
     x: bfloat16, rows at any distance. gate_up: packed [E, 2 * inner, width]; down: packed [E, width, inner]; of int8,
-    `scales` are float32 [E, 2 * inner] and [E, width], dense. ids: [N, k] int32, each in [0, E); gates: [N, k] float32.
+    `scales` are float32 [E, 2 * inner] and [E, width], dense. biases: bfloat16 of these shapes, dense. ids: [N, k]
+    int32, each in [0, E); gates: [N, k] float32.
     """
     ids, gates = ids.contiguous(), gates.contiguous()
     assert ids.dtype is torch.int32 and gates.dtype is torch.float32 and ids.shape == gates.shape
@@ -71,7 +73,8 @@ def experts(
     inner = gate_up.shape[1] * COLUMNS // 2
     where = (out.data_ptr(), x.data_ptr(), x.stride(0), rows, ids.data_ptr(), gates.data_ptr(), ids.shape[1])
     weights = (gate_up.data_ptr(), down.data_ptr())
-    how = (len(gate_up), width, inner, ACTIVATIONS[activation])
+    added = (None, None) if biases is None else (biases[0].data_ptr(), biases[1].data_ptr())
+    how = (*added, len(gate_up), width, inner, ACTIVATIONS[activation])
     if scales is None:
         _experts()(*where, *weights, *how)
     else:
@@ -81,7 +84,7 @@ def experts(
 
 _WHERE = (c_void_p, c_void_p, c_long, c_long, c_void_p, c_void_p, c_long)
 _WEIGHTS = (c_void_p, c_void_p)
-_HOW = (c_long, c_long, c_long, c_int)
+_HOW = (*_WEIGHTS, c_long, c_long, c_long, c_int)
 
 
 @cache

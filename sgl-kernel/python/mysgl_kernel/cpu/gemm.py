@@ -17,7 +17,7 @@ COLUMNS = 32
 """Outputs of a panel, of which a weight must have whole ones."""
 HUGE_PAGE = 1 << 21
 """Bytes."""
-ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
+ACTIVATIONS = {"silu": 1, "gelu_tanh": 2, "swigluoai": 3}
 
 _LIBRARY = CpuLibrary("cpu/gemm.cpp")
 

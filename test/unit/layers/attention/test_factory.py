@@ -1,6 +1,7 @@
 """Which attention backends are taken for which layers."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -82,3 +83,15 @@ def test_latent_rows_are_for_few(installed: set[str]) -> None:
         choose_backends(AskedBackends("flashinfer"), ALL, [LATENT], torch.bfloat16)
     with pytest.raises(ConfigError, match=r"no attention backend .* invariant_triton: it does not attend over latent"):
         choose_backends(OPEN, ("invariant_triton",), [LATENT], torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("special", "reason"),
+    [({"sinks": torch.zeros(4)}, "has no attention sinks"), ({"window": 7, "chunked": True}, "attend within chunks")],
+)
+def test_sinks_and_chunks_are_for_our_own_kernels(installed: set[str], special: dict[str, Any], reason: str) -> None:
+    spec = replace(PLAIN, **special)
+    assert choose_backends(OPEN, ALL, [spec], torch.bfloat16) == ChosenBackends("triton", "triton")
+    for asked in (AskedBackends("flashinfer"), AskedBackends(decode="sgl_kernel")):
+        with pytest.raises(ConfigError, match=reason):
+            choose_backends(asked, ALL, [spec], torch.bfloat16)

@@ -23,6 +23,7 @@ from mysglang.srt.layers.attention.invariant_torch import InvariantTorchBackend
 
 TRITON = """
 from dataclasses import replace
+import torch
 from fixtures.attention_cases import MIXED, PLAIN, STORIES, check_shared_pages, check_story
 from fixtures.invariant_attention import check_bits
 from mysglang.srt.kernels.cuda import invariant_cut
@@ -31,8 +32,9 @@ from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBacken
 invariant_cut.SPAN = 64
 small = replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=16)
 windowed = replace(small, num_heads=3, window=5, logit_cap=3.0)
+own = replace(small, window=7, chunked=True, sinks=torch.tensor([0.5, 3.0]))
 for story in (STORIES["chunks"], STORIES["prompt then decode"], MIXED):
-    for spec in (small, windowed, replace(small, head_dim=24)):
+    for spec in (small, windowed, replace(small, head_dim=24), own):
         check_story(InvariantTritonBackend, story, spec, page_size=4, tolerance=1e-4)
 # Beyond the first tile of keys, where a window skips some.
 check_story(InvariantTritonBackend, STORIES["decode of many lengths"], windowed, page_size=4, tolerance=1e-4)
@@ -42,6 +44,7 @@ lengths = dict(length=130, single_from=126)
 check_bits(InvariantTritonBackend, small, **lengths)
 check_bits(InvariantTritonBackend, windowed, page_sizes=(1,), **lengths)
 check_bits(InvariantTritonBackend, replace(small, window=70), page_sizes=(16,), **lengths)
+check_bits(InvariantTritonBackend, replace(own, window=70), chunks=(17,), page_sizes=(16,), **lengths)
 # Several spans to a program, and no splitting at all: of these only decode steps hear.
 for name, few in (("PROGRAMS", 2), ("SPLIT_ROWS", 0)):
     setattr(invariant_cut, name, few)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fixtures.attention_cases import PLAIN, Step, assert_close, check_story, every_spec, every_story
+from fixtures.attention_cases import PLAIN, Step, assert_close, check_story, common_spec, every_story
 from fixtures.captured_steps import DecodeBuffers
 from fixtures.forward_batches import PageRows, Row, forward_batch, worker_batch
 from fixtures.shared_pages import random_tree
@@ -30,7 +30,7 @@ def whole(pool: KvPool, table: Tensor, specs: Sequence[AttentionSpec]) -> Attent
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@every_spec
+@common_spec
 @every_story
 def test_stories(story: list[Step], spec: AttentionSpec, page_size: int) -> None:
     check_story(lambda pool, table: whole(pool, table, [spec]), story, spec, page_size=page_size, tolerance=1e-4)

@@ -8,6 +8,7 @@ pytest.importorskip("triton")
 
 PROGRAM = """
 from dataclasses import replace
+import torch
 from fixtures.attention_cases import LATENT, PLAIN, STORIES, check_shared_pages, check_story
 from mysglang.srt.layers.attention.triton_backend import TritonBackend
 
@@ -16,6 +17,9 @@ for name in ("chunks", "prompt then decode"):
     for spec in (small, replace(small, window=5, logit_cap=3.0), replace(small, head_dim=24)):
         for page_size in (1, 4):
             check_story(TritonBackend, STORIES[name], spec, page_size=page_size, tolerance=1e-4)
+    sinks = torch.tensor([0.5, 3.0])
+    check_story(TritonBackend, STORIES[name], replace(small, window=5, chunked=True), page_size=4, tolerance=1e-4)
+    check_story(TritonBackend, STORIES[name], replace(small, sinks=sinks), page_size=4, tolerance=1e-4)
 check_shared_pages(TritonBackend)
 # One row for all heads: more heads than a tile holds, and fewer; sizes that are no powers of two.
 for spec in (replace(LATENT, num_heads=19), replace(LATENT, num_heads=5, head_dim=30, latent_dim=24)):

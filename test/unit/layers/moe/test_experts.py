@@ -10,7 +10,7 @@ from mysglang.srt.distributed.groups import SoloGroup
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.moe.experts import MixtureOfExperts
-from mysglang.srt.layers.moe.parameter import ExpertsParameter
+from mysglang.srt.layers.moe.parameter import ExpertsParameter, FusedExpertsParameter, FusedLayout
 from mysglang.srt.layers.moe.router import Routing
 from mysglang.srt.layers.parameter import Section
 
@@ -76,6 +76,33 @@ def test_all_experts_in_one_tensor() -> None:
     for wrong in (whole[:2], whole[0], whole[:, :6]):
         with pytest.raises(ConfigError, match="has shape"):
             parameter.load(wrong)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_checkpoint_with_one_tensor_for_all_experts(transposed: bool, interleaved: bool) -> None:
+    """In an order of its own: each rank has its rows of gate and of up, and reads them back in that order."""
+    fused = FusedLayout(transposed=transposed, interleaved=interleaved)
+    gate, up = torch.randn(2, 3, 8, 5, generator=DRAW)
+    whole = torch.stack((gate, up), dim=2).flatten(1, 2) if interleaved else torch.cat((gate, up), dim=1)
+    down = torch.randn(3, 5, 8, generator=DRAW)
+    stored, stored_down = (x.transpose(1, 2) if transposed else x for x in (whole, down))
+    mine = Section(8, 4, 4)
+    first = FusedExpertsParameter(3, (8, 5), (mine, mine), dtype=torch.float32, fused=fused)
+    second = FusedExpertsParameter(3, (5, 4), (mine,), dim=1, dtype=torch.float32, fused=fused)
+    bias = FusedExpertsParameter(3, (8,), (mine, mine), dtype=torch.float32, fused=fused)
+    first.load(stored)
+    second.load(stored_down)
+    bias.load(whole[..., 0])
+    assert torch.equal(first.data, torch.cat((gate[:, 4:], up[:, 4:]), dim=1))
+    assert torch.equal(second.data, down[..., 4:]) and torch.equal(bias.data, first.data[..., 0])
+    first.fit(stored.to("meta"))
+    assert len(first.sections) == 1 and not first.without_memory().read().numel() - first.numel()
+    own = FusedExpertsParameter(3, (16, 5), (Section(8, 0, 8),) * 2, dtype=torch.float32, fused=fused)
+    own.load(stored)
+    assert torch.equal(own.read(), stored) and torch.equal(own.filled(own.data.clone()).read(0), stored)
+    with pytest.raises(ConfigError, match=rf"the model needs \[{', '.join(map(str, stored.shape))}\]"):
+        own.load(stored[:, :4])
 
 
 @pytest.mark.parametrize(("section", "shape"), [(3, [INNER, HIDDEN + 1]), (0, [INNER])])

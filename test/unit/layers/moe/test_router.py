@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV2Config, DeepseekV3Config
+from transformers import DeepseekV2Config, DeepseekV3Config, GptOssConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.moe.router import Router, Routing
@@ -46,10 +47,16 @@ def third(**keys: Any) -> tuple[torch.nn.Module, Routing]:
     return theirs, routing
 
 
+def gpt_oss() -> tuple[torch.nn.Module, Routing]:
+    config = GptOssConfig(hidden_size=32, num_local_experts=24, num_experts_per_tok=4, num_attention_heads=4)
+    return GptOssTopKRouter(config), Routing(kind="softmax", top_k=4, renormalize=True, bias=True)
+
+
 PAIRS = {
     "of all": second(topk_method="greedy"),
     "in groups": second(topk_method="group_limited_greedy"),
     "scored": third(),
+    "with a bias": gpt_oss(),
     "scored, one group": third(n_group=1, topk_group=1, norm_topk_prob=False),
 }
 
@@ -66,6 +73,9 @@ def test_as_transformers(pair: tuple[torch.nn.Module, Routing], dtype: torch.dty
     if ours.e_score_correction_bias is not None:
         theirs.e_score_correction_bias.copy_(correction)
         ours.e_score_correction_bias.load(correction)
+    if ours.bias is not None:
+        theirs.bias.data = torch.randn(24).to(dtype)
+        ours.bias.load(theirs.bias.data)
     x = torch.randn(300, 32).to(dtype)
     with torch.no_grad():
         _, their_gates, their_ids = theirs(x)
@@ -75,10 +85,10 @@ def test_as_transformers(pair: tuple[torch.nn.Module, Routing], dtype: torch.dty
 
 
 def by_expert(ids: Tensor, gates: Tensor, their_ids: Tensor, their_gates: Tensor) -> None:
-    """The same experts, in any order, with the same gates."""
+    """The same experts, in any order, with the same gates, as far as theirs are exact."""
     order, their_order = ids.argsort(dim=-1), their_ids.argsort(dim=-1)
     assert torch.equal(ids.gather(1, order).long(), their_ids.gather(1, their_order))
-    torch.testing.assert_close(gates.gather(1, order), their_gates.gather(1, their_order))
+    torch.testing.assert_close(gates.gather(1, order).to(their_gates.dtype), their_gates.gather(1, their_order))
 
 
 def test_the_correction_is_for_the_choice_alone() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.kernels.activation import Activation
+from mysglang.srt.kernels.experts import Biases
 from mysglang.srt.kernels.gemm import gated_linear, linear
 from mysglang.srt.kernels.int8_experts import Scales
 from mysglang.srt.kernels.int8_gemm import int8_gated_linear, int8_linear
@@ -21,27 +22,47 @@ Product = Callable[[int, Tensor], Tensor]
 
 
 def fused_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    ids: Tensor,
+    gates: Tensor,
+    activation: Activation,
+    biases: Biases = None,
 ) -> Tensor:
     """See `kernels/experts.py`."""
 
     def product(expert: int, rows: Tensor) -> Tensor:
-        return linear(gated_linear(rows, gate_up[expert], None, activation), down[expert], None)
+        one, two = biases_of(biases, expert)
+        return linear(gated_linear(rows, gate_up[expert], one, activation), down[expert], two)
 
     return grouped(product, x, ids, gates)
 
 
 def int8_fused_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, scales: Scales, ids: Tensor, gates: Tensor, activation: Activation
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    scales: Scales,
+    ids: Tensor,
+    gates: Tensor,
+    activation: Activation,
+    biases: Biases = None,
 ) -> Tensor:
     """See `kernels/int8_experts.py`."""
     first, second = scales
 
     def product(expert: int, rows: Tensor) -> Tensor:
-        inner = int8_gated_linear(rows, gate_up[expert], first[expert], None, activation)
-        return int8_linear(inner, down[expert], second[expert], None)
+        one, two = biases_of(biases, expert)
+        inner = int8_gated_linear(rows, gate_up[expert], first[expert], one, activation)
+        return int8_linear(inner, down[expert], second[expert], two)
 
     return grouped(product, x, ids, gates)
+
+
+def biases_of(biases: Biases, expert: int) -> tuple[Tensor | None, Tensor | None]:
+    """Those of one expert's two products."""
+    return (None, None) if biases is None else (biases[0][expert], biases[1][expert])
 
 
 def grouped(product: Product, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:

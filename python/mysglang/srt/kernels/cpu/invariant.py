@@ -73,6 +73,11 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     return _gated(activation.gelu_tanh_and_mul, x)
 
 
+def swigluoai_and_mul(x: Tensor) -> Tensor:
+    """See `kernels/activation.py`."""
+    return _gated(activation.swigluoai_and_mul, x)
+
+
 def sigmoid_scores(logits: Tensor) -> Tensor:
     """See `kernels/experts.py`. Padded to whole vectors."""
     width = logits.shape[-1]

@@ -13,6 +13,7 @@ from mysgl_kernel.cpu.gemm import ACTIVATIONS
 from mysglang.srt.kernels.activation import Activation
 from mysglang.srt.kernels.cpu import experts
 from mysglang.srt.kernels.cpu.native import is_matrix
+from mysglang.srt.kernels.experts import Biases
 from mysglang.srt.kernels.int8_experts import Scales
 
 available = packed.available
@@ -20,22 +21,35 @@ available = packed.available
 
 
 def fused_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    ids: Tensor,
+    gates: Tensor,
+    activation: Activation,
+    biases: Biases = None,
 ) -> Tensor:
     """See `kernels/experts.py`."""
     if packed.is_packed(gate_up) and activation in ACTIVATIONS and is_matrix(x):
-        return packed.experts(x, gate_up, down, ids, gates, activation=activation)
-    return experts.fused_experts(x, unpack_experts(gate_up), unpack_experts(down), ids, gates, activation)
+        return packed.experts(x, gate_up, down, ids, gates, activation=activation, biases=biases)
+    return experts.fused_experts(x, unpack_experts(gate_up), unpack_experts(down), ids, gates, activation, biases)
 
 
 def int8_fused_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, scales: Scales, ids: Tensor, gates: Tensor, activation: Activation
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    scales: Scales,
+    ids: Tensor,
+    gates: Tensor,
+    activation: Activation,
+    biases: Biases = None,
 ) -> Tensor:
     """See `kernels/int8_experts.py`."""
     if packed.is_packed(gate_up) and activation in ACTIVATIONS and is_matrix(x):
-        return packed.experts(x, gate_up, down, ids, gates, activation=activation, scales=scales)
+        return packed.experts(x, gate_up, down, ids, gates, activation=activation, scales=scales, biases=biases)
     plain = unpack_experts(gate_up), unpack_experts(down)
-    return experts.int8_fused_experts(x, *plain, scales, ids, gates, activation)
+    return experts.int8_fused_experts(x, *plain, scales, ids, gates, activation, biases)
 
 
 def pack_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,15 +12,20 @@ BLOCK = 1024
 
 
 @triton.jit
-def activated(gate, KIND: tl.constexpr):
-    """The function of that name, of float32; (1 + tanh(y)) / 2 is the sigmoid of 2 y."""
-    if KIND == "silu":
+def gated_product(gate, up, KIND: tl.constexpr):
+    """The function of that name of gate, times up, of float32; (1 + tanh(y)) / 2 is the sigmoid of 2 y."""
+    if KIND == "swigluoai":
+        # As written a NaN stays one, which tl.minimum would lose.
+        gate = tl.where(gate > 7.0, 7.0, gate)
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
+        gate = gate * tl.sigmoid(1.702 * gate)
+    elif KIND == "silu":
         gate = gate * tl.sigmoid(gate)
     elif KIND == "gelu":
         gate = 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476))
     else:
         gate = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    return gate
+    return gate * up
 
 
 @triton.jit
@@ -33,7 +38,7 @@ def _gate_kernel(x, out, dim, KIND: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: 
     inside = columns < dim
     gate = tl.load(x + row * 2 * dim + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * 2 * dim + dim + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * dim + columns, activated(gate, KIND) * up, mask=inside)
+    tl.store(out + row * dim + columns, gated_product(gate, up, KIND), mask=inside)
 
 
 @triton.jit
@@ -62,6 +67,11 @@ def gelu_and_mul(x: Tensor) -> Tensor:
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """As `kernels.activation.gelu_tanh_and_mul`."""
     return _gated(x, "gelu_tanh")
+
+
+def swigluoai_and_mul(x: Tensor) -> Tensor:
+    """As `kernels.activation.swigluoai_and_mul`."""
+    return _gated(x, "swigluoai")
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

@@ -44,7 +44,24 @@ class AttentionShape(Protocol):
     def logit_cap(self) -> float: ...
 
     @property
+    def chunked(self) -> bool: ...
+
+    @property
+    def sinks(self) -> Tensor | None: ...
+
+    @property
     def value_scale(self) -> float: ...
+
+
+ALL, WINDOW, CHUNK = 0, 1, 2
+"""What a query sees: all keys before it, a window of them, or those of its own chunk, which is as long as a window."""
+
+
+def reach_of(spec: AttentionShape) -> int:
+    """One of these."""
+    if spec.window is None:
+        return ALL
+    return CHUNK if spec.chunked else WINDOW
 
 
 @triton.jit
@@ -56,6 +73,18 @@ def _scores(q, k, scale, cap, CAP: tl.constexpr):
         # tanh, which Triton does not have, from the sigmoid.
         s = cap * (2 * tl.sigmoid(2 * x) - 1)
     return s * 1.4426950408889634
+
+
+@triton.jit
+def _first_seen(positions, window, REACH: tl.constexpr):
+    """Positions of the first keys that queries at these positions see."""
+    if REACH == 1:
+        first = tl.maximum(positions + 1 - window, 0)
+    elif REACH == 2:
+        first = positions // window * window
+    else:
+        first = positions * 0
+    return first
 
 
 @triton.jit
@@ -86,7 +115,7 @@ def _decode_kernel(
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     SPLITS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     CAP: tl.constexpr,
     QUERIES: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -101,9 +130,7 @@ def _decode_kernel(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     seq_len = tl.load(seq_lens + row)
-    first = 0
-    if HAS_WINDOW:
-        first = tl.maximum(seq_len - window, 0)
+    first = _first_seen(seq_len - 1, window, REACH)
     span = tl.cdiv(tl.cdiv(seq_len - first, SPLITS), KEYS) * KEYS
     begin = first + split * span
     end = tl.minimum(begin + span, seq_len)
@@ -146,7 +173,10 @@ def _join_kernel(
     partial,
     partial_lse,
     out,
+    sinks,
+    heads,
     value_scale,
+    SINKS: tl.constexpr,
     DIM: tl.constexpr,
     SPLITS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -160,9 +190,16 @@ def _join_kernel(
     split = tl.arange(0, SPLITS)
     d = tl.arange(0, WIDTH)
     lse = tl.load(partial_lse + head * SPLITS + split)
-    weights = tl.exp2(lse - tl.max(lse))
+    highest = tl.max(lse)
+    total = 0.0
+    if SINKS:
+        sink = tl.load(sinks + head % heads) * 1.4426950408889634
+        highest = tl.maximum(highest, sink)
+        total = tl.exp2(sink - highest)
+    weights = tl.exp2(lse - highest)
+    total += tl.sum(weights)
     parts = tl.load(partial + (head * SPLITS + split)[:, None] * DIM + d[None, :], mask=(d < DIM)[None, :], other=0.0)
-    joined = tl.sum(parts * weights[:, None], 0) / tl.sum(weights) * value_scale
+    joined = tl.sum(parts * weights[:, None], 0) / total * value_scale
     tl.store(out + head * DIM + d, joined, mask=d < DIM)
 
 
@@ -177,6 +214,7 @@ def _extend_kernel(
     extend_lens,
     token_starts,
     out,
+    sinks,
     q_stride,
     out_stride,
     table_stride,
@@ -189,8 +227,9 @@ def _extend_kernel(
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     CAP: tl.constexpr,
+    SINKS: tl.constexpr,
     QUERIES: tl.constexpr,
     WIDTH: tl.constexpr,
     KEYS: tl.constexpr,
@@ -212,14 +251,15 @@ def _extend_kernel(
     q_positions = start + index
     row_table = table + tl.load(slots + row) * table_stride
 
-    first = 0
-    seen = 0
-    if HAS_WINDOW:
-        seen = tl.maximum(start + block * QUERIES + 1 - window, 0)
-        first = seen // KEYS * KEYS
+    seen = _first_seen(start + block * QUERIES, window, REACH)
+    first = seen // KEYS * KEYS
     end = tl.minimum(start + (block + 1) * QUERIES, start + extend_len)
     highest = tl.full((QUERIES,), float("-inf"), tl.float32)
     sums = tl.zeros((QUERIES,), tl.float32)
+    if SINKS:
+        # As if each query had begun with a key of that score, whose value is zero.
+        highest = tl.zeros((QUERIES,), tl.float32) + tl.load(sinks + head) * 1.4426950408889634
+        sums = tl.full((QUERIES,), 1.0, tl.float32)
     acc = tl.zeros((QUERIES, WIDTH), tl.float32)
     for at in tl.range(first, end, KEYS):
         positions = at + tl.arange(0, KEYS)
@@ -231,8 +271,8 @@ def _extend_kernel(
         v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0)
         k, v = from_stored(k, q_block.dtype, FORMAT), from_stored(v, q_block.dtype, FORMAT)
         visible = inside[None, :] & (positions[None, :] <= q_positions[:, None])
-        if HAS_WINDOW:
-            visible &= positions[None, :] > q_positions[:, None] - window
+        if REACH != 0:
+            visible &= positions[None, :] >= _first_seen(q_positions, window, REACH)[:, None]
         s = tl.where(visible, _scores(q_block, tl.trans(k), scale, cap, CAP), float("-inf"))
         top = tl.maximum(highest, tl.max(s, 1))
         # A query that has seen no key yet would compare -inf with -inf.
@@ -284,7 +324,7 @@ def decode_attention(
         DIM=spec.head_dim,
         PAGE=page_size,
         SPLITS=splits,
-        HAS_WINDOW=spec.window is not None,
+        REACH=reach_of(spec),
         CAP=spec.logit_cap > 0,
         QUERIES=max(16, triton.next_power_of_2(group)),
         WIDTH=width,
@@ -297,7 +337,10 @@ def decode_attention(
         partial,
         partial_lse,
         out,
+        spec.sinks,
+        spec.num_heads,
         spec.value_scale,
+        SINKS=spec.sinks is not None,
         DIM=spec.head_dim,
         SPLITS=splits,
         WIDTH=width,
@@ -334,6 +377,7 @@ def extend_attention(
         extend_lens,
         token_starts,
         out,
+        spec.sinks,
         q.stride(0),
         out.stride(0),
         table.stride(0),
@@ -346,8 +390,9 @@ def extend_attention(
         GROUP=spec.num_heads // spec.num_kv_heads,
         DIM=spec.head_dim,
         PAGE=page_size,
-        HAS_WINDOW=spec.window is not None,
+        REACH=reach_of(spec),
         CAP=spec.logit_cap > 0,
+        SINKS=spec.sinks is not None,
         QUERIES=queries,
         WIDTH=width,
         KEYS=64 if width <= 128 else 32,

@@ -20,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mysglang.srt.kernels.activation import Activation
-from mysglang.srt.kernels.cuda.activation import activated
+from mysglang.srt.kernels.cuda.activation import gated_product
+from mysglang.srt.kernels.experts import Biases
 
 SORTED_PAIRS = 1024
 """That a program of the sort looks at together."""
@@ -98,6 +99,7 @@ def _sort_kernel(
 def _product_kernel(
     x,
     weights,
+    biases,
     out,
     order,
     block_experts,
@@ -109,6 +111,7 @@ def _product_kernel(
     inputs,
     SHARED: tl.constexpr,
     KIND: tl.constexpr,
+    BIASED: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -138,8 +141,13 @@ def _product_kernel(
         total = tl.dot(values, tl.load(columns + at, mask=inside, other=0.0), total, input_precision="ieee")
         if KIND != "none":
             up = tl.dot(values, tl.load(others + at, mask=inside, other=0.0), up, input_precision="ieee")
+    if BIASED:
+        at = biases + expert * halves * outputs + n
+        total += tl.load(at, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
+        if KIND != "none":
+            up += tl.load(at + outputs, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
     if KIND != "none":
-        total = activated(total, KIND) * up
+        total = gated_product(total, up, KIND)
     target = out + pair.to(tl.int64)[:, None] * outputs + n[None, :]
     tl.store(target, total, mask=exists[:, None] & (n < outputs)[None, :])
 
@@ -165,19 +173,31 @@ _compiled: set[tuple[object, ...]] = set()
 
 
 def fused_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    ids: Tensor,
+    gates: Tensor,
+    activation: Activation,
+    biases: Biases = None,
 ) -> Tensor:
     """As `kernels.experts.fused_experts`."""
-    mixture = _Mixture(x, gate_up, down, ids, gates, activation)
+    mixture = _Mixture(x, gate_up, down, ids, gates, activation, biases)
     mixture.compile()
     return mixture.run(best_tile(ids.numel(), len(gate_up)))
 
 
 def invariant_fused_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, gates: Tensor, activation: Activation
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    ids: Tensor,
+    gates: Tensor,
+    activation: Activation,
+    biases: Biases = None,
 ) -> Tensor:
     """The same, where each row is computed alike whatever rows are beside it."""
-    return _Mixture(x, gate_up, down, ids, gates, activation).run(MORE)
+    return _Mixture(x, gate_up, down, ids, gates, activation, biases).run(MORE)
 
 
 def best_tile(pairs: int, experts: int) -> Tile:
@@ -204,6 +224,7 @@ class _Mixture:
     ids: Tensor
     gates: Tensor
     activation: Activation
+    biases: Biases
 
     def run(self, tile: Tile) -> Tensor:
         out = self.x.new_empty(len(self.x), self.down.shape[1])
@@ -214,7 +235,8 @@ class _Mixture:
 
     def compile(self) -> None:
         """For all tiles, the first time that there are such arguments: else a long prompt would wait for its own."""
-        key = self.x.device, self.x.dtype, self.gate_up.shape, self.down.shape, self.ids.shape[1], self.activation
+        kind = self.activation, self.biases is None
+        key = self.x.device, self.x.dtype, self.gate_up.shape, self.down.shape, self.ids.shape[1], kind
         if key in _compiled or not len(self.x):
             return
         _compiled.add(key)
@@ -240,21 +262,23 @@ class _Mixture:
             },
         )
         between, each = x.new_empty(pairs, inner), x.new_empty(pairs, width)
-        for source, weights, product, shared, kind, tile_outputs in (
-            (x, self.gate_up, between, top_k, self.activation, tile.outputs),
-            (between, self.down, each, 1, "none", 2 * tile.outputs),
+        one, two = self.biases or (None, None)
+        for source, weights, bias, product, shared, kind, tile_outputs in (
+            (x, self.gate_up, one, between, top_k, self.activation, tile.outputs),
+            (between, self.down, two, each, 1, "none", 2 * tile.outputs),
         ):
             outputs, inputs = product.shape[1], source.shape[1]
             yield (
                 _product_kernel,
                 (blocks * triton.cdiv(outputs, tile_outputs),),
                 (
-                    *(source, weights, product, order, block_experts, used),
+                    *(source, weights, bias, product, order, block_experts, used),
                     *(source.stride(0), pairs, blocks, outputs, inputs),
                 ),
                 {
                     "SHARED": shared,
                     "KIND": kind,
+                    "BIASED": bias is not None,
                     "ROWS": tile.rows,
                     "OUTPUTS": tile_outputs,
                     "INPUTS": tile.depth // x.element_size(),

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mysglang.srt.kernels.cuda import invariant_cut
-from mysglang.srt.kernels.cuda.attention import AttentionShape, _kv_slots, _scores
+from mysglang.srt.kernels.cuda.attention import AttentionShape, _first_seen, _kv_slots, _scores, reach_of
 from mysglang.srt.kernels.cuda.fp8 import from_stored
 from mysglang.srt.kernels.fp8 import bits, format_of, to_stored
 
@@ -84,7 +84,7 @@ def _part_kernel(
     GROUP_LINES: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     CAP: tl.constexpr,
     LINES: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -114,11 +114,8 @@ def _part_kernel(
     q_block = tl.load(q + token[:, None] * q_stride + head[:, None] * DIM + d[None, :], mask=block, other=0.0)
     row_table = table + tl.load(slots + row).to(tl.int64) * table_stride
 
-    seen = 0
-    own_seen = 0
-    if HAS_WINDOW:
-        seen = tl.maximum(first + 1 - window, 0) // KEYS * KEYS
-        own_seen = tl.maximum(tl.maximum(first, start) + 1 - window, 0)
+    seen = _first_seen(first, window, REACH) // KEYS * KEYS
+    own_seen = _first_seen(tl.maximum(first, start), window, REACH)
     for split in range(mine, tl.minimum(splits, tl.cdiv(last, spans * SPAN)), programs):
         top = tl.full((LINES,), float("-inf"), tl.float32)
         total = tl.zeros((LINES,), tl.float32)
@@ -138,8 +135,8 @@ def _part_kernel(
                 v = tl.load(values + offsets[:, None] + d[None, :], mask=there, other=0)
                 k, v = from_stored(k, q_block.dtype, FORMAT), from_stored(v, q_block.dtype, FORMAT)
                 visible = inside[None, :] & (key[None, :] <= positions[:, None])
-                if HAS_WINDOW:
-                    visible &= key[None, :] > positions[:, None] - window
+                if REACH != 0:
+                    visible &= key[None, :] >= _first_seen(positions, window, REACH)[:, None]
                 s = tl.where(visible, _scores(q_block, tl.trans(k), scale, cap, CAP), float("-inf"))
                 highest = tl.maximum(part_top, tl.max(s, 1))
                 base = tl.where(highest == float("-inf"), 0.0, highest)
@@ -162,9 +159,11 @@ def _join_kernel(
     parts,
     seq_lens,
     out,
+    sinks,
     heads,
     splits,
     value_scale,
+    SINKS: tl.constexpr,
     DIM: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -187,6 +186,11 @@ def _join_kernel(
         part_total = tl.load(totals + at, mask=head < heads, other=0.0)
         part = tl.load(parts + at[:, None] * DIM + d[None, :], mask=inside, other=0.0)
         top, total, attended = _joined(top, total, attended, part_top, part_total, part)
+    if SINKS:
+        # As if each head had one more key of that score, whose value is zero: after all parts, however many they are.
+        sink = tl.load(sinks + head, mask=head < heads, other=0.0) * 1.4426950408889634
+        one, nothing = tl.full((HEADS,), 1.0, tl.float32), tl.zeros((HEADS, WIDTH), tl.float32)
+        top, total, attended = _joined(top, total, attended, sink, one, nothing)
     attended = tl.div_rn(attended, tl.broadcast_to(tl.maximum(total, 1e-30)[:, None], attended.shape)) * value_scale
     tl.store(out + (token * heads + head)[:, None] * DIM + d[None, :], attended, mask=inside)
 
@@ -236,7 +240,7 @@ def decode_tile(q: Tensor, keys: Tensor, values: Tensor, page_size: int, spec: A
         return TILE
     group = spec.num_heads // spec.num_kv_heads
     kinds = (q.device, q.dtype, keys.dtype)
-    key = (*kinds, group, spec.head_dim, page_size, spec.window is not None, spec.logit_cap > 0)
+    key = (*kinds, group, spec.head_dim, page_size, reach_of(spec), spec.logit_cap > 0)
     if key not in _chosen:
         assert not torch.cuda.is_current_stream_capturing(), "tiles are tried out before anything is captured"
         fitting = [tile for tile in DECODE_TILES if triton.next_power_of_2(group) <= tile.lines]
@@ -291,7 +295,10 @@ def agree(
     slots = torch.arange(len(lengths), device=like.device)
     rows = Rows(table, slots, lengths, torch.ones_like(lengths), slots, 1, page_size)
     group = spec.num_heads // spec.num_kv_heads
-    shape = ShapeOfTrial(TRIED_KV_HEADS * group, TRIED_KV_HEADS, spec.head_dim, spec.scale, spec.window, spec.logit_cap)
+    heads = TRIED_KV_HEADS * group
+    shape = ShapeOfTrial(
+        heads, TRIED_KV_HEADS, spec.head_dim, spec.scale, spec.window, spec.logit_cap, chunked=spec.chunked
+    )
 
     def drawn(*size: int) -> Tensor:
         return torch.randn(*size, generator=draw, device=like.device).to(like.dtype)
@@ -318,6 +325,8 @@ class ShapeOfTrial:
     scale: float
     window: int | None
     logit_cap: float
+    chunked: bool
+    sinks: Tensor | None = None
     value_scale: float = 1.0
 
 
@@ -370,7 +379,7 @@ def _attend(
         GROUP_LINES=group_lines,
         DIM=dim,
         PAGE=page_size,
-        HAS_WINDOW=spec.window is not None,
+        REACH=reach_of(spec),
         CAP=spec.logit_cap > 0,
         LINES=lines,
         WIDTH=width,
@@ -385,9 +394,11 @@ def _attend(
         parts,
         rows.seq_lens,
         out,
+        spec.sinks,
         heads,
         splits,
         spec.value_scale,
+        SINKS=spec.sinks is not None,
         DIM=dim,
         HEADS=triton.next_power_of_2(heads),
         WIDTH=width,

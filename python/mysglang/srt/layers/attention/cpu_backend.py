@@ -84,6 +84,8 @@ class CpuBackend:
             logit_cap=spec.logit_cap,
             value_scale=spec.value_scale,
             alike=self._alike,
+            chunked=spec.chunked,
+            sinks=spec.sinks,
         )
 
 

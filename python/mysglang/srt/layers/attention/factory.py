@@ -37,8 +37,29 @@ BACKENDS = {
     "triton": "mysglang.srt.layers.attention.triton_backend:TritonBackend",
 }
 DECODE_ONLY = ("sgl_kernel",)
-LATENT = ("invariant_torch", "torch_native", "triton")
-"""Those that attend over latent rows, whose values are a part of their keys."""
+OVER_PAIRS = frozenset({"cpu", "invariant_cpu", "invariant_torch", "invariant_triton", "torch_native", "triton"})
+"""Backends of our own kernels over keys and values, on every platform."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speciality:
+    """What some layers ask for and only some backends can do."""
+
+    asks: Callable[[AttentionSpec], bool]
+    able: frozenset[str]
+    reason: str
+    """Why another backend does not take such a layer."""
+
+
+SPECIALITIES = (
+    Speciality(
+        lambda spec: spec.latent_dim is not None,
+        frozenset({"invariant_torch", "torch_native", "triton"}),
+        "it does not attend over latent rows (multi-head latent attention)",
+    ),
+    Speciality(lambda spec: spec.sinks is not None, OVER_PAIRS, "it has no attention sinks"),
+    Speciality(lambda spec: spec.chunked, OVER_PAIRS, "it does not attend within chunks"),
+)
 
 FP8 = frozenset(LARGEST)
 FEWER_BITS = FP8 | {torch.bfloat16}
@@ -129,8 +150,9 @@ def _why_not_pages(name: str, task: AttentionTask) -> str:
 
 
 def _why_not_layers(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str:
-    if name not in LATENT and any(spec.latent_dim is not None for spec in specs):
-        return "it does not attend over latent rows (multi-head latent attention)"
+    for each in SPECIALITIES:
+        if name not in each.able and any(each.asks(spec) for spec in specs):
+            return each.reason
     if name in ("flashinfer", "sgl_kernel"):
         if dtype not in HALF_DTYPES:
             return f"it does not compute in {dtype}"

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
+from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch, Reach
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.attention.page_reader import PageReader
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
@@ -53,34 +53,30 @@ class InvariantMetadata:
     def __init__(self, blocks: list[Block], pages: PageReader) -> None:
         self.blocks = blocks
         self._pages = pages
-        self._slots: dict[tuple[int, int, int | None], Tensor] = {}
-        self._masks: dict[tuple[int, int, int | None], Tensor | None] = {}
+        self._slots: dict[tuple[int, int, Reach], Tensor] = {}
+        self._masks: dict[tuple[int, int, Reach], Tensor | None] = {}
 
-    def spans(self, block: Block, window: int | None) -> range:
+    def spans(self, block: Block, reach: Reach) -> range:
         """Those that hold keys which some query of the block may see."""
-        first = 0 if window is None else max(0, block.begin + 1 - window)
-        return range(first // SPAN, -(-block.end // SPAN))
+        return range(_first(reach, block.begin) // SPAN, -(-block.end // SPAN))
 
-    def slots(self, block: Block, span: int, window: int | None) -> Tensor:
+    def slots(self, block: Block, span: int, reach: Reach) -> Tensor:
         """[SPAN] KV slots; past the row's end, and where the window has passed before the step, slot 0."""
-        found = self._slots.get((block.slot, span, window))
+        found = self._slots.get((block.slot, span, reach))
         if found is None:
             positions = np.arange(span * SPAN, (span + 1) * SPAN)
             found = self._pages.kv_slots(np.array([block.slot]), positions[None]).squeeze(0)
             found[max(0, block.row_end - span * SPAN) :] = 0
-            if window is not None:
-                found[: max(0, block.row_begin + 1 - window - span * SPAN)] = 0
-            self._slots[block.slot, span, window] = found
+            found[: max(0, _first(reach, block.row_begin) - span * SPAN)] = 0
+            self._slots[block.slot, span, reach] = found
         return found
 
-    def mask(self, block: Block, span: int, window: int | None) -> Tensor | None:
+    def mask(self, block: Block, span: int, reach: Reach) -> Tensor | None:
         """To be added to the scores, [QUERIES, 1, SPAN]; None where every query sees every key."""
-        key = (block.first, span, window)
+        key = (block.first, span, reach)
         if key not in self._masks:
-            distance = (block.first + np.arange(QUERIES))[:, None] - np.arange(span * SPAN, (span + 1) * SPAN)
-            visible = distance >= 0
-            if window is not None:
-                visible &= distance < window
+            queries, keys = block.first + np.arange(QUERIES), np.arange(span * SPAN, (span + 1) * SPAN)
+            visible = (keys <= queries[:, None]) & (keys >= reach.firsts(queries)[:, None])
             hidden = torch.from_numpy(~visible[:, None])
             zeros = torch.zeros(hidden.shape)
             self._masks[key] = None if visible.all() else zeros.masked_fill_(hidden, float("-inf"))
@@ -109,6 +105,11 @@ class InvariantTorchBackend:
         return out
 
 
+def _first(reach: Reach, position: int) -> int:
+    """Position of the first key that a query sees."""
+    return int(reach.firsts(np.array([position]))[0])
+
+
 def blocks_of(host: ModelWorkerBatch) -> Iterator[Block]:
     """Of all rows, in their order."""
     token = 0
@@ -130,17 +131,22 @@ def _attend(
     padded[place : place + len(q)] = q.view(len(q), heads, group, dim)
     # The query heads that share a KV head are more queries of that head.
     queries = padded.transpose(0, 1).reshape(heads, QUERIES * group, dim)
-    highest = torch.full((heads, QUERIES * group, 1), float("-inf"))
-    total = torch.zeros(heads, QUERIES * group, 1)
+    if spec.sinks is None:
+        highest = torch.full((heads, QUERIES * group, 1), float("-inf"))
+        total = torch.zeros(heads, QUERIES * group, 1)
+    else:
+        # As if each query had begun with a key of that score, whose value is zero.
+        highest = spec.sinks.view(heads, 1, group, 1).expand(-1, QUERIES, -1, -1).reshape(heads, QUERIES * group, 1)
+        total = torch.ones(heads, QUERIES * group, 1)
     attended = torch.zeros(heads, QUERIES * group, spec.value_dim)
-    for span in metadata.spans(block, spec.window):
-        at = metadata.slots(block, span, spec.window)
+    for span in metadata.spans(block, spec.reach):
+        at = metadata.slots(block, span, spec.reach)
         k = keys.index_select(0, at).float().permute(1, 2, 0).contiguous()
         v = values.index_select(0, at).float().transpose(0, 1).contiguous()
         scores = torch.bmm(queries, k).mul_(spec.scale)
         if spec.logit_cap:
             scores = torch.tanh(scores / spec.logit_cap).mul_(spec.logit_cap)
-        mask = metadata.mask(block, span, spec.window)
+        mask = metadata.mask(block, span, spec.reach)
         if mask is not None:
             scores.view(heads, QUERIES, group, SPAN).add_(mask)
         top = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch
+from mysglang.srt.forward.forward_batch import AttentionMetadata, AttentionSpec, ForwardBatch, Reach
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 from mysglang.srt.layers.attention.page_reader import Indices, PageReader
 from mysglang.srt.layers.attention.torch_native_cascade import CascadeMetadata
@@ -60,7 +60,7 @@ class Group:
 
 @dataclass(slots=True)
 class GroupIndex:
-    """A group's indices on the device, for one window size."""
+    """A group's indices on the device, for one reach."""
 
     shape: tuple[int, int, int]
     """(R, n, L)."""
@@ -87,21 +87,21 @@ class GroupIndex:
 
 
 class TorchNativeMetadata:
-    """The groups of a step, indexed once for each window size that a layer has."""
+    """The groups of a step, indexed once for each reach that a layer has."""
 
     def __init__(self, groups: list[Group], pages: PageReader) -> None:
         self._groups = groups
         self._pages = pages
-        self._indexed: dict[int | None, list[GroupIndex]] = {}
+        self._indexed: dict[Reach, list[GroupIndex]] = {}
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
         """q: [T, num_heads * head_dim]; keys, values: [KV slots, num_kv_heads, head_dim or value_dim]. Returns [T,
         num_heads * value_dim].
         """
-        if spec.window not in self._indexed:
-            self._indexed[spec.window] = [self._index(group, spec.window) for group in self._groups]
+        if spec.reach not in self._indexed:
+            self._indexed[spec.reach] = [self._index(group, spec.reach) for group in self._groups]
         out = torch.empty(len(q), spec.num_heads * spec.value_dim, dtype=q.dtype, device=q.device)
-        for group in self._indexed[spec.window]:
+        for group in self._indexed[spec.reach]:
             attended = attend(q.index_select(0, group.queries), keys, values, spec, group)
             if group.filled is None:
                 out.index_copy_(0, group.queries, attended)
@@ -109,17 +109,16 @@ class TorchNativeMetadata:
                 out.index_copy_(0, group.queries[group.filled], attended[group.filled])
         return out
 
-    def _index(self, group: Group, window: int | None) -> GroupIndex:
+    def _index(self, group: Group, reach: Reach) -> GroupIndex:
         on_device = self._pages.on_device
         rows, n, ends = len(group.lens), group.num_queries, group.ends
-        first = np.zeros_like(ends) if window is None else np.maximum(0, group.starts + 1 - window)
+        first = reach.firsts(group.starts)
         length = int((ends - first).max())
         key_positions = first[:, None] + np.arange(length)
         query = np.minimum(np.arange(n), group.lens[:, None] - 1)
-        distance = (group.starts[:, None] + query)[:, :, None] - key_positions[:, None, :]
-        visible = distance >= 0
-        if window is not None:
-            visible &= distance < window
+        positions = group.starts[:, None] + query
+        visible = key_positions[:, None, :] <= positions[:, :, None]
+        visible &= key_positions[:, None, :] >= reach.firsts(positions)[:, :, None]
         full = bool((group.lens == n).all())
         past_end = on_device(key_positions >= ends[:, None])
         return GroupIndex(
@@ -192,8 +191,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, group: 
         # Whole keys, of whose sums only the beginning is wanted: torch has a fused call for values of the keys' size.
         v = k
     mask = group.mask(group_size, q.dtype)
-    if spec.logit_cap:
-        out = _capped_attention(q, k, v, mask, spec)
+    if spec.logit_cap or spec.sinks is not None:
+        out = _plain_attention(q, k, v, mask, spec)
     else:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale)
     out = out.view(rows, heads, n, group_size, dim)[..., : spec.value_dim]
@@ -202,10 +201,22 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, group: 
     return out.transpose(1, 2).reshape(rows * n, -1)
 
 
-def _capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
-    """Attention whose scores are capped softly before the mask, which the fused call cannot do."""
+def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+    """Attention whose scores are capped softly before the mask, or that has sinks, which the fused call cannot do.
+
+    q: [R, KV heads, n * group, dim]; k, v: [R, KV heads, L, dim].
+    """
     scores = torch.matmul(q, k.transpose(2, 3)).float() * spec.scale
-    scores = spec.logit_cap * torch.tanh(scores / spec.logit_cap)
+    if spec.logit_cap:
+        scores = spec.logit_cap * torch.tanh(scores / spec.logit_cap)
     if mask is not None:
         scores = scores + mask
-    return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v)
+    if spec.sinks is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        # One more column takes part in the softmax, and what it gets is dropped: its value is zero.
+        _, heads, queries, _ = scores.shape
+        sinks = spec.sinks.view(heads, 1, -1).expand(heads, queries * heads // spec.num_heads, -1)
+        column = sinks.reshape(heads, queries, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
+    return torch.matmul(weights.to(v.dtype), v)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mysglang.srt.forward.forward_batch import AttentionSpec
+from mysglang.srt.forward.forward_batch import AttentionSpec, Reach
 from mysglang.srt.forward.shared_prefix import SharedPrefixes
 from mysglang.srt.forward.worker_batch import Bools, ModelWorkerBatch
 from mysglang.srt.layers.attention.page_reader import Indices, PageReader
@@ -39,7 +39,7 @@ class Part:
 
 
 class CascadeMetadata:
-    """The parts of a decode step, made once for each window size that a layer has. Rows' own parts come first."""
+    """The parts of a decode step, made once for each reach that a layer has. Rows' own parts come first."""
 
     def __init__(self, host: ModelWorkerBatch, shared: SharedPrefixes, pages: PageReader) -> None:
         self._slots = host.slots.astype(np.int64)
@@ -47,23 +47,23 @@ class CascadeMetadata:
         self._own = shared.private_starts(len(self._slots)).astype(np.int64)
         self._shared = shared
         self._pages = pages
-        self._parts: dict[int | None, list[Part]] = {}
+        self._parts: dict[Reach, list[Part]] = {}
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
         """q: [R, num_heads * head_dim]; keys, values: [KV slots, num_kv_heads, head_dim or value_dim]. Returns [R,
         num_heads * value_dim] in the dtype of q.
         """
-        if spec.window not in self._parts:
-            self._parts[spec.window] = [*self._own_parts(spec.window), *self._shared_parts(spec.window)]
+        if spec.reach not in self._parts:
+            self._parts[spec.reach] = [*self._own_parts(spec.reach), *self._shared_parts(spec.reach)]
         heads = q.view(len(q), spec.num_heads, spec.head_dim).float()
-        merged = Merged.empty(len(q), spec.num_heads, spec.value_dim, q.device)
-        for part in self._parts[spec.window]:
+        merged = Merged.before(len(q), spec, q.device)
+        for part in self._parts[spec.reach]:
             merged.add(part.rows, *attend_part(heads[part.rows], keys, values, part, spec))
         return (merged.out * spec.value_scale).to(q.dtype).flatten(1)
 
-    def _own_parts(self, window: int | None) -> Iterator[Part]:
+    def _own_parts(self, reach: Reach) -> Iterator[Part]:
         """Blocks of one row, as many in a part as its bound allows."""
-        firsts = self._own if window is None else np.maximum(self._own, self._ends - window)
+        firsts = np.maximum(self._own, reach.firsts(self._ends - 1))
         lengths = self._ends - firsts
         begin = 0
         order = np.argsort(-lengths, kind="stable")
@@ -74,16 +74,14 @@ class CascadeMetadata:
             yield self._part(rows, positions, positions < self._ends[rows, None])
             begin += len(rows)
 
-    def _shared_parts(self, window: int | None) -> Iterator[Part]:
+    def _shared_parts(self, reach: Reach) -> Iterator[Part]:
         """One block for each group, or several for long ones. Every row of a group has the keys of its first."""
         shared = self._shared
         for group in range(shared.num_groups):
             rows = shared.rows_of(group).astype(np.int64)
             for start in range(int(shared.starts[group]), int(shared.ends[group]), PART_KEYS):
                 positions = np.arange(start, min(start + PART_KEYS, int(shared.ends[group])))
-                visible = np.ones((len(rows), len(positions)), dtype=np.bool_)
-                if window is not None:
-                    visible &= positions >= self._ends[rows, None] - window
+                visible = positions >= reach.firsts(self._ends[rows, None] - 1)
                 if visible.any():
                     yield self._part(rows, positions[None], visible[None])
 
@@ -136,10 +134,12 @@ class Merged:
     """[R, num_heads] log of the sum of exponents."""
 
     @classmethod
-    def empty(cls, rows: int, num_heads: int, value_dim: int, device: torch.device) -> Merged:
-        """Before any part."""
-        out = torch.zeros(rows, num_heads, value_dim, device=device)
-        return cls(out, torch.full((rows, num_heads), float("-inf"), device=device))
+    def before(cls, rows: int, spec: AttentionSpec, device: torch.device) -> Merged:
+        """Before any part: nothing, or the layer's sinks, whose values are zero."""
+        out = torch.zeros(rows, spec.num_heads, spec.value_dim, device=device)
+        if spec.sinks is not None:
+            return cls(out, spec.sinks.expand(rows, -1).clone())
+        return cls(out, torch.full((rows, spec.num_heads), float("-inf"), device=device))
 
     def add(self, rows: Tensor, out: Tensor, lse: Tensor) -> None:
         """Take in another part of distinct rows."""

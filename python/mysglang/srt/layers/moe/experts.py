@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from mysglang.srt.distributed.groups import Group
 from mysglang.srt.kernels.activation import Activation
-from mysglang.srt.kernels.experts import workspace_per_token
+from mysglang.srt.kernels.experts import Biases, workspace_per_token
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import ReplicatedLinear
 from mysglang.srt.layers.moe.method import ExpertSizes
+from mysglang.srt.layers.moe.parameter import FusedLayout
 from mysglang.srt.layers.moe.router import Router, Routing
 from mysglang.srt.layers.parameter import Section, WeightParameter
 from mysglang.srt.layers.quantization.unquantized import Unquantized
+
+BIASES = ("w13_bias", "w2_bias")
 
 
 class Experts(nn.Module):
@@ -32,15 +36,25 @@ class Experts(nn.Module):
         intermediate_size: int,
         activation: Activation,
         *,
+        bias: bool = False,
+        fused: FusedLayout | None = None,
         context: LayerContext,
     ) -> None:
-        """intermediate_size: of each expert, whole."""
+        """intermediate_size: of each expert, whole. bias: whether both products have one. fused: how a checkpoint has
+        all experts in one tensor.
+        """
         super().__init__()
         self.tp: Group = context.tp
         self.activation = activation
         self.method = context.quant.experts_method(context.prefix)
         inner = Section.split(intermediate_size, context.tp.rank, context.tp.size)
-        self.method.create_weights(self, ExpertSizes(experts, hidden_size, inner), context.dtype)
+        sizes = ExpertSizes(experts, hidden_size, inner, fused)
+        self.method.create_weights(self, sizes, context.dtype)
+        self.w13_bias = self.w2_bias = None
+        if bias:
+            whole = Section(hidden_size, 0, hidden_size)
+            self.w13_bias = sizes.parameter((2 * inner.size,), (inner, inner), context.dtype)
+            self.w2_bias = sizes.parameter((hidden_size,), (whole,), context.dtype)
 
     def process_weights_after_loading(self) -> None:
         self.method.process_weights_after_loading(self)
@@ -51,11 +65,21 @@ class Experts(nn.Module):
 
     def values_of(self, name: str) -> Tensor:
         """Of its parameter of that name: the values that it computes with."""
+        if name in BIASES:
+            bias = getattr(self, name)
+            assert isinstance(bias, Tensor)
+            return bias
         return self.method.plain_weight(self, name)
 
     def forward(self, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
         """x: [N, hidden]; experts of each row and their gates: [N, top_k]. Returns [N, hidden]."""
-        return self.tp.all_reduce(self.method.apply(self, x, ids, gates, self.activation))
+        return self.tp.all_reduce(self.method.apply(self, x, ids, gates, self.activation, self._biases()))
+
+    def _biases(self) -> Biases:
+        if self.w13_bias is None or self.w2_bias is None:
+            return None
+        # That of down is added once, not once for each rank.
+        return self.w13_bias, self.w2_bias if self.tp.rank == 0 else torch.zeros_like(self.w2_bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +106,22 @@ class MixtureOfExperts(nn.Module):
         routing: Routing,
         *,
         shared: SharedExpert | None = None,
+        bias: bool = False,
+        fused: FusedLayout | None = None,
         context: LayerContext,
     ) -> None:
         super().__init__()
         self.gate = Router(hidden_size, experts, routing, context.under("gate"))
-        self.experts = Experts(experts, hidden_size, intermediate_size, activation, context=context.under("experts"))
+        self.experts = Experts(
+            experts,
+            hidden_size,
+            intermediate_size,
+            activation,
+            bias=bias,
+            fused=fused,
+            context=context.under("experts"),
+        )
+        self._mixed = self._mix_scaled if routing.scales_input else self.experts
         self.workspace_per_token = workspace_per_token(
             top_k=routing.top_k, width=hidden_size, inner=intermediate_size // context.tp.size, dtype=context.dtype
         )
@@ -107,9 +142,16 @@ class MixtureOfExperts(nn.Module):
         ids, gates = self.gate.route(x)
         expert, gate = self._shared
         if expert is None:
-            out: Tensor = self.experts(x, ids, gates)
+            out: Tensor = self._mixed(x, ids, gates)
             return out
         shared: Tensor = expert(x)
         if gate is not None:
             shared = gate(x).sigmoid() * shared
-        return shared.add_(self.experts(x, ids, gates))
+        return shared.add_(self._mixed(x, ids, gates))
+
+    def _mix_scaled(self, x: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+        """The sum over a token's experts of expert(gate * x)."""
+        rows, top_k = ids.shape
+        given = (x[:, None] * gates[..., None].to(x.dtype)).flatten(0, 1)
+        each: Tensor = self.experts(given, ids.view(-1, 1), torch.ones_like(gates).view(-1, 1))
+        return each if top_k == 1 else each.view(rows, top_k, -1).sum(dim=1)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mysglang.srt.kernels.activation import Activation
-from mysglang.srt.kernels.experts import fused_experts, pack_experts, unpack_experts
-from mysglang.srt.layers.moe.parameter import ExpertsParameter
+from mysglang.srt.kernels.experts import Biases, fused_experts, pack_experts, unpack_experts
+from mysglang.srt.layers.moe.parameter import ExpertsParameter, FusedExpertsParameter, FusedLayout
 from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter, restore_parameter
 
 NAMES = ("w13_weight", "w2_weight")
@@ -25,6 +25,16 @@ class ExpertSizes:
     hidden_size: int
     inner: Section
     """Of each expert's gate and up, and of what its down takes."""
+    fused: FusedLayout | None = None
+    """How a checkpoint has all experts in one tensor; None: it has each by itself."""
+
+    def parameter(
+        self, shape: tuple[int, ...], parts: tuple[Section, ...], dtype: torch.dtype, *, dim: int = 0
+    ) -> ExpertsParameter:
+        """One that holds something of this shape for each expert, made of these parts along `dim`."""
+        if self.fused is None:
+            return ExpertsParameter(self.experts, shape, parts, dim=dim, dtype=dtype)
+        return FusedExpertsParameter(self.experts, shape, parts, dim=dim, dtype=dtype, fused=self.fused)
 
 
 class ExpertsMethod(Protocol):
@@ -46,7 +56,9 @@ class ExpertsMethod(Protocol):
         """[experts, output, input]: the values that are computed with, in any float dtype."""
         ...
 
-    def apply(self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation) -> Tensor:
+    def apply(
+        self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation, biases: Biases
+    ) -> Tensor:
         """x [N, hidden] -> this rank's part of the experts' weighted sum [N, hidden]. ids, gates: [N, top_k]."""
         ...
 
@@ -71,16 +83,18 @@ class UnquantizedExpertsMethod:
     def plain_weight(self, layer: nn.Module, name: str) -> Tensor:
         return unpack_experts(_tensors(layer)[NAMES.index(name)])
 
-    def apply(self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation) -> Tensor:
+    def apply(
+        self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation, biases: Biases
+    ) -> Tensor:
         w13, w2 = _tensors(layer)
-        return fused_experts(x, w13, w2, ids, gates, activation)
+        return fused_experts(x, w13, w2, ids, gates, activation, biases)
 
 
 def create_expert_weights(layer: nn.Module, sizes: ExpertSizes, dtype: torch.dtype) -> None:
     """Register both parameters of the layer, split where this rank has a part."""
     hidden, inner = sizes.hidden_size, sizes.inner
-    w13 = ExpertsParameter(sizes.experts, (2 * inner.size, hidden), (inner, inner), dtype=dtype)
-    w2 = ExpertsParameter(sizes.experts, (hidden, inner.size), (inner,), dim=1, dtype=dtype)
+    w13 = sizes.parameter((2 * inner.size, hidden), (inner, inner), dtype)
+    w2 = sizes.parameter((hidden, inner.size), (inner,), dtype, dim=1)
     for name, parameter in zip(NAMES, (w13, w2), strict=True):
         layer.register_parameter(name, parameter)
 

@@ -41,6 +41,14 @@ class Routing:
     """Whether logits are computed in float32; else in the dtype of the model."""
     corrected: bool = False
     """Whether there is a number for each expert that is added to its score for the choice alone."""
+    bias: bool = False
+    """Whether logits have one."""
+    least_sum: float = 0.0
+    """What the sum that gates are divided by is at least, for `softmax`."""
+    jitter: float = 0.0
+    """For `sparsemixer`: twice this is how far an expert may be below the best, relative to the larger of both."""
+    scales_input: bool = False
+    """Whether the gates multiply what an expert is given, instead of what it gives."""
 
 
 class Router(ReplicatedLinear):
@@ -51,7 +59,8 @@ class Router(ReplicatedLinear):
 
     def __init__(self, hidden_size: int, experts: int, routing: Routing, context: LayerContext) -> None:
         dtype = torch.float32 if routing.float32 else context.dtype
-        super().__init__(hidden_size, experts, context=replace(context, quant=Unquantized(), dtype=dtype))
+        plain = replace(context, quant=Unquantized(), dtype=dtype)
+        super().__init__(hidden_size, experts, bias=routing.bias, context=plain)
         self.routing = routing
         self.e_score_correction_bias = WeightParameter((experts,), dtype=torch.float32) if routing.corrected else None
         self._dtype = dtype
@@ -76,15 +85,18 @@ def _softmax(logits: Tensor, routing: Routing, correction: Tensor | None) -> tup
     """The likeliest experts, with their probabilities (Qwen3-MoE, DeepSeek-V2). Groups are ranked by their likeliest
     expert.
     """
-    if routing.groups == routing.kept_groups:
+    if routing.groups == routing.kept_groups and correction is None:
         ids, gates = topk_softmax(logits, routing.top_k, routing.renormalize)
     else:
         scores = logits.softmax(dim=-1, dtype=torch.float32)
-        best = scores.view(len(scores), routing.groups, -1).amax(dim=-1)
-        gates, chosen = _in_groups(scores, best, routing, left_out=0.0).topk(routing.top_k, dim=-1)
-        ids = chosen.to(torch.int32)
+        choice = scores if correction is None else scores + correction
+        if routing.groups != routing.kept_groups:
+            best = choice.view(len(scores), routing.groups, -1).amax(dim=-1)
+            choice = _in_groups(choice, best, routing, left_out=0.0)
+        chosen = choice.topk(routing.top_k, dim=-1).indices
+        gates, ids = scores.gather(-1, chosen), chosen.to(torch.int32)
         if routing.renormalize:
-            gates = gates / gates.sum(dim=-1, keepdim=True)
+            gates = gates / gates.sum(dim=-1, keepdim=True).clamp(min=routing.least_sum)
     return ids, gates if routing.scale == 1.0 else gates * routing.scale
 
 
@@ -93,7 +105,8 @@ def _sigmoid(logits: Tensor, routing: Routing, correction: Tensor | None) -> tup
     (DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 2.1.2). Groups are ranked by the sum of their best two.
     """
     scores = sigmoid_scores(logits)
-    choice = scores if correction is None else scores + correction
+    # Sigmoids of large logits are all 1, and the logits are not.
+    choice = logits.float() if correction is None else scores + correction
     if routing.groups != routing.kept_groups:
         best = choice.view(len(choice), routing.groups, -1).topk(2, dim=-1).values.sum(dim=-1)
         choice = _in_groups(choice, best, routing, left_out=float("-inf"))
@@ -104,6 +117,22 @@ def _sigmoid(logits: Tensor, routing: Routing, correction: Tensor | None) -> tup
     return ids.to(torch.int32), gates * routing.scale
 
 
+def _sparsemixer(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One expert after another, each the best of those that are left. Its gate is its probability among the left ones
+    that are not far below it (Liu et al., "GRIN", arXiv 2409.12136, as Phi-3.5-MoE uses it; without noise).
+    """
+    scores = logits.float()
+    left, ids, gates = scores, [], []
+    for _ in range(routing.top_k):
+        best, chosen = left.max(dim=-1, keepdim=True)
+        # All distances are relative to the larger of both sizes, also those of experts that were chosen before.
+        far = (best - scores) / torch.maximum(scores.abs(), best) > 2 * routing.jitter
+        gates.append(left.masked_fill(far, float("-inf")).softmax(dim=-1).gather(-1, chosen))
+        ids.append(chosen)
+        left = left.scatter(-1, chosen, float("-inf"))
+    return torch.cat(ids, dim=-1).to(torch.int32), torch.cat(gates, dim=-1)
+
+
 def _in_groups(scores: Tensor, best: Tensor, routing: Routing, *, left_out: float) -> Tensor:
     """The scores [N, experts], with `left_out` for experts outside the groups that are best by `best` [N, groups]."""
     kept = torch.zeros_like(best, dtype=torch.bool)
@@ -112,4 +141,4 @@ def _in_groups(scores: Tensor, best: Tensor, routing: Routing, *, left_out: floa
     return scores.masked_fill(outside, left_out)
 
 
-ROUTERS: Mapping[str, Route] = {"softmax": _softmax, "sigmoid": _sigmoid}
+ROUTERS: Mapping[str, Route] = {"softmax": _softmax, "sigmoid": _sigmoid, "sparsemixer": _sparsemixer}

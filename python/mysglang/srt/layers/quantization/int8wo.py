@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mysglang.srt.kernels.activation import Activation
+from mysglang.srt.kernels.experts import Biases
 from mysglang.srt.kernels.int8_experts import int8_fused_experts, pack_int8_experts, unpack_int8_experts
 from mysglang.srt.kernels.int8_gemm import int8_gated_linear, int8_linear, pack_int8_weight, unpack_int8_weight
 from mysglang.srt.layers.moe.method import NAMES, ExpertSizes, ExpertsMethod, create_expert_weights
@@ -94,10 +95,12 @@ class Int8ExpertsMethod:
         scales = _tensor(layer, EXPERT_SCALES[NAMES.index(name)])
         return unpack_int8_experts(weights).float() * scales[..., None]
 
-    def apply(self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation) -> Tensor:
+    def apply(
+        self, layer: nn.Module, x: Tensor, ids: Tensor, gates: Tensor, activation: Activation, biases: Biases
+    ) -> Tensor:
         w13, w2 = (_tensor(layer, name) for name in NAMES)
         scales = _tensor(layer, EXPERT_SCALES[0]), _tensor(layer, EXPERT_SCALES[1])
-        return int8_fused_experts(x, w13, w2, scales, ids, gates, activation)
+        return int8_fused_experts(x, w13, w2, scales, ids, gates, activation, biases)
 
 
 class Int8WeightOnly:
