@@ -1,0 +1,101 @@
+"""Drafts, pages of eight-bit numbers, latent rows, states and the newer families on CUDA: what a CPU computes."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fixtures.attention_cases import PLAIN, Step, check_story, every_story
+from fixtures.executors import start_executor
+from fixtures.invariant_attention import SCALES
+from fixtures.speculating import CHOICES, MODEL, NEW, PROMPTS, WIDTH, Speculating, decode
+from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
+from fixtures.worker_driver import GREEDY, Choice, Driver
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.kernels.fp8 import LARGEST
+from mysglang.srt.layers.attention.triton_backend import TritonBackend
+from mysglang.srt.model_executor.runner_config import RunnerConfig
+
+pytestmark = pytest.mark.timeout(400)  # FlashInfer builds what was never built before
+
+CPU = RunnerConfig(
+    device="cpu",
+    max_total_tokens=2000,
+    max_running_requests=6,
+    disable_hybrid_swa_memory=True,
+)
+CUDA = replace(CPU, device="cuda", cuda_graph_bs=(2, 5))
+MANY = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 17, 1, 25))]
+CHOSEN = [Choice(0.9, top_p=0.95, top_k=50, seed=1), GREEDY, Choice(1.2, min_p=0.05, seed=9), GREEDY, GREEDY]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_in_float32_give_the_tokens_of_the_cpu(family: str, tmp_path: Path) -> None:
+    """Eager and captured; prompts in chunks, too."""
+    make_checkpoint(family, tmp_path)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    expected = Driver.start(start_executor(CPU, config, LoadConfig()), CHOSEN).generate(MANY, 12)
+    for changed in (replace(CUDA, disable_cuda_graph=True), replace(CUDA, page_size=16)):
+        worker = start_executor(changed, config, LoadConfig())
+        assert Driver.start(worker, CHOSEN).generate(MANY, 12, 16) == expected
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "exact"])
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "captured"])
+@pytest.mark.parametrize(("family", "draft"), [("qwen3", "qwen3"), ("qwen3", "llama"), ("gemma2", "gemma2")])
+def test_a_draft_model(family: str, draft: str, eager: bool, late: bool, tmp_path: Path) -> None:
+    configs = {}
+    for name in {family, draft}:
+        make_checkpoint(name, tmp_path / name)
+        configs[name] = ModelConfig.from_path(str(tmp_path / name), dtype="float32")
+    config = replace(CUDA, disable_cuda_graph=eager, cuda_graph_bs=(3,), page_size=4)
+    plain = Driver.start(start_executor(config, configs[family]), CHOICES).generate(PROMPTS, NEW)
+    truth = [[*prompt, *answer] for prompt, answer in zip(PROMPTS, plain, strict=True)]
+    worker = start_executor(replace(config, draft_tokens=WIDTH - 1), configs[family], draft=configs[draft])
+    rows = Speculating(worker, CHOICES, truth, MODEL)
+    rows.prefill(PROMPTS, 16)
+    decode(rows, late=late)
+    for known, expected in zip(rows.known, truth, strict=True):
+        assert known[: len(expected)] == expected
+    fewest = -(-(NEW - 1) // WIDTH) + late
+    assert (rows.complete[0] == fewest) == (family == draft)
+
+
+@pytest.mark.parametrize("liar", ["perfect", "adversarial", "erratic"])
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "captured"])
+def test_drafts_of_the_host(eager: bool, liar: str, tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path)
+    model = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    config = replace(CUDA, disable_cuda_graph=eager, cuda_graph_bs=(3,))
+    plain = Driver.start(start_executor(config, model), CHOICES).generate(PROMPTS, NEW)
+    truth = [[*prompt, *answer] for prompt, answer in zip(PROMPTS, plain, strict=True)]
+    rows = Speculating(start_executor(replace(config, draft_tokens=WIDTH - 1), model), CHOICES, truth, liar)
+    rows.prefill(PROMPTS)
+    decode(rows, late=True)
+    for known, expected in zip(rows.known, truth, strict=True):
+        assert known[: len(expected)] == expected
+
+
+def pages_of(stored: torch.dtype) -> dict[str, Any]:
+    return {"page_size": 16, "stored": stored, "scales": SCALES, "device": "cuda"}
+
+
+@pytest.mark.parametrize("stored", LARGEST, ids=str)
+@every_story
+def test_triton_over_eight_bit_pages(story: list[Step], stored: torch.dtype) -> None:
+    check_story(TritonBackend, story, PLAIN, tolerance=1e-4, **pages_of(stored))
+    check_story(TritonBackend, story, PLAIN, dtype=torch.bfloat16, tolerance=2e-2, **pages_of(stored))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="no flashinfer")
+@pytest.mark.parametrize("stored", LARGEST, ids=str)
+@every_story
+def test_flashinfer_over_eight_bit_pages(story: list[Step], stored: torch.dtype) -> None:
+    from mysglang.srt.layers.attention.flashinfer_backend import FlashInferBackend
+
+    check_story(FlashInferBackend, story, PLAIN, dtype=torch.bfloat16, tolerance=3e-2, **pages_of(stored))

@@ -1,0 +1,93 @@
+"""A whole server on CUDA with drafts, latent rows, states, experts, pages of eight-bit numbers, and over two GPUs."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fixtures.greedy_answers import (
+    CHUNK,
+    PAGE,
+    VOCAB,
+    Answer,
+    abort_storm,
+    answer_all,
+    answers_of,
+    assert_alike,
+    make_prompts,
+)
+from fixtures.oracle import assert_quiet
+from fixtures.server_process import ServerProcess
+from fixtures.tiny_checkpoints import make_checkpoint
+
+pytestmark = pytest.mark.timeout(600)
+
+ON_DEVICE = ("--log-level", "info", "--device", "cuda", "--dtype", "float32", "--max-total-tokens", "20000")
+DRAFTS = {
+    "ngram": ("--speculative-algorithm", "NGRAM"),
+    "model": ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path"),
+}
+PROMPTS = make_prompts(29, 200)
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Answer]:
+    """By the embedded model, one after another, nothing captured."""
+    return answers_of(PROMPTS, *ON_DEVICE, "--disable-radix-cache", "--disable-cuda-graph", at_once=1)
+
+
+def embedded() -> str:
+    from mysglang.srt.args.resolve import EMBEDDED_MODEL
+
+    return str(EMBEDDED_MODEL)
+
+
+def storm(alone: list[Answer], *options: str) -> None:
+    with ServerProcess(*ON_DEVICE, "--page-size", f"{PAGE}", *options) as server:
+        pairs = [*zip(PROMPTS, alone, strict=True)]
+        answers = asyncio.run(abort_storm(server.url, pairs, len(pairs), 3, logprobs=False))
+        assert [answer.ids for answer in answers] == [answer.ids for answer in alone]
+        assert_quiet(server.url)
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_drafts_change_no_token(kind: str, alone: list[Answer]) -> None:
+    storm(alone, *DRAFTS[kind], *([embedded()] if kind == "model" else []))
+
+
+@pytest.mark.parametrize("number", ["fp8_e4m3", "fp8_e5m2"])
+def test_pages_of_eight_bit_numbers(number: str, alone: list[Answer]) -> None:
+    """Not the same tokens: most of them."""
+    answers = answers_of(PROMPTS, *ON_DEVICE, "--kv-cache-dtype", number)
+    same = sum(answer.ids[0] == other.ids[0] for answer, other in zip(answers, alone, strict=True))
+    assert same > 0.6 * len(PROMPTS)
+
+
+@pytest.fixture(scope="module", params=["deepseek_v2", "qwen3_next", "qwen3_moe", "gemma3"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp(request.param)
+    make_checkpoint(request.param, path, vocab_size=VOCAB)
+    yield path
+
+
+def test_families_with_the_cache_as_alone(folder: Path) -> None:
+    options = (*ON_DEVICE, "--model-path", str(folder), "--skip-tokenizer-init")
+    prompts = PROMPTS[:60]
+    alone = answers_of(prompts, *options, "--disable-radix-cache", "--disable-cuda-graph", at_once=1)
+    assert_alike(answers_of(prompts, *options, "--chunked-prefill-size", f"{CHUNK}"), alone)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@pytest.mark.parametrize("options", [(), ("--speculative-algorithm", "NGRAM"), ("--disable-cuda-graph",)], ids=str)
+def test_two_gpus_answer_as_one(options: tuple[str, ...], alone: list[Answer]) -> None:
+    storm(alone, "--tp-size", "2", *options)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_families_on_two_gpus(folder: Path) -> None:
+    options = (*ON_DEVICE, "--model-path", str(folder), "--skip-tokenizer-init")
+    with ServerProcess(*options) as server:
+        alone = asyncio.run(answer_all(server.url, PROMPTS[:60]))
+    assert_alike(answers_of(PROMPTS[:60], *options, "--tp-size", "2"), alone)
