@@ -39,7 +39,7 @@ def make_worker(folder: Path, dtype: str, page_size: int = 1, numerics: str = "i
 
 
 @pytest.mark.promise(26)
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("model", "dtype"),
@@ -51,16 +51,16 @@ def make_worker(folder: Path, dtype: str, page_size: int = 1, numerics: str = "i
 def test_promise_26_as_alone(tmp_path: Path, model: str, dtype: str, threads: int) -> None:
     torch.set_num_threads(threads)
     make_checkpoint(model, tmp_path)
-    check_worker(lambda page_size: make_worker(tmp_path, dtype, page_size), seeds=range(2))
+    check_worker(lambda page_size: make_worker(tmp_path, dtype, page_size))
 
 
 @pytest.mark.promise(26)
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_latent_rows_as_alone(tmp_path: Path) -> None:
     """Their products head by head come in blocks of one shape, as those of linears do."""
     torch.set_num_threads(2)
     make_checkpoint("deepseek_v3", tmp_path)
-    check_worker(lambda page_size: make_worker(tmp_path, "bfloat16", page_size), seeds=range(1))
+    check_worker(lambda page_size: make_worker(tmp_path, "bfloat16", page_size))
 
 
 def test_without_it_neighbours_do_matter(tmp_path: Path) -> None:
