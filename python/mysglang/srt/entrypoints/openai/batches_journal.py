@@ -27,8 +27,9 @@ from mysglang.srt.utils.disk import UNFINISHED, append_whole, sync_folder
 logger = logging.getLogger(__name__)
 
 _HEAD = b'{"id":"batch_req_'
+_BEHIND_DIGEST = b'",'
 _DIGEST_BYTES = 16
-_BODY_AT = len(_HEAD) + 2 * _DIGEST_BYTES + len(b'",')
+_BODY_AT = len(_HEAD) + 2 * _DIGEST_BYTES + len(_BEHIND_DIGEST)
 _READ_BYTES = 1 << 20
 
 
@@ -91,7 +92,7 @@ class Journal:
         """Append a line, in one write: after a crash of this process it is there. Raises OSError; then it is not."""
         # Vectors come as arrays.
         body = orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY)[1:]
-        line = b'%s%s",%s' % (_HEAD, self._digest(body), body)
+        line = self._begin(body) + body
         append_whole(self.output if good else self.errors, line + b"\n")
         self._count(self._decoder.decode(line), good=good)
 
@@ -124,12 +125,14 @@ class Journal:
     def _entry(self, line: bytes) -> _Entry | None:
         """What a line says; None if it is not what was written."""
         body = line[_BODY_AT:].removesuffix(b"\n")
-        if not line.endswith(b"\n") or line[: _BODY_AT - 2] != _HEAD + self._digest(body):
+        if not line.endswith(b"\n") or line[:_BODY_AT] != self._begin(body):
             return None
         return self._decoder.decode(line)
 
-    def _digest(self, body: bytes) -> bytes:
-        return blake2b(body, digest_size=_DIGEST_BYTES, key=self._batch).hexdigest().encode()
+    def _begin(self, body: bytes) -> bytes:
+        """The bytes of a line that stand before `body`."""
+        digest = blake2b(body, digest_size=_DIGEST_BYTES, key=self._batch).hexdigest().encode()
+        return _HEAD + digest + _BEHIND_DIGEST
 
     def _count(self, entry: _Entry, *, good: bool) -> None:
         self.answered.add(name_of(entry.custom_id))
