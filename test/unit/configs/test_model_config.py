@@ -86,8 +86,7 @@ class TestFacts:
         written = FAMILIES[family](architectures=[type_name(family)]).to_dict()
         needed = {key: written[key] for key in LLAMA if key in written and key != "max_position_embeddings"}
         needed |= {"num_attention_heads": 32, "hidden_size": 4096, "num_hidden_layers": 12}
-        if family == "deepseek_v2":
-            needed["num_experts_per_tok"] = 6  # without a default there
+        needed |= WITHOUT_DEFAULT.get(family, {})
         heads = {
             "deepseek_v3": 128,
             "glm4_moe_lite": 20,
@@ -333,6 +332,15 @@ def test_needs_neither_torch_nor_transformers() -> None:
         "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONPATH": ":".join(sys.path)}, timeout=60)
+
+
+# What transformers has no default for, or one that is not served.
+WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "bamba": {"attn_layer_indices": [3]},
+    "granite_moe_hybrid": {"layer_types": ["linear_attention"] * 11 + ["full_attention"]},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
+}
 
 
 def type_name(family: str) -> str:

@@ -87,16 +87,19 @@ def test_rows_of_a_step_are_apart() -> None:
 
 
 @pytest.mark.parametrize("cuts", [[9], [1, 8], [2, 3, 4], [1] * 9])
-def test_convolution_goes_on_from_the_newest_inputs(cuts: list[int]) -> None:
+@pytest.mark.parametrize("plain", [True, False])
+def test_convolution_goes_on_from_the_newest_inputs(cuts: list[int], plain: bool) -> None:
+    """With silu, or without and with a bias."""
     x, weight, recent = randn(9, CHANNELS), randn(CHANNELS, KERNEL), randn(5, KERNEL - 1, CHANNELS)
-    seen = torch.cat((recent[AT], x))
-    expected = F.silu(F.conv1d(seen.T.unsqueeze(0), weight.unsqueeze(1), groups=CHANNELS)[0].T)
+    seen, bias = torch.cat((recent[AT], x)), randn(CHANNELS, seed=1) if plain else None
+    expected = F.conv1d(seen.T.unsqueeze(0), weight.unsqueeze(1), bias, groups=CHANNELS)[0].T
+    expected = expected if plain else F.silu(expected)
     found, after = [], recent.clone()
     for part in x.split(cuts):
         if len(part) == 1:
-            found.append(conv_step(part, weight, after, torch.tensor([AT])))
+            found.append(conv_step(part, weight, after, torch.tensor([AT]), bias, silu=not plain))
         else:
-            found.append(conv_run(part, weight, after, AT))
+            found.append(conv_run(part, weight, after, AT, bias, silu=not plain))
     torch.testing.assert_close(torch.cat(found), expected)
     torch.testing.assert_close(after[AT], seen[-(KERNEL - 1) :])
     after[AT] = recent[AT]

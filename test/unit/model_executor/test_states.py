@@ -137,7 +137,7 @@ def test_the_programs_say_why_they_are_not_used(worker: Executor) -> None:
 
 def test_memory_is_what_the_plan_says(worker: Executor, folder: Path) -> None:
     """Of twelve states and the entry of padding."""
-    layers = ModelConfig.from_path(str(folder)).plan.linear_attentions
+    layers = ModelConfig.from_path(str(folder)).plan.states
     assert len(layers) == 2
     nbytes = 13 * sum(layer.state_bytes(dtype_bytes=4) for layer in layers)
     assert worker.capacity.memory_usage["states"] == pytest.approx(nbytes / GIB)

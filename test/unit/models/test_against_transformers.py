@@ -94,6 +94,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_5": ("qwen3_5", {}),
     "qwen3_5_moe": ("qwen3_5_moe", {}),
+    "bamba": ("bamba", {}),
+    "granite_moe_hybrid": ("granite_moe_hybrid", {}),
+    "granite_moe_hybrid, turned, without experts": (
+        "granite_moe_hybrid",
+        {"num_local_experts": 0, "position_embedding_type": "rope", "tie_word_embeddings": True},
+    ),
+    "falcon_h1": ("falcon_h1", {}),
+    "falcon_h1 with a norm behind mamba": (
+        "falcon_h1",
+        {"mamba_rms_norm": True, "mamba_proj_bias": True, "projectors_bias": True, "attention_bias": True},
+    ),
+    "nemotron_h": ("nemotron_h", {}),
+    "lfm2": ("lfm2", {"conv_bias": True}),
+    "lfm2_moe": ("lfm2_moe", {}),
     "deepseek_v2": ("deepseek_v2", {}),
     "deepseek_v2, lite": (
         "deepseek_v2",
@@ -119,7 +133,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-WITH_OTHER_NAMES = ("qwen3_next", "qwen3_5_moe")
+WITH_OTHER_NAMES = ("qwen3_next", "qwen3_5_moe", "granite_moe_hybrid", "falcon_h1", "nemotron_h", "lfm2_moe")
 
 
 @pytest.fixture(scope="module", params=VARIANTS)

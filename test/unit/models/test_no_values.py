@@ -72,5 +72,6 @@ def test_runs_without_values(family: str, group: SoloGroup, tmp_path: Path) -> N
         batch.states = StateStep(RowStates.of(model, META).pool, (StateRun(0, 3, 0, checkpoint=7),), single, at)
     logits = model.compute_logits(model(batch))
     assert logits.device == META and logits.shape == (4, VOCAB_SIZE) and logits.dtype == torch.bfloat16
-    assert len(model.attention_specs()) + len(model.state_specs()) == config.num_layers
+    assert len(model.attention_specs()) == len(config.plan.attentions)
+    assert len(model.state_specs()) == len(config.plan.states)
     assert model.attention_specs()[0].num_heads == config.plan.attentions[0].num_heads // group.size

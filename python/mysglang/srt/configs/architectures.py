@@ -11,12 +11,14 @@ from typing import Literal, TypeAlias
 
 from mysglang.srt.configs.decoder_config import DecoderConfig
 from mysglang.srt.configs.families.arcee import ArceeConfig
+from mysglang.srt.configs.families.bamba import BambaConfig
 from mysglang.srt.configs.families.cohere import CohereConfig
 from mysglang.srt.configs.families.cohere2 import Cohere2Config
 from mysglang.srt.configs.families.deepseek_v2 import DeepseekV2Config
 from mysglang.srt.configs.families.deepseek_v3 import DeepseekV3Config
 from mysglang.srt.configs.families.ernie4_5 import Ernie45Config
 from mysglang.srt.configs.families.exaone4 import Exaone4Config
+from mysglang.srt.configs.families.falcon_h1 import FalconH1Config
 from mysglang.srt.configs.families.gemma2 import Gemma2Config
 from mysglang.srt.configs.families.gemma3 import Gemma3Config
 from mysglang.srt.configs.families.glm4 import Glm4Config
@@ -24,11 +26,15 @@ from mysglang.srt.configs.families.glm4_moe import Glm4MoeConfig
 from mysglang.srt.configs.families.glm4_moe_lite import Glm4MoeLiteConfig
 from mysglang.srt.configs.families.gpt_oss import GptOssConfig
 from mysglang.srt.configs.families.granite import GraniteConfig
+from mysglang.srt.configs.families.granite_moe_hybrid import GraniteHybridConfig
 from mysglang.srt.configs.families.helium import HeliumConfig
+from mysglang.srt.configs.families.lfm2 import Lfm2Config
+from mysglang.srt.configs.families.lfm2_moe import Lfm2MoeConfig
 from mysglang.srt.configs.families.llama import LlamaConfig
 from mysglang.srt.configs.families.mistral import MistralConfig
 from mysglang.srt.configs.families.mixtral import MixtralConfig
 from mysglang.srt.configs.families.nemotron import NemotronConfig
+from mysglang.srt.configs.families.nemotron_h import NemotronHConfig
 from mysglang.srt.configs.families.olmo2 import Olmo2Config
 from mysglang.srt.configs.families.olmo3 import Olmo3Config
 from mysglang.srt.configs.families.olmoe import OlmoeConfig
@@ -109,6 +115,12 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "DeepseekV2": DeepseekV2Config,
     "DeepseekV3": DeepseekV3Config,
     "Glm4MoeLite": Glm4MoeLiteConfig,
+    "Bamba": BambaConfig,
+    "GraniteMoeHybrid": GraniteHybridConfig,
+    "FalconH1": FalconH1Config,
+    "NemotronH": NemotronHConfig,
+    "Lfm2": Lfm2Config,
+    "Lfm2Moe": Lfm2MoeConfig,
 }
 """Families, by what the names of their architectures begin with."""
 

@@ -97,7 +97,7 @@ def num_parameters(config: ModelConfig) -> int:
 def _finder(config: ModelConfig) -> Callable[[str], Matrix | None]:
     """From the name of a checkpoint's tensor to the matrix that it should be; None: it is not known here."""
     tables = {matrix.name: matrix for matrix in _tables(config)}
-    to_ours = renaming(() if config.decoder is None else config.decoder.renamed)
+    to_ours = renaming(() if config.decoder is None else (*config.decoder.renamed, *config.decoder.aliases))
 
     @cache
     def of_layer(number: int) -> dict[str, Matrix]:

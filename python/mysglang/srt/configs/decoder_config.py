@@ -59,8 +59,6 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Part of each head that is turned where config.json does not say it; None: heads are turned whole, always."""
     rotary_interleaved: ClassVar[bool] = False
     """Whether neighbouring lanes are turned together."""
-    usual_vocab_size: ClassVar[int | None] = None
-    """`vocab_size` where config.json does not say it; None: it always does."""
     usual_theta: ClassVar[float] = 10000.0
     """`rope_theta` where config.json does not say it."""
     usual_rope: ClassVar[Mapping[str, Any]] = {}
@@ -78,6 +76,11 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     hidden_act: str = "silu"
     rms_norm_eps: Epsilon = 1e-6
     tie_word_embeddings: bool = False
+
+    @classmethod
+    def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
+        """The keys of config.json, and those that it leaves out but that every decoder has."""
+        return hf
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
         """Raises ConfigError for what contradicts itself or is not supported."""

@@ -112,7 +112,7 @@ class ModelSizes:
             head=config.hidden_size * config.vocab_size,
             kv_bytes=kv_bytes,
             dtype_bytes=dtype_bytes,
-            state_bytes=sum(each.state_bytes(dtype_bytes) for each in plan.linear_attentions),
+            state_bytes=sum(each.state_bytes(dtype_bytes) for each in plan.states),
         )
 
     @property

@@ -69,17 +69,33 @@ class RopePlan(msgspec.Struct, frozen=True):
         return int(head_dim * self.part)
 
 
-class MixerPlan(Protocol):
+class MixerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a layer in which tokens of one request see each other. Each class has a row in the table `MIXERS` of
     `models/decoder.py`, which builds it.
     """
 
     name: ClassVar[str]
     """Of the module, in a checkpoint's layer."""
+    keeps_state: ClassVar[bool] = False
+    """Whether it keeps one state of a fixed size for each request, however long the request is."""
+
+    @property
+    def members(self) -> tuple[MixerPlan, ...]:
+        """The mixers that it is made of."""
+        return (self,)
+
+    @property
+    def stacked(self) -> Mapping[str, tuple[str, ...]]:
+        """Projections that are one here -> those that they are in a checkpoint, in order."""
+        return {}
+
+    def state_bytes(self, dtype_bytes: int) -> int:
+        """Of one request, in a model whose dtype has so many bytes."""
+        return 0
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         """Those of a checkpoint's layer."""
-        ...
+        yield from ()
 
 
 class LatentPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +148,7 @@ class Tempering(NamedTuple):
     """1: positions are counted from one."""
 
 
-class AttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
+class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     """Grouped-query attention over all keys before a query, or over a window of them.
 
     With latent rows there is one key for all heads, the row, and its beginning is the value.
@@ -204,58 +220,6 @@ class AttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
         yield Matrix("self_attn.o_proj.weight", hidden, query)
 
 
-class LinearAttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A gated delta net: it keeps one state of a fixed size for each request, however long the request is.
-
-    Yang, Kautz and Hatamizadeh, "Gated Delta Networks" (arXiv 2412.06464).
-    """
-
-    name: ClassVar[str] = "linear_attn"
-
-    key_heads: int
-    value_heads: int
-    """A multiple of `key_heads`: that many value heads share one key."""
-    key_dim: int
-    """Of each key head, and of each query."""
-    value_dim: int
-    kernel: int
-    """Tokens that the convolution before the delta rule sees, a token itself included."""
-    norm: NormPlan
-    """Of what each value head gives."""
-    grouped: bool = True
-    """Whether the rows of projections are in groups, one for each key head, and there are two projections. Else there
-    are four, for what is convolved, gates, strengths and decays."""
-
-    def state_bytes(self, dtype_bytes: int) -> int:
-        """Of one request: the newest inputs of the convolution in a dtype of so many bytes, and a matrix of float32 for
-        each value head.
-        """
-        recent = (self.kernel - 1) * self.channels * dtype_bytes
-        return recent + self.value_heads * self.key_dim * self.value_dim * 4
-
-    @property
-    def channels(self) -> int:
-        """Of the convolution: all queries, keys and values."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-
-    def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        """Those of a checkpoint's layer."""
-        values = Size("linear_num_value_heads * linear_value_head_dim", self.value_heads * self.value_dim)
-        keys = Size("linear_num_key_heads * linear_key_head_dim", self.key_heads * self.key_dim)
-        heads = Size("linear_num_value_heads", self.value_heads)
-        if self.grouped:
-            everything = Size(f"2 * {keys.field} + 2 * {values.field}", 2 * (keys.value + values.value))
-            yield Matrix("linear_attn.in_proj_qkvz.weight", everything, hidden)
-            yield Matrix("linear_attn.in_proj_ba.weight", Size(f"2 * {heads.field}", 2 * heads.value), hidden)
-        else:
-            convolved = Size(f"2 * {keys.field} + {values.field}", 2 * keys.value + values.value)
-            yield Matrix("linear_attn.in_proj_qkv.weight", convolved, hidden)
-            yield Matrix("linear_attn.in_proj_z.weight", values, hidden)
-            yield Matrix("linear_attn.in_proj_b.weight", heads, hidden)
-            yield Matrix("linear_attn.in_proj_a.weight", heads, hidden)
-        yield Matrix("linear_attn.out_proj.weight", hidden, values)
-
-
 class MlpPlan(Protocol):
     """What stands behind attention. Each class has a row in the table of `models/decoder.py`, which builds it."""
 
@@ -281,6 +245,27 @@ class GatedMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
         yield Matrix(f"{module}.gate_proj.weight", inner, hidden)
         yield Matrix(f"{module}.up_proj.weight", inner, hidden)
         yield Matrix(f"{module}.down_proj.weight", hidden, inner)
+
+
+class ScaledMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """scale * down(activation(gate_scale * gate(x)) * up(x))."""
+
+    intermediate_size: int
+    activation: str
+    """As config.json names it."""
+    gate_scale: float
+    scale: float
+    bias: bool = False
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        return GatedMlpPlan.named("mlp", Size("intermediate_size", self.intermediate_size), hidden)
+
+
+class NoMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a layer that is a mixer alone."""
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        yield from ()
 
 
 class PlainMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -400,7 +385,7 @@ class NormsPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Attention, then an MLP; what each gives is added to the residual stream."""
+    """A mixer, then an MLP, or one of the two; what each gives is added to the residual stream."""
 
     attention: MixerPlan
     mlp: MlpPlan
@@ -435,13 +420,20 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     renamed: tuple[tuple[str, str], ...] = ()
     """Parts of tensors' names as a checkpoint has them, and what they are called here (`configs/tensor_names.py`). The
     plan's own names are those of here."""
+    aliases: tuple[tuple[str, str], ...] = ()
+    """The same of names that only some checkpoints have."""
     unused_layers: int = 0
     """Layers behind the last that a checkpoint may hold and that only draft tokens. They are not loaded."""
 
     @property
+    def mixers(self) -> tuple[MixerPlan, ...]:
+        """Of all layers, in order."""
+        return tuple(mixer for layer in self.layers for mixer in layer.attention.members)
+
+    @property
     def attentions(self) -> tuple[AttentionPlan, ...]:
         """Of the layers that attend over keys, in order."""
-        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, AttentionPlan))
+        return tuple(mixer for mixer in self.mixers if isinstance(mixer, AttentionPlan))
 
     @property
     def mixtures(self) -> tuple[MixturePlan, ...]:
@@ -449,19 +441,19 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, MixturePlan))
 
     @property
-    def linear_attentions(self) -> tuple[LinearAttentionPlan, ...]:
-        """Of the layers that keep a state for each request, in order."""
-        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, LinearAttentionPlan))
+    def states(self) -> tuple[MixerPlan, ...]:
+        """The mixers that keep a state for each request, in order."""
+        return tuple(mixer for mixer in self.mixers if mixer.keeps_state)
 
     @property
     def gates(self) -> bool:
         """Whether some layer has gated MLPs or experts."""
-        return any(not isinstance(layer.mlp, PlainMlpPlan) for layer in self.layers)
+        return any(not isinstance(layer.mlp, PlainMlpPlan | NoMlpPlan) for layer in self.layers)
 
     @property
     def has_states(self) -> bool:
         """Whether some layers keep a state for each request."""
-        return bool(self.linear_attentions)
+        return bool(self.states)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

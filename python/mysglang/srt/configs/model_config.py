@@ -81,7 +81,7 @@ class ModelConfig:
         """What may stand before the names of a decoder's tensors in its checkpoint; the first that fits is meant."""
         if self.inside is None:
             # A decoder that was saved alone may still be called as it was inside of a larger model.
-            return ("model.language_model.", "model.")
+            return ("model.language_model.", "model.", "backbone.")
         return (f"model.{self.inside}.", f"{self.inside}.model.", f"{self.inside}.")
 
     def reads(self, tensor: str) -> bool:
@@ -118,8 +118,7 @@ class ModelConfig:
         if is_embedding and architecture.task == "generate":
             raise ConfigError(f"--is-embedding: {name} cannot make vectors here; leave it out")
         family = architecture.config
-        if family is not None and family.usual_vocab_size is not None:
-            hf = {"vocab_size": family.usual_vocab_size} | hf
+        hf = hf if family is None else family.complete(hf)
         facts = _read(hf, _Facts)
         stored = _dtype(dtype, facts)
         decoder, encoder = None, None

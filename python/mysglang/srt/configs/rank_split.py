@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan, LayerPlan, LinearAttentionPlan, MixturePlan
+from mysglang.srt.configs.layer_plan import (
+    AttentionPlan,
+    GatedMlpPlan,
+    LayerPlan,
+    MixturePlan,
+    NoMlpPlan,
+    ScaledMlpPlan,
+)
+from mysglang.srt.configs.mixer_plan import ConvolutionPlan, LinearAttentionPlan, Mamba2Plan
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 
@@ -33,7 +41,7 @@ def _layer(layer: LayerPlan, size: int) -> Iterator[str]:
     if type(layer) is not LayerPlan:
         yield f"layers of the kind {type(layer).__name__} are not split over ranks in this version."
         return
-    for part in (layer.attention, layer.mlp):
+    for part in (*layer.attention.members, layer.mlp):
         problems = SPLIT.get(type(part))
         if problems is None:
             yield f"layers with a {type(part).__name__} are not split over ranks in this version."
@@ -60,7 +68,23 @@ def _linear_attention(plan: LinearAttentionPlan, size: int) -> Iterator[str]:
             yield f"{heads} heads of linear attention ({field}) cannot be divided among {size} ranks."
 
 
-def _gated_mlp(plan: GatedMlpPlan, size: int) -> Iterator[str]:
+def _mamba(plan: Mamba2Plan, size: int) -> Iterator[str]:
+    if plan.heads % size or plan.groups % size:
+        yield f"{plan.heads} heads of mamba in {plan.groups} groups cannot be divided among {size} ranks."
+    if plan.norm is not None and plan.norm_groups % size:
+        yield f"{plan.norm_groups} norms over what heads of mamba give cannot be divided among {size} ranks."
+
+
+def _convolution(plan: ConvolutionPlan, size: int) -> Iterator[str]:
+    if plan.channels % size:
+        yield f"{plan.channels} channels of a convolution (hidden_size) cannot be divided among {size} ranks."
+
+
+def _nothing(plan: NoMlpPlan, size: int) -> Iterator[str]:
+    yield from ()
+
+
+def _gated_mlp(plan: GatedMlpPlan | ScaledMlpPlan, size: int) -> Iterator[str]:
     if plan.intermediate_size % size:
         yield f"an intermediate_size of {plan.intermediate_size} cannot be divided among {size} ranks."
 
@@ -75,7 +99,11 @@ def _mixture(plan: MixturePlan, size: int) -> Iterator[str]:
 SPLIT: dict[type, Problems] = {
     AttentionPlan: _attention,
     LinearAttentionPlan: _linear_attention,
+    Mamba2Plan: _mamba,
+    ConvolutionPlan: _convolution,
     GatedMlpPlan: _gated_mlp,
+    ScaledMlpPlan: _gated_mlp,
+    NoMlpPlan: _nothing,
     MixturePlan: _mixture,
 }
 """Kind of plan -> what keeps it from being split. Only kinds whose layers are built by `LayerContext.tp` stand here."""

@@ -12,11 +12,13 @@ def renaming(pairs: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
     """The function that replaces, in a name with dots, each run of whole parts that `pairs` begins a pair with by the
     end of the pair. Of two runs that begin at the same place, the longer one is meant; what was replaced stays.
 
-    `renaming((("a.b", "x"),))("a.b.c")` is `x.c`, and `aa.b` stays.
+    `renaming((("a.b", "x"),))("a.b.c")` is `x.c`, and `aa.b` stays. A run with `^` before it counts only where the name
+    begins; ends of pairs may have that, too, for the way back.
     """
     if not pairs:
         return lambda name: name
-    table = dict(pairs)
-    runs = "|".join(re.escape(run) for run in sorted(table, key=len, reverse=True))
+    table = {run.removeprefix("^"): there.removeprefix("^") for run, there in pairs}
+    longest = sorted((run for run, _ in pairs), key=len, reverse=True)
+    runs = "|".join("^" * run.startswith("^") + re.escape(run.removeprefix("^")) for run in longest)
     pattern = re.compile(rf"(?<![^.])(?:{runs})(?![^.])")
     return lambda name: pattern.sub(lambda found: table[found[0]], name)

@@ -23,25 +23,30 @@ CHUNK = 64
 NORM_EPS = 1e-6
 
 
-def _conv_step(x: Tensor, weight: Tensor, recent: Tensor, at: Tensor) -> Tensor:
-    """silu(causal depthwise convolution) of one new token of each of R rows. Returns [R, channels] in x's dtype.
+def _conv_step(
+    x: Tensor, weight: Tensor, recent: Tensor, at: Tensor, bias: Tensor | None = None, *, silu: bool = True
+) -> Tensor:
+    """A causal depthwise convolution of one new token of each of R rows, and silu of it. Returns [R, channels] in x's
+    dtype.
 
     x: [R, channels]. weight: [channels, kernel]. recent: [N, kernel - 1, channels], the inputs before, which lose the
-    oldest and get x. at: [R] int64 entries of `recent`, distinct but for padding.
+    oldest and get x. at: [R] int64 entries of `recent`, distinct but for padding. bias: [channels].
     """
     seen = torch.cat((recent.index_select(0, at), x.to(recent.dtype).unsqueeze(1)), dim=1)
     recent.index_copy_(0, at, seen[:, 1:])
-    return _convolved(seen, weight).squeeze(1).to(x.dtype)
+    return _convolved(seen, weight, bias, silu).squeeze(1).to(x.dtype)
 
 
-def _conv_run(x: Tensor, weight: Tensor, recent: Tensor, at: int) -> Tensor:
+def _conv_run(
+    x: Tensor, weight: Tensor, recent: Tensor, at: int, bias: Tensor | None = None, *, silu: bool = True
+) -> Tensor:
     """The same of T consecutive tokens of the row at one entry. x: [T, channels]; returns the same shape."""
     seen = torch.cat((recent[at], x.to(recent.dtype)))
     recent[at] = seen[len(x) :]
-    return _convolved(seen.unsqueeze(0), weight).squeeze(0).to(x.dtype)
+    return _convolved(seen.unsqueeze(0), weight, bias, silu).squeeze(0).to(x.dtype)
 
 
-def _convolved(seen: Tensor, weight: Tensor) -> Tensor:
+def _convolved(seen: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
     """[R, kernel - 1 + T, channels] -> [R, T, channels] float32."""
     kernel = weight.shape[1]
     tokens = seen.shape[1] - kernel + 1
@@ -49,7 +54,9 @@ def _convolved(seen: Tensor, weight: Tensor) -> Tensor:
     total = inputs[:, :tokens] * factors[:, 0]
     for tap in range(1, kernel):
         total.addcmul_(inputs[:, tap : tap + tokens], factors[:, tap])
-    return torch.nn.functional.silu(total)
+    if bias is not None:
+        total += bias.float()
+    return torch.nn.functional.silu(total) if silu else total
 
 
 def _delta_step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, matrix: Tensor, at: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.linear import (
     ColumnParallelLinear,
     GatedColumnParallelLinear,
+    MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
 )
@@ -88,6 +89,36 @@ class Tempering:
         """[T] int64 -> [T, 1] float32."""
         spans = torch.floor((positions + self.first).float() / self.length)
         return (torch.log1p(spans) * self.weight + 1.0)[:, None]
+
+
+class ScaledMLP(nn.Module):
+    """scale * down(act(gate_scale * gate(x)) * up(x))."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        act: str,
+        scales: tuple[float, float],
+        *,
+        bias: bool = False,
+        context: LayerContext,
+    ) -> None:
+        """scales: of the gate, and of what the MLP gives."""
+        super().__init__()
+        self._activation, self._scales = plain_activation(act), scales
+        self.gate_up_proj = MergedColumnParallelLinear(
+            hidden_size, (intermediate_size, intermediate_size), bias=bias, context=context.under("gate_up_proj")
+        )
+        self.down_proj = RowParallelLinear(
+            intermediate_size, hidden_size, bias=bias, context=context.under("down_proj")
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        of_gate, of_all = self._scales
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        out: Tensor = self.down_proj(self._activation(gate * of_gate) * up)
+        return out * of_all
 
 
 class PagedAttention(nn.Module):

@@ -18,33 +18,39 @@ from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
     GatedMlpPlan,
     LayerPlan,
-    LinearAttentionPlan,
     MixerPlan,
     MixturePlan,
     MlpPlan,
+    NoMlpPlan,
     NormPlan,
     PlainMlpPlan,
     RopePlan,
+    ScaledMlpPlan,
     SharedExpertPlan,
 )
+from mysglang.srt.configs.mixer_plan import ConvolutionPlan, LinearAttentionPlan, Mamba2Plan, NoMixerPlan, SumPlan
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
 from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention, PlainMLP, Tempering
+from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention, PlainMLP, ScaledMLP, Tempering
 from mysglang.srt.layers.latent_attention import LatentAttention, LatentSizes
 from mysglang.srt.layers.layernorm import NORMS, RMS_NORMS, LayerNorm, NoNorm, RMSNorm, SplitRMSNorm
+from mysglang.srt.layers.linear_attention.gated_convolution import GatedConvolution
 from mysglang.srt.layers.linear_attention.gated_delta_net import (
     DeltaSizes,
     GatedDeltaNet,
     GroupedDeltaNet,
     SplitDeltaNet,
 )
+from mysglang.srt.layers.linear_attention.mamba2 import GateAlone, GateThenNorm, Mamba2Mixer, MambaSizes, NormThenGate
 from mysglang.srt.layers.linear_attention.state_layer import StateLayer
+from mysglang.srt.layers.mixer_sum import SumOfMixers
 from mysglang.srt.layers.moe.experts import MixtureOfExperts, SharedExpert
 from mysglang.srt.layers.moe.parameter import FusedLayout
 from mysglang.srt.layers.moe.router import Routing
+from mysglang.srt.layers.parameter import Section
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 from mysglang.srt.layers.vocab_parallel_embedding import ScaledEmbedding, VocabParallelEmbedding
@@ -102,12 +108,37 @@ class ParallelDecoderLayer(DecoderLayer):
         return attended + self.mlp(batch.wanted(x)), batch.wanted(residual)
 
 
+class MixerLayer(DecoderLayer):
+    """Without an MLP."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        (norm, _), (mixer,), (after, _) = self.norms_before, self.mixers, self.norms_after
+        x, residual = norm.add(x, residual)
+        return after(mixer(x, batch)), batch.wanted(residual)
+
+
+class MlpLayer(DecoderLayer):
+    """Without a mixer."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        (_, norm), (_, after) = self.norms_before, self.norms_after
+        x, residual = norm.add(x, residual)
+        return after(self.mlp(batch.wanted(x))), batch.wanted(residual)
+
+
+def layer_kind(plan: LayerPlan) -> type[DecoderLayer]:
+    """How the parts of a layer follow one another."""
+    if plan.parallel:
+        return ParallelDecoderLayer
+    if isinstance(plan.mlp, NoMlpPlan):
+        return MixerLayer
+    return MlpLayer if isinstance(plan.attention, NoMixerPlan) else DecoderLayer
+
+
 class Decoder(CheckpointModel):
     """This rank's part of a decoder, without what its hidden states are for."""
 
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {"gate_up_proj": ("gate_proj", "up_proj")}
-    stacked_rates: ClassVar[Mapping[str, tuple[str, ...]]] = {"in_proj_ba": ("in_proj_b", "in_proj_a")}
-    """Where a delta net has a projection for each."""
     stacked_heads: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
     """Where keys and values of each head are kept."""
     ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq", *KV_SCALES)
@@ -128,7 +159,7 @@ class Decoder(CheckpointModel):
             own, inside = plan.layers[index], context.under(f"layers.{index}")
             build = MIXERS[type(own.attention)]
             mixer = build(own.attention, index, size, rotaries, inside.under(own.attention.name))
-            return (ParallelDecoderLayer if own.parallel else DecoderLayer)(own, mixer, size, inside)
+            return layer_kind(own)(own, mixer, size, inside)
 
         self.layers = nn.ModuleDict({str(index): layer(index) for index in stage.layers(config.num_layers)})
         self.norm = norm_of(plan.norm, size, context)
@@ -166,7 +197,7 @@ class Decoder(CheckpointModel):
 
     def weight_names(self) -> WeightNames:
         renamed = dict(self.plan.renamed)
-        tied = {"lm_head": "embed_tokens"} if self.plan.tied_embeddings else {}
+        aliases = dict(self.plan.aliases) | ({"lm_head": "embed_tokens"} if self.plan.tied_embeddings else {})
         experts: dict[str, tuple[str, ...]] = {}
         for mixture in self.plan.mixtures:
             gate, up, down = (f"{part}.weight" for part in mixture.parts)
@@ -177,9 +208,10 @@ class Decoder(CheckpointModel):
         latent = any(each.latent is not None for each in self.plan.attentions)
         stacked = dict(self.stacked) if self.plan.gates else {}
         stacked |= {} if latent else self.stacked_heads
-        stacked |= self.stacked_rates if any(not each.grouped for each in self.plan.linear_attentions) else {}
+        for mixer in self.plan.mixers:
+            stacked |= mixer.stacked
         prefixes = self.config.weight_prefixes
-        return WeightNames(stacked, renamed, experts=experts, aliases=tied, prefixes=prefixes)
+        return WeightNames(stacked, renamed, experts=experts, aliases=aliases, prefixes=prefixes)
 
     def ignores(self, name: str) -> bool:
         behind = range(self.config.num_layers, self.config.num_layers + self.plan.unused_layers)
@@ -272,9 +304,55 @@ def linear_attention_of(
     return kind(index, hidden_size, sizes, plan.norm.eps, context)
 
 
+def mamba_of(plan: Mamba2Plan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> Mamba2Mixer:
+    """The state space layer with this number. Positions are in its state, so nothing is turned."""
+    sizes = MambaSizes(
+        heads=plan.heads,
+        head_dim=plan.head_dim,
+        groups=plan.groups,
+        state_size=plan.state_size,
+        kernel=plan.kernel,
+        conv_bias=plan.conv_bias,
+        in_bias=plan.in_bias,
+        out_bias=plan.out_bias,
+        factors=plan.factors,
+    )
+    norm: nn.Module = GateAlone()
+    if plan.norm is not None:
+        section = Section.split(plan.inner, context.tp.rank, context.tp.size)
+        groups = max(1, plan.norm_groups // context.tp.size)
+        norm = (GateThenNorm if plan.gate_first else NormThenGate)(section, groups, plan.norm.eps, context)
+    return Mamba2Mixer(index, hidden_size, sizes, norm, context)
+
+
+def convolution_of(
+    plan: ConvolutionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
+) -> GatedConvolution:
+    """The short convolution of the layer with this number."""
+    return GatedConvolution(index, hidden_size, plan.kernel, context, bias=plan.bias)
+
+
+def sum_of(plan: SumPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> SumOfMixers:
+    """The mixers of the layer with this number, side by side."""
+    mixers = {
+        mixer.name: MIXERS[type(mixer)](mixer, index, hidden_size, rotaries, context.under(mixer.name))
+        for mixer in plan.members
+    }
+    return SumOfMixers(mixers, [(part.input_scale, part.output_scale) for part in plan.parts])
+
+
+def no_mixer(plan: NoMixerPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext) -> nn.Module:
+    """In the place of the mixer that a layer does not have."""
+    return nn.Identity()
+
+
 MIXERS: Mapping[type[MixerPlan], Callable[[Any, int, int, Rotaries, LayerContext], nn.Module]] = {
     AttentionPlan: attention_of,
     LinearAttentionPlan: linear_attention_of,
+    Mamba2Plan: mamba_of,
+    ConvolutionPlan: convolution_of,
+    SumPlan: sum_of,
+    NoMixerPlan: no_mixer,
 }
 """(plan, number of the layer, hidden_size, rotaries, context) -> the module: x [T, hidden_size], the step -> [W,
 hidden_size] of the wanted tokens.
@@ -287,6 +365,15 @@ def gated_mlp(plan: GatedMlpPlan, hidden_size: int, context: LayerContext) -> nn
 
 def plain_mlp(plan: PlainMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
     return PlainMLP(hidden_size, plan.intermediate_size, plan.activation, plan.parts, bias=plan.bias, context=context)
+
+
+def scaled_mlp(plan: ScaledMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+    scales = plan.gate_scale, plan.scale
+    return ScaledMLP(hidden_size, plan.intermediate_size, plan.activation, scales, bias=plan.bias, context=context)
+
+
+def no_mlp(plan: NoMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+    return nn.Identity()
 
 
 def mixture(plan: MixturePlan, hidden_size: int, context: LayerContext) -> nn.Module:
@@ -312,7 +399,9 @@ def shared_expert(plan: SharedExpertPlan, activation: str, hidden_size: int) -> 
 MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], nn.Module]] = {
     GatedMlpPlan: gated_mlp,
     PlainMlpPlan: plain_mlp,
+    ScaledMlpPlan: scaled_mlp,
     MixturePlan: mixture,
+    NoMlpPlan: no_mlp,
 }
 """(plan, hidden_size, context) -> the module: x [W, hidden_size] -> the same shape, which may be x itself, used up."""
 

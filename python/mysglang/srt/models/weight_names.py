@@ -64,16 +64,17 @@ class WeightNames:
         """[count] the checkpoint tensors that hold the sections of a parameter, by name without the prefix. One tensor
         may hold all of them.
         """
-        module, _, own = parameter.rpartition(".")
-        if (of_expert := self._experts.get(own)) is not None:
-            module = self._to_theirs(module)
-            return [f"{module}.{expert}.{part}" for expert in range(count // len(of_expert)) for part in of_expert]
-        parts = parameter.split(".")
-        found = [""] * count
+        parts = self._to_theirs(parameter).split(".")
+        if (of_expert := self._experts.get(parts[-1])) is not None:
+            module = parameter.removesuffix(f".{parts[-1]}")
+            experts = range(count // len(of_expert))
+            return [self._to_theirs(f"{module}.{expert}.{part}") for expert in experts for part in of_expert]
+        found = [".".join(parts)] * count
         for name, (stacked, section) in self._sections.items():
+            # Where the stacked projection has a name of its own in the checkpoint, it is one tensor there.
             if count > 1 and stacked in parts:
                 found[section] = ".".join(name if part == stacked else part for part in parts)
-        return [self._to_theirs(name) for name in (found if all(found) else [parameter] * count)]
+        return [self._to_theirs(name) for name in found]
 
     def target(self, name: str) -> Target:
         """The parameter, and the section of it, that a checkpoint tensor of this name is. There may be no such section,

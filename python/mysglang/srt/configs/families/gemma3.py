@@ -18,7 +18,6 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
 
     rope_of_layers: ClassVar[str | None] = FULL
     usual_theta: ClassVar[float] = 1e6
-    usual_vocab_size: ClassVar[int | None] = 262208
 
     num_attention_heads: Heads = 8
     max_position_embeddings: Positions = 131072
@@ -27,6 +26,10 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
     sliding_window_pattern: Layers = 6
     rope_local_base_freq: float = 10000.0
     rope_parameters: dict[str, Any] | None = None
+
+    @classmethod
+    def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
+        return {"vocab_size": 262208} | hf
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
         slides = self.slides(index)

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from mysglang.srt.configs.decoder_config import Experts, Heads, Width
 from mysglang.srt.configs.families.qwen3_next import Qwen3NextConfig
-from mysglang.srt.configs.layer_plan import DecoderPlan, LinearAttentionPlan, RopePlan
+from mysglang.srt.configs.layer_plan import DecoderPlan, RopePlan
+from mysglang.srt.configs.mixer_plan import LinearAttentionPlan
 
 
 class Qwen35Config(Qwen3NextConfig, frozen=True, kw_only=True):
@@ -37,4 +38,4 @@ class Qwen35MoeConfig(Qwen35Config, frozen=True, kw_only=True):
     def plan(self, rope: RopePlan) -> DecoderPlan:
         """Published checkpoints hold all experts of a layer in two tensors; others hold each expert by itself."""
         whole = ("experts.gate_up_proj", "experts.w13_weight"), ("experts.down_proj", "experts.w2_weight")
-        return replace(super().plan(rope), renamed=whole)
+        return replace(super().plan(rope), aliases=whole)

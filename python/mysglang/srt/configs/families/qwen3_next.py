@@ -11,12 +11,12 @@ from mysglang.srt.configs.decoder_config import FULL, Experts, HeadDim, Heads, L
 from mysglang.srt.configs.families.qwen3_moe import Qwen3MoeConfig
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
-    LinearAttentionPlan,
     MixerPlan,
     NormPlan,
     RopePlan,
     SharedExpertPlan,
 )
+from mysglang.srt.configs.mixer_plan import LinearAttentionPlan
 from mysglang.srt.errors import ConfigError
 
 LINEAR = "linear_attention"

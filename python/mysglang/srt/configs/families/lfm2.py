@@ -1,0 +1,98 @@
+"""LFM2: short convolutions, and between them layers that attend with norms of heads."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, field
+from msgspec.structs import replace
+
+from mysglang.srt.configs.decoder_config import (
+    FULL,
+    DecoderConfig,
+    Epsilon,
+    Factor,
+    Heads,
+    LayerNumber,
+    Positions,
+    Width,
+    check_layer_types,
+)
+from mysglang.srt.configs.layer_plan import (
+    AttentionPlan,
+    DecoderPlan,
+    GatedMlpPlan,
+    MixerPlan,
+    MlpPlan,
+    NormsPlan,
+    RopePlan,
+)
+from mysglang.srt.configs.mamba_config import Kernel, check_attends
+from mysglang.srt.configs.mixer_plan import ConvolutionPlan
+
+RENAMED = (
+    ("^embedding_norm", "^norm"),
+    ("self_attn.out_proj", "self_attn.o_proj"),
+    ("self_attn.q_layernorm", "self_attn.q_norm"),
+    ("self_attn.k_layernorm", "self_attn.k_norm"),
+    ("feed_forward", "mlp"),
+    ("w1", "gate_proj"),
+    ("w3", "up_proj"),
+    ("w2", "down_proj"),
+)
+
+
+class Lfm2Config(DecoderConfig, frozen=True, kw_only=True):
+    """MLPs are narrower than `intermediate_size` says, unless `block_auto_adjust_ff_dim` is off."""
+
+    usual_theta: ClassVar[float] = 1e6
+
+    num_key_value_heads: Heads | None = 8
+    max_position_embeddings: Positions = 128000
+    rms_norm_eps: Epsilon = field(name="norm_eps", default=1e-5)
+    tie_word_embeddings: bool = True
+    tie_embedding: bool | None = None
+    block_ff_dim: Width | None = None
+    block_auto_adjust_ff_dim: bool = True
+    block_ffn_dim_multiplier: Factor | None = 1.0
+    block_multiple_of: Annotated[int, Meta(ge=1, le=1 << 16)] = 256
+    conv_bias: bool = False
+    conv_L_cache: Kernel = 3
+    layer_types: list[str] | None = None
+    full_attn_idxs: list[LayerNumber] | None = None
+
+    def plan(self, rope: RopePlan) -> DecoderPlan:
+        tied = self.tie_word_embeddings if self.tie_embedding is None else self.tie_embedding
+        return replace(super().plan(rope), tied_embeddings=tied, renamed=RENAMED)
+
+    def mixer(self, index: int, rope: RopePlan) -> MixerPlan:
+        if self.attends(index):
+            return self.attention(index, rope)
+        return ConvolutionPlan(channels=self.hidden_size, kernel=self.conv_L_cache, bias=self.conv_bias)
+
+    def attends(self, index: int) -> bool:
+        """Whether this layer attends over keys; all do where config.json does not say it."""
+        attending, types = self.full_attn_idxs, self.layer_types
+        return (attending is None or index in attending) if types is None else types[index] == FULL
+
+    def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
+        return replace(super().attention(index, rope), qk_norm=self.norm())
+
+    def mlp(self, index: int) -> MlpPlan:
+        return GatedMlpPlan(intermediate_size=self.inner_size, activation="silu")
+
+    @property
+    def inner_size(self) -> int:
+        """Of a dense MLP."""
+        size = self.block_ff_dim or self.intermediate_size
+        narrow, factor, step = 2 * size // 3, self.block_ffn_dim_multiplier, self.block_multiple_of
+        adjusted = narrow if factor is None else -(-int(factor * narrow) // step) * step
+        return adjusted if self.block_auto_adjust_ff_dim else size
+
+    def norms(self) -> NormsPlan:
+        return NormsPlan(norm=self.norm(), before_attention="operator_norm", before_mlp="ffn_norm")
+
+    def check(self) -> None:
+        super().check()
+        check_layer_types(self.layer_types, self.num_hidden_layers, (FULL, ConvolutionPlan.name))
+        check_attends(any(map(self.attends, range(self.num_hidden_layers))))

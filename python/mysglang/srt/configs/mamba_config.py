@@ -1,0 +1,95 @@
+"""MambaConfig: the keys of config.json that decoders with Mamba-2 layers have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from mysglang.srt.configs.decoder_config import DecoderConfig, HeadDim, Heads
+from mysglang.srt.configs.mixer_plan import Mamba2Plan
+from mysglang.srt.errors import ConfigError
+
+Kernel = Annotated[int, msgspec.Meta(ge=2, le=64)]
+
+FULL, LINEAR, MLP = "full_attention", "linear_attention", "mlp"
+"""Types of layers, as transformers 5 writes them."""
+
+OTHER_NAMES = {"attention": FULL, "*": FULL, "mamba": LINEAR, "M": LINEAR, "-": MLP, "E": "moe"}
+"""The same by the names and letters that older files give them."""
+
+NO_LIMITS = (0.0, float("inf"))
+
+
+class MambaConfig(DecoderConfig, frozen=True, kw_only=True):
+    """`mamba_d_head: "auto"` divides `mamba_expand * hidden_size` among the heads."""
+
+    mamba_n_heads: Heads = 128
+    mamba_d_head: HeadDim | Literal["auto"] = "auto"
+    mamba_n_groups: Heads = 1
+    mamba_d_state: HeadDim = 256
+    mamba_d_conv: Kernel = 4
+    mamba_expand: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    time_step_limit: list[Any] | None = None
+
+    def mamba(self) -> Mamba2Plan:
+        """The Mamba-2 mixer of a layer."""
+        return Mamba2Plan(
+            heads=self.mamba_n_heads,
+            head_dim=self.mamba_inner // self.mamba_n_heads,
+            groups=self.mamba_n_groups,
+            state_size=self.mamba_d_state,
+            kernel=self.mamba_d_conv,
+            conv_bias=self.mamba_conv_bias,
+            in_bias=self.mamba_proj_bias,
+            out_bias=self.mamba_proj_bias,
+            norm=self.norm(),
+        )
+
+    @property
+    def mamba_inner(self) -> int:
+        """Numbers that all heads give."""
+        return self.mamba_expand * self.hidden_size
+
+    def check(self) -> None:
+        super().check()
+        inner, heads, dim = self.mamba_inner, self.mamba_n_heads, self.mamba_d_head
+        if inner % heads or (dim != "auto" and dim * heads != inner):
+            raise ConfigError(
+                f"config.json: {heads} heads of mamba (mamba_n_heads) of {dim} numbers (mamba_d_head) do not "
+                f"make {inner}"
+            )
+        check_mamba(heads, self.mamba_n_groups, inner, self.hidden_act, self.time_step_limit)
+
+
+def named_layers(types: object) -> list[str]:
+    """The type of each layer by today's names, from a list of names or a text of letters. Raises ConfigError."""
+    if not isinstance(types, list | str) or not all(isinstance(name, str) for name in types):
+        raise ConfigError(f"config.json: types of layers must be a list of names or a text of letters, not {types!r}")
+    return [OTHER_NAMES.get(name, name) for name in types]
+
+
+def check_attends(attends: bool) -> None:
+    """Raise ConfigError for a decoder without a layer that attends over keys."""
+    if not attends:
+        raise ConfigError("config.json: no layer attends over keys, which is not supported")
+
+
+def check_mamba(heads: int, groups: int, inner: int, activation: str, limits: list[Any] | None) -> None:
+    """Raise ConfigError for sizes that do not divide, for another activation than silu behind the convolution, and for
+    time steps with limits (`time_step_limit`).
+    """
+    if activation != "silu":
+        raise ConfigError(f"config.json: the activation {activation!r} is not supported for layers of mamba; silu is")
+    if heads % groups or inner % groups:
+        raise ConfigError(f"config.json: {heads} heads of mamba cannot be divided among {groups} groups")
+    if limits is not None and tuple(map(_number, limits)) != NO_LIMITS:
+        # Kernels for prompts cut time steps there, and those for decoding do not: answers would differ.
+        raise ConfigError(f"config.json: a time_step_limit other than 0 and Infinity is not supported, not {limits}")
+
+
+def _number(value: object) -> object:
+    """As transformers writes what JSON has no number for."""
+    return float(value["__float__"]) if isinstance(value, dict) and value.keys() == {"__float__"} else value

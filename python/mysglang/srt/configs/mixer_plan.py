@@ -1,0 +1,174 @@
+"""Mixers beside attention: delta nets, state space layers, short convolutions, several side by side, and none.
+
+Plans as those of `layer_plan.py`, where the kinds stand that most decoders are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, NamedTuple
+
+from mysglang.srt.configs.layer_plan import Matrix, MixerPlan, NormPlan, Size
+
+
+class LinearAttentionPlan(MixerPlan, frozen=True, kw_only=True):
+    """A gated delta net: it keeps one state of a fixed size for each request, however long the request is.
+
+    Yang, Kautz and Hatamizadeh, "Gated Delta Networks" (arXiv 2412.06464).
+    """
+
+    name: ClassVar[str] = "linear_attn"
+    keeps_state: ClassVar[bool] = True
+
+    key_heads: int
+    value_heads: int
+    """A multiple of `key_heads`: that many value heads share one key."""
+    key_dim: int
+    """Of each key head, and of each query."""
+    value_dim: int
+    kernel: int
+    """Tokens that the convolution before the delta rule sees, a token itself included."""
+    norm: NormPlan
+    """Of what each value head gives."""
+    grouped: bool = True
+    """Whether the rows of projections are in groups, one for each key head, and there are two projections. Else there
+    are four, for what is convolved, gates, strengths and decays."""
+
+    @property
+    def stacked(self) -> Mapping[str, tuple[str, ...]]:
+        return {} if self.grouped else {"in_proj_ba": ("in_proj_b", "in_proj_a")}
+
+    def state_bytes(self, dtype_bytes: int) -> int:
+        """Of one request: the newest inputs of the convolution in a dtype of so many bytes, and a matrix of float32 for
+        each value head.
+        """
+        recent = (self.kernel - 1) * self.channels * dtype_bytes
+        return recent + self.value_heads * self.key_dim * self.value_dim * 4
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: all queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        """Those of a checkpoint's layer."""
+        values = Size("linear_num_value_heads * linear_value_head_dim", self.value_heads * self.value_dim)
+        keys = Size("linear_num_key_heads * linear_key_head_dim", self.key_heads * self.key_dim)
+        heads = Size("linear_num_value_heads", self.value_heads)
+        if self.grouped:
+            everything = Size(f"2 * {keys.field} + 2 * {values.field}", 2 * (keys.value + values.value))
+            yield Matrix("linear_attn.in_proj_qkvz.weight", everything, hidden)
+            yield Matrix("linear_attn.in_proj_ba.weight", Size(f"2 * {heads.field}", 2 * heads.value), hidden)
+        else:
+            convolved = Size(f"2 * {keys.field} + {values.field}", 2 * keys.value + values.value)
+            yield Matrix("linear_attn.in_proj_qkv.weight", convolved, hidden)
+            yield Matrix("linear_attn.in_proj_z.weight", values, hidden)
+            yield Matrix("linear_attn.in_proj_b.weight", heads, hidden)
+            yield Matrix("linear_attn.in_proj_a.weight", heads, hidden)
+        yield Matrix("linear_attn.out_proj.weight", hidden, values)
+
+
+class Mamba2Plan(MixerPlan, frozen=True, kw_only=True):
+    """A state space layer. Dao and Gu, "Transformers are SSMs" (arXiv 2405.21060)."""
+
+    name: ClassVar[str] = "mamba"
+    keeps_state: ClassVar[bool] = True
+
+    heads: int
+    head_dim: int
+    groups: int
+    """Of heads, side by side. What is written with and read with is common to a group."""
+    state_size: int
+    """Rows of each head's state, a matrix with `head_dim` columns."""
+    kernel: int
+    """Tokens that the convolution sees, a token itself included."""
+    conv_bias: bool = True
+    in_bias: bool = False
+    out_bias: bool = False
+    norm: NormPlan | None = None
+    """Of what the heads give; None: it is only multiplied by silu of its gate."""
+    norm_groups: int = 1
+    """Parts of what the heads give that are normed each by itself."""
+    gate_first: bool = True
+    """Whether the norm is of what the gate was multiplied with; else the gate comes behind the norm."""
+    factors: tuple[float, float, float, float, float] | None = None
+    """Of what is projected: gates, inputs, what is written with, what is read with, time steps. None: 1 each."""
+
+    @property
+    def inner(self) -> int:
+        """Numbers that all heads give."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: inputs, what is written with, what is read with."""
+        return self.inner + 2 * self.groups * self.state_size
+
+    def state_bytes(self, dtype_bytes: int) -> int:
+        """The newest inputs of the convolution, and a matrix of float32 for each head."""
+        return (self.kernel - 1) * self.channels * dtype_bytes + self.inner * self.state_size * 4
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        inner = Size("heads of mamba * their size", self.inner)
+        rows = inner.value + self.channels + self.heads
+        yield Matrix(
+            "mamba.in_proj.weight", Size("2 * inputs + 2 * groups * state size + heads of mamba", rows), hidden
+        )
+        yield Matrix("mamba.out_proj.weight", hidden, inner)
+
+
+class ConvolutionPlan(MixerPlan, frozen=True, kw_only=True):
+    """A short convolution of each number of the hidden state between two gates. Its state is its newest inputs."""
+
+    name: ClassVar[str] = "conv"
+    keeps_state: ClassVar[bool] = True
+
+    channels: int
+    """As many as the hidden state has numbers."""
+    kernel: int
+    """Tokens that it sees, a token itself included."""
+    bias: bool = False
+
+    def state_bytes(self, dtype_bytes: int) -> int:
+        return (self.kernel - 1) * self.channels * dtype_bytes
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        yield Matrix("conv.in_proj.weight", Size("3 * hidden_size", 3 * hidden.value), hidden)
+        yield Matrix("conv.out_proj.weight", hidden, hidden)
+
+
+class SumMember(NamedTuple):
+    """One of several mixers side by side."""
+
+    mixer: MixerPlan
+    input_scale: float
+    """Factor of the hidden state before it."""
+    output_scale: float
+    """Factor of what it gives."""
+
+
+class SumPlan(MixerPlan, frozen=True, kw_only=True):
+    """Mixers side by side on the same input, whose outputs are added."""
+
+    name: ClassVar[str] = "side_by_side"
+
+    parts: tuple[SumMember, ...]
+
+    @property
+    def members(self) -> tuple[MixerPlan, ...]:
+        return tuple(part.mixer for part in self.parts)
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        for part in self.parts:
+            for matrix in part.mixer.matrices(hidden):
+                yield matrix._replace(name=f"{self.name}.{matrix.name}")
+
+
+class NoMixerPlan(MixerPlan, frozen=True, kw_only=True):
+    """Of a layer that is an MLP alone."""
+
+    name: ClassVar[str] = "no_mixer"
+
+    @property
+    def members(self) -> tuple[MixerPlan, ...]:
+        return ()

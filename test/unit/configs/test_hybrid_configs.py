@@ -1,0 +1,134 @@
+"""What is read from the config.json of hybrids, as published files spell it, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mysglang.srt.configs.checkpoint_sizes import num_parameters
+from mysglang.srt.configs.layer_plan import AttentionPlan, NoMlpPlan
+from mysglang.srt.configs.mixer_plan import ConvolutionPlan, Mamba2Plan, NoMixerPlan
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+
+NEMOTRON_H: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"],
+    "auto_map": {"AutoConfig": "configuration_nemotron_h.NemotronHConfig"},
+    "vocab_size": 131072,
+    "hidden_size": 4096,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 52,
+    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "time_step_limit": [0.0, float("inf")],
+}
+BAMBA: dict[str, Any] = {
+    "architectures": ["BambaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "attn_layer_indices": [9, 18, 27],
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "max_position_embeddings": 4096,
+}
+GRANITE: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "vocab_size": 100352,
+    "hidden_size": 1536,
+    "intermediate_size": 512,
+    "shared_intermediate_size": 1024,
+    "num_hidden_layers": 40,
+    "layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(40)],
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "num_local_experts": 64,
+    "num_experts_per_tok": 6,
+    "mamba_n_heads": 48,
+    "mamba_d_state": 128,
+    "position_embedding_type": "nope",
+    "tie_word_embeddings": True,
+}
+LFM2: dict[str, Any] = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "vocab_size": 65536,
+    "hidden_size": 2048,
+    "intermediate_size": 12288,
+    "block_ff_dim": 12288,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "conv_L_cache": 3,
+    "tie_embedding": True,
+}
+
+
+def read(folder: Path, keys: dict[str, Any], **more: Any) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps({**keys, **more}))
+    return ModelConfig.from_path(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("keys", "billions"),
+    [(NEMOTRON_H, 8.10), (BAMBA, 9.78), (GRANITE, 6.94), (LFM2, 1.17)],
+    ids=lambda each: str(each)[:30],
+)
+def test_sizes_are_those_of_the_published_models(keys: dict[str, Any], billions: float, tmp_path: Path) -> None:
+    assert num_parameters(read(tmp_path, keys)) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_layers_of_one_part(tmp_path: Path) -> None:
+    config = read(tmp_path, NEMOTRON_H)
+    kinds = {"M": (Mamba2Plan, NoMlpPlan), "*": (AttentionPlan, NoMlpPlan), "-": NoMixerPlan}
+    for letter, layer in zip(NEMOTRON_H["hybrid_override_pattern"], config.plan.layers, strict=True):
+        kind = kinds[letter]
+        assert isinstance(layer.attention, kind) if letter == "-" else isinstance(layer.mlp, NoMlpPlan)
+        assert letter == "-" or isinstance(layer.attention, kind[0])
+    assert [attention.rope for attention in config.plan.attentions] == [None] * 4
+
+
+def test_layers_named_otherwise(tmp_path: Path) -> None:
+    plan = read(tmp_path, GRANITE).plan
+    assert [index for index, layer in enumerate(plan.layers) if isinstance(layer.attention, AttentionPlan)] == [
+        5,
+        15,
+        25,
+        35,
+    ]
+    assert {attention.rope for attention in plan.attentions} == {None}
+    plan = read(tmp_path, LFM2).plan
+    assert [index for index, layer in enumerate(plan.layers) if isinstance(layer.attention, ConvolutionPlan)] == [
+        0, 1, 3, 4, 6, 7, 9, 11, 13, 15,
+    ]  # fmt: skip
+    assert plan.tied_embeddings
+
+
+@pytest.mark.parametrize(
+    ("keys", "more", "says"),
+    [
+        (BAMBA, {"time_step_limit": [0.001, 0.1]}, "a time_step_limit other than 0 and Infinity is not supported"),
+        (
+            BAMBA,
+            {"mamba_d_head": 48},
+            "128 heads of mamba .mamba_n_heads. of 48 numbers .mamba_d_head. do not make 8192",
+        ),
+        (BAMBA, {"mamba_n_groups": 3}, "128 heads of mamba cannot be divided among 3 groups"),
+        (BAMBA, {"hidden_act": "relu"}, "'relu' is not supported for layers of mamba"),
+        (BAMBA, {"attn_layer_indices": []}, "no layer attends over keys"),
+        (NEMOTRON_H, {"hybrid_override_pattern": "M*E"}, "layer type 'moe' is not supported"),
+        (NEMOTRON_H, {"hybrid_override_pattern": "M*?"}, "layer type '\\?' is not supported"),
+        (NEMOTRON_H, {"hybrid_override_pattern": None}, "layer type .moe. is not supported"),
+        (GRANITE, {"layer_types": ["mamba"] * 40}, "no layer attends over keys"),
+        (GRANITE, {"num_experts_per_tok": 65}, "a token goes to 65 experts"),
+        (LFM2, {"full_attn_idxs": []}, "no layer attends over keys"),
+        (LFM2, {"layer_types": ["conv"] * 15 + ["full"]}, "layer type 'full' is not supported"),
+    ],
+)
+def test_what_is_not_there_is_refused(keys: dict[str, Any], more: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read(tmp_path, keys, **more)
