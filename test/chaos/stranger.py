@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from chaos.attack import STRANGER, spoiled
+from fixtures.patience import PATIENCE_S
 from fixtures.side_by_side import percentile
 from fixtures.toy_server import VOCAB, reference
 
@@ -109,7 +110,9 @@ class Stranger:
                     await asyncio.sleep(PAUSE_S)
 
     def _client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self._url, headers={"Authorization": f"Bearer {STRANGER}"}, timeout=90)
+        return httpx.AsyncClient(
+            base_url=self._url, headers={"Authorization": f"Bearer {STRANGER}"}, timeout=PATIENCE_S
+        )
 
     @staticmethod
     async def _post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def test_a_restart_in_the_midst(tmp_path: Path) -> None:
             known = client.batches.retrieve(batch.id).request_counts
             done = 0 if known is None else known.completed
         process.send(signal.SIGKILL)
-        process.wait(10)
+        process.wait(PATIENCE_S)
     (journal,) = (tmp_path / "batches").glob("*.output.jsonl")
     before = journal.read_bytes()
     answered = before[: before.rfind(b"\n") + 1]

@@ -12,7 +12,8 @@ import pytest
 import torch
 import transformers
 
-from fixtures.oracle import assert_quiet
+from fixtures.oracle import assert_quiet, forward_steps
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 
@@ -128,7 +129,7 @@ def test_only_allowed_tokens(server: ServerProcess) -> None:
 def test_as_vllm_asks(tiny_server: ServerProcess, path: str, stream: bool) -> None:
     prompt = {"prompt": "Once"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
     body = {"model": "default", "max_tokens": 6, "n": 3, "use_beam_search": True, **prompt, "stream": stream}
-    answer = httpx.post(f"{tiny_server.url}{path}", json=body, timeout=60)
+    answer = httpx.post(f"{tiny_server.url}{path}", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     if not stream:
         choices = answer.json()["choices"]
@@ -156,29 +157,31 @@ def test_as_vllm_asks(tiny_server: ServerProcess, path: str, stream: bool) -> No
 )
 def test_refusals(tiny_server: ServerProcess, params: dict[str, Any], param: str) -> None:
     body = {"text": "a", "sampling_params": {"beam_width": 4, **params}}
-    answer = httpx.post(f"{tiny_server.url}/generate", json=body, timeout=60)
+    answer = httpx.post(f"{tiny_server.url}/generate", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
 @pytest.mark.parametrize(("field", "value"), [("return_logprob", True), ("max_thinking_tokens", 0)])
 def test_what_one_request_alone_can_have(tiny_server: ServerProcess, field: str, value: Any) -> None:
     body = {"text": "a", "sampling_params": {"beam_width": 4}, field: value}
-    answer = httpx.post(f"{tiny_server.url}/generate", json=body, timeout=60)
+    answer = httpx.post(f"{tiny_server.url}/generate", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == field
 
 
 def test_a_client_that_leaves_ends_its_search(tiny_server: ServerProcess) -> None:
     params = {"beam_width": 4, "max_new_tokens": 1500, "ignore_eos": True}
+    begun = forward_steps(tiny_server.url)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{tiny_server.url}/generate", json={"text": "a", "sampling_params": params}, timeout=1)
-    assert_quiet(tiny_server.url, 5)
+    assert_quiet(tiny_server.url)
+    assert forward_steps(tiny_server.url) - begun < 1500
 
 
 def test_an_aborted_search_gives_what_it_has(tiny_server: ServerProcess) -> None:
     params = {"beam_width": 4, "max_new_tokens": 1500, "ignore_eos": True}
     body = {"text": "a", "sampling_params": params, "rid": "searching"}
     with ThreadPoolExecutor() as pool:
-        answer = pool.submit(httpx.post, f"{tiny_server.url}/generate", json=body, timeout=60)
+        answer = pool.submit(httpx.post, f"{tiny_server.url}/generate", json=body, timeout=PATIENCE_S)
         while not answer.done():
             httpx.post(f"{tiny_server.url}/abort_request", json={"rid": "searching"})
     assert answer.result().json()["meta_info"]["finish_reason"]["type"] == "abort"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import python_path
 
 SHARED = ["--dataset-name", "generated-shared-prefix", "--gsp-num-groups", "2", "--gsp-prompts-per-group", "3"]
@@ -21,7 +22,7 @@ def bench(*options: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": python_path("python")},
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess, python_path
 
 LENGTHS = ["--random-input-len", "24", "--random-output-len", "8", "--random-range-ratio", "1"]
@@ -28,7 +29,7 @@ def bench(
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": python_path("python")},
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     return done, json.loads(path.read_text()) if path.exists() else {}
 
@@ -88,7 +89,7 @@ def test_no_server(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": python_path("python")},
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: no server is ready after 0.1 s")

@@ -32,7 +32,6 @@ def without_cache() -> list[Answer]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.promise(25)
 @pytest.mark.parametrize("way", WAYS)
 def test_with_the_cache_as_without(way: str, without_cache: list[Answer]) -> None:
@@ -44,7 +43,6 @@ def test_with_the_cache_as_without(way: str, without_cache: list[Answer]) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.promise(25)
 def test_promise_25_to_the_last_bit_where_sums_have_one_order() -> None:
     """With --enable-deterministic-inference, log-probabilities too."""
@@ -55,7 +53,6 @@ def test_promise_25_to_the_last_bit_where_sums_have_one_order() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.promise(22)
 @pytest.mark.promise(24)
 @pytest.mark.promise(25)
@@ -73,7 +70,6 @@ def test_however_often_requests_are_retracted(without_cache: list[Answer]) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.promise(14)
 def test_promise_14_however_many_are_taken_back(without_cache: list[Answer]) -> None:
     """A real model: half of the clients leave after a moment, and ask again."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from fixtures.patience import PATIENCE_S
 from fixtures.pooling_checkpoints import Saved, save_decoder, save_encoder, set_config
 from fixtures.server_process import ServerProcess
 
@@ -46,7 +47,7 @@ def served(folder: Path) -> ServerProcess:
 
 
 def post(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=body, timeout=30)
+    return httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE_S)
 
 
 def close(found: Any, expected: Any) -> None:

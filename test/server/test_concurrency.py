@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 
 REQUESTS = 100
@@ -76,7 +77,7 @@ async def ask(client: httpx.AsyncClient, case: Case) -> str | None:
 async def ask_all(url: str, cases: list[Case], at_once: int) -> list[str | None]:
     gate = asyncio.Semaphore(at_once)
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as client:
 
         async def one(case: Case) -> str | None:
             async with gate:
@@ -102,7 +103,6 @@ def alone(tiny_server: ServerProcess) -> dict[Case, str]:
 
 
 @pytest.mark.promise(14)
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS)
 def test_together_as_alone(way: str, alone: dict[Case, str]) -> None:
     with ServerProcess(*PRECISE, *WAYS[way]) as server:

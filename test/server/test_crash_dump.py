@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 from mysglang.bench.refused import Failed
 from mysglang.cli.main import run
@@ -24,20 +25,20 @@ def test_a_dead_server_is_replayed(
 ) -> None:
     options = ("--crash-dump-folder", str(tmp_path), "--crash-dump-contents", "--dtype", "float32")
     with ServerProcess(*options, "--log-level", "error") as server:
-        answer = httpx.post(f"{server.url}/generate", json=PROMPT, timeout=60).json()
+        answer = httpx.post(f"{server.url}/generate", json=PROMPT, timeout=PATIENCE_S).json()
         begun = threading.Event()
 
         def stream() -> None:
-            with httpx.stream("POST", f"{server.url}/generate", json=LONG, timeout=60) as response:
+            with httpx.stream("POST", f"{server.url}/generate", json=LONG, timeout=PATIENCE_S) as response:
                 for _ in response.iter_lines():
                     begun.set()
 
         asking = threading.Thread(target=stream)
         asking.start()
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE_S)
         server.child("mysglang::scheduler_TP0").kill()
-        assert server.wait(30) == 3
-        asking.join(30)
+        assert server.wait() == 3
+        asking.join(PATIENCE_S)
         assert "The requests of the last minutes are in" in server.stderr
     [path] = tmp_path.rglob("crash_dump_*.jsonl")
     head, *records = [orjson.loads(line) for line in path.read_bytes().splitlines()]

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
 from fixtures.toy_server import PROGRAM, Faults
@@ -50,7 +51,7 @@ def make_requests(seed: int) -> list[dict[str, Any]]:
 
 async def answer_all(url: str, requests: list[dict[str, Any]], at_once: int) -> list[Answer]:
     gate = asyncio.Semaphore(at_once)
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
 
         async def one(request: dict[str, Any]) -> Answer:
             async with gate:
@@ -69,7 +70,6 @@ def alone() -> list[Answer]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.promise(26)
 @pytest.mark.parametrize("way", WAYS)
 def test_promise_26_together_as_alone(way: str, alone: list[Answer]) -> None:
@@ -83,7 +83,6 @@ def test_promise_26_together_as_alone(way: str, alone: list[Answer]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.promise(26)
 def test_promise_26_however_often_retracted(alone: list[Answer]) -> None:
     faults = Faults(toy=False, shakes=Shakes(retract_every=3, fail_alloc_every=7))

@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.greedy_answers import VOCAB
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
@@ -48,7 +49,7 @@ PARAMS: list[dict[str, Any]] = [
 
 async def answers(url: str) -> list[dict[str, Any]]:
     """Everything at once, some of it with log-probabilities, some of it streamed."""
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
 
         async def ask(text: str, params: dict[str, Any], logprobs: bool) -> dict[str, Any]:
             body = {"text": text, "sampling_params": params, "return_logprob": logprobs, "logprob_start_len": 0}
@@ -91,7 +92,6 @@ def assert_as_plain(url: str, plain: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.promise(25)
 @pytest.mark.parametrize("more", [("--enable-mixed-chunk",), ("--disable-overlap-schedule",)], ids=["mixed", "sync"])
 def test_with_drafts_as_without(plain: list[dict[str, Any]], more: tuple[str, ...]) -> None:
@@ -99,7 +99,7 @@ def test_with_drafts_as_without(plain: list[dict[str, Any]], more: tuple[str, ..
         assert_as_plain(server.url, plain)
         body = {"text": TEXTS[0], "sampling_params": {**GREEDY, "max_new_tokens": 150, "ignore_eos": True}}
         before = steps_of(server.url)
-        answer = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()
+        answer = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json()
         assert answer["output_ids"][:60] == plain[0]["ids"]
         meta, histogram = answer["meta_info"], answer["meta_info"]["spec_correct_drafts_histogram"]
         assert sum(histogram) == meta["spec_verify_ct"] and len(histogram) == 5
@@ -110,7 +110,7 @@ def test_with_drafts_as_without(plain: list[dict[str, Any]], more: tuple[str, ..
         # It comes to repeat itself.
         assert steps_of(server.url) - before < 120
         body = {"text": TEXTS[3], "sampling_params": {**GREEDY, "json_schema": json.dumps(FORCING)}}
-        meta = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()["meta_info"]
+        meta = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json()["meta_info"]
         assert meta["spec_accept_rate"] == 1 and meta["spec_num_correct_drafts"] > 12, "what is forced is right"
         assert 1 < state_of(server.url)["avg_spec_accept_length"] < 5
         assert "steps that try drafts" in httpx.get(f"{server.url}/server_info").text
@@ -125,7 +125,6 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.promise(25)
 @pytest.mark.parametrize("draft", ["itself", "random"])
 def test_a_draft_model(plain: list[dict[str, Any]], other_model: Path, draft: str) -> None:
@@ -140,7 +139,7 @@ def test_a_draft_model(plain: list[dict[str, Any]], other_model: Path, draft: st
         for number, params in enumerate(({"temperature": 0}, {"temperature": 0.8, "sampling_seed": 3})):
             asked = {**params, "ignore_eos": True, "max_new_tokens": 81}
             body = {"text": " ".join(TEXTS * 2), "sampling_params": asked}
-            meta = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()["meta_info"]
+            meta = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json()["meta_info"]
             assert meta["prompt_tokens"] > 64 and (meta["cached_tokens"] > 64) == (number == 1)
             if draft == "itself":
                 assert (meta["spec_accept_rate"], meta["spec_verify_ct"]) == (1.0, 20)

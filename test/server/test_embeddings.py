@@ -11,6 +11,7 @@ import ollama
 import openai
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 from mysglang import Engine
 from mysglang.srt.errors import ContextTooLong, InvalidRequest
@@ -55,7 +56,7 @@ def close(found: Any, expected: np.ndarray) -> None:
 
 
 def post(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=body, timeout=30)
+    return httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE_S)
 
 
 def test_vectors_are_those_of_sentence_transformers(client: openai.OpenAI, expected: np.ndarray) -> None:

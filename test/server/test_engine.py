@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import python_path
 from mysglang import Engine
 from mysglang.srt.errors import ConfigError, InvalidRequest, WorkerDied
@@ -128,7 +129,7 @@ def test_from_many_threads(engine: Engine) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE_S)
     assert found == [expected] * 8
 
 
@@ -198,7 +199,7 @@ print(*[child.pid for child in psutil.Process().children()])
     )
     environment = os.environ | {"PYTHONPATH": python_path("python"), "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path, env=environment
     )
     assert done.returncode == 0, done.stderr
     once, tokens, pids = done.stdout.splitlines()

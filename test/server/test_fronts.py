@@ -7,9 +7,9 @@ import json
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +18,8 @@ import httpx
 import psutil
 import pytest
 
-from fixtures.server_process import ServerProcess, all_gone
+from fixtures.patience import PATIENCE_S, wait_until
+from fixtures.server_process import ServerProcess, wait_until_gone
 from mysglang.srt.entrypoints.front_launch import front_title
 from mysglang.srt.utils.exit_codes import ExitCode
 
@@ -44,7 +45,7 @@ class Connection:
     def __init__(self, server: ServerProcess) -> None:
         address = urlsplit(server.url)
         assert address.hostname is not None
-        self._http = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
+        self._http = http.client.HTTPConnection(address.hostname, address.port, timeout=PATIENCE_S)
         self._http.connect()
         own_port = self._http.sock.getsockname()[1]
         self.front = next(
@@ -98,7 +99,7 @@ class Stream:
         self.frames: list[Any] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert self.begun.wait(30)
+        assert self.begun.wait(PATIENCE_S)
 
     def _read(self) -> None:
         for line in self._response:
@@ -108,7 +109,7 @@ class Stream:
 
     def end(self) -> Any:
         """The last frame."""
-        self._reader.join(30)
+        self._reader.join(PATIENCE_S)
         assert not self._reader.is_alive()
         return self.frames[-1]
 
@@ -199,14 +200,12 @@ def test_the_bound_of_open_requests_is_for_all(server: ServerProcess, pair: tupl
     assert refused.read() and refused.status == 429
     waiting = threading.Thread(target=there.json, args=("POST", "/v1/completions", LONG | {"n": 4, "stream": False}))
     waiting.start()
-    end = time.monotonic() + 10
-    while operator.json("GET", "/server_info")["frontend_state"]["open_requests"] < 16:
-        assert time.monotonic() < end
+    wait_until(lambda: operator.json("GET", "/server_info")["frontend_state"]["open_requests"] >= 16)
     refused = operator.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})
     assert refused.read() and refused.status == 429
     operator.ask("POST", "/abort_request", {"abort_all": True}, ADMIN).read()
     assert stream.end()
-    waiting.join(30)
+    waiting.join(PATIENCE_S)
     assert operator.json("POST", "/v1/completions", {"prompt": "a", "n": 16, "max_tokens": 1})
 
 
@@ -226,9 +225,7 @@ def test_control_from_either(server: ServerProcess, pair: tuple[Connection, Conn
         assert connection.ask("GET", "/health_generate").read() == b""
     here, there = pair
     here.json("POST", "/configure_logging", {"log_requests": True}, ADMIN)
-    end = time.monotonic() + 10
-    while not there.json("POST", "/configure_logging", {}, ADMIN)["log_requests"]:
-        assert time.monotonic() < end
+    wait_until(lambda: bool(there.json("POST", "/configure_logging", {}, ADMIN)["log_requests"]))
     there.json("POST", "/configure_logging", {"log_requests": False}, ADMIN)
 
 
@@ -241,9 +238,12 @@ def test_either_tells_of_all_processes(server: ServerProcess, pair: tuple[Connec
         assert state["held"]["frontend"]["names"] >= 1
         connection.ask("POST", "/abort_request", {"abort_all": True}, ADMIN).read()
         stream.end()
-        end = time.monotonic() + 10
-        while connection.json("GET", "/debug/state", headers=ADMIN)["held"]["frontend"]["names"]:
-            assert time.monotonic() < end
+        wait_until(partial(no_names, connection))
+
+
+def no_names(connection: Connection) -> bool:
+    """No request has a name any more."""
+    return not connection.json("GET", "/debug/state", headers=ADMIN)["held"]["frontend"]["names"]
 
 
 def test_both_tell_what_both_have_counted(pair: tuple[Connection, Connection]) -> None:
@@ -329,24 +329,24 @@ def test_who_leaves_a_relayed_stream_ends_its_request(
     assert pair[0].json("GET", "/server_info")["frontend_state"]["open_requests"] == 1
     pair[1]._http.close()
     leaving.close()
-    end = time.monotonic() + 10
-    while pair[0].json("GET", "/server_info")["frontend_state"]["open_requests"]:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: pair[0].json("GET", "/server_info")["frontend_state"]["open_requests"] == 0)
 
 
 def test_the_main_process_is_told_to_change_while_the_other_starts() -> None:
     with ServerProcess(*OPTIONS, "--admin-api-key", "admin") as server:
-        end, told = time.monotonic() + 60, 0
-        while "answers on" not in server.stdout:
+        told: list[int] = []
+
+        def told_until_ready() -> bool:
             assert server.popen.poll() is None, server.stderr
-            assert time.monotonic() < end, server.stderr
             for connection in psutil.Process(server.popen.pid).net_connections("tcp"):
                 if connection.status == psutil.CONN_LISTEN:
                     url = f"http://127.0.0.1:{connection.laddr.port}/configure_logging"
-                    told += httpx.post(url, json={"log_requests": True}, headers=ADMIN, timeout=30).status_code == 200
-            time.sleep(0.02)
-        assert told
+                    switch = {"log_requests": True}
+                    told.append(httpx.post(url, json=switch, headers=ADMIN, timeout=PATIENCE_S).status_code)
+            return "answers on" in server.stdout
+
+        wait_until(told_until_ready, lambda: server.stderr)
+        assert 200 in told
         for front in one_at_each(server):
             assert front.json("POST", "/v1/completions", {"prompt": "One", "max_tokens": 2})["choices"]
             front.close()
@@ -357,7 +357,7 @@ def test_draining_waits_for_both() -> None:
         streams = [Stream(connection, max_tokens=200) for connection in one_at_each(server)]
         server.send(signal.SIGTERM)
         assert [stream.end()["choices"][0]["finish_reason"] for stream in streams] == ["length", "length"]
-        assert server.wait(30) == ExitCode.DONE
+        assert server.wait() == ExitCode.DONE
         assert not server.sockets()
 
 
@@ -366,7 +366,7 @@ def test_what_does_not_end_in_time_is_cut_off_at_both() -> None:
         streams = [Stream(connection) for connection in one_at_each(server)]
         server.send(signal.SIGTERM)
         assert [stream.end()["error"]["code"] for stream in streams] == ["shutting_down", "shutting_down"]
-        assert server.wait(30) == ExitCode.CUT_OFF
+        assert server.wait() == ExitCode.CUT_OFF
 
 
 @pytest.mark.parametrize("title", ["mysglang::tokenizer_worker_1", "mysglang::detokenizer_1"])
@@ -377,9 +377,9 @@ def test_one_that_dies_ends_the_server(title: str) -> None:
         server.child(title).kill()
         told = [here] if "worker" in title else [here, there]
         assert {stream.end()["error"]["code"] for stream in told} == {"engine_dead"}
-        assert server.wait(30) == ExitCode.WORKER_DIED
+        assert server.wait() == ExitCode.WORKER_DIED
         assert f"{title} was ended by SIGKILL" in server.stderr
-        assert all_gone(children)
+        wait_until_gone(children)
         assert not server.sockets()
 
 
@@ -388,5 +388,5 @@ def test_with_the_main_process_all_are_gone() -> None:
         assert server.url
         children = list(server.children().values())
         server.popen.kill()
-        server.wait(10)
-        assert all_gone(children)
+        server.wait()
+        wait_until_gone(children)

@@ -8,13 +8,14 @@ import httpx
 import pytest
 
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 
 CONTEXT, RIGHT, WRONG = "The capital of France is", " Paris", " seventeen"
 
 
 def test_answers_are_ranked_by_their_likelihood(tiny_server: ServerProcess) -> None:
-    with httpx.Client(base_url=tiny_server.url, timeout=60) as client:
+    with httpx.Client(base_url=tiny_server.url, timeout=PATIENCE_S) as client:
 
         def ids(text: str) -> list[int]:
             found: list[int] = client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()[

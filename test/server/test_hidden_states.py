@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 
@@ -41,7 +42,7 @@ def model() -> transformers.PreTrainedModel:
 def ask(server: ServerProcess, prompt: list[int], wish: bool | str = True, **body: Any) -> Any:
     params = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
     body = {"input_ids": prompt, "sampling_params": params, "return_hidden_states": wish, **body}
-    answer = httpx.post(f"{server.url}/generate", json=body, timeout=120)
+    answer = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -90,7 +91,7 @@ def test_a_stream_ends_with_the_whole(server: ServerProcess) -> None:
     whole = ask(server, PROMPT)
     body = {"input_ids": PROMPT, "return_hidden_states": True, "stream": True}
     params = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
-    stream = httpx.post(f"{server.url}/generate", json={**body, "sampling_params": params}, timeout=60)
+    stream = httpx.post(f"{server.url}/generate", json={**body, "sampling_params": params}, timeout=PATIENCE_S)
     *frames, done = [frame.removeprefix("data: ") for frame in stream.text.split("\n\n") if frame]
     assert done == "[DONE]"
     assert np.allclose(told(orjson.loads(frames[-1]), PROMPT), told(whole, PROMPT), atol=1e-3)
@@ -108,8 +109,8 @@ def test_a_stream_ends_with_the_whole(server: ServerProcess) -> None:
 def test_openais_routes_tell_the_last(server: ServerProcess, path: str, wish: object) -> None:
     prompt = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
     body = {"model": "default", "temperature": 0, "max_tokens": 6, "return_hidden_states": wish, **prompt}
-    [choice] = httpx.post(f"{server.url}{path}", json=body, timeout=60).raise_for_status().json()["choices"]
-    stream = httpx.post(f"{server.url}{path}", json={**body, "stream": True}, timeout=60).text
+    [choice] = httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE_S).raise_for_status().json()["choices"]
+    stream = httpx.post(f"{server.url}{path}", json={**body, "stream": True}, timeout=PATIENCE_S).text
     frames = [orjson.loads(frame.removeprefix("data: ")) for frame in stream.split("\n\n")[:-2]]
     found = [one for frame in frames for one in frame["choices"] if "hidden_states" in (one.get("delta") or one)]
     [last] = [one.get("delta") or one for one in found]

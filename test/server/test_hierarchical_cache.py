@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from fixtures.oracle import assert_quiet, held
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
 from fixtures.toy_server import PROGRAM, Faults
@@ -52,7 +53,7 @@ def make_prompts() -> list[list[int]]:
 
 async def answer_all(url: str, at_once: int = 6) -> list[list[int]]:
     gate = asyncio.Semaphore(at_once)
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
 
         async def one(prompt: list[int]) -> list[int]:
             params = {"max_new_tokens": 6, "temperature": 0.0, "ignore_eos": True}
@@ -68,7 +69,7 @@ async def answer_all(url: str, at_once: int = 6) -> list[list[int]]:
 
 def state_of(url: str) -> dict[str, Any]:
     """What the scheduler tells of itself."""
-    [state] = httpx.get(f"{url}/server_info", timeout=30).json()["internal_states"]
+    [state] = httpx.get(f"{url}/server_info", timeout=PATIENCE_S).json()["internal_states"]
     return dict(state)
 
 
@@ -79,7 +80,6 @@ def without_tiers() -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.promise(24)
 @pytest.mark.promise(25)
 @pytest.mark.parametrize("way", WAYS)
@@ -90,7 +90,7 @@ def test_with_the_tier_as_without(way: str, without_tiers: list[list[int]]) -> N
         state = state_of(server.url)
         assert state["host_written_tokens"] > 500
         assert state["host_loaded_tokens"] > 500
-        assert httpx.post(f"{server.url}/flush_cache", timeout=30).status_code == 200
+        assert httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).status_code == 200
         state = state_of(server.url)
         assert state["host_free_tokens"] == state["host_tokens"] > 0
         assert not any(held(server.url).values())
@@ -100,7 +100,6 @@ STORED = (*TIERS, "--hicache-ratio", "3", "--hicache-storage-backend", "file")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.promise(25)
 def test_a_later_server_reads_what_an_earlier_one_stored(tmp_path: Path, without_tiers: list[list[int]]) -> None:
     """Also when files were damaged, and when the directory goes away meanwhile."""

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from fixtures.oracle import assert_quiet, debug_state
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 
 ADMIN_KEY = "for the tests"
@@ -112,13 +113,12 @@ def memory(url: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.promise(32)
 @pytest.mark.promise(39)
 def test_promise_32_no_body_disturbs_others() -> None:
     async def storm(url: str, seed: int) -> tuple[Counter[int], list[list[Any]], list[list[Any]]]:
         limits = httpx.Limits(max_connections=AT_ONCE + 4)
-        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as client:
             alone = [await listen(client, number) for number in range(3)]
             sending = asyncio.create_task(send_all(client, seed))
             together = [await asyncio.gather(*(listen(client, number) for number in range(3)))]

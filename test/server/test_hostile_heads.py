@@ -10,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from fixtures.patience import PATIENCE_S, until
 from fixtures.server_process import ServerProcess
 
 CLIENTS = 1000
@@ -45,7 +46,7 @@ async def send_without_end(address: tuple[str, int], begin: bytes, more: bytes) 
             await asyncio.sleep(0)
             if answered.done():
                 break
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             return await answered
     except ConnectionError:
         return b""
@@ -62,7 +63,7 @@ async def probed(url: str) -> AsyncIterator[None]:
 
     async def probe() -> int:
         probes = 0
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
             while not over.is_set():
                 assert (await client.get("/health")).status_code == 200
                 probes += 1
@@ -102,9 +103,7 @@ def grown(process: psutil.Process, before: int) -> int:
 
 
 async def wait_for_memory(process: psutil.Process, before: int) -> None:
-    async with asyncio.timeout(5):
-        while grown(process, before) > GROWTH:
-            await asyncio.sleep(0.1)
+    await until(lambda: grown(process, before) <= GROWTH)
 
 
 @pytest.mark.promise(41)
@@ -132,7 +131,7 @@ async def test_promise_41_a_thousand_unfinished_heads_hold_little(tiny_server: S
         writer.write(head)
         await writer.drain()
         writers.append(writer)
-    async with httpx.AsyncClient(base_url=tiny_server.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=tiny_server.url, timeout=PATIENCE_S) as client:
         assert (await client.get("/health")).status_code == 200
     assert grown(process, before) < CLIENTS * (128 << 10)
     for writer in writers:

@@ -14,7 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from fixtures.oracle import assert_quiet, held
+from fixtures.oracle import assert_quiet, forward_steps, held
+from fixtures.patience import PATIENCE_S, until, wait_until
 from fixtures.server_process import ServerProcess, suspended
 
 SCHEDULER = "mysglang::scheduler_TP0"
@@ -29,20 +30,27 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def http(tiny_server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=tiny_server.url, timeout=30) as client:
+    with httpx.Client(base_url=tiny_server.url, timeout=PATIENCE_S) as client:
         yield client
     assert_quiet(tiny_server.url)
 
 
 def raw(http: httpx.Client) -> socket.socket:
     address = urlsplit(str(http.base_url))
-    return socket.create_connection((address.hostname, address.port), timeout=10)
+    return socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S)
 
 
 def request_of(body: dict[str, Any]) -> bytes:
     data = json.dumps(body)
     head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(data)}\r\n\r\n{data}".encode()
+
+
+def assert_dropped(url: str) -> None:
+    """An endless request that runs alone ends before its last token."""
+    before = forward_steps(url)
+    assert_quiet(url)
+    assert forward_steps(url) - before < ENDLESS["max_new_tokens"] - 100
 
 
 def status_of(connection: socket.socket) -> int:
@@ -91,28 +99,31 @@ ROOMY = ("--json-model-override-args", '{"max_position_embeddings": 1000000}', "
 def test_a_megabyte_of_prompt_does_not_hold_up_a_probe(
     roomy_server: ServerProcess, path: str, field: str, status: int
 ) -> None:
-    """Within 100 ms; of several tries the best counts, since the machine does other things that hold up a probe too."""
+    """No probe waits for half of the work. Of several tries the best counts: the machine does other things, too."""
     body = {field: "The quick brown fox jumps. " * 40_000}
 
     def slowest_probe() -> float:
+        """Its part of the time that the prompt took."""
         answers: list[httpx.Response] = []
         posting = threading.Thread(target=lambda: answers.append(http.post(path, json=body)))
         http.get("/health")
         posting.start()
+        posted = time.perf_counter()
         slowest, probes = 0.0, 0
         while posting.is_alive():
             begun = time.perf_counter()
             assert http.get("/health").status_code == 200
             slowest, probes = max(slowest, time.perf_counter() - begun), probes + 1
         posting.join()
+        took = time.perf_counter() - posted
         assert (answers[0].status_code, probes > 3) == (status, True), answers[0].text[:200]
-        return slowest
+        return slowest / took
 
-    with httpx.Client(base_url=roomy_server.url, timeout=60) as http:
+    with httpx.Client(base_url=roomy_server.url, timeout=PATIENCE_S) as http:
         tries = [slowest_probe()]
-        while tries[-1] >= 0.1 and len(tries) < 6:
+        while tries[-1] >= 0.5 and len(tries) < 6:
             tries.append(slowest_probe())
-    assert tries[-1] < 0.1, tries
+    assert tries[-1] < 0.5, tries
 
 
 @pytest.fixture(scope="module")
@@ -132,21 +143,18 @@ class TestLeaving:
             f"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
         )
-        while not held(tiny_server.url)["running requests"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: held(tiny_server.url)["running requests"] == 1)
         writer.transport.abort()
-        # 1500 tokens would take several times as long.
-        await asyncio.to_thread(assert_quiet, tiny_server.url, 1.5)
+        await asyncio.to_thread(assert_dropped, tiny_server.url)
 
     def test_a_second_request_before_the_first_is_answered(self, http: httpx.Client) -> None:
         body = {"text": "Once", "sampling_params": ENDLESS}
         with raw(http) as connection:
             connection.sendall(request_of(body) * 2)
-            while not held(str(http.base_url))["running requests"]:
-                time.sleep(0.01)
+            wait_until(lambda: held(str(http.base_url))["running requests"] > 0)
             assert held(str(http.base_url))["running requests"] == 1
         # The client has left, and the first request ends with it.
-        assert_quiet(str(http.base_url), 1.5)
+        assert_dropped(str(http.base_url))
 
     def test_what_comes_too_early_is_not_answered(self, http: httpx.Client) -> None:
         with raw(http) as connection:
@@ -156,13 +164,12 @@ class TestLeaving:
 
     @pytest.mark.promise(15)
     async def test_abort_by_name(self, tiny_server: ServerProcess) -> None:
-        async with httpx.AsyncClient(base_url=tiny_server.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=tiny_server.url, timeout=PATIENCE_S) as client:
             body = {"messages": ASKED["/v1/chat/completions"]["messages"], "ignore_eos": True, "rid": "mine"}
             whole = asyncio.create_task(client.post("/v1/chat/completions", json=body))
             body = {"text": "Once", "sampling_params": ENDLESS, "rid": "other", "stream": True}
             streamed = asyncio.create_task(client.post("/generate", json=body))
-            while (await asyncio.to_thread(held, tiny_server.url))["running requests"] < 2:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(wait_until, lambda: held(tiny_server.url)["running requests"] == 2)
             # Stopped meanwhile: on a busy machine both might otherwise come to their ends before we do.
             with suspended(tiny_server.child(SCHEDULER)):
                 taken = await client.post("/generate", json={"text": "a", "rid": "mine"})

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 
@@ -45,7 +46,7 @@ def table() -> np.ndarray:
 
 def post(server: ServerProcess, **body: Any) -> httpx.Response:
     body = {"sampling_params": PARAMS, **body}
-    return httpx.post(f"{server.url}/generate", json=body, timeout=120)
+    return httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S)
 
 
 def outputs(answers: Any) -> Any:

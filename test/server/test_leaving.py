@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from fixtures.oracle import assert_quiet, debug_state, wait_for_places, wait_for_state
+from fixtures.patience import PATIENCE_S
 from fixtures.raw_http import Leaving, Manner, ask
 from fixtures.server_process import ServerProcess
 from fixtures.toy_server import PROGRAM, Faults, reference
@@ -35,15 +36,15 @@ def address(url: str) -> tuple[str, int]:
     return httpx.URL(url).host, httpx.URL(url).port or 80
 
 
-def forward_steps(url: str) -> int:
-    return int(debug_state(url, KEY)["forward_steps"])
-
-
 def assert_no_step_more(url: str) -> None:
     """Nobody is there, so nothing is computed."""
     before = forward_steps(url)
     time.sleep(6 * STEP_S)
     assert forward_steps(url) == before
+
+
+def forward_steps(url: str) -> int:
+    return int(debug_state(url, KEY)["forward_steps"])
 
 
 Reached = Callable[[str, int], object]
@@ -99,8 +100,10 @@ async def test_whatever_it_is_doing(server: ServerProcess, name: str, stream: bo
     reached = partial(asyncio.to_thread, state.reached, url, begun["forward_steps"])
     manner = Manner(leaves=leaves, until=reached, body_part=state.body_part)
     await ask(address(url), "/generate", {**state.body, "stream": stream}, manner=manner)
-    # Neither patience for a whole answer, which would take more than a minute, nor for the rest of the prompt.
-    await asyncio.to_thread(assert_quiet, url, 4.0, KEY)
+    at_leaving = await asyncio.to_thread(forward_steps, url)
+    await asyncio.to_thread(assert_quiet, url, admin_key=KEY)
+    # Neither for a whole answer of 1,500 tokens nor for the rest of the prompt, whose chunks are 29 in all.
+    assert forward_steps(url) - at_leaving < 15
     await asyncio.to_thread(assert_no_step_more, url)
     after = debug_state(url, KEY)["requests"]
     assert after["accepted"] - before["accepted"] == state.accepted
@@ -117,7 +120,7 @@ async def test_while_it_waits_for_a_place(server: ServerProcess, stream: bool) -
     async def places(waiting: int) -> dict[str, Any]:
         return await asyncio.to_thread(wait_for_places, url, KEY, running=2, waiting=waiting)
 
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
         prompts = [[11, 12], [13, 14]]
         params = {"max_new_tokens": tokens, "ignore_eos": True}
         bodies = [{"input_ids": prompt, "sampling_params": params} for prompt in prompts]

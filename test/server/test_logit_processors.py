@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 
 OWN = ("--logit-processor", "fixtures.own_processors:Counting", "fixtures.own_processors:Failing")
@@ -29,7 +30,7 @@ def server() -> Iterator[ServerProcess]:
 
 def generate(server: ServerProcess, name: str | None = None, told: object = None, **params: Any) -> httpx.Response:
     body: dict[str, Any] = {"input_ids": PROMPT, "sampling_params": {**GREEDY, "custom_params": told, **params}}
-    return httpx.post(f"{server.url}/generate", json={**body, "custom_logit_processor": name}, timeout=60)
+    return httpx.post(f"{server.url}/generate", json={**body, "custom_logit_processor": name}, timeout=PATIENCE_S)
 
 
 def test_the_operators_own_in_company(server: ServerProcess) -> None:
@@ -75,8 +76,8 @@ def test_on_openais_routes(server: ServerProcess, path: str) -> None:
     prompt = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
     fields = {"custom_logit_processor": "DisallowedTokensLogitsProcessor", "custom_params": {"token_ids": [5]}}
     body = {"model": "default", "max_tokens": 4, **prompt, **fields}
-    httpx.post(f"{server.url}{path}", json=body, timeout=60).raise_for_status()
-    refused = httpx.post(f"{server.url}{path}", json={**body, "custom_logit_processor": PICKLED}, timeout=60)
+    httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE_S).raise_for_status()
+    refused = httpx.post(f"{server.url}{path}", json={**body, "custom_logit_processor": PICKLED}, timeout=PATIENCE_S)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "custom_logit_processor"
 
 
@@ -87,7 +88,7 @@ def test_of_some_prompts_of_a_batch(server: ServerProcess) -> None:
         "sampling_params": [{**GREEDY, "custom_params": told}, GREEDY],
         "custom_logit_processor": ["Counting", None],
     }
-    counted, free = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()
+    counted, free = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).json()
     assert counted["output_ids"] == [*range(300, 320)] and free["output_ids"] == generate(server).json()["output_ids"]
 
 
@@ -109,8 +110,8 @@ def test_refusals(server: ServerProcess, name: str | None, told: object, param: 
 def test_max_thinking_tokens(server: ServerProcess) -> None:
     """The embedded model has marks of its own; what it begins by itself, it ends in time."""
     body = {"text": "<think>", "sampling_params": {**GREEDY, "skip_special_tokens": False}, "max_thinking_tokens": 3}
-    answer = httpx.post(f"{server.url}/generate", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     assert "</think>" in answer.json()["text"]
-    both = httpx.post(f"{server.url}/generate", json={**body, "custom_logit_processor": "Counting"}, timeout=60)
+    both = httpx.post(f"{server.url}/generate", json={**body, "custom_logit_processor": "Counting"}, timeout=PATIENCE_S)
     assert both.status_code == 400 and both.json()["error"]["param"] == "max_thinking_tokens"

@@ -8,6 +8,7 @@ import httpx
 import psutil
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 
 ADMIN = {"Authorization": "Bearer master"}
@@ -28,7 +29,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         yield client
 
 

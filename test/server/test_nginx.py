@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from fixtures.certificate import make_certificate
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -64,12 +65,12 @@ def nginx(folder: Path, upstream: str) -> Iterator[httpx.Client]:
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     trusted = ssl.create_default_context(cafile=cert)
     try:
-        with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=30) as client:
+        with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=PATIENCE_S) as client:
             until(lambda: answers(client), "nginx does not answer")
             yield client
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ class OneFrame(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"data: first\n\n")
         self.wfile.flush()
-        self.seen.wait(60)
+        self.seen.wait(PATIENCE_S)
         self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, format: str, *args: object) -> None:

@@ -9,6 +9,7 @@ import httpx
 import orjson
 import pytest
 
+from fixtures.patience import PATIENCE_S, wait_until
 from fixtures.server_process import ServerProcess
 from mysglang.bench.refused import Failed
 from mysglang.cli.api_client import ServerRefused
@@ -27,7 +28,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     names = ("--served-model-aliases", "small", "gpt-4o", "--dtype", "float32", "--log-level", "warning")
     with (
         ServerProcess(*options, *names) as server,
-        httpx.Client(base_url=server.url, headers={"x-api-key": "two"}, timeout=60) as client,
+        httpx.Client(base_url=server.url, headers={"x-api-key": "two"}, timeout=PATIENCE_S) as client,
     ):
         yield client
 
@@ -79,11 +80,11 @@ def test_a_pause_holds_requests_and_changes_no_answer(http: httpx.Client, mode: 
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(http.post("/generate", json=PROMPT)))
     asking.start()
-    asking.join(0.5)
+    wait_until(lambda: http.get("/server_info").json()["internal_states"][0]["num_waiting_reqs"] == 1)
     assert not answers
     assert http.get("/health").status_code == 200
     assert http.post("/continue_generation", headers=ADMIN).status_code == 200
-    asking.join(30)
+    asking.join(PATIENCE_S)
     assert answers[0].json()["output_ids"] == expected
 
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from fixtures.chromium import chromium, opened
+from fixtures.patience import PATIENCE_S
 from fixtures.scripted_engine import Script, Step, Stop, endless
 from fixtures.scripted_server import scripted_server
 from fixtures.server_process import ServerProcess
@@ -201,7 +202,7 @@ def test_the_tree_grows_and_shows_who_shares_it(page: Any, tiny_server: ServerPr
     running = page.locator(".tile", has_text="Running").locator(".value")
     expect(running).to_have_text("0")
     with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(httpx.post, url, json=long | {"rid": rid}, timeout=120) for rid in ("a", "b")]
+        asked = [pool.submit(httpx.post, url, json=long | {"rid": rid}, timeout=PATIENCE_S) for rid in ("a", "b")]
         try:
             expect(running).to_have_text("2")
             for name in ("Time to first token", "Between tokens"):

@@ -6,8 +6,8 @@ import os
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from fixtures.oracle import held
+from fixtures.patience import PATIENCE_S, wait_until
 from fixtures.private_folder import is_private
-from fixtures.server_process import ServerProcess, all_gone, suspended, suspended_whole
+from fixtures.server_process import ServerProcess, suspended, suspended_whole, wait_until_gone
 from fixtures.toy_server import PROGRAM, Faults
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.entrypoints.http_server import SAME_SIGNAL_S
@@ -58,7 +59,7 @@ class Stream:
         self.task = asyncio.create_task(self._read(url, body))
 
     async def _read(self, url: str, body: object) -> None:
-        async with httpx.AsyncClient(timeout=60) as client, client.stream("POST", url, json=body) as response:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client, client.stream("POST", url, json=body) as response:
             assert response.status_code == 200
             async for line in response.aiter_lines():
                 if line:
@@ -78,12 +79,12 @@ class Stream:
 
 async def open_streams(url: str, count: int, body: object = LONG) -> list[Stream]:
     streams = [Stream(f"{url}/generate", body) for _ in range(count)]
-    await asyncio.wait_for(asyncio.gather(*(stream.begun.wait() for stream in streams)), timeout=30)
+    await asyncio.wait_for(asyncio.gather(*(stream.begun.wait() for stream in streams)), timeout=PATIENCE_S)
     return streams
 
 
-async def ended(streams: list[Stream], within: float) -> None:
-    await asyncio.wait_for(asyncio.gather(*(stream.task for stream in streams)), timeout=within)
+async def ended(streams: list[Stream]) -> None:
+    await asyncio.wait_for(asyncio.gather(*(stream.task for stream in streams)), timeout=PATIENCE_S)
 
 
 async def until_open(url: str, count: int) -> None:
@@ -93,21 +94,21 @@ async def until_open(url: str, count: int) -> None:
         found = held(url)
         return int(found["running requests"] + found["waiting requests"])
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while await asyncio.to_thread(had) != count:
             await asyncio.sleep(0.01)
 
 
 async def first_refusal(url: str) -> httpx.Response:
     """What /health says as soon as that is not that all is well."""
-    async with asyncio.timeout(10), httpx.AsyncClient() as client:
+    async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient() as client:
         while (answer := await client.get(f"{url}/health")).status_code == 200:
             await asyncio.sleep(0.01)
     return answer
 
 
 def assert_nothing_left(server: ServerProcess, children: list[psutil.Process]) -> None:
-    assert all_gone(children), "a child is left"
+    wait_until_gone(children)
     assert server.sockets() == [], "a socket is left"
 
 
@@ -149,7 +150,7 @@ class TestStop:
         assert server.url
         children = list(server.children().values())
         server.send(number)
-        assert server.wait(5) == ExitCode.DONE
+        assert server.wait() == ExitCode.DONE
         assert_nothing_left(server, children)
         assert server.stderr == ""
 
@@ -165,9 +166,9 @@ class TestStop:
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "shutting_down"
         assert "retry-after" in refused.headers
-        await ended(streams, within=15)
+        await ended(streams)
         assert all(stream.complete for stream in streams)
-        assert server.wait(5) == ExitCode.DONE
+        assert server.wait() == ExitCode.DONE
 
     @pytest.mark.promise(10)
     async def test_a_supervisor_that_signals_every_process_does_not_spoil_it(self, server: ServerProcess) -> None:
@@ -176,9 +177,9 @@ class TestStop:
         streams = await open_streams(server.url, 2, body)
         for process in [*server.children().values(), psutil.Process(server.popen.pid)]:
             process.terminate()
-        await ended(streams, within=15)
+        await ended(streams)
         assert all(stream.complete for stream in streams)
-        assert server.wait(5) == ExitCode.DONE
+        assert server.wait() == ExitCode.DONE
 
     @pytest.mark.promise(11)
     async def test_promise_11_what_takes_too_long_is_cut_off_and_told(self) -> None:
@@ -186,18 +187,18 @@ class TestStop:
             url = server.url
             streams = await open_streams(url, 2)
             children = list(server.children().values())
-            async with httpx.AsyncClient(timeout=30) as client:
+            async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
                 whole = asyncio.create_task(client.post(f"{url}/generate", json={**LONG, "stream": False}))
                 await until_open(url, 3)
                 server.send(signal.SIGTERM)
-                await ended(streams, within=5)
+                await ended(streams)
                 answer = await whole
             assert answer.status_code == 503 and "retry-after" in answer.headers
             for error in [*(stream.error for stream in streams), answer.json()["error"]]:
                 assert error is not None
                 assert (error["type"], error["code"]) == ("ShuttingDownError", "shutting_down")
                 assert "shutting down" in str(error["message"]) and "died" not in str(error["message"])
-            assert server.wait(5) == ExitCode.CUT_OFF
+            assert server.wait() == ExitCode.CUT_OFF
             assert_nothing_left(server, children)
 
     @pytest.mark.promise(11)
@@ -208,7 +209,7 @@ class TestStop:
         await first_refusal(server.url)
         await asyncio.sleep(SAME_SIGNAL_S + 0.1)
         server.send(signal.SIGTERM)
-        assert server.wait(2) == ExitCode.CUT_OFF
+        assert server.wait() == ExitCode.CUT_OFF
         assert_nothing_left(server, children)
         for stream in streams:
             stream.task.cancel()
@@ -218,7 +219,7 @@ class TestStop:
             server.child(DETOKENIZER)
             children = list(server.children().values())
             server.send(signal.SIGTERM)
-            assert server.wait(8) == ExitCode.DONE
+            assert server.wait() == ExitCode.DONE
             assert_nothing_left(server, children)
 
     def test_a_kill_before_it_is_ready_leaves_nothing_for_long(self) -> None:
@@ -228,15 +229,15 @@ class TestStop:
             children = list(server.children().values())
             (folder,) = server.runtime_dir.iterdir()
             server.send(signal.SIGKILL)
-            assert server.wait(5) == -signal.SIGKILL
-            assert all_gone(children)
+            assert server.wait() == -signal.SIGKILL
+            wait_until_gone(children)
             place = {"XDG_RUNTIME_DIR": str(server.runtime_dir)}
             with ServerProcess(*QUIET, program=FAULTY, FAULT="slow", **place) as next_server:
                 next_server.child(DETOKENIZER)
                 (other,) = server.runtime_dir.iterdir()
                 assert other != folder
                 next_server.send(signal.SIGTERM)
-                assert next_server.wait(8) == ExitCode.DONE
+                assert next_server.wait() == ExitCode.DONE
             assert server.sockets() == []
 
 
@@ -252,17 +253,16 @@ class TestDeath:
             streams = await open_streams(server.url, 64)
             children = list(server.children().values())
             server.child(title).kill()
-            begun = time.monotonic()
-            await ended(streams, within=5)
+            await ended(streams)
             for stream in streams:
                 assert stream.error is not None and stream.error["code"] == "engine_dead"
-            assert server.wait(10 - (time.monotonic() - begun)) == ExitCode.WORKER_DIED
+            assert server.wait() == ExitCode.WORKER_DIED
             assert_nothing_left(server, children)
             assert title in server.last_line and "SIGKILL" in server.last_line
 
     async def test_an_answer_that_is_no_stream_becomes_an_error(self, server: ServerProcess) -> None:
         url = server.url
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             asking = asyncio.create_task(client.post(f"{url}/generate", json={**LONG, "stream": False}))
             await until_open(url, 1)
             server.child(SCHEDULER).kill()
@@ -279,9 +279,9 @@ class TestDeath:
         faults = Faults(fault=fault, after=400, step_ms=10)
         with ServerProcess(*QUIET, "--max-total-tokens", "8192", program=PROGRAM, **faults.env) as server:
             streams = await open_streams(server.url, 2)
-            await ended(streams, within=20)
+            await ended(streams)
             assert all(stream.error is not None for stream in streams)
-            assert server.wait(5) == ExitCode.WORKER_DIED
+            assert server.wait() == ExitCode.WORKER_DIED
             assert says in server.last_line
 
     @pytest.mark.promise(46)
@@ -291,9 +291,9 @@ class TestDeath:
             streams = await open_streams(server.url, 2)
             children = list(server.children().values())
             sign.touch()
-            await ended(streams, within=10)
+            await ended(streams)
             assert all(stream.error is not None and stream.error["code"] == "engine_dead" for stream in streams)
-            assert server.wait(10) == ExitCode.WORKER_DIED
+            assert server.wait() == ExitCode.WORKER_DIED
             assert "'helper' died: ZeroDivisionError: division by zero" in server.last_line
             assert_nothing_left(server, children)
 
@@ -304,9 +304,9 @@ class TestDeath:
             streams = await open_streams(server.url, 2)
             children = list(server.children().values())
             server.child(victim).suspend()
-            await ended(streams, within=6)
+            await ended(streams)
             assert all(stream.error is not None for stream in streams)
-            assert server.wait(6) == ExitCode.WATCHDOG
+            assert server.wait() == ExitCode.WATCHDOG
             assert_nothing_left(server, children)
             assert "--watchdog-timeout 2" in server.last_line
             assert f"the {name} gave no sign" in server.last_line
@@ -327,9 +327,9 @@ class TestDeath:
             main = psutil.Process(server.popen.pid)
             with suspended(main):
                 await asyncio.sleep(2 * limit)
-            async with httpx.AsyncClient(timeout=30) as client:
+            async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
                 assert (await client.get(f"{url}/health")).status_code == 200
-            await ended(streams, within=60)
+            await ended(streams)
             assert all(stream.complete for stream in streams)
             await asyncio.sleep(limit)
             assert server.popen.poll() is None
@@ -341,7 +341,7 @@ class TestDeath:
         streams = await open_streams(url, 4)
         children = list(server.children().values())
         server.send(signal.SIGKILL)
-        assert server.wait(5) == -signal.SIGKILL
+        assert server.wait() == -signal.SIGKILL
         assert_nothing_left(server, children)
         with socket.socket() as again:
             again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -351,9 +351,9 @@ class TestDeath:
 
 
 class TestStart:
-    def fails(self, *options: str, code: ExitCode, within: float, says: str) -> None:
+    def fails(self, *options: str, code: ExitCode, says: str) -> None:
         with ServerProcess(*QUIET, *options) as server:
-            assert server.wait(within) == code
+            assert server.wait() == code
             assert says in server.last_line
             assert "Traceback" not in server.stderr
             assert server.sockets() == []
@@ -361,7 +361,7 @@ class TestStart:
     @pytest.mark.promise(6)
     def test_bad_options_are_all_named(self) -> None:
         with ServerProcess("--page-size", "3", "--chunked-prefill-size", "0", "--model-path", "/nowhere") as server:
-            assert server.wait(3) == ExitCode.BAD_OPTIONS
+            assert server.wait() == ExitCode.BAD_OPTIONS
             lines = server.stderr.splitlines()
         assert len(lines) == 3
         assert all(line.startswith("mysglang: error: --") for line in lines)
@@ -376,26 +376,24 @@ class TestStart:
         ],
     )
     def test_bad_option(self, options: tuple[str, ...], says: str) -> None:
-        self.fails(*options, code=ExitCode.BAD_OPTIONS, within=3, says=says)
+        self.fails(*options, code=ExitCode.BAD_OPTIONS, says=says)
 
     @pytest.mark.promise(6)
     def test_busy_port(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
             says = f"--port {port}: the port is in use by process {os.getpid()}"
-            self.fails("--port", str(port), code=ExitCode.START_FAILED, within=3, says=says)
+            self.fails("--port", str(port), code=ExitCode.START_FAILED, says=says)
 
     @pytest.mark.promise(5)
     def test_unknown_architecture(self, tmp_path: Path) -> None:
         model = broken_copy(tmp_path, "config.json", b'{"architectures": ["MambaForCausalLM"]}')
-        self.fails(
-            "--model-path", model, code=ExitCode.START_FAILED, within=5, says="MambaForCausalLM is not supported"
-        )
+        self.fails("--model-path", model, code=ExitCode.START_FAILED, says="MambaForCausalLM is not supported")
 
     @pytest.mark.promise(5)
     def test_config_that_is_no_json(self, tmp_path: Path) -> None:
         model = broken_copy(tmp_path, "config.json", b"{")
-        self.fails("--model-path", model, code=ExitCode.START_FAILED, within=5, says="config.json is not valid JSON")
+        self.fails("--model-path", model, code=ExitCode.START_FAILED, says="config.json is not valid JSON")
 
     @pytest.mark.promise(49)
     @pytest.mark.parametrize(
@@ -409,7 +407,7 @@ class TestStart:
     def test_a_pipe_in_place_of_a_file(self, tmp_path: Path, name: str, says: str) -> None:
         model = broken_copy(tmp_path, name, None)
         os.mkfifo(Path(model) / name)
-        self.fails("--model-path", model, code=ExitCode.START_FAILED, within=5, says=says)
+        self.fails("--model-path", model, code=ExitCode.START_FAILED, says=says)
 
     @pytest.mark.promise(49)
     @pytest.mark.parametrize(
@@ -429,23 +427,23 @@ class TestStart:
     ) -> None:
         config = json.loads((EMBEDDED_MODEL / "config.json").read_text()) | values
         model = broken_copy(tmp_path, "config.json", json.dumps(config).encode())
-        self.fails("--model-path", model, *options, code=ExitCode.START_FAILED, within=5, says=says)
+        self.fails("--model-path", model, *options, code=ExitCode.START_FAILED, says=says)
 
     @pytest.mark.promise(5)
     def test_truncated_weights(self, tmp_path: Path) -> None:
         whole = (EMBEDDED_MODEL / "model.safetensors").read_bytes()
         model = broken_copy(tmp_path, "model.safetensors", whole[: len(whole) // 2])
-        self.fails("--model-path", model, code=ExitCode.START_FAILED, within=10, says="model.safetensors")
+        self.fails("--model-path", model, code=ExitCode.START_FAILED, says="model.safetensors")
 
     @pytest.mark.promise(5)
     def test_missing_weights(self, tmp_path: Path) -> None:
         model = broken_copy(tmp_path, "model.safetensors", None)
-        self.fails("--model-path", model, code=ExitCode.START_FAILED, within=10, says=model)
+        self.fails("--model-path", model, code=ExitCode.START_FAILED, says=model)
 
     @pytest.mark.promise(5)
     def test_broken_tokenizer(self, tmp_path: Path) -> None:
         model = broken_copy(tmp_path, "tokenizer.json", b"{}")
-        self.fails("--model-path", model, code=ExitCode.START_FAILED, within=5, says="tokenizer.json")
+        self.fails("--model-path", model, code=ExitCode.START_FAILED, says="tokenizer.json")
 
     @pytest.mark.promise(5)
     @pytest.mark.parametrize(
@@ -458,7 +456,7 @@ class TestStart:
     )
     def test_a_scheduler_that_dies_while_it_starts(self, fault: str, says: str) -> None:
         with ServerProcess(*QUIET, program=FAULTY, FAULT=fault) as server:
-            assert server.wait(8) == ExitCode.START_FAILED
+            assert server.wait() == ExitCode.START_FAILED
             assert says in server.last_line
             assert server.sockets() == []
 
@@ -472,7 +470,7 @@ class TestStart:
 
     def test_a_scheduler_that_takes_too_long_is_named(self) -> None:
         with ServerProcess(*QUIET, program=FAULTY, FAULT="slow", MYSGLANG_START_TIMEOUT="2") as server:
-            assert server.wait(8) == ExitCode.START_FAILED
+            assert server.wait() == ExitCode.START_FAILED
             assert f"{SCHEDULER} did not become ready within 2 s" in server.last_line
 
 
@@ -487,10 +485,12 @@ def broken_copy(folder: Path, name: str, content: bytes | None) -> str:
 
 
 def wait_for_answer(url: str) -> httpx.Response:
-    end = time.monotonic() + 10
-    while True:
-        try:
-            return httpx.get(url)
-        except httpx.TransportError:
-            assert time.monotonic() < end, "nobody answers"
-            time.sleep(0.05)
+    answers: list[httpx.Response] = []
+
+    def answered() -> bool:
+        with suppress(httpx.TransportError):
+            answers.append(httpx.get(url, timeout=PATIENCE_S))
+        return bool(answers)
+
+    wait_until(answered, lambda: "nobody answers")
+    return answers[0]

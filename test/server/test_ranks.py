@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from fixtures.greedy_answers import CHUNK, PAGE, VOCAB, Answer, abort_storm, assert_alike, greedy, make_prompts
 from fixtures.oracle import assert_quiet, get
-from fixtures.server_process import ServerProcess, all_gone
+from fixtures.patience import PATIENCE_S
+from fixtures.server_process import ServerProcess, wait_until_gone
 from fixtures.shaky_memory import Shakes
 from fixtures.swarm import ADMIN, ADMIN_HEADERS
 from fixtures.tiny_checkpoints import make_checkpoint
@@ -23,7 +24,7 @@ from fixtures.toy_server import PROGRAM, Faults
 from mysglang import Engine
 from mysglang.srt.utils.exit_codes import ExitCode
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 SCHEDULERS = ["mysglang::scheduler_TP0", "mysglang::scheduler_TP1"]
 TWO = ("--tp-size", "2", "--dtype", "float32")
@@ -41,7 +42,7 @@ PARAMS: list[dict[str, Any]] = [
 
 async def answers(url: str) -> list[dict[str, Any]]:
     """Everything at once, for the first text with log-probabilities of prompt and answer: such rows try no drafts."""
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
 
         async def ask(text: str, params: dict[str, Any]) -> dict[str, Any]:
             body: dict[str, Any] = {"text": text, "sampling_params": params}
@@ -114,7 +115,7 @@ class TestPair:
 
     def test_control_requests_reach_both(self, pair: ServerProcess) -> None:
         def post(path: str, body: object) -> httpx.Response:
-            return httpx.post(f"{pair.url}{path}", json=body, headers=ADMIN_HEADERS, timeout=30)
+            return httpx.post(f"{pair.url}{path}", json=body, headers=ADMIN_HEADERS, timeout=PATIENCE_S)
 
         assert post("/pause_generation", {"mode": "in_place"}).status_code == 200
         assert post("/flush_cache", {}).status_code == 200
@@ -145,7 +146,7 @@ class TestPair:
         body = {"text": "Count:", "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}, "stream": True}
         children = list(pair.children().values())
         async with (
-            httpx.AsyncClient(base_url=pair.url, timeout=60) as client,
+            httpx.AsyncClient(base_url=pair.url, timeout=PATIENCE_S) as client,
             client.stream("POST", "/generate", json=body) as response,
         ):
             frames = response.aiter_lines()
@@ -153,8 +154,8 @@ class TestPair:
             pair.child(SCHEDULERS[1]).kill()
             rest = [line async for line in frames]
         assert "engine_dead" in "".join(rest)
-        assert pair.wait(10) == ExitCode.WORKER_DIED
-        assert all_gone(children)
+        assert pair.wait() == ExitCode.WORKER_DIED
+        wait_until_gone(children)
         # Not in the last line: the other rank may say last what it died of, that its peer is gone.
         told = [line for line in pair.stderr.splitlines() if " was ended by " in line]
         assert told and all("mysglang::scheduler_TP1 was ended by SIGKILL" in line for line in told)
@@ -198,5 +199,5 @@ def test_an_engine_in_process(tiny_server: ServerProcess) -> None:
 def test_sizes_that_two_ranks_cannot_share_are_named(tmp_path: Path) -> None:
     make_checkpoint("llama", tmp_path, num_attention_heads=3, num_key_value_heads=3)
     with ServerProcess("--model-path", str(tmp_path), "--skip-tokenizer-init", *TWO) as server:
-        assert server.wait(20) == ExitCode.START_FAILED
+        assert server.wait() == ExitCode.START_FAILED
         assert "--tp-size 2: 3 attention heads (num_attention_heads) cannot be divided among 2 ranks" in server.stderr

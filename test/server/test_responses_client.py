@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import openai
 import pytest
 
 from fixtures.oracle import assert_quiet
+from fixtures.patience import wait_until
 from fixtures.server_process import ServerProcess
 
 MODEL = "default"
@@ -142,11 +142,8 @@ def test_what_is_kept(client: openai.OpenAI) -> None:
 
 def test_in_the_background(client: openai.OpenAI) -> None:
     response = ask(client, FRANCE, background=True)
-    end = time.monotonic() + 30
-    while response.status == "in_progress":
-        assert time.monotonic() < end
-        time.sleep(0.02)
-        response = client.responses.retrieve(response.id)
+    wait_until(lambda: client.responses.retrieve(response.id).status != "in_progress")
+    response = client.responses.retrieve(response.id)
     assert "Paris" in response.output_text
     stopped = client.responses.cancel(ask(client, "Tell me a short story.", background=True).id)
     assert stopped.status in ("cancelled", "completed")

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fixtures.server_process import REPOSITORY, ServerProcess, all_gone, python_path
+from fixtures.server_process import REPOSITORY, ServerProcess, python_path, wait_until_gone
 
 CUT_OFF = """
 import time
@@ -26,7 +26,7 @@ def test_tests_that_are_cut_off_leave_no_server() -> None:
         assert tests.stdout is not None
         server = psutil.Process(int(tests.stdout.readline()))
         tests.kill()
-    assert all_gone([server])
+    wait_until_gone([server])
 
 
 def test_packages_that_the_tests_find_are_found_by_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_packages_that_the_tests_find_are_found_by_a_server(tmp_path: Path, monk
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     program = ("-c", "import found_outside, mysglang; print(mysglang.__file__)")
     with ServerProcess(program=program) as server:
-        assert server.wait(30) == 0, server.stderr
+        assert server.wait() == 0, server.stderr
         assert server.stdout.startswith(str(REPOSITORY))
 
 
@@ -43,6 +43,6 @@ def test_a_server_hears_of_the_signals_that_the_tests_ignore() -> None:
     try:
         with ServerProcess(program=("-c", "import time; time.sleep(600)")) as server:
             server.send(signal.SIGHUP)
-            assert server.wait(30) == -signal.SIGHUP
+            assert server.wait() == -signal.SIGHUP
     finally:
         signal.signal(signal.SIGHUP, was)

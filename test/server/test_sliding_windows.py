@@ -10,12 +10,13 @@ import pytest
 
 from fixtures.greedy_answers import VOCAB, Answer, abort_storm, answer_all, assert_alike, make_prompts
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 from fixtures.shaky_memory import Shakes
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.toy_server import PROGRAM, Faults
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 WINDOW = 16
 ONE_POOL = ("--disable-hybrid-swa-memory",)
@@ -117,7 +118,7 @@ def test_a_long_answer_does_not_fill_the_pool(model: tuple[str, ...]) -> None:
     ) as server:
         params = {"max_new_tokens": 900, "temperature": 0.0, "ignore_eos": True}
         body = {"input_ids": PROMPTS[0][:50], "sampling_params": params}
-        answer = httpx.post(f"{server.url}/generate", json=body, timeout=120).raise_for_status().json()
+        answer = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).raise_for_status().json()
         state, metrics = state_of(server.url), httpx.get(f"{server.url}/metrics").text
         loads = httpx.get(f"{server.url}/v1/loads").json()["loads"][0]
         assert_quiet(server.url)
@@ -140,7 +141,7 @@ def test_vectors_as_with_one_pool(model: tuple[str, ...]) -> None:
     for options in (TIGHT, ONE_POOL):
         with ServerProcess(*model, "--is-embedding", "--served-model-name", "tiny", *options) as server:
             body = {"input": PROMPTS[:30], "model": "tiny"}
-            answer = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=120).raise_for_status().json()
+            answer = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=PATIENCE_S).raise_for_status().json()
             found.append([each["embedding"] for each in answer["data"]])
             assert_quiet(server.url)
     for one, other in zip(*found, strict=True):
@@ -155,7 +156,7 @@ def test_memory_is_given_back_and_taken_again(model: tuple[str, ...], expected: 
     with ServerProcess(*model, *TIGHT, "--admin-api-key", "secret") as server:
 
         def command(path: str, **body: Any) -> None:
-            httpx.post(f"{server.url}/{path}", json=body, headers=key, timeout=60).raise_for_status()
+            httpx.post(f"{server.url}/{path}", json=body, headers=key, timeout=PATIENCE_S).raise_for_status()
 
         async def paused() -> list[Answer]:
             asked = asyncio.create_task(answer_all(server.url, some))
@@ -180,5 +181,5 @@ def test_memory_is_given_back_and_taken_again(model: tuple[str, ...], expected: 
 @ONE_MODEL
 def test_a_hierarchical_cache_is_refused_by_name(model: tuple[str, ...]) -> None:
     with ServerProcess(*model, "--enable-hierarchical-cache") as server:
-        assert server.wait(30) != 0
+        assert server.wait() != 0
         assert "Add --disable-hybrid-swa-memory" in server.last_line

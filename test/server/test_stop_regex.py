@@ -3,13 +3,14 @@
 import httpx
 import orjson
 
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 
 PROMPT = "Count from 1 to 9:"
 
 
 def test_a_pattern_ends_the_answer(tiny_server: ServerProcess) -> None:
-    with httpx.Client(base_url=tiny_server.url, timeout=60) as http:
+    with httpx.Client(base_url=tiny_server.url, timeout=PATIENCE_S) as http:
         params = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
         free = http.post("/generate", json={"text": PROMPT, "sampling_params": params}).json()["text"]
         # Whatever the model says, some letter of it and what follows is the pattern.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fixtures import stream_folds as folds
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 
 Body = dict[str, Any]
@@ -51,7 +52,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 60 * 60)]
 
 @pytest.fixture(scope="module")
 def client(tiny_server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=tiny_server.url, timeout=60) as client:
+    with httpx.Client(base_url=tiny_server.url, timeout=PATIENCE_S) as client:
         yield client
     assert_quiet(tiny_server.url)
 
@@ -186,7 +187,7 @@ def test_generate(client: httpx.Client, body: Body) -> None:
 @pytest.fixture(scope="module")
 def incremental_client() -> Iterator[httpx.Client]:
     options = ("--log-level", "warning", "--dtype", "float32", "--incremental-streaming-output")
-    with ServerProcess(*options) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with ServerProcess(*options) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         yield client
         assert_quiet(server.url)
 

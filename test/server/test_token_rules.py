@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 
 PROMPT = "Once upon a time"
@@ -16,7 +17,7 @@ GREEDY = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
 
 
 def post(server: ServerProcess, path: str, **body: Any) -> Any:
-    answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -90,7 +91,9 @@ def test_together_with_a_grammar(tiny_server: ServerProcess) -> None:
     answer = generate(tiny_server, regex="[0-9]{6}", allowed_token_ids=[*zero, *nine, 2], ignore_eos=False)
     assert set(answer["text"]) <= {"0", "9"} and len(answer["text"]) == 6
     params = {**GREEDY, "regex": "1{3}", "allowed_token_ids": [*zero]}
-    failed = httpx.post(f"{tiny_server.url}/generate", json={"text": PROMPT, "sampling_params": params}, timeout=60)
+    failed = httpx.post(
+        f"{tiny_server.url}/generate", json={"text": PROMPT, "sampling_params": params}, timeout=PATIENCE_S
+    )
     assert failed.status_code in (400, 500), failed.text
     assert_quiet(tiny_server.url)
 
@@ -100,6 +103,6 @@ def test_when_nothing_is_left_that_is_said(tiny_server: ServerProcess, stream: b
     word = generate(tiny_server, allowed_token_ids=[300], max_new_tokens=1)["text"].strip()
     params = {**GREEDY, "allowed_token_ids": [300], "bad_words": [word]}
     body = {"text": PROMPT, "sampling_params": params, "stream": stream}
-    answer = httpx.post(f"{tiny_server.url}/generate", json=body, timeout=60)
+    answer = httpx.post(f"{tiny_server.url}/generate", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 400 and "bad_words" in answer.json()["error"]["message"]
     assert_quiet(tiny_server.url)

@@ -24,6 +24,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 from mysglang.srt.utils.exit_codes import ExitCode
 
@@ -112,7 +113,9 @@ def test_a_request_and_its_stages_reach_the_collector(listen: Callable[[Collecto
         options = ("--enable-trace", "--otlp-traces-endpoint", endpoint, "--otlp-service-name", "under-test")
         with ServerProcess(*QUIET, *options) as server:
             body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "seed": 3}
-            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=TRACE_PARENT, timeout=60)
+            answer = httpx.post(
+                f"{server.url}/v1/chat/completions", json=body, headers=TRACE_PARENT, timeout=PATIENCE_S
+            )
             assert answer.status_code == 200
             spans = {span.name: span for span in collector.trace(TRACE, 5)}
             whole = spans.pop("text_completion mysglang-tiny")
@@ -130,7 +133,9 @@ def test_a_request_and_its_stages_reach_the_collector(listen: Callable[[Collecto
             assert said["gen_ai.request.seed"].int_value == 3
             # What nobody traced before begins a trace: the warm-up, and this one.
             httpx.post(
-                f"{server.url}/generate", json={"text": "a", "sampling_params": {"max_new_tokens": 2}}, timeout=60
+                f"{server.url}/generate",
+                json={"text": "a", "sampling_params": {"max_new_tokens": 2}},
+                timeout=PATIENCE_S,
             )
         assert collector.services == {"under-test"}
 
@@ -140,7 +145,7 @@ def ask_for_traces(url: str, first: int, end: int) -> None:
     body = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
     for number in range(first, end):
         header = {"traceparent": f"00-{number:032x}-{CALLER_SPAN}-01"}
-        assert httpx.post(f"{url}/generate", json=body, headers=header, timeout=60).status_code == 200
+        assert httpx.post(f"{url}/generate", json=body, headers=header, timeout=PATIENCE_S).status_code == 200
 
 
 def test_every_front_traces_its_requests_and_keeps_no_spans_at_the_end() -> None:
@@ -154,7 +159,7 @@ def test_every_front_traces_its_requests_and_keeps_no_spans_at_the_end() -> None
                 collector.trace(f"{number:032x}", 5)
             ask_for_traces(server.url, 12, 24)
             server.send(signal.SIGTERM)
-            assert server.wait(20) == ExitCode.DONE
+            assert server.wait() == ExitCode.DONE
         assert [len(collector.now(f"{number:032x}")) for number in range(1, 24)] == [5] * 23
 
 
@@ -162,6 +167,6 @@ def test_a_collector_that_is_not_there_hurts_nobody() -> None:
     options = ("--enable-trace", "--otlp-traces-endpoint", "127.0.0.1:9")
     with ServerProcess("--log-level", "critical", *options) as server:
         body = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
-        assert httpx.post(f"{server.url}/generate", json=body, timeout=60).status_code == 200
+        assert httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).status_code == 200
         server.send(signal.SIGTERM)
-        assert server.wait(20) == ExitCode.DONE
+        assert server.wait() == ExitCode.DONE

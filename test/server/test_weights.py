@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 import mysglang
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 
 TINY = Path(mysglang.__file__).parent / "assets" / "tiny"
@@ -44,7 +45,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     options = ("--admin-api-key", "master", "--dtype", "float32", "--log-level", "warning", "--weight-version", "v0")
-    with ServerProcess(*options) as server, httpx.Client(base_url=server.url, timeout=120) as found:
+    with ServerProcess(*options) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_S) as found:
         yield found
 
 
@@ -150,7 +151,7 @@ def test_while_requests_run(http: httpx.Client, changed: Path) -> None:
         updating = threading.Thread(target=lambda: answers.append(post(http, "/update_weights_from_disk", body)))
         updating.start()
         last = [line for line in lines if line.startswith("data: {")][-1]
-    updating.join(60)
+    updating.join(PATIENCE_S)
     assert answers[0]["success"]
     assert httpx.Response(200, text=last.removeprefix("data: ")).json()["output_ids"] == expected
     assert say(http)[1] == "v1"
@@ -183,7 +184,7 @@ def test_a_trainer_broadcasts(http: httpx.Client, changed: Path) -> None:
             "shapes": [list(tensors[name].shape) for name in names],
         }
         post(http, "/update_weights_from_distributed", {**announced, "weight_version": "step-1"})
-        assert trainer.wait(60) == 0
+        assert trainer.wait(PATIENCE_S) == 0
     post(http, "/destroy_weights_update_group", {})
     after = say(http)
     assert after[0] != before

@@ -39,7 +39,6 @@ def make_worker(folder: Path, dtype: str, page_size: int = 1, numerics: str = "i
 
 
 @pytest.mark.promise(26)
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("model", "dtype"),
@@ -55,7 +54,6 @@ def test_promise_26_as_alone(tmp_path: Path, model: str, dtype: str, threads: in
 
 
 @pytest.mark.promise(26)
-@pytest.mark.timeout(400)
 def test_latent_rows_as_alone(tmp_path: Path) -> None:
     """Their products head by head come in blocks of one shape, as those of linears do."""
     torch.set_num_threads(2)

@@ -3,8 +3,6 @@
 import gc
 import threading
 
-import pytest
-
 from mysglang.srt.managers.text_pool import LONG_TEXT, QUICK_TEXT, TextPool
 from mysglang.srt.utils.quiet_heap import QuietHeap
 
@@ -28,7 +26,6 @@ def test_it_stays_off_where_it_was_off() -> None:
         gc.enable()
 
 
-@pytest.mark.timeout(20)
 def test_work_that_follows_without_a_pause_waits_for_its_turn() -> None:
     """Else clients that send one long body behind another would keep it off for ever."""
     quiet, waits, is_on = QuietHeap(longest_s=0.0), threading.Event(), list[bool]()

@@ -101,7 +101,6 @@ def test_bits_of_our_own_kernel(spec: AttentionSpec, threads: int) -> None:
 
 
 @pytest.mark.promise(26)
-@pytest.mark.timeout(150)
 def test_triton_under_the_interpreter() -> None:
     pytest.importorskip("triton")
     assert run_interpreted(TRITON).strip() == "all agree"
