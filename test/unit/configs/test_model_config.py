@@ -281,6 +281,12 @@ class TestFaults:
             ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
             ({"rope_parameters": {"full_attention": LLAMA3}}, ["each type of layer"]),
             ({"text_config": 4}, ["text_config"]),
+            (
+                QWEN2 | {"architectures": ["Ministral3ForCausalLM"], "rope_parameters": {"llama_4_scaling_beta": "1"}},
+                ["llama_4_scaling_beta", "number"],
+            ),
+            (QWEN2 | {"architectures": ["PhiForCausalLM"], "qk_layernorm": True}, ["qk_layernorm"]),
+            (QWEN2 | {"architectures": ["GemmaForCausalLM"], "use_bidirectional_attention": True}, ["causal"]),
         ],
     )
     def test_names_the_key(self, tmp_path: Path, keys: dict[str, Any], words: list[str]) -> None:

@@ -87,6 +87,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("nemotron", {}),
     "arcee": ("arcee", {}),
     "helium": ("helium", {}),
+    "gemma, tied": ("gemma", {"tie_word_embeddings": True, "attention_bias": True}),
+    "glm": ("glm", {}),
+    "phi": ("phi", {"num_key_value_heads": None}),
+    "ministral3": ("ministral3", {}),
     "qwen3_next": ("qwen3_next", {}),
     "qwen3_next that ends with attention, a dense layer": (
         "qwen3_next",
@@ -133,7 +137,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-WITH_OTHER_NAMES = ("qwen3_next", "qwen3_5_moe", "granite_moe_hybrid", "falcon_h1", "nemotron_h", "lfm2_moe")
+WITH_OTHER_NAMES = ("qwen3_next", "qwen3_5_moe", "granite_moe_hybrid", "falcon_h1", "nemotron_h", "lfm2_moe", "phi")
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -163,7 +167,18 @@ def qwen3_5_moe_with_a_tower(**more: Any) -> transformers.PretrainedConfig:
     return transformers.Qwen3_5MoeConfig(text_config=text, vision_config=sizes, image_token_id=0, **more)
 
 
-@pytest.mark.parametrize("config", [gemma3_with_a_tower, qwen3_5_moe_with_a_tower])
+def ministral3_with_a_tower(**more: Any) -> transformers.PretrainedConfig:
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 5, "num_attention_heads": 2}
+    return transformers.Mistral3Config(
+        text_config=FAMILIES["ministral3"]().to_dict(),
+        vision_config={**tower, "image_size": 28, "patch_size": 14, "model_type": "pixtral"},
+        image_token_index=0,
+        tie_word_embeddings=False,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("config", [gemma3_with_a_tower, qwen3_5_moe_with_a_tower, ministral3_with_a_tower])
 def test_a_decoder_inside_of_a_larger_model(
     config: Callable[..., transformers.PretrainedConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

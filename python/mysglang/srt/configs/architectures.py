@@ -19,8 +19,10 @@ from mysglang.srt.configs.families.deepseek_v3 import DeepseekV3Config
 from mysglang.srt.configs.families.ernie4_5 import Ernie45Config
 from mysglang.srt.configs.families.exaone4 import Exaone4Config
 from mysglang.srt.configs.families.falcon_h1 import FalconH1Config
+from mysglang.srt.configs.families.gemma import GemmaConfig
 from mysglang.srt.configs.families.gemma2 import Gemma2Config
 from mysglang.srt.configs.families.gemma3 import Gemma3Config
+from mysglang.srt.configs.families.glm import GlmConfig
 from mysglang.srt.configs.families.glm4 import Glm4Config
 from mysglang.srt.configs.families.glm4_moe import Glm4MoeConfig
 from mysglang.srt.configs.families.glm4_moe_lite import Glm4MoeLiteConfig
@@ -31,6 +33,7 @@ from mysglang.srt.configs.families.helium import HeliumConfig
 from mysglang.srt.configs.families.lfm2 import Lfm2Config
 from mysglang.srt.configs.families.lfm2_moe import Lfm2MoeConfig
 from mysglang.srt.configs.families.llama import LlamaConfig
+from mysglang.srt.configs.families.ministral3 import Ministral3Config
 from mysglang.srt.configs.families.mistral import MistralConfig
 from mysglang.srt.configs.families.mixtral import MixtralConfig
 from mysglang.srt.configs.families.nemotron import NemotronConfig
@@ -38,6 +41,7 @@ from mysglang.srt.configs.families.nemotron_h import NemotronHConfig
 from mysglang.srt.configs.families.olmo2 import Olmo2Config
 from mysglang.srt.configs.families.olmo3 import Olmo3Config
 from mysglang.srt.configs.families.olmoe import OlmoeConfig
+from mysglang.srt.configs.families.phi import PhiConfig
 from mysglang.srt.configs.families.phi3 import Phi3Config
 from mysglang.srt.configs.families.qwen2 import Qwen2Config
 from mysglang.srt.configs.families.qwen2_moe import Qwen2MoeConfig
@@ -112,6 +116,10 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "Nemotron": NemotronConfig,
     "Arcee": ArceeConfig,
     "Helium": HeliumConfig,
+    "Gemma": GemmaConfig,
+    "Glm": GlmConfig,
+    "Phi": PhiConfig,
+    "Ministral3": Ministral3Config,
     "DeepseekV2": DeepseekV2Config,
     "DeepseekV3": DeepseekV3Config,
     "Glm4MoeLite": Glm4MoeLiteConfig,
@@ -157,6 +165,9 @@ def _with_tower(name: str) -> Architecture:
 ARCHITECTURES: dict[str, Architecture] = {
     **{row: made for name, config in DECODERS.items() for row, made in decoder(name, config).items()},
     **{f"{name}ForConditionalGeneration": _with_tower(name) for name in WITH_TOWERS},
+    "Mistral3ForConditionalGeneration": replace(
+        decoder("Ministral3", Ministral3Config)["Ministral3ForCausalLM"], inside="language_model"
+    ),
     "LlamaEmbeddingModel": decoder("Llama", LlamaConfig)["LlamaModel"],
     "Qwen2ForRewardModel": _reward(Qwen2Config),
     "Qwen3ForRewardModel": _reward(Qwen3Config),

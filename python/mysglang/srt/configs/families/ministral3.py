@@ -1,0 +1,43 @@
+"""Ministral 3, Mistral Small 3.1 and later: Mistral without a window, whose queries may grow with their positions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from msgspec.structs import replace
+
+from mysglang.srt.configs.decoder_config import Epsilon, HeadDim, Positions
+from mysglang.srt.configs.families.mistral import MistralConfig
+from mysglang.srt.configs.layer_plan import AttentionPlan, RopePlan, Tempering
+from mysglang.srt.configs.rope_config import LENGTH_BEFORE_SCALING
+from mysglang.srt.errors import ConfigError
+
+GROWTH = "llama_4_scaling_beta"
+
+
+class Ministral3Config(MistralConfig, frozen=True, kw_only=True):
+    """Among `rope_parameters` may stand by how much queries grow with each length before scaling."""
+
+    usual_theta: ClassVar[float] = 1e6
+
+    head_dim: HeadDim | None = 128
+    max_position_embeddings: Positions = 262144
+    rms_norm_eps: Epsilon = 1e-5
+    sliding_window: Positions | None = None
+    rope_parameters: dict[str, Any] | None = None
+
+    def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
+        return replace(super().attention(index, rope), tempering=self.tempering())
+
+    def tempering(self) -> Tempering | None:
+        """Of the queries of all layers. Raises ConfigError for values that are no such."""
+        rope = self.rope_parameters or {}
+        weight, length = (_positive(rope, key) for key in (GROWTH, LENGTH_BEFORE_SCALING))
+        return Tempering(weight, length, 0) if weight and length else None
+
+
+def _positive(rope: dict[str, Any], key: str) -> float | None:
+    value = rope.get(key)
+    if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1e12):
+        raise ConfigError(f"config.json: {key} must be a number of 0 or more, not {value!r}")
+    return value
