@@ -1,7 +1,11 @@
 """The embedded model's held-out answers, whatever the loop, the cache, the chunks and the pages."""
 
+from pathlib import Path
+
 import pytest
 
+from fixtures.gguf_files import Q8_0, convert, words_of
+from mysglang.eval.chat_prompt import TINY
 from mysglang.eval.engine_runner import answers
 from mysglang.eval.tiny_world.render import answer_text
 from mysglang.eval.tiny_world.world import held_out_items
@@ -40,3 +44,13 @@ def precise() -> list[str]:
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_gives_the_same_answers(way: str, precise: list[str]) -> None:
     assert list(answers(held_out_items(PER_TASK), (*FLOAT32, *WAYS[way]))) == precise
+
+
+def test_eight_bits_of_a_gguf_file_answer_as_well(tmp_path: Path) -> None:
+    """The embedded model at Q8_0 with its tokenizer in the same file, from which alone a server starts."""
+    path = convert(TINY, tmp_path / "tiny-Q8_0.gguf", Q8_0, **words_of(TINY))
+    items = held_out_items(PER_TASK)
+    expected = [answer_text(item.answer, item.thinking) for item in items]
+    found = answers(items, ("--model-path", str(path)))
+    right = sum(answer == wanted for answer, wanted in zip(found, expected, strict=True))
+    assert right / len(items) >= 0.95

@@ -48,7 +48,7 @@ class TestFinding:
         assert names_in(tmp_path) == ["a", "bb", "ccc"]
 
     def test_nothing_there(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"holds no safetensors and no \*.bin files; .*--load-format dummy"):
+        with pytest.raises(ConfigError, match=r"holds no safetensors, \*.bin or \*.gguf files; .*--load-format dummy"):
             open_weight_files(tmp_path)
 
     def test_files_of_torch_are_read_if_there_are_no_others(self, tmp_path: Path) -> None:

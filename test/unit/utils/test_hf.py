@@ -85,6 +85,21 @@ def test_bin_files_are_downloaded_only_if_there_are_no_others(
     assert ["*.bin" in patterns for patterns in asked] == ([False] if safe else [False, True])
 
 
+def test_a_gguf_file_of_a_repository_is_downloaded_with_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def download(model: str, *, allow_patterns: list[str], **_: Any) -> str:
+        asked.append((model, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model_path("org/name/a-Q4_K_M.gguf") == tmp_path / "a-Q4_K_M.gguf"
+    assert resolve_model_path("org/name/b-00001-of-00003.gguf") == tmp_path / "b-00001-of-00003.gguf"
+    assert asked == [("org/name", ["a-Q4_K_M.gguf"]), ("org/name", ["b-*-of-00003.gguf"])]
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [

@@ -19,8 +19,8 @@ class ModelArgs:
     model_path: str | None = arg(
         None,
         aliases=("model",),
-        help="Directory in Hugging Face format, or name of a Hugging Face repository (OWNER/NAME), which is "
-        "downloaded. If unset, the embedded model is served.",
+        help="Directory in Hugging Face format, a GGUF file, or name of a Hugging Face repository (OWNER/NAME, or "
+        "OWNER/NAME/FILE.gguf), which is downloaded. If unset, the embedded model is served.",
     )
     tokenizer_path: str | None = arg(
         None,
@@ -33,9 +33,9 @@ class ModelArgs:
     )
     load_format: LoadFormat = arg(
         "auto",
-        help="Format of the weights' files. auto: the first that the model's directory has, of safetensors and pt. pt:"
-        " files of torch.save (*.bin, *.pt), read without unpickling. dummy: random weights, to measure speed without a"
-        " checkpoint.",
+        help="Format of the weights' files. With auto, the first that the model has, of safetensors, pt and gguf. Files"
+        " of torch.save (pt) are read without unpickling. Files of llama.cpp (gguf) are expanded to --dtype. With"
+        " dummy, weights are random, to measure speed without a checkpoint.",
     )
     weight_version: str = arg(
         "default", help="Name of the weights, which every answer reports. Trainers that update weights use it."

@@ -26,7 +26,7 @@ from mysglang.srt.utils.hardware import Hardware
 
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+\.gguf)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +319,11 @@ def _broken(groups: ArgGroups, hardware: Hardware) -> Iterator[str]:
 
 
 def _found(path: str | None) -> bool:
-    """Whether the path is a directory, or may be a repository's name."""
-    return path is not None and (Path(path).is_dir() or (_REPOSITORY.fullmatch(path) is not None))
+    """Whether the path is a directory or a GGUF file, or may be a repository's name or that of a file in one."""
+    if path is None:
+        return False
+    here = Path(path).is_dir() or (path.endswith(".gguf") and Path(path).is_file())
+    return here or _REPOSITORY.fullmatch(path) is not None
 
 
 def _not_found(flag: str, path: str | None) -> str:

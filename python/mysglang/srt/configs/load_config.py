@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-LoadFormat: TypeAlias = Literal["auto", "safetensors", "pt", "dummy"]
+LoadFormat: TypeAlias = Literal["auto", "safetensors", "pt", "gguf", "dummy"]
 KvCacheDtype: TypeAlias = Literal["auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Quantization: TypeAlias = Literal["int8wo"]
 

@@ -20,8 +20,8 @@ from mysglang.srt.configs.pooling_config import PoolingConfig, is_sentence_encod
 from mysglang.srt.configs.rope_config import longest_context, rope_parameters, rotary_part
 from mysglang.srt.configs.unserved import MAX_NAME_CHARS, why_unserved
 from mysglang.srt.errors import ConfigError
-from mysglang.srt.utils.hf import read_json, read_json_if_there, resolve_model_path
-from mysglang.srt.utils.plain_files import is_there
+from mysglang.srt.utils.hf import resolve_model_path
+from mysglang.srt.utils.model_source import model_source
 
 DTYPES = {
     "half": "float16",
@@ -43,7 +43,7 @@ class ModelConfig:
     """The facts of one model. Lengths in tokens."""
 
     path: str
-    """The directory with the weights and the tokenizer."""
+    """The directory with the weights and the tokenizer, or the GGUF file that holds both."""
     architecture: str
     """One of `ARCHITECTURES`."""
     hf: dict[str, Any]
@@ -109,11 +109,10 @@ class ModelConfig:
         the files of sentence-transformers stand beside it. Raises ConfigError with a line that says what to do.
         """
         folder = resolve_model_path(path)
-        if not is_there(folder / "config.json"):
-            raise ConfigError(f"{folder} has no config.json; give the directory of a model in Hugging Face format")
+        source = model_source(folder)
         given = overrides or {}
-        hf = of_text(read_json(folder / "config.json") | given) | given
-        generation_config = read_json_if_there(folder / "generation_config.json")
+        hf = of_text(source.config() | given) | given
+        generation_config = source.generation_config()
         name, architecture = _architecture(hf, embedding=is_embedding or is_sentence_encoder(folder))
         if is_embedding and architecture.task == "generate":
             raise ConfigError(f"--is-embedding: {name} cannot make vectors here; leave it out")

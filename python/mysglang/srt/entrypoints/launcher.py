@@ -30,8 +30,8 @@ from mysglang.srt.utils.awake import awake_timeout
 from mysglang.srt.utils.checkpoint_files import stored_tensors
 from mysglang.srt.utils.hardware import detect_hardware, host_memory
 from mysglang.srt.utils.hf import resolve_model_path
+from mysglang.srt.utils.model_source import model_source
 from mysglang.srt.utils.network import ipc_endpoint, make_ipc_dir
-from mysglang.srt.utils.plain_files import check_tokenizer_files
 from mysglang.srt.utils.private_dir import remove_private_dir
 from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, stop_children
 from mysglang.srt.utils.shortage import shortage_in
@@ -78,7 +78,7 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
         tokenizer_path = fetch(model.tokenizer_path, load_format="dummy")
     found = replace(model, model_path=str(path), tokenizer_path=str(tokenizer_path))
     if not model.skip_tokenizer_init:
-        check_tokenizer_files(tokenizer_path)
+        model_source(tokenizer_path).check_tokenizer()
     config = load_model_config(found)
     _check_sizes(config, model.load_format, server_args.parallel)
     args = replace(server_args, model=found)

@@ -14,6 +14,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.utils.checkpoint_files import find_weights
 
 LAYOUT_VERSION = 2
 """Of the bytes of a page, as `HostPages.read` gives them."""
@@ -54,5 +55,6 @@ def page_layout(pool: KvPool) -> list[object]:
 
 def checkpoint_files(path: str) -> list[object]:
     """Name, size and time of each file: a checkpoint that is written anew is another one."""
-    found = [(file.name, file.stat()) for file in sorted(Path(path).glob("*")) if file.is_file()]
+    files = sorted(Path(path).glob("*")) if Path(path).is_dir() else find_weights(Path(path)).paths
+    found = [(file.name, file.stat()) for file in files if file.is_file()]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]

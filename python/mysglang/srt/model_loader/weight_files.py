@@ -17,6 +17,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.model_loader.gguf_file import gguf_files
+from mysglang.srt.model_loader.mapped_file import map_file, typed
 from mysglang.srt.utils.checkpoint_files import find_weights
 from mysglang.srt.utils.plain_files import check_plain
 from mysglang.srt.utils.torch_archive import archived_tensors
@@ -79,27 +81,19 @@ class TorchFile:
         return values.as_strided(stored.shape, stored.strides)
 
 
-def map_file(path: Path) -> Tensor:
-    """The bytes of a file as a tensor over the mapped file. Writing to it would not change the file."""
-    size = path.stat().st_size
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8) if size else torch.empty(0).byte()
-
-
-def typed(mapped: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as values of `dtype`; copied if they do not stand at a multiple of its size."""
-    aligned = mapped if mapped.data_ptr() % dtype.itemsize == 0 else mapped.clone()
-    # A view as another type looks at the offset within the storage too.
-    return (aligned if aligned.storage_offset() % dtype.itemsize == 0 else aligned.clone()).view(dtype)
-
-
 def _torch_files(paths: tuple[Path, ...]) -> list[WeightFile]:
     room = HeaderRoom()
     return [TorchFile(path, room) for path in paths]
 
 
+def _gguf_files(paths: tuple[Path, ...]) -> list[WeightFile]:
+    return [*gguf_files(paths)]
+
+
 OPENED_AS: Mapping[str, Callable[[tuple[Path, ...]], list[WeightFile]]] = {
     "safetensors": lambda paths: [SafetensorsFile(path) for path in paths],
     "pt": _torch_files,
+    "gguf": _gguf_files,
 }
 
 

@@ -2,15 +2,17 @@
 
 safetensors     model.safetensors.index.json, model.safetensors, *.safetensors
 pt              pytorch_model.bin.index.json, pytorch_model.bin, *.bin, *.pt, *.pth
+gguf            *.gguf; or the path of such a file
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.gguf.model import GgufModel, gguf_parts, ggufs_in, listed_files
 from mysglang.srt.utils.hf import read_json
 from mysglang.srt.utils.plain_files import check_plain, is_there
 from mysglang.srt.utils.safetensors_header import safetensors_header
@@ -52,7 +54,7 @@ def find_weights(folder: Path, load_format: str = "auto") -> WeightSource:
             check_plain(path)
         if paths:
             return WeightSource(name, tuple(paths))
-    what = "safetensors and no *.bin files" if load_format == "auto" else f"files for --load-format {load_format}"
+    what = "safetensors, *.bin or *.gguf files" if load_format == "auto" else f"files for --load-format {load_format}"
     raise ConfigError(f"{folder} holds no {what}; download the weights, or use --load-format dummy")
 
 
@@ -66,10 +68,10 @@ def stored_tensors(folder: Path, load_format: str = "auto") -> list[StoredTensor
     source = find_weights(folder, load_format)
     tensors: list[StoredTensor] = []
     room = HeaderRoom(MAX_HEADERS)
-    for path in source.paths:
-        tensors += FORMATS[source.format].header(path, room)
+    for found in FORMATS[source.format].headers(source.paths, room):
+        tensors += found
         if len(tensors) > MAX_TENSORS:
-            raise ConfigError(f"{path.parent} holds more than {MAX_TENSORS} tensors, and at most that many are read")
+            raise ConfigError(f"{folder} holds more than {MAX_TENSORS} tensors, and at most that many are read")
     return tensors
 
 
@@ -77,7 +79,8 @@ def stored_tensors(folder: Path, load_format: str = "auto") -> list[StoredTensor
 class _Format:
     find: Callable[[Path], list[Path]]
     """The files of a directory that hold weights in this format; none if it has no such files."""
-    header: Callable[[Path, HeaderRoom], list[StoredTensor]]
+    headers: Callable[[tuple[Path, ...], HeaderRoom], Iterator[list[StoredTensor]]]
+    """What they say, file by file."""
 
 
 def _safetensors(folder: Path) -> list[Path]:
@@ -113,12 +116,29 @@ def _indexed(folder: Path, index: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _torch_header(path: Path, room: HeaderRoom) -> list[StoredTensor]:
-    return [StoredTensor(tensor.name, tensor.shape, path.name) for tensor in archived_tensors(path, room)]
+def _gguf(path: Path) -> list[Path]:
+    found = [path] if path.is_file() else ggufs_in(path)
+    if len(found) > 1:
+        raise ConfigError(f"{path} holds several GGUF models ({listed_files(found)}); give the path of one of them")
+    return gguf_parts(found[0]) if found else []
+
+
+def _safetensors_headers(paths: tuple[Path, ...], room: HeaderRoom) -> Iterator[list[StoredTensor]]:
+    return (safetensors_header(path, room) for path in paths)
+
+
+def _torch_headers(paths: tuple[Path, ...], room: HeaderRoom) -> Iterator[list[StoredTensor]]:
+    for path in paths:
+        yield [StoredTensor(tensor.name, tensor.shape, path.name) for tensor in archived_tensors(path, room)]
+
+
+def _gguf_headers(paths: tuple[Path, ...], room: HeaderRoom) -> Iterator[list[StoredTensor]]:
+    yield GgufModel(paths[0], room).stored_tensors()
 
 
 FORMATS: Mapping[str, _Format] = {
-    "safetensors": _Format(_safetensors, safetensors_header),
-    "pt": _Format(_torch_files, _torch_header),
+    "safetensors": _Format(_safetensors, _safetensors_headers),
+    "pt": _Format(_torch_files, _torch_headers),
+    "gguf": _Format(_gguf, _gguf_headers),
 }
 """In the order in which `auto` tries them."""

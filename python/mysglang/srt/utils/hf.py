@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.gguf.model import ggufs_in, is_gguf, listed_files
 from mysglang.srt.utils.plain_files import is_there, read_plain, size_limit
 
 CONFIG_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
@@ -20,6 +21,7 @@ WEIGHT_FILES: dict[str, list[list[str]]] = {
     "auto": [SAFETENSORS, TORCH_FILES],
     "safetensors": [SAFETENSORS],
     "pt": [TORCH_FILES],
+    "gguf": [["*.gguf"]],
     "dummy": [[]],
 }
 """By load format: the patterns of its files. Later patterns are downloaded only if no file has an earlier one."""
@@ -28,21 +30,31 @@ WEIGHT_FILES: dict[str, list[list[str]]] = {
 UNWANTED_FILES = ["[!0-9]*/*", "consolidated*"]
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
+_GGUF = re.compile(r"([A-Za-z0-9_][\w.-]*/[\w.-]+)/([\w.-]+\.gguf)")
+"""A file of a repository: OWNER/NAME/FILE.gguf."""
 
 
 def resolve_model_path(
     model: str, *, revision: str | None = None, download_dir: str | None = None, load_format: str = "auto"
 ) -> Path:
     """The directory of `model`: a directory of this machine, else a Hugging Face id, downloaded unless it is cached.
+    It may be a GGUF file, too: one of this machine, the only one in a directory without config.json, or
+    OWNER/NAME/FILE.gguf.
 
     With the load format `dummy`, only the configuration and tokenizer files are fetched. Raises ConfigError.
     """
     # os.path says no where pathlib raises: of names that are too long, and of homes of nobody.
     path = os.path.expanduser(model)
     if model and os.path.isdir(path):
+        return _gguf_in(Path(path).resolve())
+    if is_gguf(Path(path)) and os.path.isfile(path):
         return Path(path).resolve()
+    if (file := _GGUF.fullmatch(model)) is not None:
+        # Further parts of a model have other numbers in their names.
+        pattern = re.sub(r"-00001-of-(\d{5}\.gguf)$", r"-*-of-\1", file[2])
+        return _download(file[1], revision, download_dir, [pattern]) / file[2]
     if os.path.isfile(path):
-        raise ConfigError(f"model path {model} is a file; give the directory that holds config.json")
+        raise ConfigError(f"model path {model} is a file; give the directory that holds config.json, or a file in GGUF")
     if not _REPOSITORY.fullmatch(model):
         raise ConfigError(
             f"model path {model!r} does not exist; give a directory, or a Hugging Face id such as org/name"
@@ -52,6 +64,14 @@ def resolve_model_path(
         if any(path for pattern in patterns for path in folder.glob(pattern)):
             break
     return folder
+
+
+def _gguf_in(folder: Path) -> Path:
+    """The GGUF file that is all of a model in the directory, if there is one; else the directory."""
+    found = [] if is_there(folder / "config.json") else ggufs_in(folder)
+    if len(found) > 1:
+        raise ConfigError(f"{folder} holds several GGUF models ({listed_files(found)}); give the path of one of them")
+    return found[0] if found else folder
 
 
 def _download(model: str, revision: str | None, download_dir: str | None, patterns: list[str]) -> Path:

@@ -17,9 +17,8 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from mysglang.srt.errors import ConfigError, InvalidRequest
-from mysglang.srt.utils.hf import read_json, read_json_if_there
+from mysglang.srt.utils.model_source import model_source
 from mysglang.srt.utils.panics import is_panic
-from mysglang.srt.utils.plain_files import TEMPLATE_LIMIT, is_there, read_plain, size_limit
 from mysglang.srt.utils.text import IncrementalDecoder, StoppableText
 from mysglang.srt.utils.text_growth import MAX_GROWTH, growth
 from mysglang.srt.utils.token_bytes import DecoderSpec, TokenBytes
@@ -30,9 +29,6 @@ MAX_VOCAB = 1 << 20
 MAX_MERGES = 1 << 20
 MAX_ADDED = 1 << 17
 """Entries of a tokenizer.json. The largest known one has 262,144 tokens and 514,906 merges."""
-
-MAX_TEMPLATES = 64
-"""Additional chat templates of one model."""
 
 IDS_PIECE = 1 << 14
 """Tokens, some third of a millisecond."""
@@ -111,15 +107,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer in directory `path`. Raises ConfigError."""
-        folder = Path(path)
-        file = folder / "tokenizer.json"
-        if not is_there(file):
-            raise ConfigError(
-                f"{folder} holds no tokenizer.json. Make one with transformers: "
-                "AutoTokenizer.from_pretrained(path).save_pretrained(path)"
-            )
-        content = read_plain(file, size_limit(file))
+        """The tokenizer in directory `path`, or in the GGUF file there. Raises ConfigError."""
+        source = model_source(Path(path))
+        content = source.tokenizer_json()
+        file = Path(path, "tokenizer.json") if Path(path).is_dir() else Path(path)
         try:
             described = msgspec.json.decode(content, type=_TokenizerFile)
         except (msgspec.MsgspecError, RecursionError) as error:
@@ -131,7 +122,7 @@ class Tokenizer:
             raise
         except BaseException as error:  # the library raises nothing narrower, and its panics are no Exception
             raise ConfigError(f"{file} cannot be loaded: {error}") from error
-        config = _read_config(folder)
+        config = source.tokenizer_config()
         _complete(backend, config, described.post_processor)
         return cls(backend, described.decoder, config)
 
@@ -240,34 +231,6 @@ def _ids(encoding: tokenizers.Encoding) -> list[int]:
     for rest in encoding.overflowing:
         ids += rest.ids
     return ids
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, completed by the files that may stand beside it."""
-    config = read_json_if_there(folder / "tokenizer_config.json")
-    if "added_tokens_decoder" not in config:
-        config |= read_json_if_there(folder / "special_tokens_map.json")
-    template = folder / "chat_template.jinja"
-    legacy = folder / "chat_template.json"
-    if is_there(template):
-        config["chat_template"] = _read_text(template)
-        more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-        if len(more) > MAX_TEMPLATES:
-            raise ConfigError(f"{folder} holds {len(more)} additional chat templates; at most {MAX_TEMPLATES} are read")
-        if more:
-            named = {"default": template} | {file.stem: file for file in more}
-            config["chat_template"] = [{"name": name, "template": _read_text(named[name])} for name in named]
-    elif "chat_template" not in config and is_there(legacy):
-        config["chat_template"] = read_json(legacy).get("chat_template")
-    return config
-
-
-def _read_text(file: Path) -> str:
-    try:
-        text = read_plain(file, TEMPLATE_LIMIT).decode("utf-8")
-        return text.replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
 def _complete(backend: tokenizers.Tokenizer, config: dict[str, Any], post_processor: _PostProcessor | None) -> None:

@@ -1,0 +1,274 @@
+"""From the metadata of a GGUF file to what Hugging Face's config.json says of the same model.
+
+A family is a row in `FAMILIES`. What llama.cpp keeps in its code and not in the file (Gemma's window pattern, how
+experts are weighed) stands here too, from llama.cpp's src/models and convert_hf_to_gguf.py.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.gguf.header import GgufHeader, GgufTensor
+from mysglang.srt.utils.gguf.tensor_names import FOUR_NORMS, PLAIN, SHARED_EXPERT, Naming
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""How every Llama 3.1 to 3.3 scales its rotary frequencies, beside the factor. A file holds only the result."""
+
+LLAMA3_TOLERANCE = 1e-3
+MAX_FREQUENCIES = 1 << 13
+
+_COMMON = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+
+
+class Facts:
+    """The metadata of one model, read by key and type."""
+
+    def __init__(self, header: GgufHeader, tensors: Mapping[str, GgufTensor]) -> None:
+        """`tensors`: those of all parts, by llama.cpp's names."""
+        self._header = header
+        self.metadata = header.metadata
+        self.tensors = tensors
+        self.architecture = self.text("general.architecture")
+
+    def text(self, key: str) -> str:
+        value = self.metadata.get(key)
+        if not isinstance(value, str):
+            raise ConfigError(f"{self._header.path}: the metadata key {key} must be a text, not {_shown(value)}")
+        return value
+
+    def of_model(self, key: str) -> Any:
+        """A number of the architecture, or None. A list of equal numbers, one for each layer, is that number."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if isinstance(value, list) and value and all(each == value[0] for each in value):
+            value = value[0]
+        if value is not None and not isinstance(value, int | float | str):
+            raise ConfigError(
+                f"{self._header.path}: {self.architecture}.{key} is {_shown(value)}, which is not supported"
+            )
+        return value
+
+    def number(self, key: str) -> int:
+        """Such a number that must be there."""
+        value = self.of_model(key)
+        if not isinstance(value, int):
+            raise ConfigError(f"{self._header.path} lacks the metadata key {self.architecture}.{key}")
+        return value
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.tensors
+
+    def floats(self, tensor: GgufTensor) -> tuple[float, ...]:
+        """The values of a small tensor of F32."""
+        if tensor.type.name != "F32" or math.prod(tensor.shape) > MAX_FREQUENCIES:
+            raise ConfigError(f"{self._header.path}: tensor {tensor.name} is no short list of F32")
+        with self._header.path.open("rb") as file:
+            file.seek(tensor.begin)
+            return struct.unpack(f"<{math.prod(tensor.shape)}f", file.read(tensor.end - tensor.begin))
+
+    def refused(self, what: str) -> ConfigError:
+        return ConfigError(f"{self._header.path}: {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One of llama.cpp's architectures."""
+
+    hf_name: Callable[[Facts], str]
+    """What stands under `architectures` in config.json."""
+    own: Callable[[Facts], dict[str, Any]]
+    """Keys beside those of all decoders."""
+    naming: Callable[[Facts], Naming]
+
+
+def _nothing(_: Facts) -> dict[str, Any]:
+    return {}
+
+
+def _named(name: str) -> Callable[[Facts], str]:
+    return lambda _: name
+
+
+def _always(naming: Naming) -> Callable[[Facts], Naming]:
+    return lambda _: naming
+
+
+def _llama_name(facts: Facts) -> str:
+    if facts.of_model("expert_count"):
+        return "MixtralForCausalLM"
+    return "MistralForCausalLM" if facts.of_model("attention.sliding_window") else "LlamaForCausalLM"
+
+
+def _llama(facts: Facts) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "attention_bias": facts.has("blk.0.attn_output.bias"),
+        "mlp_bias": facts.has("blk.0.ffn_down.bias"),
+        "head_dim": facts.of_model("attention.key_length") or facts.of_model("rope.dimension_count"),
+        "sliding_window": facts.of_model("attention.sliding_window"),
+    }
+    if facts.of_model("expert_count"):
+        found |= {"num_local_experts": facts.number("expert_count")}
+        found |= {"num_experts_per_tok": facts.number("expert_used_count")}
+    return found
+
+
+def _llama_naming(facts: Facts) -> Naming:
+    if facts.of_model("expert_count"):
+        module = "block_sparse_moe"
+        return Naming(router=f"{module}.gate", experts=f"{module}.experts", parts=("w1", "w3", "w2"), permuted=True)
+    return Naming(permuted=True)
+
+
+def _experts(facts: Facts) -> dict[str, Any]:
+    return {
+        "num_experts": facts.number("expert_count"),
+        "num_experts_per_tok": facts.number("expert_used_count"),
+        "moe_intermediate_size": facts.number("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        # A layer of its own size where all have experts: nothing has this width.
+        "intermediate_size": facts.of_model("feed_forward_length") or facts.number("expert_feed_forward_length"),
+    }
+
+
+def _qwen2_moe(facts: Facts) -> dict[str, Any]:
+    shared = facts.number("expert_shared_feed_forward_length")
+    return {**_experts(facts), "norm_topk_prob": False, "shared_expert_intermediate_size": shared}
+
+
+def _gemma(facts: Facts, largest: int) -> dict[str, Any]:
+    # The model of so many layers alone scales by the width of its heads as hidden_size has it.
+    whole = facts.number("block_count") == largest
+    heads = facts.number("attention.head_count")
+    head_dim = facts.number("attention.key_length")
+    return {
+        "query_pre_attn_scalar": facts.number("embedding_length") // heads if whole else head_dim,
+        "sliding_window": facts.number("attention.sliding_window"),
+        "hidden_activation": "gelu_pytorch_tanh",
+    }
+
+
+def _gemma2(facts: Facts) -> dict[str, Any]:
+    return {
+        **_gemma(facts, 46),
+        "attn_logit_softcapping": facts.of_model("attn_logit_softcapping"),
+        "final_logit_softcapping": facts.of_model("final_logit_softcapping"),
+    }
+
+
+def _gemma3(facts: Facts) -> dict[str, Any]:
+    return {**_gemma(facts, 62), "sliding_window_pattern": 6, "rope_local_base_freq": 10000.0}
+
+
+_FOUR_NORMS = Naming(layer=FOUR_NORMS, one_more=True)
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(_llama_name, _llama, _llama_naming),
+    "qwen2": Family(_named("Qwen2ForCausalLM"), _nothing, _always(Naming())),
+    "qwen2moe": Family(_named("Qwen2MoeForCausalLM"), _qwen2_moe, _always(Naming(layer={**PLAIN, **SHARED_EXPERT}))),
+    "qwen3": Family(_named("Qwen3ForCausalLM"), _nothing, _always(Naming())),
+    "qwen3moe": Family(_named("Qwen3MoeForCausalLM"), _experts, _always(Naming())),
+    "gemma2": Family(_named("Gemma2ForCausalLM"), _gemma2, _always(_FOUR_NORMS)),
+    "gemma3": Family(_named("Gemma3ForCausalLM"), _gemma3, _always(_FOUR_NORMS)),
+}
+"""By `general.architecture`."""
+
+
+def family_of(facts: Facts) -> Family:
+    """Raises ConfigError for an architecture that is not supported."""
+    if facts.architecture not in FAMILIES:
+        raise facts.refused(
+            f"the architecture {facts.architecture[:80]} is not supported as GGUF; supported are "
+            + ", ".join(FAMILIES)
+            + "; use the checkpoint in safetensors"
+        )
+    return FAMILIES[facts.architecture]
+
+
+def config_json(facts: Facts) -> dict[str, Any]:
+    """What config.json of the same model says. Raises ConfigError for what cannot be served."""
+    family = family_of(facts)
+    embedding = facts.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise facts.refused("there is no table token_embd.weight, so this is no model with text as input")
+    keys = {hf: value for key, hf in _COMMON.items() if (value := facts.of_model(key)) is not None}
+    head_dim, value_dim = facts.of_model("attention.key_length"), facts.of_model("attention.value_length")
+    if head_dim != value_dim:
+        raise facts.refused(f"keys of {head_dim} and values of {value_dim} numbers for each head are not supported")
+    own = {key: value for key, value in family.own(facts).items() if value is not None or key == "sliding_window"}
+    return {
+        "architectures": [family.hf_name(facts)],
+        "model_type": facts.architecture,
+        "hidden_act": "silu",
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": not facts.has("output.weight"),
+        # Values in float16 have more digits than bfloat16 keeps; what is rounded to few bits fits into either.
+        "torch_dtype": "float16" if embedding.type.name == "F16" and "gemma" not in facts.architecture else "bfloat16",
+        **keys,
+        **own,
+        **_rope(facts),
+        **_ends(facts),
+    }
+
+
+def _rope(facts: Facts) -> dict[str, Any]:
+    kind, factor = facts.of_model("rope.scaling.type"), facts.of_model("rope.scaling.factor")
+    original = facts.of_model("rope.scaling.original_context_length")
+    if (stored := facts.tensors.get("rope_freqs.weight")) is not None:
+        return {"rope_scaling": _llama3(facts, facts.floats(stored))}
+    match kind:
+        case None | "none":
+            return {}
+        case "linear":
+            return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+        case "yarn":
+            scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+            return {"rope_scaling": {key: value for key, value in scaling.items() if value is not None}}
+    raise facts.refused(f"rotary positions scaled as {_shown(kind)} are not supported as GGUF")
+
+
+def _llama3(facts: Facts, divisors: tuple[float, ...]) -> dict[str, Any]:
+    """The parameters from which these divisors of the rotary frequencies follow. Raises ConfigError if none do."""
+    scaling = {"rope_type": "llama3", "factor": max(divisors), **LLAMA3}
+    theta = facts.of_model("rope.freq_base") or 10000.0
+    expected = _llama3_divisors(scaling, float(theta), len(divisors))
+    if any(abs(one - other) > LLAMA3_TOLERANCE * other for one, other in zip(divisors, expected, strict=True)):
+        raise facts.refused("the divisors in rope_freqs.weight are not those of Llama 3, which are the only known ones")
+    return scaling
+
+
+def _llama3_divisors(scaling: Mapping[str, Any], theta: float, count: int) -> list[float]:
+    """As convert_hf_to_gguf.py writes them: what each frequency of the rotary embedding is divided by."""
+    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    length = scaling["original_max_position_embeddings"]
+    divisors = []
+    for index in range(count):
+        wavelength = 2 * math.pi * theta ** (index / count)
+        share = (length / wavelength - low) / (high - low)
+        smooth = 1 / ((1 - share) / factor + share) if 0 <= share <= 1 else 1.0
+        divisors.append(factor if wavelength > length / low else 1.0 if wavelength < length / high else smooth)
+    return divisors
+
+
+def _ends(facts: Facts) -> dict[str, Any]:
+    """The ids of tokens that begin and end a text."""
+    ids = {name: facts.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
+    ends = [ids[name] for name in ("eos", "eot", "eom") if isinstance(ids[name], int)]
+    return {"bos_token_id": ids["bos"], "eos_token_id": ends or None}
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]

@@ -1,0 +1,106 @@
+"""GgufModel: a model in a GGUF file, or in the parts of one, under the names and in the forms of Hugging Face."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.utils.gguf.config_json import Facts, config_json, family_of
+from mysglang.srt.utils.gguf.header import GgufHeader, read_header
+from mysglang.srt.utils.gguf.tensor_names import NamedPart, named_parts
+from mysglang.srt.utils.gguf.tokenizer_json import tokenizer_config, tokenizer_json
+from mysglang.srt.utils.plain_files import TEMPLATE_LIMIT, is_there
+from mysglang.srt.utils.weight_headers import MAX_TENSORS, HeaderRoom, StoredTensor, damaged
+
+MAX_NAMED = 8
+"""Files that an error lists."""
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII)
+
+
+def is_gguf(path: Path) -> bool:
+    """By its name; what is in it is seen when it is read."""
+    return path.suffix == ".gguf"
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """The files that a model consists of, by the first of them. Raises ConfigError for one that is missing."""
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    if int(match[2]) != 1:
+        raise ConfigError(
+            f"{path} is a later part of a model; give the first one, which ends in -00001-of-{match[3]}.gguf"
+        )
+    parts = [path.with_name(f"{match[1]}-{number:05}-of-{match[3]}.gguf") for number in range(1, int(match[3]) + 1)]
+    for part in parts:
+        if not is_there(part):
+            raise ConfigError(f"{part} is missing; download it again")
+    return parts
+
+
+def ggufs_in(folder: Path) -> list[Path]:
+    """The models in a directory: each by its file, or by the first of its parts."""
+    found = sorted(folder.glob("*.gguf"))
+    # Towers for pictures come in a file of their own, and text needs none.
+    found = [path for path in found if not path.name.startswith("mmproj")]
+    return [path for path in found if (match := _PART.fullmatch(path.name)) is None or int(match[2]) == 1]
+
+
+def listed_files(paths: list[Path]) -> str:
+    """The names of the first few."""
+    return ", ".join(path.name for path in paths[:MAX_NAMED]) + (" …" if len(paths) > MAX_NAMED else "")
+
+
+class GgufModel:
+    """One model, headers read."""
+
+    def __init__(self, path: Path, room: HeaderRoom | None = None) -> None:
+        """`path`: the file, or the first of its parts. Raises ConfigError for a file that cannot be served."""
+        room = room or HeaderRoom()
+        self.headers: list[GgufHeader] = [read_header(part, room) for part in gguf_parts(path)]
+        tensors = [tensor for header in self.headers for tensor in header.tensors]
+        by_name = {tensor.name: tensor for tensor in tensors}
+        if len(by_name) < len(tensors):
+            twice = next(name for name in by_name if sum(tensor.name == name for tensor in tensors) > 1)
+            raise damaged(path, f"tensor {twice[:80]} stands there twice")
+        self._facts = Facts(self.headers[0], by_name)
+
+    def parts(self, header: GgufHeader) -> list[NamedPart]:
+        """The tensors in one of the files, by the names of Hugging Face's checkpoints."""
+        facts = self._facts
+        naming = family_of(facts).naming(facts)
+        heads = facts.number("attention.head_count")
+        kv_heads = facts.of_model("attention.head_count_kv") or heads
+        found: list[NamedPart] = []
+        for tensor in header.tensors:
+            found += named_parts(naming, tensor, heads=heads, kv_heads=kv_heads)
+            if len(found) > MAX_TENSORS:
+                raise damaged(header.path, f"it holds more than {MAX_TENSORS} tensors")
+        return found
+
+    def stored_tensors(self) -> list[StoredTensor]:
+        return [
+            StoredTensor(part.name, part.shape, header.path.name)
+            for header in self.headers
+            for part in self.parts(header)
+        ]
+
+    def config(self) -> dict[str, Any]:
+        """What config.json would say."""
+        return config_json(self._facts)
+
+    def tokenizer_json(self) -> bytes:
+        """What tokenizer.json would hold."""
+        return tokenizer_json(self._facts)
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        """What tokenizer_config.json would say."""
+        config = tokenizer_config(self._facts)
+        templates = config.get("chat_template")
+        for text in [each["template"] for each in templates] if isinstance(templates, list) else [templates or ""]:
+            if len(text.encode()) > TEMPLATE_LIMIT:
+                raise self._facts.refused(f"a chat template has more than {TEMPLATE_LIMIT} bytes")
+        return config

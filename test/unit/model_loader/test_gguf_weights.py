@@ -1,0 +1,183 @@
+"""Models in GGUF: the same config and weights as the checkpoint that the file was made of."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fixtures.gguf_files import F16, F32, Q8_0, convert, metadata_of, plain, tensors_of, write_gguf
+from fixtures.tiny_checkpoints import make_checkpoint
+from mysglang.srt.configs.checkpoint_sizes import check_checkpoint
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.model_loader.loader import load_model
+from mysglang.srt.model_loader.weight_update import SAME, first_difference
+from mysglang.srt.utils.checkpoint_files import stored_tensors
+
+CPU = torch.device("cpu")
+
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 5000.0}
+FAMILIES = {
+    "llama": {"rope_parameters": PLAIN_ROPE},
+    "mistral": {},
+    "mixtral": {},
+    "qwen2": {"rope_parameters": {**PLAIN_ROPE, "rope_type": "linear", "factor": 4.0}},
+    "qwen2_moe": {},
+    "qwen3": {"tie_word_embeddings": True},
+    "qwen3_moe": {},
+    "gemma2": {"query_pre_attn_scalar": 32, "tie_word_embeddings": True},
+    "gemma3": {
+        "query_pre_attn_scalar": 32,
+        "tie_word_embeddings": True,
+        "layer_types": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        },
+    },
+}
+"""Sizes that a GGUF file can express: the rest llama.cpp has in its code."""
+
+
+def config_of(path: Path) -> ModelConfig:
+    return ModelConfig.from_path(str(path), dtype="float32")
+
+
+def values(path: Path, load: LoadConfig | None = None) -> dict[str, Tensor]:
+    model = load_model(config_of(path), load or LoadConfig(), CPU, torch.float32)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_model(family: str, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path, **FAMILIES[family])
+    path = convert(tmp_path, tmp_path / "model.gguf", F32)
+    theirs, ours = config_of(tmp_path), config_of(path)
+    for name in SAME:
+        assert first_difference(name, getattr(ours, name), getattr(theirs, name)) is None
+    assert (ours.context_len, ours.eos_token_ids) == (theirs.context_len, theirs.eos_token_ids)
+    check_checkpoint(ours, stored_tensors(path))
+    expected, found = values(tmp_path), values(path)
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        # 1 + w in float32 has lost the last digits of w.
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=3e-7 if "gemma" in family else 0)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    make_checkpoint("llama", tmp_path, rope_parameters=PLAIN_ROPE)
+    return tmp_path
+
+
+def test_values_of_sixteen_bits_are_those_of_the_file(llama: Path) -> None:
+    found = values(convert(llama, llama / "model.gguf", F16))
+    assert all(
+        torch.equal(found[name], tensor.half().float()) for name, tensor in values(llama).items() if tensor.ndim > 1
+    )
+    assert ModelConfig.from_path(str(llama / "model.gguf")).dtype == "float16"
+
+
+def test_eight_bits_are_within_half_a_step(llama: Path) -> None:
+    # Rows of 96 and 136 values: the second is not made of blocks.
+    make_checkpoint("llama", llama, rope_parameters=PLAIN_ROPE, intermediate_size=160)
+    expected, found = values(llama), values(convert(llama, llama / "model.gguf", Q8_0))
+    for name, tensor in expected.items():
+        blocks = tensor.reshape(-1, 32) if tensor.ndim > 1 else tensor[:, None]
+        largest = blocks.abs().amax(1, keepdim=True)
+        difference = (found[name].reshape(blocks.shape) - blocks).abs()
+        # The scale itself has 11 bits.
+        assert (difference <= largest / 127 * (0.5 + 127 * 2.0**-11)).all()
+    assert not torch.equal(found["lm_head.weight"], expected["lm_head.weight"])
+    path = llama / "odd.gguf"
+    with pytest.raises(ConfigError, match=r"is not made of blocks of Q8_0"):
+        stored = {"token_embd.weight": plain(torch.zeros(4, 40))}
+        stored["token_embd.weight"] = type(stored["token_embd.weight"])(Q8_0, (4, 40), bytes(4 * 40))
+        stored_tensors(write_gguf(path, metadata_of(llama), stored))
+
+
+def test_parts_and_directories(llama: Path) -> None:
+    expected = values(llama)
+    metadata, tensors = metadata_of(llama), tensors_of(llama)
+    folder = llama / "parts"
+    folder.mkdir()
+    names = list(tensors)
+    for number, some in ((1, names[::2]), (2, names[1::2])):
+        stored = {name: plain(tensors[name]) for name in some}
+        write_gguf(folder / f"m-{number:05}-of-00002.gguf", metadata if number == 1 else {"split.no": 1}, stored)
+    first = folder / "m-00001-of-00002.gguf"
+    # A directory with one model and no config.json is that model.
+    for path in (first, folder):
+        found = values(path)
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    with pytest.raises(ConfigError, match=r"give the first one, which ends in -00001-of-00002.gguf"):
+        config_of(folder / "m-00002-of-00002.gguf")
+    convert(llama, folder / "other.gguf")
+    with pytest.raises(ConfigError, match=r"several GGUF models \(m-00001-of-00002.gguf, other.gguf\)"):
+        config_of(folder)
+    (folder / "m-00002-of-00002.gguf").unlink()
+    with pytest.raises(ConfigError, match=r"m-00002-of-00002.gguf is missing"):
+        config_of(first)
+
+
+def test_beside_a_config_the_file_has_the_weights_alone(llama: Path) -> None:
+    expected = values(llama)
+    convert(llama, llama / "model.gguf", F16)
+    found = values(llama, LoadConfig(load_format="gguf"))
+    assert torch.equal(found["lm_head.weight"], expected["lm_head.weight"].half().float())
+    (llama / "model.safetensors").unlink()
+    assert torch.equal(values(llama)["lm_head.weight"], found["lm_head.weight"])
+
+
+def test_names_are_strict(llama: Path) -> None:
+    metadata, tensors = metadata_of(llama), tensors_of(llama)
+    stored = {name: plain(tensor) for name, tensor in tensors.items()}
+    del stored["blk.1.attn_k.weight"]
+    stored["blk.0.attn_sinks.weight"] = plain(torch.zeros(6))
+    with pytest.raises(ConfigError) as caught:
+        values(write_gguf(llama / "model.gguf", metadata, stored))
+    message = str(caught.value)
+    assert "lacks tensors for layers.1.self_attn.k_proj.weight" in message
+    assert "does not know: blk.0.attn_sinks.weight" in message
+
+
+def test_rotary_scaling_of_llama_3(tmp_path: Path) -> None:
+    """A file holds divisors of the frequencies; the parameters that they come from are found again."""
+    scaling = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    make_checkpoint("llama", tmp_path, rope_parameters=scaling, head_dim=64)
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    made = LlamaConfig(head_dim=64, rope_parameters=scaling)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](made, CPU)
+    plain_frequencies = 1 / 500000.0 ** (torch.arange(0, 64, 2).float() / 64)
+    metadata, tensors = metadata_of(tmp_path), tensors_of(tmp_path)
+    stored = {name: plain(tensor) for name, tensor in tensors.items()}
+    path = tmp_path / "model.gguf"
+    write_gguf(path, metadata, stored | {"rope_freqs.weight": plain(plain_frequencies / scaled)})
+    assert config_of(path).decoder == config_of(tmp_path).decoder
+    assert values(path).keys() == values(tmp_path).keys()
+    write_gguf(path, metadata, stored | {"rope_freqs.weight": plain(torch.linspace(1, 8, 32))})
+    with pytest.raises(ConfigError, match="are not those of Llama 3"):
+        config_of(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"general.architecture": "falcon"}, "the architecture falcon is not supported as GGUF; supported are llama,"),
+        ({"general.architecture": 3}, "general.architecture must be a text, not 3"),
+        ({"llama.rope.scaling.type": "longrope"}, "rotary positions scaled as 'longrope'"),
+        ({"llama.attention.key_length": 32, "llama.attention.value_length": 16}, "keys of 32 and values of 16"),
+        ({"llama.attention.head_count_kv": [2, 2, 1]}, r"head_count_kv is \[2, 2, 1\], which is not supported"),
+        ({"llama.block_count": "3"}, "num_hidden_layers"),
+        ({"llama.embedding_length": 1 << 31}, "hidden_size"),
+    ],
+)
+def test_what_cannot_be_served_is_named(llama: Path, metadata: dict[str, object], words: str) -> None:
+    path = convert(llama, llama / "model.gguf", **{key.replace(".", "__"): value for key, value in metadata.items()})
+    with pytest.raises(ConfigError, match=words):
+        config_of(path)
