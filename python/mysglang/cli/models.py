@@ -121,13 +121,13 @@ def of_model(options: argparse.Namespace) -> dict[str, Any]:
     config = ModelConfig.from_path(str(folder), dtype=options.dtype)
     stored = _stored(folder, config)
     memory, place = _memory(options.memory)
-    parameters = stored.get("parameters", num_parameters(config))
+    parameters = stored["parameters"] if stored else num_parameters(config)
     weight_bytes = parameters * DTYPE_BYTES.get(config.dtype, 2)
     room = memory * GIB * options.mem_fraction_static - weight_bytes
     return {
         "model": options.model,
         "architecture": config.architecture,
-        "task": ARCHITECTURES[config.architecture].task,
+        "task": config.served_as.task,
         "dtype": config.dtype,
         "layers": config.num_layers,
         "context_length": config.context_len,

@@ -62,7 +62,7 @@ def test_runs_without_values(family: str, group: SoloGroup, tmp_path: Path) -> N
     make_checkpoint(family, tmp_path)
     config = ModelConfig.from_path(str(tmp_path))
     with META:
-        model = model_class(config.architecture, CausalLM)(
+        model = model_class(config.served_as, CausalLM)(
             config, LayerContext(dtype=torch.bfloat16, tp=group), WholeModel()
         )
     host = worker_batch([Row(0, [1, 2, 3]), Row(1, [4])], PageRows(page_size=4))

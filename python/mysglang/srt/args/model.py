@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mysglang.srt.args.field import arg
+from mysglang.srt.configs.foreign import ModelImpl
 from mysglang.srt.configs.load_config import LoadFormat, Quantization
 
 DType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
@@ -59,6 +60,12 @@ class ModelArgs:
         False,
         help="Return embeddings from a decoder that could also generate text. Models that cannot generate need no "
         "flag.",
+    )
+    model_impl: ModelImpl = arg(
+        "auto",
+        help="Code of the model's layers. mysglang: this package's own, or that of a package which adds the "
+        "architecture. transformers: that of the transformers library, on this server's cache and scheduler. "
+        "auto: mysglang if it has the architecture.",
     )
     revision: str | None = arg(
         None, help="Branch, tag or commit of the Hugging Face repository. If unset, its main branch."

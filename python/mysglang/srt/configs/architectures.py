@@ -53,6 +53,8 @@ from mysglang.srt.configs.families.seed_oss import SeedOssConfig
 from mysglang.srt.configs.families.smollm3 import SmolLM3Config
 from mysglang.srt.configs.families.stablelm import StableLmConfig
 from mysglang.srt.configs.families.starcoder2 import Starcoder2Config
+from mysglang.srt.configs.plug_ins import load_plug_in, plug_ins
+from mysglang.srt.errors import ConfigError
 
 Task: TypeAlias = Literal["generate", "embed", "classify"]
 """What a model gives: text, a vector for each prompt, or a score for each of its labels."""
@@ -63,7 +65,7 @@ class Architecture:
     """What must be known of an architecture before its model class is imported."""
 
     model: str
-    """What computes it: `file:Class` in `models/`."""
+    """What computes it: `file:Class` in `package`."""
     config: type[DecoderConfig] | None = None
     """The family of a decoder; None: an encoder, whose tokens see those after them too."""
     task: Task = "generate"
@@ -77,11 +79,15 @@ class Architecture:
     """
     positions_after_padding: bool = False
     """Whether positions are counted from pad_token_id + 1 on, as RoBERTa does."""
+    foreign: bool = False
+    """Whether its layers are transformers' code, so that no plan is made of them."""
+    package: str = "mysglang.srt.models"
+    """Where its class is; a package that brings families of its own names its own."""
 
     @property
     def encoder(self) -> bool:
         """Whether prompts are taken whole only, and nothing is kept of them."""
-        return self.config is None
+        return self.config is None and not self.foreign
 
 
 DECODERS: dict[str, type[DecoderConfig]] = {
@@ -178,3 +184,25 @@ ARCHITECTURES: dict[str, Architecture] = {
     "XLMRobertaModel": _ROBERTA,
     "XLMRobertaForSequenceClassification": _ROBERTA_CLASSIFIER,
 }
+
+FOREIGN = Architecture("transformers_backend.model:TransformersCausalLM", foreign=True)
+"""Every causal language model of transformers that our own code does not compute."""
+
+
+def find_architecture(name: str) -> Architecture | None:
+    """The built-in row of that name, else the one that an installed package brings; None if there is none.
+
+    Raises ConfigError for a package whose families cannot be read, and for two packages that bring the same.
+    """
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    found = {
+        str(point.dist and point.dist.name): rows[name]
+        for point in plug_ins(name)
+        if name in (rows := load_plug_in(point, Architecture, DecoderConfig, decoder))
+    }
+    if len(found) > 1:
+        raise ConfigError(
+            f"architecture {name} is brought by several packages: {', '.join(found)}; uninstall all but one"
+        )
+    return next(iter(found.values()), None)

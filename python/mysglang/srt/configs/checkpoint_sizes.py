@@ -39,6 +39,8 @@ def check_checkpoint(config: ModelConfig, tensors: Sequence[StoredTensor]) -> No
         raise ConfigError(
             f"config.json: num_hidden_layers is {config.num_layers}, and the checkpoint holds {len(numbers)} layers"
         )
+    if config.served_as.foreign:
+        return  # its sizes are compared when transformers has built it
     matrix_named = _finder(config)
     for tensor in tensors:
         matrix = matrix_named(tensor.name)
@@ -60,6 +62,8 @@ def check_checkpoint(config: ModelConfig, tensors: Sequence[StoredTensor]) -> No
 
 def check_memory(config: ModelConfig, *, memory: float, tp_size: int, place: str) -> None:
     """Compare what the model takes with `memory`, the GiB of each device. Raises ConfigError with the largest part."""
+    if config.served_as.foreign:
+        return
     weights = num_parameters(config) * DTYPE_BYTES.get(config.dtype, 2) / tp_size / GIB
     if weights > memory:
         sizes = [size for matrix in _layer_matrices(config, 0) for size in (matrix.rows, matrix.columns)]
@@ -84,7 +88,15 @@ def check_context(config: ModelConfig, *, memory: float) -> None:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Parameters of the large matrices: embedding, output head, attention and MLP of every layer."""
+    """Parameters of the large matrices: embedding, output head, attention and MLP of every layer.
+
+    Raises ConfigError for a model whose layers no plan describes.
+    """
+    if config.served_as.foreign:
+        raise ConfigError(
+            f"the layers of {config.architecture} are transformers' code, so config.json alone does not say how many "
+            "parameters it has; give the directory with its safetensors files"
+        )
     return sum(
         matrix.copies * matrix.parameters
         for matrix in (

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mysglang.srt.configs.architectures import ARCHITECTURES, Architecture
-from mysglang.srt.configs.decoder_config import DecoderConfig, Layers, Vocabulary, Width
+from mysglang.srt.configs.architectures import ARCHITECTURES, FOREIGN, Architecture, find_architecture
+from mysglang.srt.configs.decoder_config import DecoderConfig, Layers, Positions, Vocabulary, Width
 from mysglang.srt.configs.encoder_config import EncoderConfig, encoder_config
+from mysglang.srt.configs.foreign import ENDINGS, ModelImpl, computing_keys, names_in_transformers, plain_names
 from mysglang.srt.configs.kv_cache_scheme import quantizes_only_kv
 from mysglang.srt.configs.layer_plan import DecoderPlan, RopePlan
 from mysglang.srt.configs.pooling_config import PoolingConfig, is_sentence_encoder, pooling_config
@@ -45,7 +46,9 @@ class ModelConfig:
     path: str
     """The directory with the weights and the tokenizer, or the GGUF file that holds both."""
     architecture: str
-    """One of `ARCHITECTURES`."""
+    """As config.json names it, or for vectors the same without its head."""
+    served_as: Architecture
+    """What computes it."""
     hf: dict[str, Any]
     """config.json as it stands, `text_config` beside the other keys, overrides applied."""
     generation_config: dict[str, Any]
@@ -64,7 +67,7 @@ class ModelConfig:
     encoder: EncoderConfig | None = None
     """What an encoder is made of; None for a decoder."""
     decoder: DecoderPlan | None = None
-    """What a decoder is made of; None for an encoder."""
+    """What a decoder is made of; None for an encoder, and for a decoder whose layers are transformers' code."""
     inside: str | None = None
     """The module that holds the decoder in a checkpoint of several models; see `Architecture`."""
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -72,9 +75,14 @@ class ModelConfig:
 
     @property
     def plan(self) -> DecoderPlan:
-        """Of a model that is known to be a decoder."""
-        assert self.decoder is not None, f"{self.architecture} is an encoder"
+        """Of a model that is known to be a decoder of our own."""
+        assert self.decoder is not None, f"{self.architecture} has no plan"
         return self.decoder
+
+    @property
+    def foreign(self) -> dict[str, Any] | None:
+        """What decides how transformers' code computes the model; None: our own code computes it."""
+        return computing_keys(self.hf) if self.served_as.foreign else None
 
     @property
     def weight_prefixes(self) -> tuple[str, ...]:
@@ -102,6 +110,7 @@ class ModelConfig:
         context_length: int | None = None,
         overrides: dict[str, Any] | None = None,
         is_embedding: bool = False,
+        impl: ModelImpl = "auto",
     ) -> ModelConfig:
         """Read the model at `path` (a directory or a Hugging Face id).
 
@@ -113,15 +122,17 @@ class ModelConfig:
         given = overrides or {}
         hf = of_text(source.config() | given) | given
         generation_config = source.generation_config()
-        name, architecture = _architecture(hf, embedding=is_embedding or is_sentence_encoder(folder))
+        name, architecture = _architecture(hf, impl, embedding=is_embedding or is_sentence_encoder(folder))
         if is_embedding and architecture.task == "generate":
             raise ConfigError(f"--is-embedding: {name} cannot make vectors here; leave it out")
         family = architecture.config
         hf = hf if family is None else family.complete(hf)
-        facts = _read(hf, _Facts)
+        facts = _read(plain_names(hf) if architecture.foreign else hf, _Facts)
         stored = _dtype(dtype, facts)
         decoder, encoder = None, None
-        if family is not None:
+        if architecture.foreign:
+            longest = _read(plain_names(hf), _Longest).max_position_embeddings
+        elif family is not None:
             decoder, longest = _decoder(hf, family, stored)
         else:
             encoder = encoder_config(hf, positions_after_padding=architecture.positions_after_padding)
@@ -130,6 +141,7 @@ class ModelConfig:
         return cls(
             path=str(folder),
             architecture=name,
+            served_as=architecture,
             hf=hf,
             generation_config=generation_config,
             dtype=stored,
@@ -167,14 +179,22 @@ class _Facts(msgspec.Struct, frozen=True):
     dtype: str | None = None
 
 
-def _architecture(hf: dict[str, Any], *, embedding: bool) -> tuple[str, Architecture]:
+class _Longest(msgspec.Struct, frozen=True):
+    """Positions, as a model says that is no family of ours."""
+
+    max_position_embeddings: Positions
+
+
+def _architecture(hf: dict[str, Any], impl: ModelImpl, *, embedding: bool) -> tuple[str, Architecture]:
     names = hf.get("architectures") or []
     if not isinstance(names, list) or not names:
         raise ConfigError(
             'config.json names no architecture; add it, for example "architectures": ["LlamaForCausalLM"]'
         )
-    known = next((name for name in names if isinstance(name, str) and name in ARCHITECTURES), None)
-    family = None if known is None else ARCHITECTURES[known].config
+    given, names = names, [name for name in names if isinstance(name, str)]
+    rows = {} if impl == "transformers" else {name: row for name in names if (row := find_architecture(name))}
+    known = next(iter(rows), None)
+    family = None if known is None else rows[known].config
     if hf.get("auto_map") and not (family is not None and family.carries_code):
         raise ConfigError(
             "config.json asks for code that comes with the model (auto_map), and mysglang never runs such code; "
@@ -183,9 +203,20 @@ def _architecture(hf: dict[str, Any], *, embedding: bool) -> tuple[str, Architec
     if (hf.get("quantization_config") or hf.get("compression_config")) and not quantizes_only_kv(hf):
         raise ConfigError(f"the checkpoint is quantized{_method(hf)}, which is not supported; {_instead(hf)}")
     if known is not None:
-        headless = ARCHITECTURES[known].embedding if embedding else None
-        return headless or known, ARCHITECTURES[headless or known]
-    raise ConfigError(why_unserved(names, hf, ARCHITECTURES))
+        headless = rows[known].embedding if embedding else None
+        row = rows[known] if headless is None else find_architecture(headless)
+        assert row is not None, "a family has both"
+        return headless or known, row
+    table = names_in_transformers()
+    generating = [name for name in names if name.endswith(ENDINGS) and (name in table or not table)]
+    if impl != "mysglang" and generating and not embedding:
+        return generating[0], FOREIGN
+    if impl == "transformers":
+        raise ConfigError(
+            f"--model-impl transformers is for causal language models of the transformers library that generate text, "
+            f"and {', '.join(names)[:MAX_NAME_CHARS]} is none"
+        )
+    raise ConfigError(why_unserved(given, hf, ARCHITECTURES))
 
 
 def _method(hf: dict[str, Any]) -> str:

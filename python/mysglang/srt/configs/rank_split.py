@@ -29,6 +29,8 @@ def check_split(config: ModelConfig, tp_size: int) -> None:
     """Raises ConfigError with each size that `tp_size` ranks cannot share, and each kind of layer that is not split."""
     if tp_size == 1:
         return
+    if config.served_as.foreign:
+        raise ConfigError(f"{config.architecture} is computed by transformers' code, which is not split over ranks")
     if config.decoder is None:
         raise ConfigError(f"--tp-size {tp_size}: encoders run on one rank in this version; leave it out.")
     problems = [problem for layer in config.decoder.layers for problem in _layer(layer, tp_size)]

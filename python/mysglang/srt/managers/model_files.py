@@ -22,6 +22,7 @@ def load_model_config(args: ModelArgs) -> ModelConfig:
         context_length=args.context_length,
         overrides=args.overrides,
         is_embedding=args.is_embedding,
+        impl=args.model_impl,
     )
 
 

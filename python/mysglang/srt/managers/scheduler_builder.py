@@ -256,8 +256,8 @@ DTYPE_BYTES = {"float32": 4}
 
 
 def _reckons(args: ServerArgs, model: ModelConfig) -> bool:
-    """Whether the costs of steps are wanted, and the model is a decoder that makes logits."""
-    return args.observability.enable_mfu_metrics and model.pooling is None and model.encoder is None
+    """Whether the costs of steps are wanted, and the model is a decoder of our own that makes logits."""
+    return args.observability.enable_mfu_metrics and model.pooling is None and model.decoder is not None
 
 
 def _costs(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> StepCosts:

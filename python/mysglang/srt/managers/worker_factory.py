@@ -17,6 +17,11 @@ def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Exe
     """Load the model and size its memory. Raises ConfigError for what the user must change."""
     if args.kernels.enable_deterministic_inference and model.pooling is not None:
         raise ConfigError("--enable-deterministic-inference is for models that generate; leave it out for this one.")
+    if args.kernels.enable_deterministic_inference and model.served_as.foreign:
+        raise ConfigError(
+            f"--enable-deterministic-inference: {model.architecture} is computed by transformers' code, whose products "
+            "depend on what else is in a step; leave it out."
+        )
     if args.hicache.enable_hierarchical_cache and model.pooling is not None:
         raise ConfigError("--enable-hierarchical-cache is for models that generate; leave it out for this one.")
     if args.speculative.drafts and model.pooling is not None:

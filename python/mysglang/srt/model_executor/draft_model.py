@@ -38,7 +38,7 @@ from mysglang.srt.model_executor.model_launch import ModelLaunch, Setup
 from mysglang.srt.model_executor.model_memory import ModelMemory
 from mysglang.srt.model_executor.programs import Beside, LoadHelp, Program
 from mysglang.srt.model_executor.step_inputs import StepStager
-from mysglang.srt.models.causal_lm import CausalLM
+from mysglang.srt.models.token_model import TokenModel
 from mysglang.srt.platforms.slot_buffer import SlotBuffer
 from mysglang.srt.platforms.upload import Uploader
 from mysglang.srt.sampling.drawing import DRAWING
@@ -52,13 +52,13 @@ FEATURES = (DRAWING, LOGIT_BIAS)
 def drafting(setup: Setup, launch: ModelLaunch) -> LoadHelp:
     """A model that proposes drafts. Raises ConfigError for what cannot run here."""
     ops = SamplingOps.choose(reference=setup.wants_reference)
-    return lambda: DraftModel(setup, launch, setup.load(CausalLM, launch), ops)
+    return lambda: DraftModel(setup, launch, setup.load(TokenModel, launch), ops)  # type: ignore[type-abstract]
 
 
 class DraftModel:
     """Implements `programs.HelpingModel`."""
 
-    def __init__(self, setup: Setup, launch: ModelLaunch, model: CausalLM, ops: SamplingOps) -> None:
+    def __init__(self, setup: Setup, launch: ModelLaunch, model: TokenModel, ops: SamplingOps) -> None:
         self.model = model
         # --kv-cache-dtype is about the served model; a draft's few layers keep what they compute.
         self.stores = ModelStores(tuple(model.attention_specs()), launch.dtype)

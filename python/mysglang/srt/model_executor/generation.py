@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 
@@ -46,6 +47,7 @@ from mysglang.srt.model_executor.token_end import TokenEnd, TokenParts
 from mysglang.srt.model_executor.verification import Verification
 from mysglang.srt.model_executor.weight_memory import weight_bytes
 from mysglang.srt.models.causal_lm import CausalLM
+from mysglang.srt.models.token_model import TokenModel
 from mysglang.srt.platforms.interface import CannotCapture
 from mysglang.srt.platforms.upload import Uploader
 from mysglang.srt.sampling.drawing import TOP_K_ALL
@@ -63,12 +65,13 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
     """A model that generates. Raises ConfigError for what cannot run here."""
     platform = setup.platform
     setup.check_numerics()
-    compile_ahead(platform.name, head_dim=launch.config.plan.attentions[0].head_dim, dtype=launch.dtype)
+    if (plan := launch.config.decoder) is not None:
+        compile_ahead(platform.name, head_dim=plan.attentions[0].head_dim, dtype=launch.dtype)
     processors = load_processors(setup.config.logit_processors)
     ops = SamplingOps.choose(reference=setup.wants_reference)
 
     def load() -> GenerationModel:
-        model = setup.load(CausalLM, launch)
+        model = setup.load(TokenModel, launch)  # type: ignore[type-abstract]
         features = FeatureStager(DeviceFacts(launch.config.vocab_size, platform.device, ops.draw))
         stager = StepStager(Uploader(platform), features, ops, processors)
         return GenerationModel(setup, launch, model, features, stager, SharedSampler(Sampler(ops), setup.tp))
@@ -83,7 +86,7 @@ class GenerationModel:
         self,
         setup: Setup,
         launch: ModelLaunch,
-        model: CausalLM,
+        model: TokenModel,
         features: FeatureStager,
         stager: StepStager,
         sampler: ChoosesTokens,
@@ -159,8 +162,11 @@ class GenerationModel:
 class TokenCaptures:
     """Makes the captured programs of a model that generates, as often as its weights or its memory move."""
 
-    def __init__(self, setup: Setup, launch: ModelLaunch, model: CausalLM, parts: TokenParts, drafter: Drafter) -> None:
+    def __init__(
+        self, setup: Setup, launch: ModelLaunch, model: TokenModel, parts: TokenParts, drafter: Drafter
+    ) -> None:
         self._setup = setup
+        self._launch = launch
         self._model = model
         self._parts = parts
         self._drafter = drafter
@@ -199,7 +205,7 @@ class TokenCaptures:
         whole: Mapping[int, StepProgram] = {}
         try:
             self._check_whole_steps()
-            whole = whole_steps(self._model, memory.pool, memory.tables.pages[0], setup.graph_sizes)
+            whole = whole_steps(cast(CausalLM, self._model), memory.pool, memory.tables.pages[0], setup.graph_sizes)
         except DoesNotCover as error:
             captured.left_out[WHOLE_STEP] = str(error)
         general = LayerByLayer(self._model, self._parts.logits, backend)
@@ -216,6 +222,8 @@ class TokenCaptures:
     def _check_whole_steps(self) -> None:
         """Raises DoesNotCover for what the launch wants of every step and the kernel does not do."""
         config = self._setup.config
+        if self._launch.config.decoder is None:
+            raise DoesNotCover("the model's layers are transformers' code")
         if config.disable_persistent_decode:
             raise DoesNotCover("--disable-persistent-decode was given")
         if config.enable_return_hidden_states:

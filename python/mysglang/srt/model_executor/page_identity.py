@@ -31,6 +31,7 @@ def page_identity(model: ModelConfig, load: LoadConfig, config: RunnerConfig, po
         "config": model.hf,
         # Rope, norms, windows and all other facts of the layers, as they were understood.
         "plan": repr(model.decoder),
+        "code": model.served_as.model,
         # Some ropes are scaled by the longest request.
         "context_len": model.context_len,
         "dtype": model.dtype,

@@ -25,9 +25,9 @@ from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import FinishesWeights
 from mysglang.srt.layers.quantization.factory import quant_config
 from mysglang.srt.model_loader.weight_files import WeightFile, open_weight_files, read_weights
-from mysglang.srt.models.causal_lm import CausalLM
 from mysglang.srt.models.checkpoint_model import CheckpointModel, weight_parameters
 from mysglang.srt.models.registry import Model, model_class
+from mysglang.srt.models.token_model import TokenModel
 from mysglang.srt.utils.hardware import GIB
 
 logger = logging.getLogger(__name__)
@@ -43,11 +43,11 @@ def load_model(
     *,
     tp: Group = SOLO,
     stage: Stage = WHOLE_MODEL,
-) -> CausalLM:
+) -> TokenModel:
     """This rank's part of a model that generates, ready to run. Raises ConfigError if the checkpoint is not what it
     should be.
     """
-    return load_as(CausalLM, model_config, load_config, device, dtype, tp=tp, stage=stage)
+    return load_as(TokenModel, model_config, load_config, device, dtype, tp=tp, stage=stage)  # type: ignore[type-abstract]
 
 
 def load_as(
@@ -62,25 +62,28 @@ def load_as(
 ) -> Model:
     """The same of a model of this kind, which its architecture must be."""
     began = time.perf_counter()
+    whose = "transformers" if model_config.served_as.foreign else model_config.served_as.package.partition(".")[0]
+    logger.info("%s: its layers are the code of %s.", model_config.architecture, whose)
     filler = filler_of(model_config, load_config)
     context = LayerContext(dtype=dtype, tp=tp, quant=quant_config(load_config.quantization))
     try:
         with torch.no_grad():
             with device:
-                model = model_class(model_config.architecture, kind)(model_config, context, stage)
+                model = model_class(model_config.served_as, kind)(model_config, context, stage)
             filler.fill(model, device, show_progress=context.tp.rank == 0)
             num_bytes = sum(parameter.nbytes for parameter in model.parameters())
             model.layouts = {name: parameter.without_memory() for name, parameter in weight_parameters(model).items()}
             for module in model.modules():
                 if isinstance(module, FinishesWeights):
                     module.process_weights_after_loading()
+        model.eval().check_loaded()
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"the weights of {model_config.path} do not fit into the memory of {device}; use a smaller model, another "
             "--dtype, or more devices with --tp-size"
         ) from error
     logger.info("Loaded %.2f GiB of weights in %.1f s", num_bytes / GIB, time.perf_counter() - began)
-    return model.eval()
+    return model
 
 
 class Filler(Protocol):

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 MAX_PROBLEMS = 8
 """Told at once."""
 
-SAME = ("architecture", "vocab_size", "hidden_size", "num_layers", "decoder", "encoder")
+SAME = ("architecture", "vocab_size", "hidden_size", "num_layers", "decoder", "encoder", "foreign")
 """Of a ModelConfig: what decides how weights are computed with."""
 
 NamedTensors = Sequence[tuple[str, Tensor]]
@@ -166,7 +166,11 @@ def checkpoint_tensors(path: Path, load_format: str = "auto") -> NamedTensors:
 def check_config(path: Path, served: ModelConfig) -> None:
     """Raises ConfigError unless the config.json at `path` describes a model that computes as the served one."""
     found = ModelConfig.from_path(
-        str(path), dtype=served.dtype, overrides=served.overrides, is_embedding=served.pooling is not None
+        str(path),
+        dtype=served.dtype,
+        overrides=served.overrides,
+        is_embedding=served.pooling is not None,
+        impl="transformers" if served.served_as.foreign else "mysglang",
     )
     for name in SAME:
         if (differing := first_difference(name, getattr(found, name), getattr(served, name))) is not None:

@@ -9,9 +9,10 @@ from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, TiedLMHead
 from mysglang.srt.models.decoder import Decoder
+from mysglang.srt.models.token_model import TokenModel
 
 
-class CausalLM(Decoder):
+class CausalLM(Decoder, TokenModel):
     """With the projection from hidden states to logits."""
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:

@@ -15,7 +15,7 @@ from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import WeightParameter
-from mysglang.srt.models.weight_names import WeightNames
+from mysglang.srt.models.weight_names import Names
 
 MAX_NAMES = 5  # of the tensors that an error lists
 
@@ -36,12 +36,15 @@ class CheckpointModel(nn.Module, ABC):
         """Of all parameters by name, without memory: how they were before anything was made of them."""
 
     @abstractmethod
-    def weight_names(self) -> WeightNames:
+    def weight_names(self) -> Names:
         """From the checkpoint's names to those of the parameters."""
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint's tensor of this name, which no parameter takes, is no mistake."""
         return name.endswith(self.ignored) or name.startswith(self.ignored_prefixes)
+
+    def check_loaded(self) -> None:
+        """Look at the model once its weights are there. Raises ConfigError for one that would answer wrong."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, num_threads: int = 1) -> None:
         """Fill every parameter from a checkpoint's tensors, of which `num_threads` are read and copied at a time.

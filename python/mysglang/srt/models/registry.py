@@ -1,19 +1,57 @@
-"""From an architecture's name to its class. Imports the file on demand, so a server loads one model's code only."""
+"""From an architecture to its class, and what would become of an architecture that somebody asks for.
+
+Imports the file on demand, so a server loads one model's code only.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
-from mysglang.srt.configs.architectures import ARCHITECTURES
+from mysglang.srt.configs.architectures import Architecture, find_architecture
+from mysglang.srt.configs.foreign import ENDINGS
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 
 Model = TypeVar("Model", bound=CheckpointModel)
 
 
-def model_class(architecture: str, kind: type[Model]) -> type[Model]:
-    """The class that `ARCHITECTURES` names, which must be of this kind."""
-    file, _, name = ARCHITECTURES[architecture].model.partition(":")
-    found: type[CheckpointModel] = getattr(importlib.import_module(f"mysglang.srt.models.{file}"), name)
-    assert issubclass(found, kind), f"{architecture} is no {kind.__name__}"
+def model_class(architecture: Architecture, kind: type[Model]) -> type[Model]:
+    """The class that computes an architecture, which must be of this kind. Raises ConfigError for one that a package
+    brings and that is not there, or is of another kind.
+    """
+    file, _, name = architecture.model.partition(":")
+    try:
+        found = getattr(importlib.import_module(f"{architecture.package}.{file}"), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{architecture.package} has no {architecture.model} ({error})") from error
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise ConfigError(f"{architecture.model} of {architecture.package} is no {kind.__name__}")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How an architecture is served by itself (`--model-impl auto`)."""
+
+    by: Literal["mysglang", "transformers", "nobody"]
+    reason: str = ""
+    """Why nobody serves it, or on what it depends; empty if nothing is to be said."""
+
+
+def how_served(architecture: str) -> Serving:
+    """What would become of an architecture that config.json names.
+
+    transformers' code is asked with the class's own default config, without weights: a few tenths of a second. Where
+    the defaults build no model, the answer depends on each config.json.
+    """
+    if find_architecture(architecture) is not None:
+        return Serving("mysglang")
+    # transformers takes a second to load.
+    if not architecture.endswith(ENDINGS):
+        return Serving("nobody", f"only causal language models ({', '.join(ENDINGS)}) are taken from transformers")
+    from mysglang.srt.models.transformers_backend.examine import examine
+
+    served, reason = examine(architecture)
+    return Serving("transformers" if served else "nobody", reason)

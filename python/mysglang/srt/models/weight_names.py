@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mysglang.srt.configs.tensor_names import renaming
 
@@ -29,6 +29,18 @@ class Target(NamedTuple):
     parameter: str
     section: int | None
     """Which of the parameter's sections it is; None for all of it."""
+
+
+class Names(Protocol):
+    """A table of names, applied."""
+
+    def sections(self, parameter: str, count: int) -> list[str]:
+        """The names of the `count` checkpoint tensors that a parameter is made of; its own if it is one."""
+        ...
+
+    def target(self, name: str) -> Target:
+        """The parameter, and the section of it, that a checkpoint tensor of this name is. There may be no such one."""
+        ...
 
 
 class WeightNames:

@@ -1,0 +1,52 @@
+"""Families of models that other packages bring: entry points in the group `mysglang.models`.
+
+    [project.entry-points."mysglang.models"]
+    Ministral = "my_models.ministral:MinistralConfig"
+
+The name is what the names of the architectures begin with; the value is the family's `DecoderConfig`, or a mapping from
+names of architectures to `Architecture`. A package is imported only if a config.json names such an architecture that is
+not built in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from mysglang.srt.errors import ConfigError
+
+GROUP = "mysglang.models"
+
+Row = TypeVar("Row")
+
+
+def plug_ins(architecture: str | None = None) -> list[EntryPoint]:
+    """Those of all packages that are installed; only those that may hold this architecture, if one is named."""
+    found = entry_points(group=GROUP)
+    return [point for point in found if architecture is None or architecture.startswith(point.name)]
+
+
+def load_plug_in(
+    point: EntryPoint, row: type[Row], family: type, rows_of: Callable[[str, Any], Mapping[str, Row]]
+) -> Mapping[str, Row]:
+    """The rows that a package brings. Raises ConfigError that names the package for one that brings no such thing.
+
+    rows_of(name, config): the rows of a family with that config.
+    """
+    package = point.dist.name if point.dist is not None else "a package"
+    where = f"{package} registers {point.name} = {point.value!r} among {GROUP}, and"
+    try:
+        value = point.load()
+    except Exception as error:  # it is not ours
+        raise ConfigError(f"{where} that cannot be imported ({type(error).__name__}: {error})") from error
+    if isinstance(value, type) and issubclass(value, family):
+        return rows_of(point.name, value)
+    if not isinstance(value, Mapping) or not all(
+        isinstance(name, str) and isinstance(each, row) for name, each in value.items()
+    ):
+        raise ConfigError(
+            f"{where} that is neither a subclass of {family.__name__} nor a mapping from names of architectures to "
+            f"{row.__name__}"
+        )
+    return value

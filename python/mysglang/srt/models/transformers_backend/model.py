@@ -1,0 +1,257 @@
+"""TransformersCausalLM: a causal language model whose layers are transformers' code, over our pages.
+
+    config.json ─> the class, without weights ─> a pass without numbers: what each attention module asks for (probe.py)
+                                             └─> linears, experts and norms become ours (replacing.py)
+                                             └─> our loader fills it by transformers' table of names (names.py)
+
+A step is one row of all its tokens, with a position each; attention finds out which belong together. The projection
+to logits is transformers' too, with all that a class does behind it, run on hidden states that are handed to it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.pipeline import Stage
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.radix_attention import RadixAttention
+from mysglang.srt.models.token_model import TokenModel
+from mysglang.srt.models.transformers_backend.classes import build, build_without_numbers, causal_lm_class, config_of
+from mysglang.srt.models.transformers_backend.interface import NoCache, attending, current
+from mysglang.srt.models.transformers_backend.names import ForeignNames
+from mysglang.srt.models.transformers_backend.plain_attention import PlainAttention
+from mysglang.srt.models.transformers_backend.probe import CausalMask, Refused, probe
+from mysglang.srt.models.transformers_backend.replacing import replace_modules
+from mysglang.srt.utils.model_source import model_source
+
+CHECKED = 8
+"""Tokens of the sequence that a loaded model is checked with."""
+
+CAUSAL = CausalMask(None)
+"""What a model gets as its mask in a step: which keys a layer sees, its spec says."""
+
+
+class TransformersCausalLM(TokenModel):
+    """`lm` is transformers' model, its parts replaced."""
+
+    def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
+        super().__init__(config, context, stage)
+        try:
+            self._build(config, context, torch.get_default_device())
+        except Refused as error:
+            raise ConfigError(
+                *(f"{config.architecture} is not served by transformers' code: {why}" for why in error.problems)
+            ) from error
+
+    def _build(self, config: ModelConfig, context: LayerContext, device: torch.device) -> None:
+        kind = causal_lm_class(config.architecture)
+        keys = model_source(Path(config.path)).config() | config.overrides
+        foreign = config_of(kind, keys)
+        _check_agreement(config, foreign.get_text_config())
+        hollow = build_without_numbers(kind, copy.deepcopy(foreign), context.dtype)
+        calls = probe(hollow)
+        names = {module: name for name, module in hollow.named_modules()}
+        with torch.device("cpu"):
+            self.lm = build(kind, foreign, context.dtype)
+        self.lm.tie_weights()
+        renamed: dict[str, str] = {}
+        self._names = ForeignNames(self.lm, renamed, "lm")
+        renamed |= replace_modules(self.lm, context, device)
+        by_name = dict(self.lm.named_modules())
+        # In tuples, where torch does not count the modules again.
+        self._calls = tuple((by_name[names[module]], RadixAttention(spec)) for module, spec in calls)
+        body: nn.Module = getattr(self.lm, self.lm.base_model_prefix, self.lm)
+        if body is self.lm:
+            raise Refused("its class has no body beside the projection to logits")
+        table = self.lm.get_input_embeddings()
+        if table is None or table.weight.shape[1] != config.hidden_size:
+            raise Refused("its embeddings are of another size than its hidden states")
+        table.register_forward_hook(_put_embeds)
+        self._body = (body,)
+        self._head = _head_of(self.lm)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """[W, hidden_size] hidden states of the wanted tokens after the last norm."""
+        (body,) = self._body
+        with attending(StepAttention(self._calls, replace(batch, tail=None))):
+            hidden = _body_states(body, batch.input_ids, batch.positions)
+        return batch.wanted(hidden)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, vocab_size], in the dtype that the class gives them."""
+        head, body = self._head
+        body.states = [hidden[None]]
+        logits: Tensor = head().logits[0]
+        return logits
+
+    def attention_specs(self) -> list[AttentionSpec]:
+        return [layer.spec for _, layer in self._calls]
+
+    def state_specs(self) -> list[StateSpec]:
+        return []
+
+    def workspace(self, max_tokens: int) -> int:
+        return 0
+
+    def weight_names(self) -> ForeignNames:
+        return self._names
+
+    def ignores(self, name: str) -> bool:
+        return self._names.ignores(name)
+
+    @torch.no_grad()
+    def check_loaded(self) -> None:
+        """Compare a sequence in pieces, beside another one, with the same sequence whole.
+
+        They differ if a layer looks at other tokens by another way than attention, or at another position than the
+        given one. Logits of handed hidden states are compared with those of the whole class, too.
+        """
+        (body,) = self._body
+        device = next(self.parameters()).device
+        specs = self.attention_specs()
+        length = min(CHECKED, self.config.context_len)
+        ids = torch.arange(1, length + 1, device=device) % self.config.vocab_size
+        other = ids.flip(0)
+        positions = torch.arange(length, device=device)
+
+        def states(plain: PlainAttention, *runs: tuple[int, int, int]) -> Tensor:
+            """Of some tokens: (sequence, first, end) each."""
+            plain.runs = [(sequence, end - start) for sequence, start, end in runs]
+            tokens = torch.cat([(other if sequence else ids)[start:end] for sequence, start, end in runs])
+            places = torch.cat([positions[start:end] for _, start, end in runs])
+            with attending(plain):
+                return _body_states(body, tokens, places)
+
+        whole = states(PlainAttention(specs), (0, 0, length))
+        pieces, a, b = PlainAttention(specs), length // 4, length // 2
+        found = torch.cat(
+            [
+                states(pieces, (1, 0, b), (0, 0, a))[b:],
+                states(pieces, (0, a, b), (1, b, length))[: b - a],
+                states(pieces, (0, b, length)),
+            ]
+        )
+        plain = PlainAttention(specs, runs=[(0, length)])
+        with attending(plain):
+            logits = self.lm(
+                input_ids=ids[None], position_ids=positions[None], past_key_values=NoCache(), use_cache=True
+            ).logits[0]
+        reasons = {
+            "its layers see other tokens than by attention, or other positions than the given ones: a prompt in "
+            "pieces is not what it is whole": (found, whole),
+            "its logits are not those of its last hidden states alone": (self.compute_logits(whole), logits),
+        }
+        bound = 1e-3 if whole.dtype is torch.float32 else 0.1
+        for reason, (one, same) in reasons.items():
+            if not (error := _middle_error(one, same)) < bound:
+                raise ConfigError(
+                    f"{self.config.architecture} is not served by transformers' code: {reason} (relative error "
+                    f"{error:.2g})"
+                )
+
+
+@dataclass(slots=True)
+class StepAttention:
+    """Answers the attention calls of one step of the server."""
+
+    calls: Sequence[tuple[nn.Module, RadixAttention]]
+    """In order."""
+    batch: ForwardBatch
+    _next: int = 0
+
+    def mask(self, sees: Callable[..., Tensor], width: int | None) -> object:
+        return CAUSAL
+
+    def embedded(self, x: Tensor) -> Tensor:
+        return x if self.batch.embeds is None else self.batch.embeds.put(x[0])[None]
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: object, arguments: Mapping[str, Any]
+    ) -> Tensor:
+        expected, layer = self.calls[self._next]
+        self._next += 1
+        assert module is expected, "a pass attends as the one did that was looked at"
+        tokens, narrow = q.shape[2], v.shape[3]
+        if narrow < layer.spec.head_dim:
+            v = F.pad(v, (0, layer.spec.head_dim - narrow))
+        q, k, v = (x[0].transpose(0, 1).reshape(tokens, -1) for x in (q, k, v))
+        out: Tensor = layer(q, k, v, self.batch)
+        return out.view(1, tokens, layer.spec.num_heads, -1)[..., :narrow]
+
+
+class Handed(nn.Module):
+    """In the place of a class's body, or of the part of it that the class calls: gives hidden states that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: list[Tensor] = []
+        """What the next call gives."""
+
+    def forward(self, *_: Any, **__: Any) -> HandedStates:
+        return HandedStates(self.states.pop())
+
+    def __getattr__(self, name: str) -> Handed:
+        return self
+
+
+@dataclass(frozen=True)
+class HandedStates:
+    """What a body of transformers returns, with nothing in it but the last hidden states."""
+
+    last_hidden_state: Tensor
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+def _head_of(lm: Any) -> tuple[nn.Module, Handed]:
+    """The same model, its parts shared, with a body that gives what it is handed; and that body."""
+    head, body = copy.copy(lm), Handed()
+    head._modules = {**lm._modules, lm.base_model_prefix: body}
+    return head, body
+
+
+def _body_states(body: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:
+    """[T, hidden_size] from ids and positions [T]."""
+    found = body(input_ids=ids[None], position_ids=positions[None], past_key_values=NoCache(), use_cache=True)
+    hidden: Tensor = found[0][0]
+    return hidden
+
+
+def _put_embeds(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
+    """Put vectors in the place of tokens' embeddings, in a step that has such."""
+    return current().embedded(embedded)
+
+
+def _check_agreement(config: ModelConfig, foreign: Any) -> None:
+    """Raise Refused if config.json was read otherwise than transformers reads it."""
+    sizes = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+    }
+    for name, ours in sizes.items():
+        if (theirs := getattr(foreign, name, ours)) != ours:
+            raise Refused(f"config.json says {name} {ours}, and transformers reads {theirs}")
+
+
+def _middle_error(found: Tensor, expected: Tensor) -> float:
+    """Of the tokens' relative errors the middle one: a near tie of a router may send one token to other experts."""
+    errors = (found.float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
+    return float(errors.median())

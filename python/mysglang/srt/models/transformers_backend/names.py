@@ -1,0 +1,88 @@
+"""From a checkpoint's tensors to the parameters of a model of transformers, by transformers' own table of names.
+
+The table renames tensors, and makes one parameter of the matrices of all experts; another conversion is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+)
+
+from mysglang.srt.models.transformers_backend.probe import Refused
+from mysglang.srt.models.weight_names import Target
+
+
+class ForeignNames:
+    """Implements `weight_names.Names`."""
+
+    def __init__(self, model: PreTrainedModel, renamed: Mapping[str, str], within: str) -> None:
+        """model: before anything of it is replaced. renamed: what a parameter of it is called afterwards, if that is
+        another name; entries may be added later. within: the name of the module that holds the model. Raises Refused.
+        """
+        check_conversions(model)
+        transforms = get_model_conversion_mapping(model)
+        self._renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+        self._converters = [each for each in transforms if isinstance(each, WeightConverter)]
+        self._prefix = model.base_model_prefix
+        self._known = dict.fromkeys(model.state_dict(), True)
+        self._renamed = renamed
+        self._within = within
+        self._places: dict[str, Target] = {}
+        self._sources: dict[tuple[str, int], str] = {}
+        patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        self._ignored = [re.compile(pattern) for pattern in patterns]
+
+    def target(self, name: str) -> Target:
+        """See `WeightNames.target`."""
+        if name not in self._places:
+            self._places[name] = place = self._place(name)
+            self._sources.setdefault((place.parameter, place.section or 0), name)
+        return self._places[name]
+
+    def sections(self, parameter: str, count: int) -> list[str]:
+        """See `WeightNames.sections`: as the checkpoint has called them, or as transformers calls the parameter."""
+        own = parameter.removeprefix(f"{self._within}.")
+        return [self._sources.get((parameter, section), own) for section in range(count)]
+
+    def ignores(self, name: str) -> bool:
+        """Whether transformers does not load a tensor of that name."""
+        return any(pattern.search(name) for pattern in self._ignored)
+
+    def _place(self, name: str) -> Target:
+        found, pattern = rename_source_key(name, self._renamings, self._converters, self._prefix, self._known)
+        if found not in self._known and name in self._known:
+            found, pattern = name, None
+        parameter = f"{self._within}.{self._renamed.get(found, found)}"
+        if pattern is None:
+            return Target(parameter, None)
+        converter = next(each for each in self._converters if pattern in each.source_patterns)
+        return Target(parameter, _section(name, pattern, converter))
+
+
+def check_conversions(model: PreTrainedModel) -> None:
+    """Raise Refused if transformers makes other numbers of a checkpoint's tensors than it holds."""
+    for each in get_model_conversion_mapping(model):
+        if isinstance(each, WeightConverter):
+            for step in each.operations:
+                if not isinstance(step, (MergeModulelist, Concatenate)):
+                    tensors = ", ".join(each.source_patterns)
+                    raise Refused(f"tensors of its checkpoint ({tensors}) are converted by {type(step).__name__}")
+
+
+def _section(name: str, pattern: str, converter: WeightConverter) -> int:
+    """Which part of the parameter a tensor of one expert is."""
+    numbers = re.findall(r"\.experts\.(\d+)\.", name)
+    if len(numbers) != 1:
+        raise Refused(f"tensor {name} of its checkpoint is merged with others, and is of no expert")
+    parts = converter.source_patterns
+    return int(numbers[0]) * len(parts) + list(parts).index(pattern)

@@ -1,0 +1,268 @@
+"""replace_modules: what a model of transformers computes with becomes ours, where ours computes the same.
+
+Linears get the linear method of the launch, experts our kernels, RMS norms ours. All other parameters stay where they
+are, as parameters that load themselves. Which norms are RMS norms is seen from what they compute, not from their names.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.layernorm import RMS_NORMS, PlusOneRMSNorm, RMSNorm
+from mysglang.srt.layers.linear import ReplicatedLinear
+from mysglang.srt.layers.parameter import Section, WeightParameter
+from mysglang.srt.layers.quantization.int8wo import LM_HEAD
+from mysglang.srt.layers.quantization.unquantized import Unquantized
+from mysglang.srt.layers.vocab_parallel_embedding import TiedLMHead, VocabParallelEmbedding
+from mysglang.srt.models.transformers_backend.experts import (
+    NAMES,
+    ForeignExperts,
+    are_experts,
+    check_form,
+    experts_like,
+)
+from mysglang.srt.models.transformers_backend.probe import Refused
+
+
+class Projection(ReplicatedLinear):
+    """In the place of an nn.Linear, or of a Conv1D, whose checkpoint has the matrix [input, output]."""
+
+    weight: Tensor
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, turned: bool, context: LayerContext) -> None:
+        super().__init__(inputs, outputs, bias=bias, context=context)
+        self.in_features, self.out_features = inputs, outputs
+        if turned:
+            self.weight = TurnedParameter.of(cast(WeightParameter, self.weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
+class TurnedParameter(WeightParameter):
+    """A matrix whose checkpoint has it the other way round."""
+
+    @classmethod
+    def of(cls, parameter: WeightParameter) -> TurnedParameter:
+        made: TurnedParameter = nn.Parameter.__new__(cls, parameter.data, requires_grad=False)
+        vars(made).update(vars(parameter))
+        return made
+
+    def read(self, section: int | None = None) -> Tensor:
+        return super().read(section).t()
+
+    def _parts(self, tensor: Tensor, section: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        return super()._parts(tensor.t() if tensor.dim() == 2 else tensor, section)
+
+
+class SingleNumber(WeightParameter):
+    """A parameter without dimensions, such as a factor that was learned."""
+
+    def __new__(cls, dtype: torch.dtype) -> SingleNumber:
+        self: SingleNumber = nn.Parameter.__new__(cls, torch.empty((), dtype=dtype), requires_grad=False)
+        self.shard_dim, self.sections = 0, (Section(1, 0, 1),)
+        return self
+
+    def read(self, section: int | None = None) -> Tensor:
+        return self.data
+
+    def _parts(self, tensor: Tensor, section: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        if tensor.numel() != 1:
+            raise ConfigError(f"has shape {list(tensor.shape)} in the checkpoint, but the model needs a single number")
+        yield self.data.view(1), tensor.reshape(1)
+
+
+class NormOfHeads(RMSNorm):
+    """Takes any dimensions before the last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class PlusOneNormOfHeads(PlusOneRMSNorm):
+    """The same with 1 + weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+NORMS = {"rms": NormOfHeads, "rms_plus_one": PlusOneNormOfHeads}
+
+
+class TiedHead(TiedLMHead):
+    """Logits by the table of embeddings, whatever stands before the last dimension."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
+
+
+def replace_modules(model: PreTrainedModel, context: LayerContext, device: torch.device) -> dict[str, str]:
+    """Replace in place; parameters are made uninitialised on `device`.
+
+    Returns each parameter's name in transformers' model -> its name now, where that is another one. Raises Refused for
+    what cannot be loaded, or not be quantized as the context says.
+    """
+    replacing = _Replacing(model, context, device)
+    for name, module in list(model.named_modules()):
+        with device:
+            if (new := replacing.instead_of(name, module)) is not None:
+                path, _, own = name.rpartition(".")
+                model.get_submodule(path)._modules[own] = new
+    for module in model.modules():
+        replacing.take_parameters(module)
+    if not isinstance(context.quant, Unquantized):
+        replacing.check_quantized()
+    return replacing.renamed
+
+
+class _Replacing:
+    """The replacement of one model's parts."""
+
+    def __init__(self, model: PreTrainedModel, context: LayerContext, device: torch.device) -> None:
+        self.renamed: dict[str, str] = {}
+        self._model = model
+        self._context = context
+        self._device = device
+        self._head = model.get_output_embeddings()
+        self._tables: dict[int, tuple[str, nn.Module]] = {}
+        """Embeddings by their weights as they were: a head that is tied to one comes later."""
+        self._routers: set[nn.Module] = set()
+        """What stands beside experts in one module, and is not quantized, as routers of our own are not."""
+        self._loading: dict[int, WeightParameter] = {}
+        self._norms: dict[tuple[object, ...], str | None] = {}
+
+    def instead_of(self, name: str, module: nn.Module) -> nn.Module | None:
+        """What comes in the place of a module; None: it stays."""
+        if any(are_experts(child) for child in module.children()):
+            self._routers.update(child for child in module.children() if not any(True for _ in child.children()))
+        if isinstance(module, nn.Embedding):
+            self._tables[id(module.weight)] = name, module
+            self.take_parameters(module)
+        elif type(module) is nn.Linear:
+            return self._linear(name, module)
+        elif type(module) is Conv1D:
+            sizes = cast(int, module.nx), cast(int, module.nf)
+            return Projection(*sizes, bias=True, turned=True, context=self._context.under(name))
+        elif are_experts(module):
+            self.renamed |= {f"{name}.{old}": f"{name}.{own}" for old, own in NAMES.items()}
+            return experts_like(module, self._context.under(name))
+        elif (kind := self._norm_kind(module)) is not None:
+            weight = cast(Tensor, module.weight)
+            return NORMS[kind](weight.shape[0], cast(float, _eps(module)), self._context.under(name))
+        return None
+
+    def take_parameters(self, module: nn.Module) -> None:
+        """Make the parameters that a module has of its own, and the buffers that checkpoints hold, load themselves."""
+        for own, parameter in list(module._parameters.items()):
+            if parameter is not None and not isinstance(parameter, WeightParameter):
+                if id(parameter) not in self._loading:
+                    self._loading[id(parameter)] = _loading(parameter, own, self._device)
+                module._parameters[own] = self._loading[id(parameter)]
+        for own, buffer in list(module._buffers.items()):
+            if buffer is None:
+                continue
+            if own in module._non_persistent_buffers_set:
+                module._buffers[own] = buffer.to(self._device)
+            elif buffer.dtype.is_floating_point:
+                del module._buffers[own]
+                module.register_parameter(own, _loading(buffer, own, self._device))
+            else:
+                raise Refused(f"its checkpoint holds {own} of {type(module).__name__}, a buffer of {buffer.dtype}")
+
+    def check_quantized(self) -> None:
+        """Raise Refused if the model multiplies with weights outside of its linears and experts."""
+        for name, module in self._model.named_modules():
+            known = isinstance(module, (ReplicatedLinear, TiedLMHead, ForeignExperts, nn.Embedding))
+            if not known and module not in self._routers and any(each.dim() > 1 for each in module.parameters(False)):
+                raise Refused(f"--quantization does not reach the weights of {name} ({type(module).__name__})")
+
+    def _linear(self, name: str, linear: nn.Linear) -> nn.Module:
+        if linear is self._head:
+            context = self._context.under(LM_HEAD)
+            if (tied := self._tables.get(id(linear.weight))) is not None:
+                return self._tied(name, linear, *tied, context)
+        elif linear in self._routers:
+            context = replace(self._context.under(name), quant=Unquantized())
+        else:
+            context = self._context.under(name)
+        sizes = linear.in_features, linear.out_features
+        return Projection(*sizes, bias=linear.bias is not None, turned=False, context=context)
+
+    def _tied(self, name: str, head: nn.Linear, of: str, table: nn.Module, context: LayerContext) -> nn.Module:
+        """The projection to logits that shares the weight of an embedding."""
+        if head.bias is not None:
+            raise Refused(f"{name} is tied to {of} and has a bias")
+        self.renamed[f"{name}.weight"] = f"{of}.weight"
+        return TiedHead(head.out_features, cast(VocabParallelEmbedding, table), context=context)
+
+    def _norm_kind(self, module: nn.Module) -> str | None:
+        """Which of our RMS norms computes what this module does; None: no one, or it is no norm.
+
+        Both are run on random numbers, once for each class, size and epsilon: in float32, and in the dtype of the
+        model, where they may round in different places.
+        """
+        parameters = dict(module.named_parameters())
+        weight, eps = parameters.get("weight"), _eps(module)
+        if set(parameters) != {"weight"} or weight is None or weight.dim() != 1 or not isinstance(eps, float):
+            return None
+        if any(True for _ in module.children()) or any(True for _ in module.buffers()):
+            return None
+        key = type(module), weight.shape[0], eps
+        if key not in self._norms:
+            dtype = self._context.dtype
+            self._norms[key] = next((kind for kind in RMS_NORMS if _same_norm(module, kind, eps, dtype)), None)
+        return self._norms[key]
+
+
+def check_experts(model: nn.Module) -> None:
+    """Raise Refused for experts of a form that our kernels do not compute."""
+    for module in model.modules():
+        if are_experts(module):
+            check_form(module)
+
+
+def _loading(tensor: Tensor, name: str, device: torch.device) -> WeightParameter:
+    with device:
+        if not tensor.dim():
+            return SingleNumber(tensor.dtype)
+        parameter = WeightParameter(tuple(tensor.shape), dtype=tensor.dtype)
+    # Norms of any kind: dummy values are drawn around what leaves a stream as it is.
+    parameter.centre = 1.0 if tensor.dim() == 1 and name == "weight" else 0.0
+    return parameter
+
+
+def _eps(module: nn.Module) -> object:
+    return getattr(module, "variance_epsilon", getattr(module, "eps", None))
+
+
+def _same_norm(module: nn.Module, kind: str, eps: float, dtype: torch.dtype) -> bool:
+    size = cast(Tensor, module.weight).shape[0]
+    generator = torch.Generator().manual_seed(0)
+    with torch.device("cpu"):
+        values = torch.randn(size, generator=generator)
+        x = torch.randn(3, size, generator=generator) * 3
+    for each, bound in ((torch.float32, 1e-5), (dtype, 4 * torch.finfo(dtype).eps)):
+        theirs = copy.deepcopy(module)
+        theirs.weight = nn.Parameter(values.to(each), requires_grad=False)
+        with torch.device("cpu"):
+            ours = NORMS[kind](size, eps, LayerContext(dtype=each))
+        ours.weight.data.copy_(values)
+        if isinstance(ours, PlusOneRMSNorm):
+            ours.process_weights_after_loading()
+        try:
+            found = theirs(x.to(each))
+        except Exception:  # it takes something else than one tensor
+            return False
+        if not isinstance(found, Tensor) or not torch.allclose(found, ours(x.to(each)), rtol=bound, atol=bound):
+            return False
+    return True
