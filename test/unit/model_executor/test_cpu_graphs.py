@@ -35,6 +35,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": HEADS | {"sliding_window": None},
     "qwen3_moe": {},
     "gemma2": {},
+    "gpt_oss": {},
+    "llama4": {},
 }
 PLAIN, EIGHT_BITS = LoadConfig(), LoadConfig(quantization="int8wo")
 PROMPTS = [np.random.default_rng(i).integers(3, VOCAB_SIZE, n).tolist() for i, n in enumerate((40, 3, 90, 1))]

@@ -68,6 +68,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt_oss": ("gpt_oss", {}),
+    "granite_moe, tied": ("granite_moe", {"tie_word_embeddings": True}),
+    "granite_moe_shared": ("granite_moe_shared", {}),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "hunyuan": ("hunyuan", {}),
+    "hunyuan_moe": ("hunyuan_moe", {}),
+    "minimax_m2": ("minimax_m2", {}),
+    "dots1": ("dots1", {}),
+    "phimoe, tied": ("phimoe", {"tie_word_embeddings": True}),
+    "vaultgemma": ("vaultgemma", {}),
+    "llama4": ("llama4", {}),
     "glm4": ("glm4", {}),
     "glm4_moe": ("glm4_moe", {}),
     "granite, tied": ("granite", {"tie_word_embeddings": True}),
@@ -137,7 +147,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-WITH_OTHER_NAMES = ("qwen3_next", "qwen3_5_moe", "granite_moe_hybrid", "falcon_h1", "nemotron_h", "lfm2_moe", "phi")
+WITH_OTHER_NAMES = (
+    *("qwen3_next", "qwen3_5_moe", "granite_moe_hybrid", "falcon_h1", "nemotron_h", "lfm2_moe", "phi"),
+    *("gpt_oss", "granite_moe_shared", "ernie4_5_moe", "minimax_m2", "llama4", "hunyuan_moe"),
+)
 
 
 @pytest.fixture(scope="module", params=VARIANTS)

@@ -16,7 +16,9 @@ from mysglang.srt.configs.families.cohere import CohereConfig
 from mysglang.srt.configs.families.cohere2 import Cohere2Config
 from mysglang.srt.configs.families.deepseek_v2 import DeepseekV2Config
 from mysglang.srt.configs.families.deepseek_v3 import DeepseekV3Config
+from mysglang.srt.configs.families.dots1 import Dots1Config
 from mysglang.srt.configs.families.ernie4_5 import Ernie45Config
+from mysglang.srt.configs.families.ernie4_5_moe import Ernie45MoeConfig
 from mysglang.srt.configs.families.exaone4 import Exaone4Config
 from mysglang.srt.configs.families.falcon_h1 import FalconH1Config
 from mysglang.srt.configs.families.gemma import GemmaConfig
@@ -28,11 +30,15 @@ from mysglang.srt.configs.families.glm4_moe import Glm4MoeConfig
 from mysglang.srt.configs.families.glm4_moe_lite import Glm4MoeLiteConfig
 from mysglang.srt.configs.families.gpt_oss import GptOssConfig
 from mysglang.srt.configs.families.granite import GraniteConfig
+from mysglang.srt.configs.families.granite_moe import GraniteMoeConfig
 from mysglang.srt.configs.families.granite_moe_hybrid import GraniteHybridConfig
 from mysglang.srt.configs.families.helium import HeliumConfig
+from mysglang.srt.configs.families.hunyuan import HunyuanConfig, HunyuanMoeConfig
 from mysglang.srt.configs.families.lfm2 import Lfm2Config
 from mysglang.srt.configs.families.lfm2_moe import Lfm2MoeConfig
 from mysglang.srt.configs.families.llama import LlamaConfig
+from mysglang.srt.configs.families.llama4 import Llama4Config
+from mysglang.srt.configs.families.minimax_m2 import MiniMaxM2Config
 from mysglang.srt.configs.families.ministral3 import Ministral3Config
 from mysglang.srt.configs.families.mistral import MistralConfig
 from mysglang.srt.configs.families.mixtral import MixtralConfig
@@ -43,6 +49,7 @@ from mysglang.srt.configs.families.olmo3 import Olmo3Config
 from mysglang.srt.configs.families.olmoe import OlmoeConfig
 from mysglang.srt.configs.families.phi import PhiConfig
 from mysglang.srt.configs.families.phi3 import Phi3Config
+from mysglang.srt.configs.families.phimoe import PhimoeConfig
 from mysglang.srt.configs.families.qwen2 import Qwen2Config
 from mysglang.srt.configs.families.qwen2_moe import Qwen2MoeConfig
 from mysglang.srt.configs.families.qwen3 import Qwen3Config
@@ -53,6 +60,7 @@ from mysglang.srt.configs.families.seed_oss import SeedOssConfig
 from mysglang.srt.configs.families.smollm3 import SmolLM3Config
 from mysglang.srt.configs.families.stablelm import StableLmConfig
 from mysglang.srt.configs.families.starcoder2 import Starcoder2Config
+from mysglang.srt.configs.families.vaultgemma import VaultGemmaConfig
 from mysglang.srt.configs.plug_ins import load_plug_in, plug_ins
 from mysglang.srt.errors import ConfigError
 
@@ -107,6 +115,16 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "Glm4": Glm4Config,
     "Glm4Moe": Glm4MoeConfig,
     "GptOss": GptOssConfig,
+    "GraniteMoe": GraniteMoeConfig,
+    "GraniteMoeShared": GraniteMoeConfig,
+    "Ernie4_5_Moe": Ernie45MoeConfig,
+    "HunYuanDenseV1": HunyuanConfig,
+    "HunYuanMoEV1": HunyuanMoeConfig,
+    "MiniMaxM2": MiniMaxM2Config,
+    "Dots1": Dots1Config,
+    "Phimoe": PhimoeConfig,
+    "VaultGemma": VaultGemmaConfig,
+    "Llama4": Llama4Config,
     "Granite": GraniteConfig,
     "Olmo2": Olmo2Config,
     "Olmo3": Olmo3Config,
@@ -157,7 +175,7 @@ def _reward(config: type[DecoderConfig]) -> Architecture:
 _ROBERTA = Architecture("roberta:RobertaModel", task="embed", positions_after_padding=True)
 _ROBERTA_CLASSIFIER = replace(_ROBERTA, model="roberta:RobertaForSequenceClassification", task="classify")
 
-WITH_TOWERS = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+WITH_TOWERS = ("Gemma3", "Qwen3_5", "Qwen3_5Moe", "Llama4")
 """Families whose decoders also stand in checkpoints with a tower for pictures. Text is served, and the tower is not
 loaded.
 """
@@ -171,6 +189,7 @@ def _with_tower(name: str) -> Architecture:
 ARCHITECTURES: dict[str, Architecture] = {
     **{row: made for name, config in DECODERS.items() for row, made in decoder(name, config).items()},
     **{f"{name}ForConditionalGeneration": _with_tower(name) for name in WITH_TOWERS},
+    "PhiMoEForCausalLM": decoder("Phimoe", PhimoeConfig)["PhimoeForCausalLM"],
     "Mistral3ForConditionalGeneration": replace(
         decoder("Ministral3", Ministral3Config)["Ministral3ForCausalLM"], inside="language_model"
     ),

@@ -149,6 +149,16 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"config.json: head_dim {self.dim_of_head} must be even for the rotary embedding")
 
 
+def check_served(values: Mapping[str, tuple[object, object]]) -> None:
+    """Raise ConfigError unless each key of config.json has the one value that is supported, or is None.
+
+    values: key -> what it is, and what it must be.
+    """
+    for key, (value, served) in values.items():
+        if value is not None and value != served:
+            raise ConfigError(f"config.json: {key} {value!r} is not supported; it must be {served!r}")
+
+
 def check_layer_types(layer_types: list[str] | None, num_layers: int, names: tuple[str, ...] = LAYER_TYPES) -> None:
     """Raise ConfigError unless config.json names one of these types for each layer, or none for any."""
     if layer_types is None:

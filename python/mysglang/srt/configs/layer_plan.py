@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
 
-NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one", "layer_without_bias"]
-"""An RMSNorm that multiplies by its weight, or by 1 + its weight; or a LayerNorm, which subtracts the mean before, and
-adds a bias after.
+NormKind = Literal["rms", "rms_unit", "rms_plus_one", "layer", "layer_plus_one", "layer_without_bias"]
+"""An RMSNorm that multiplies by its weight, by nothing, or by 1 + its weight; or a LayerNorm, which subtracts the mean
+before, and adds a bias after.
 """
 
 RouterKind = Literal["softmax", "sigmoid", "sparsemixer"]
@@ -302,6 +302,8 @@ class RouterPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether logits are computed in float32; else in the dtype of the model."""
     corrected: bool = False
     """Whether a checkpoint has a number for each expert that is added to its score for the choice alone."""
+    corrections_in_row: bool = False
+    """Whether a checkpoint has these numbers as the one row of a matrix."""
     bias: bool = False
     """Whether logits have one."""
     least_sum: float = 0.0

@@ -24,9 +24,12 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor", LENGTH_BEFORE_SCALING),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", LENGTH_BEFORE_SCALING),
     "yarn": ("factor", LENGTH_BEFORE_SCALING),
+    "dynamic_alpha": ("alpha",),
     "longrope": (*LISTS, LENGTH_BEFORE_SCALING),
 }
 _OPTIONAL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+_STRETCHES = ("short_mscale", "long_mscale")
+"""Of longrope: by how much heads are stretched, where it does not follow from the lengths."""
 _OTHER_NAMES = {"su": "longrope"}
 """Types by the names that older files give them."""
 
@@ -56,10 +59,12 @@ def rope_parameters(
     rope_type = _OTHER_NAMES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
     if not isinstance(rope_type, str) or rope_type not in REQUIRED:
         raise ConfigError(f"config.json: rope type {rope_type!r} is unknown; known are {', '.join(REQUIRED)}")
+    if rope_type == "dynamic" and given.get("alpha"):
+        rope_type = "dynamic_alpha"
     theta = given.get("rope_theta", hf.get("rope_theta"))
     rope = {"rope_theta": usual_theta if theta is None else theta}
     values = given | _lengths(hf, given, max_position_embeddings)
-    optional = ("factor", *_OPTIONAL) if rope_type == "longrope" else _OPTIONAL
+    optional = ("factor", *_STRETCHES, *_OPTIONAL) if rope_type == "longrope" else _OPTIONAL
     for key in (*REQUIRED[rope_type], *optional):
         if values.get(key) is not None:
             rope[key] = values[key]

@@ -37,6 +37,19 @@ class RMSNorm(nn.Module):
         return fused_add_rms_norm(x, residual, self.gain, self.eps)
 
 
+class UnitRMSNorm(RMSNorm):
+    """Multiplies by nothing, and has no weight."""
+
+    def __init__(self, size: int, eps: float, context: LayerContext) -> None:
+        nn.Module.__init__(self)
+        self.eps = eps
+        self._ones = torch.ones(size, dtype=context.dtype)
+
+    @property
+    def gain(self) -> Tensor:
+        return self._ones
+
+
 class PlusOneRMSNorm(RMSNorm):
     """Multiplies by 1 + weight, which is kept in float32: in bfloat16 the sum would lose most of the weight."""
 
@@ -139,6 +152,7 @@ class NoNorm(nn.Module):
 
 RMS_NORMS: Mapping[str, Callable[[int, float, LayerContext], RMSNorm]] = {
     "rms": RMSNorm,
+    "rms_unit": UnitRMSNorm,
     "rms_plus_one": PlusOneRMSNorm,
 }
 """Those of heads, which the kernel that turns heads computes."""

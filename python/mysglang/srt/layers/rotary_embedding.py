@@ -44,6 +44,11 @@ def dynamic_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: in
     return inverse_frequencies(theta, head_dim), 1.0
 
 
+def dynamic_alpha_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
+    """NTK-aware base for every length: theta * alpha^(d / (d - 2)), as Hunyuan uses it."""
+    return inverse_frequencies(rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2)), head_dim), 1.0
+
+
 def llama3_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
     """Llama 3.1's: short waves as they are, long ones divided by the factor, a linear blend between the two bounds.
 
@@ -96,10 +101,9 @@ def longrope_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: i
     takes the short list.
     """
     original = rope["original_max_position_embeddings"]
-    factors = torch.tensor(
-        rope["long_factor"] if max_position > original else rope["short_factor"], dtype=torch.float32, device="cpu"
-    )
-    stretch = rope.get("attention_factor")
+    length = "long" if max_position > original else "short"
+    factors = torch.tensor(rope[f"{length}_factor"], dtype=torch.float32, device="cpu")
+    stretch = rope.get(f"{length}_mscale", rope.get("attention_factor"))
     if stretch is None:
         factor = rope.get("factor", 1.0)
         stretch = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
@@ -110,6 +114,7 @@ SCALINGS: dict[str, Scaling] = {
     "default": default_frequencies,
     "linear": linear_frequencies,
     "dynamic": dynamic_frequencies,
+    "dynamic_alpha": dynamic_alpha_frequencies,
     "llama3": llama3_frequencies,
     "yarn": yarn_frequencies,
     "longrope": longrope_frequencies,

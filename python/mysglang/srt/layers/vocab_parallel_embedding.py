@@ -87,10 +87,14 @@ class TiedLMHead(ParallelLMHead):
         *,
         scale: float = 1.0,
         cap: float = 0.0,
+        bias: bool = False,
         context: LayerContext,
     ) -> None:
         with torch.device("meta"):  # a weight that is not kept
             super().__init__(vocab_size, table.weight.shape[1], scale=scale, cap=cap, context=context)
+        if bias:
+            rows = vocabulary_rows(vocab_size, context.tp)
+            self.bias = WeightParameter((rows.size,), (rows,), dtype=context.dtype)
         # In a tuple, where torch does not count it among the parts of this one.
         self._tied_to = (table,)
         self.weight = table.weight

@@ -17,18 +17,12 @@ class CausalLM(Decoder, TokenModel):
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)
-        head, scale, cap = context.under("lm_head"), self.plan.logit_scale, self.plan.logit_cap
+        plan, head, size = self.plan, context.under("lm_head"), config.vocab_size
+        scale, cap, bias = plan.logit_scale, plan.logit_cap, plan.head_bias
         self.lm_head: ParallelLMHead = (
-            TiedLMHead(config.vocab_size, self.embed_tokens, scale=scale, cap=cap, context=head)
-            if self.plan.tied_embeddings
-            else ParallelLMHead(
-                config.vocab_size,
-                config.hidden_size,
-                scale=scale,
-                cap=cap,
-                bias=self.plan.head_bias,
-                context=head,
-            )
+            TiedLMHead(size, self.embed_tokens, scale=scale, cap=cap, bias=bias, context=head)
+            if plan.tied_embeddings
+            else ParallelLMHead(size, config.hidden_size, scale=scale, cap=cap, bias=bias, context=head)
         )
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ class Decoder(CheckpointModel):
     stacked_heads: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
     """Where keys and values of each head are kept."""
     ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq", *KV_SCALES)
-    ignored_prefixes: ClassVar[tuple[str, ...]] = ("mtp.",)
+    ignored_prefixes: ClassVar[tuple[str, ...]] = ("mtp.", "model.mtp_")
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)
@@ -197,7 +197,8 @@ class Decoder(CheckpointModel):
 
     def weight_names(self) -> WeightNames:
         renamed = dict(self.plan.renamed)
-        aliases = dict(self.plan.aliases) | ({"lm_head": "embed_tokens"} if self.plan.tied_embeddings else {})
+        tied = {"lm_head.weight": "embed_tokens.weight"} if self.plan.tied_embeddings else {}
+        aliases = dict(self.plan.aliases) | tied
         experts: dict[str, tuple[str, ...]] = {}
         for mixture in self.plan.mixtures:
             gate, up, down = (f"{part}.weight" for part in mixture.parts)

@@ -17,7 +17,7 @@ from mysglang.srt.models.decoder import Decoder
 class PoolingDecoder(Decoder):
     """Has no projection to logits, and none of a checkpoint's is read."""
 
-    ignored: ClassVar[tuple[str, ...]] = (*Decoder.ignored, "lm_head.weight")
+    ignored: ClassVar[tuple[str, ...]] = (*Decoder.ignored, "lm_head.weight", "lm_head.bias")
 
     def head(self, pooled: Tensor) -> Tensor:
         """[N, hidden_size] float32 -> [N, width] float32: what the model makes of a pooled state."""

@@ -76,15 +76,15 @@ class WeightNames:
         """[count] the checkpoint tensors that hold the sections of a parameter, by name without the prefix. One tensor
         may hold all of them.
         """
-        parts = self._to_theirs(parameter).split(".")
-        if (of_expert := self._experts.get(parts[-1])) is not None:
-            module = parameter.removesuffix(f".{parts[-1]}")
+        parts, theirs = parameter.split("."), self._to_theirs(parameter).split(".")
+        if (of_expert := self._experts.get(theirs[-1])) is not None:
+            module = parameter.removesuffix(f".{theirs[-1]}")
             experts = range(count // len(of_expert))
             return [self._to_theirs(f"{module}.{expert}.{part}") for expert in experts for part in of_expert]
-        found = [".".join(parts)] * count
+        found = [parameter] * count
         for name, (stacked, section) in self._sections.items():
             # Where the stacked projection has a name of its own in the checkpoint, it is one tensor there.
-            if count > 1 and stacked in parts:
+            if count > 1 and stacked in parts and stacked in theirs:
                 found[section] = ".".join(name if part == stacked else part for part in parts)
         return [self._to_theirs(name) for name in found]
 

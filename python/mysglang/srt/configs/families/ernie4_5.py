@@ -7,7 +7,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from mysglang.srt.configs.decoder_config import DecoderConfig, Epsilon, HeadDim, Heads, Positions
-from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan, RopePlan
+from mysglang.srt.configs.layer_plan import AttentionPlan, GatedMlpPlan, MlpPlan, RopePlan
 
 
 class Ernie45Config(DecoderConfig, frozen=True, kw_only=True):
@@ -26,5 +26,5 @@ class Ernie45Config(DecoderConfig, frozen=True, kw_only=True):
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
         return replace(super().attention(index, rope), bias=self.use_bias, output_bias=self.use_bias)
 
-    def mlp(self, index: int) -> GatedMlpPlan:
+    def mlp(self, index: int) -> MlpPlan:
         return GatedMlpPlan(intermediate_size=self.intermediate_size, activation=self.hidden_act, bias=self.use_bias)

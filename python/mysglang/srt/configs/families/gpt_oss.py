@@ -17,6 +17,7 @@ from mysglang.srt.configs.decoder_config import (
     Positions,
     check_experts,
     check_layer_types,
+    check_served,
 )
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
@@ -26,7 +27,6 @@ from mysglang.srt.configs.layer_plan import (
     RopePlan,
     RouterPlan,
 )
-from mysglang.srt.errors import ConfigError
 
 SWIGLU_LIMIT = 7.0
 """The clamp that the kernels of `swigluoai` have."""
@@ -95,9 +95,5 @@ class GptOssConfig(DecoderConfig, frozen=True, kw_only=True):
         super().check()
         check_experts(self.num_experts_per_tok, self.num_local_experts, "num_local_experts")
         check_layer_types(self.layer_types, self.num_hidden_layers)
-        if self.hidden_act != "silu":
-            raise ConfigError(f"config.json: hidden_act {self.hidden_act!r} is not supported for gpt-oss; silu is")
-        if self.swiglu_limit not in (None, SWIGLU_LIMIT):
-            raise ConfigError(
-                f"config.json: a swiglu_limit of {self.swiglu_limit} is not supported; it must be {SWIGLU_LIMIT}"
-            )
+        served = {"hidden_act": (self.hidden_act, "silu"), "swiglu_limit": (self.swiglu_limit, SWIGLU_LIMIT)}
+        check_served(served)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from mysglang.srt.configs.decoder_config import DecoderConfig, Epsilon, Positions
+from mysglang.srt.configs.decoder_config import DecoderConfig, Epsilon, Positions, check_served
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
     DecoderPlan,
@@ -17,13 +17,12 @@ from mysglang.srt.configs.layer_plan import (
     PlainMlpPlan,
     RopePlan,
 )
-from mysglang.srt.errors import ConfigError
 
 NAMES = (("self_attn.dense", "self_attn.o_proj"), ("final_layernorm", "norm"))
 
 
 class PhiConfig(DecoderConfig, frozen=True, kw_only=True):
-    """`qk_layernorm`, LayerNorms of heads, is refused. The projection to logits has a bias, and so a matrix."""
+    """`qk_layernorm`, LayerNorms of heads, is refused. The projection to logits has a bias."""
 
     rotary_part: ClassVar[float | None] = 0.5
 
@@ -54,6 +53,4 @@ class PhiConfig(DecoderConfig, frozen=True, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        for key in ("qk_layernorm", "tie_word_embeddings"):
-            if getattr(self, key):
-                raise ConfigError(f"config.json: {key} is not supported for this architecture")
+        check_served({"qk_layernorm": (self.qk_layernorm, False)})

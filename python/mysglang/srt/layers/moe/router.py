@@ -41,6 +41,8 @@ class Routing:
     """Whether logits are computed in float32; else in the dtype of the model."""
     corrected: bool = False
     """Whether there is a number for each expert that is added to its score for the choice alone."""
+    corrections_in_row: bool = False
+    """Whether a checkpoint has these numbers as the one row of a matrix."""
     bias: bool = False
     """Whether logits have one."""
     least_sum: float = 0.0
@@ -62,7 +64,8 @@ class Router(ReplicatedLinear):
         plain = replace(context, quant=Unquantized(), dtype=dtype)
         super().__init__(hidden_size, experts, bias=routing.bias, context=plain)
         self.routing = routing
-        self.e_score_correction_bias = WeightParameter((experts,), dtype=torch.float32) if routing.corrected else None
+        shape = (1, experts) if routing.corrections_in_row else (experts,)
+        self.e_score_correction_bias = WeightParameter(shape, dtype=torch.float32) if routing.corrected else None
         self._dtype = dtype
 
     def values_of(self, name: str) -> Tensor:
