@@ -9,7 +9,7 @@ import pytest
 
 from fixtures.server_process import REPOSITORY, python_path
 
-COUNT = 40
+COUNT = 20
 
 
 @pytest.mark.slow

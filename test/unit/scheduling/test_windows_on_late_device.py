@@ -36,7 +36,7 @@ def test_as_alone(name: str, shakes: Shakes) -> None:
     """However short memory is, in each pool."""
     setup = replace(SETUPS[name], shakes=shakes, max_context=160)
     scheduler = LateScheduler(setup)
-    rush(scheduler, random.Random(22), BEGINNING, requests=150, own=60, max_new=50)
+    rush(scheduler, random.Random(22), BEGINNING, requests=70, own=60, max_new=50)
     if shakes == SHAKES:
         assert scheduler.retractions > 10
     if setup.cache == "radix":
@@ -49,7 +49,7 @@ def test_abort_storm(name: str) -> None:
     rng = random.Random(14)
     scheduler = LateScheduler(replace(SETUPS[name], max_context=160))
     expected: dict[str, list[int]] = {}
-    for number in range(200):
+    for number in range(100):
         prompt, max_new = [*BEGINNING, 1 + number % 40], rng.randrange(4, 40)
         scheduler.send(f"r{number}", prompt, max_new)
         expected[f"r{number}"] = solo(prompt, max_new, VOCAB)

@@ -101,6 +101,8 @@ class WindowSpace:
         missing of the window before the next token.
         """
         gone = (self.page_of[pages] == 0).nonzero()[0]
+        if not len(gone):  # nearly always
+            return len(pages)
         # Between two gaps the longest prefix has most behind it.
         ends = np.append(gone, len(pages))
         seen_from = np.maximum(0, ends * self.page_size - self.window + 1) // self.page_size

@@ -101,7 +101,7 @@ def with_parsers(calls: str = "auto", thoughts: str | None = None) -> AppOptions
 
 
 @pytest.mark.parametrize("case", WRITERS)
-@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize("size", [1, 1000])
 async def test_calls_of_every_format(case: str, size: int) -> None:
     parser, write = WRITERS[case]
     async with serve(says("I look.\n" + write(CALLS), size), with_parsers(parser), template=QWEN) as served:

@@ -60,8 +60,7 @@ def test_split_between_two(page_size: int, captured: bool) -> None:
     check_traffic(names, page_size=page_size, captured=captured, tolerance=1e-5, steps=100)
 
 
-@pytest.mark.parametrize("cap", [0.0, 3.0])
-@pytest.mark.parametrize("name", ["triton", "invariant_triton"])
+@pytest.mark.parametrize(("name", "cap"), [("triton", 0.0), ("triton", 3.0), ("invariant_triton", 3.0)])
 def test_on_triton(name: str, cap: float) -> None:
     pytest.importorskip("triton")
     assert run_interpreted(TRITON.format(name=name, cap=cap)).strip() == "all agree"
