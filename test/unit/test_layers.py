@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.import_graph import ImportGraph, chain, cycles
+from fixtures.patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
 GRAPH = ImportGraph(REPOSITORY / "python" / "mysglang", "mysglang")
@@ -228,7 +229,9 @@ for name in {modules!r}:
 print({HEAVY!r} & set(sys.modules))
 """
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY / 'python'}:{REPOSITORY / 'sgl-kernel' / 'python'}"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "set()"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mysglang
+from fixtures.patience import PATIENCE_S
 from mysglang import check_env
 from mysglang.srt.server_args import ServerArgs
 from mysglang.srt.utils.version import __version__
@@ -33,7 +34,7 @@ def test_names_are_found_on_first_use() -> None:
 def test_importing_it_loads_nothing() -> None:
     program = "import sys, mysglang; print(sorted(name for name in sys.modules if name.startswith('mysglang')))"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY / "python", timeout=30
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY / "python", timeout=PATIENCE_S
     )
     assert ast.literal_eval(done.stdout) == [
         "mysglang",

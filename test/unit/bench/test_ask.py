@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysglang.bench.ask import Asker, FrameSplitter
 from mysglang.bench.backends import AskOptions, make_backend
 from mysglang.bench.http_client import Address, ConnectionFailed, HttpClient
@@ -68,7 +69,7 @@ class Script:
 async def asked(script: Script, *, stream: bool = True, name: str = "sglang") -> RequestRecord:
     async with script.running() as url:
         asker = Asker(HttpClient(url, {"X-Who": "me"}), make_backend(name), AskOptions(model="m", stream=stream))
-        return await asyncio.wait_for(asker.ask(Prompt("Hi", 1, 3)), 5)
+        return await asyncio.wait_for(asker.ask(Prompt("Hi", 1, 3)), PATIENCE_S)
 
 
 async def test_chunks_are_stamped_when_they_come() -> None:

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysglang.bench.load import arrival_times, run_load
 from mysglang.bench.prompts import Prompt
 from mysglang.bench.records import RequestRecord
@@ -82,4 +83,4 @@ async def test_a_failure_of_the_tool_ends_the_run() -> None:
         raise AssertionError
 
     with pytest.raises(KeyError):
-        await asyncio.wait_for(run_load(PROMPTS, broken, [0.0] * 12), 5)
+        await asyncio.wait_for(run_load(PROMPTS, broken, [0.0] * 12), PATIENCE_S)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import REPOSITORY, python_path
 from mysglang.bench.refused import Failed, Refused
 from mysglang.cli.main import COMMANDS, SECTIONS, run
@@ -24,7 +25,7 @@ def mysglang(*words: str, program: str | None = None, **options: object) -> subp
         [sys.executable, *command, *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env=os.environ | {"PYTHONPATH": python_path("python")},
         stdin=subprocess.DEVNULL,
         **options,  # type: ignore[call-overload]
@@ -128,7 +129,7 @@ def test_a_reader_that_leaves_makes_no_traceback() -> None:
             stdout=writing,
             stderr=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": python_path("python")},
-            timeout=60,
+            timeout=PATIENCE_S,
         )
     finally:
         os.close(writing)
@@ -148,7 +149,7 @@ def complete(line: str, tmp_path: Path) -> set[str]:
         "COMP_POINT": str(len(line)),
         "PYTHONPATH": python_path("python"),
     }
-    subprocess.run([sys.executable, "-m", "mysglang"], env=os.environ | environment, timeout=60, check=True)
+    subprocess.run([sys.executable, "-m", "mysglang"], env=os.environ | environment, timeout=PATIENCE_S, check=True)
     return set(offered.read_text().split())
 
 
@@ -177,6 +178,10 @@ def test_completion_scripts_name_the_command(shell: str, capsys: pytest.CaptureF
 def test_bash_takes_the_script() -> None:
     script = mysglang("completion", "bash").stdout
     done = subprocess.run(
-        ["bash", "-c", f"{script}\ncomplete -p mysglang"], capture_output=True, text=True, cwd=REPOSITORY, timeout=30
+        ["bash", "-c", f"{script}\ncomplete -p mysglang"],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0 and "_python_argcomplete" in done.stdout

@@ -11,6 +11,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fixtures.patience import PATIENCE_S
 from fixtures.tiny_checkpoints import FAMILIES
 from mysglang.srt.configs.architectures import ARCHITECTURES, DECODERS
 from mysglang.srt.configs.layer_plan import (
@@ -369,7 +370,9 @@ def test_needs_neither_torch_nor_transformers() -> None:
         "import sys; import mysglang.srt.configs.model_config; "
         "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONPATH": ":".join(sys.path)}, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, env={"PYTHONPATH": ":".join(sys.path)}, timeout=PATIENCE_S
+    )
 
 
 # What transformers has no default for, or one that is not served.

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from uvicorn.server import ServerState
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.entrypoints.crowd import Reception, most_connections
 
 
@@ -76,7 +77,7 @@ async def test_one_that_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch
     async with reception(most=0) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-            await asyncio.wait_for(reader.readexactly(1), 10)
+            await asyncio.wait_for(reader.readexactly(1), PATIENCE_S)
         writer.close()
 
 

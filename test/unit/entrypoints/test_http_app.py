@@ -10,6 +10,7 @@ import orjson
 import pytest
 from starlette.types import Message
 
+from fixtures.patience import PATIENCE_S
 from fixtures.scripted_engine import Script, Served, endless, hello, serve, silent
 
 GENERATING: dict[str, dict[str, Any]] = {
@@ -54,7 +55,7 @@ class Connection:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -70,7 +71,7 @@ async def test_who_leaves_is_aborted_at_once(path: str, stream: bool, script: Sc
         assert not served.engine.aborted
         connection.left.set()
         await until(lambda: served.engine.aborted)
-        await asyncio.wait_for(connection.task, 5)
+        await asyncio.wait_for(connection.task, PATIENCE_S)
         assert served.engine.aborted == [request.rid for request in served.engine.requests]
         assert not served.front.tokenizer_manager.rid_to_state
     assert b"[DONE]" not in b"".join(message.get("body", b"") for message in connection.sent)
@@ -91,7 +92,7 @@ async def test_who_leaves_while_tokenizing_never_reaches_the_engine() -> None:
         connection = Connection(served, "/v1/chat/completions", GENERATING["/v1/chat/completions"])
         await tokenizing.wait()
         connection.left.set()
-        await asyncio.wait_for(connection.task, 5)
+        await asyncio.wait_for(connection.task, PATIENCE_S)
         go_on.set()
         await asyncio.sleep(0.01)
         assert not served.engine.sent

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from fixtures.patience import PATIENCE_S
 from fixtures.wired import Wired
 from mysglang.srt.entrypoints.framing import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES
 from mysglang.srt.entrypoints.http_protocol import MAX_UNREAD_BYTES, Connections, OneAtATime
@@ -109,7 +110,7 @@ class Door:
                 writer.write(part)
                 await writer.drain()
                 await asyncio.sleep(0)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 return await reader.read()
         except ConnectionError:
             return b""
@@ -120,7 +121,7 @@ class Door:
         return [answer.status_code for answer in answers(await self.send(*parts))]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 await asyncio.sleep(0)
 
@@ -375,7 +376,7 @@ async def test_promise_41_empty_lines_keep_no_connection() -> None:
         writer.write(GET + b"\r\n")
         await reader.readuntil(b"}")
         writer.write(b"\r\n")
-        assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 408")
+        assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).startswith(b"HTTP/1.1 408")
         writer.transport.abort()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.entrypoints import http_server
 from mysglang.srt.entrypoints.http_server import StopSignals
 from mysglang.srt.entrypoints.server_life import ready_text
@@ -56,13 +57,13 @@ async def test_the_first_signal_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     stop = StopSignals()
     stop.kill = killed.set
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(stop.requested.wait(), 5)
+    await asyncio.wait_for(stop.requested.wait(), PATIENCE_S)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.sleep(0.05)
     assert not killed.is_set(), "a wrapper delivers the same signal twice"
     monkeypatch.setattr(http_server, "SAME_SIGNAL_S", 0)
     os.kill(os.getpid(), signal.SIGINT)
-    await asyncio.wait_for(killed.wait(), 5)
+    await asyncio.wait_for(killed.wait(), PATIENCE_S)
     assert codes == [5]
 
 
@@ -78,7 +79,7 @@ async def test_a_hangup_asks_too(hangup: None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     stop = StopSignals()
     os.kill(os.getpid(), signal.SIGHUP)
-    await asyncio.wait_for(stop.requested.wait(), 5)
+    await asyncio.wait_for(stop.requested.wait(), PATIENCE_S)
 
 
 async def test_a_hangup_that_is_ignored_stays_so(hangup: None) -> None:
@@ -94,7 +95,7 @@ async def test_an_interrupt_counts_in_a_job_in_the_background() -> None:
     try:
         stop = StopSignals()
         os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.wait_for(stop.requested.wait(), 5)
+        await asyncio.wait_for(stop.requested.wait(), PATIENCE_S)
     finally:
         signal.signal(signal.SIGINT, before)
 

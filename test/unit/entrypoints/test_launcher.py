@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fixtures.patience import PATIENCE_S
 from fixtures.private_folder import is_private
 from mysglang.srt.args.resolve import EMBEDDED_MODEL
 from mysglang.srt.entrypoints import launcher
@@ -116,10 +117,10 @@ class TestSubprocesses:
         try:
             assert is_private(processes.ipc_dir)
             assert set(processes.pids) == {"mysglang::scheduler_TP0", "mysglang::detokenizer"}
-            facts = await asyncio.wait_for(processes.wait_ready(), 20)
+            facts = await asyncio.wait_for(processes.wait_ready(), PATIENCE_S)
             assert facts.max_total_num_tokens == 1000
             psutil.Process(processes.pids["mysglang::detokenizer"]).kill()
-            error = await asyncio.wait_for(processes.death(), 5)
+            error = await asyncio.wait_for(processes.death(), PATIENCE_S)
             assert "mysglang::detokenizer was ended by SIGKILL" in str(error)
         finally:
             await processes.stop()
@@ -131,7 +132,7 @@ class TestSubprocesses:
         processes = self.launch("ready_child", "obedient_child")
         try:
             with pytest.raises((ConfigError, WorkerDied), match="ValueError"):
-                await asyncio.wait_for(processes.wait_ready(), 20)
+                await asyncio.wait_for(processes.wait_ready(), PATIENCE_S)
         finally:
             await processes.stop()
 
@@ -141,7 +142,7 @@ class TestSubprocesses:
         processes = self.launch("ready_child", "ready_child")
         try:
             with pytest.raises(WorkerDied, match=r"did not become ready within 0\.5 s"):
-                await asyncio.wait_for(processes.wait_ready(), 20)
+                await asyncio.wait_for(processes.wait_ready(), PATIENCE_S)
         finally:
             await processes.stop()
 
@@ -164,5 +165,5 @@ class TestSubprocesses:
         survivor.exited.set_result(1)
         await asyncio.sleep(0)
         cause.exited.set_result(-9)
-        error = await asyncio.wait_for(dying, 5)
+        error = await asyncio.wait_for(dying, PATIENCE_S)
         assert "scheduler_TP1 was ended by SIGKILL" in str(error) and "TP0" not in str(error)

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.entrypoints import memory_return
 from mysglang.srt.entrypoints.memory_return import MemoryReturn
 
@@ -24,7 +25,7 @@ async def test_several_wishes_are_one_round(monkeypatch: pytest.MonkeyPatch) -> 
     memory = MemoryReturn(give_back)
     for _ in range(50):
         memory.soon()
-    await asyncio.wait_for(done.wait(), 20)
+    await asyncio.wait_for(done.wait(), PATIENCE_S)
     assert len(rounds) == 2
     assert threading.main_thread().name not in rounds
 

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.entrypoints import request_dump
 from mysglang.srt.entrypoints.request_dump import check_folder, dumped, written
 from mysglang.srt.errors import InvalidRequest, Overloaded
@@ -107,7 +108,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path, name: str) -> None:
 async def test_a_disk_that_takes_nothing_delays_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
     append = request_dump._append
-    monkeypatch.setattr(request_dump, "_append", lambda folder, line: (goes_on.wait(30), append(folder, line)))
+    monkeypatch.setattr(request_dump, "_append", lambda folder, line: (goes_on.wait(PATIENCE_S), append(folder, line)))
     monkeypatch.setattr(request_dump, "MAX_WAITING", 1)
     for _ in range(3):
         async for _ in dumped(parse_generate(ASKS[0]), answered(), str(tmp_path)):

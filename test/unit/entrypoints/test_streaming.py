@@ -10,6 +10,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
+from fixtures.patience import PATIENCE_S
 from fixtures.scripted_engine import events
 from mysglang.srt.entrypoints.departure import ClientDisconnected, while_connected
 from mysglang.srt.entrypoints.streaming import DONE, EventStream, with_pings
@@ -72,7 +73,7 @@ async def respond(wire: Wire, frames: Frames) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -132,7 +133,7 @@ async def test_a_client_that_leaves_ends_the_generator_at_once(items: tuple[byte
     assert not frames.closed
     wire.left.set()
     await until(lambda: frames.closed)
-    await asyncio.wait([answering], timeout=5)
+    await asyncio.wait([answering], timeout=PATIENCE_S)
     assert answering.done()
     assert DONE not in wire.body
 
@@ -144,7 +145,7 @@ async def test_a_client_that_neither_reads_nor_stays() -> None:
     await until(lambda: len(wire.sent) == 2)
     assert not frames.closed
     wire.left.set()
-    await asyncio.wait_for(answering, 5)
+    await asyncio.wait_for(answering, PATIENCE_S)
     assert frames.closed
 
 

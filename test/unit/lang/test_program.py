@@ -7,6 +7,7 @@ import pytest
 
 import mysglang as sgl
 from fixtures.lang_backend import ScriptedBackend
+from fixtures.patience import PATIENCE_S
 from mysglang.lang.prompt import Prompt
 from mysglang.lang.sampling import SamplingParams
 
@@ -159,7 +160,7 @@ class TestRoles:
 
 class TestForks:
     def test_forks_go_on_from_the_same_text_at_the_same_time(self) -> None:
-        meeting = threading.Barrier(3, timeout=60)
+        meeting = threading.Barrier(3, timeout=PATIENCE_S)
 
         def answer(prompt: Prompt, params: SamplingParams) -> str:
             meeting.wait()
@@ -237,7 +238,7 @@ class TestVariables:
 
     def test_a_variable_is_waited_for_no_longer_than_asked(self) -> None:
         go = threading.Event()
-        backend = ScriptedBackend(lambda prompt, params: str(go.wait(60)))
+        backend = ScriptedBackend(lambda prompt, params: str(go.wait(PATIENCE_S)))
         state = sgl.function(lambda s: s.__iadd__(sgl.gen("said"))).run(backend=backend)
         with pytest.raises(TimeoutError, match="'said'"):
             state.get_meta_info("said", timeout=0.01)
@@ -292,7 +293,7 @@ class TestStreams:
                     yield piece, {}
                     # The next piece comes only when the reader has had this one.
                     while not any(text.endswith(piece) for text in seen):
-                        read.wait(60)
+                        read.wait(PATIENCE_S)
                         read.clear()
 
         read = threading.Event()

@@ -233,11 +233,11 @@ class TestLengths:
         assert error.param == "min_new_tokens"
 
     async def test_a_text_that_cannot_fit_is_not_even_tokenized(self, front: Front) -> None:
-        start = time.monotonic()
+        start = time.process_time()
         error = await front.refusal(text="fox " * 5_000_000)
         assert "at least" in error.message
         assert "(40 tokens)" in error.message
-        assert time.monotonic() - start < 1
+        assert time.process_time() - start < 1
 
     @pytest.mark.parametrize(("start", "expected"), [(0, 0), (2, 2), (3, -1), (-1, -1)])
     async def test_logprob_start(self, front: Front, start: int, expected: int) -> None:

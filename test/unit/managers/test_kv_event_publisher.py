@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import zmq
 
+from fixtures.patience import PATIENCE_S
 from fixtures.router_mirror import RouterMirror
 from mysglang.srt.args.kv_events import KvEventsConfig
 from mysglang.srt.errors import ConfigError
@@ -177,7 +178,7 @@ def test_the_scheduler_never_waits_and_a_loss_shows_as_a_gap(
     serve = kv_event_publisher._Sockets.serve
 
     def late(sockets: kv_event_publisher._Sockets) -> None:
-        held.wait(10)
+        held.wait(PATIENCE_S)
         serve(sockets)
 
     monkeypatch.setattr(kv_event_publisher._Sockets, "serve", late)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fixtures.callers import asked_by
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.managers.caller import Caller
 from mysglang.srt.managers.text_pool import LONG_TEXT, QUICK_TEXT, THREADS, TextPool, WorkDropped, checkpoint
 
@@ -27,14 +28,14 @@ class Gate:
 
     def work(self, name: str) -> str:
         self.begun.append(name)
-        assert self._released.wait(20)
+        assert self._released.wait(PATIENCE_S)
         return name
 
     def open(self) -> None:
         self._released.set()
 
     async def wait_begun(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.begun) < count:
                 await asyncio.sleep(0.001)
 

@@ -10,6 +10,7 @@ import pytest
 
 from fixtures.fake_engine import Row
 from fixtures.manager_bench import LIMITS, Bench, settle
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.errors import Aborted, InvalidRequest, Overloaded, WorkerDied
 from mysglang.srt.managers.queue_shares import EqualShares
 from mysglang.srt.messages.codec import unpack_ids
@@ -435,7 +436,7 @@ async def test_a_storm_of_readers_that_leave(bench: Bench) -> None:
 
     serving = asyncio.create_task(engine())
     await asyncio.gather(*(reader(number) for number in range(200)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not bench.quiet():
             await asyncio.sleep(0.001)
     serving.cancel()

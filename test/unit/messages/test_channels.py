@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.messages.channels import COPIED_BYTES, AsyncPull, AsyncPush, Pull, Push
 from mysglang.srt.messages.codec import ToScheduler, scheduler_codec
 from mysglang.srt.messages.requests import AbortReq
@@ -27,7 +28,7 @@ def names(messages: list[ToScheduler]) -> list[str]:
 
 async def read(pull: Pull[ToScheduler], count: int) -> list[str]:
     found: list[str] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while len(found) < count:
             await asyncio.sleep(0.001)
             found += names(pull.drain())
@@ -78,7 +79,7 @@ async def test_long_messages_among_short_ones(endpoint: str) -> None:
 async def test_a_reader_with_an_event_loop(endpoint: str, size: int) -> None:
     pull, push = AsyncPull(endpoint, scheduler_codec()), Push(endpoint, scheduler_codec())
     push.send(AbortReq(rid="z" * size))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert names(await pull.receive()) == ["z" * size]
     push.close()
     pull.close()

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fixtures.executors import start_executor
+from fixtures.patience import PATIENCE_S
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.worker_driver import GREEDY, Driver
 from mysglang.srt.configs.load_config import LoadConfig
@@ -181,7 +182,7 @@ def test_a_trainer_broadcasts(tmp_path: Path) -> None:
             worker.weights.receive([TensorFacts("model.norm.weight", "bfloat16", (7,))], "trainer", tick)
         beats: list[None] = []
         assert worker.weights.receive(announced, "trainer", lambda: beats.append(None)) == len(tensors)
-        assert trainer.wait(60) == 0
+        assert trainer.wait(PATIENCE_S) == 0
         assert beats
     assert says(worker) == says(started(tmp_path / "new"))
     worker.weights.leave_group("trainer")

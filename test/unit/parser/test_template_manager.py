@@ -193,9 +193,9 @@ class TestRefusals:
         ],
     )
     def test_whatever_goes_wrong_in_it(self, template: str) -> None:
-        start = time.monotonic()
+        start = time.process_time()
         assert self.refused(template).param == "messages"
-        assert time.monotonic() - start < 1
+        assert time.process_time() - start < 1
 
     @pytest.mark.promise(36)
     def test_too_large(self, monkeypatch: pytest.MonkeyPatch) -> None:

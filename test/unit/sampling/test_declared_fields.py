@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from mysglang.srt.entrypoints.openai.responses.protocol import ResponsesRequest
@@ -31,7 +32,7 @@ def test_a_new_feature_with_its_fields_is_a_file_and_a_row_of_the_table() -> Non
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
     )
     assert (told.returncode, told.stdout) == (0, "as declared\n"), told.stderr
 

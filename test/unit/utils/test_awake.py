@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.utils import awake
 from mysglang.srt.utils.awake import AWAKE, LATE_S, TICK_S, AwakeClock, AwakeTimer, PauseNote, awake_timeout
 
@@ -79,7 +80,7 @@ async def test_promise_47_a_timer_waits_on_after_a_pause(machine: Machine) -> No
     await asyncio.sleep(0.05)
     assert not called.is_set()
     machine.now += 0.02
-    await asyncio.wait_for(called.wait(), 5)
+    await asyncio.wait_for(called.wait(), PATIENCE_S)
 
 
 @pytest.mark.promise(47)

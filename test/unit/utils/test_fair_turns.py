@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.utils.fair_turns import FairQueue, FairTurns
 
 
@@ -80,4 +81,4 @@ async def test_a_visitor_that_is_cancelled_takes_no_place() -> None:
     # The place is given already, and the task has not run since.
     admitted.cancel()
     await asyncio.gather(admitted, return_exceptions=True)
-    await asyncio.wait_for(turns.enter("c"), 5)
+    await asyncio.wait_for(turns.enter("c"), PATIENCE_S)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.utils import log_output
 from mysglang.srt.utils.log_output import LogStream, LogWriter, PipeLog, log_pipe
 
@@ -170,7 +171,7 @@ raise ValueError("the cause")
             said = process.stdout.read()
             assert said.endswith(b"ValueError: the cause\n")
             assert said.count(b"\n") > 3000
-        assert process.wait(30) == 1
+        assert process.wait(PATIENCE_S) == 1
 
 
 @pytest.mark.promise(45)

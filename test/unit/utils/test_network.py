@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from fixtures.private_folder import is_private
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.network import (
@@ -20,7 +21,10 @@ from mysglang.srt.utils.private_dir import remove_private_dir
 
 
 def test_port_0_takes_a_free_one_and_listens() -> None:
-    with bind_http_socket("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname(), timeout=5):
+    with (
+        bind_http_socket("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname(), timeout=PATIENCE_S),
+    ):
         pass
 
 
@@ -37,7 +41,7 @@ def test_a_busy_port_is_refused_with_its_holder() -> None:
 def test_a_port_is_free_again_at_once() -> None:
     with bind_http_socket("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        client = socket.create_connection(("127.0.0.1", port), timeout=5)
+        client = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         listener.setblocking(True)
         server_side, _ = listener.accept()
         # The side that closes first is left in TIME_WAIT.

@@ -114,9 +114,9 @@ def test_what_is_refused_says_why(pattern: str, words: str) -> None:
 def test_no_pattern_holds_up_others() -> None:
     # The classic that takes a matcher which goes back longer than the universe is old.
     watch = RegexWatch("(?:a+)+b")
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert watch.advance("a" * 5000) == -1
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
 
 
 def test_a_dollar_at_the_end_is_where_a_match_ends() -> None:

@@ -13,6 +13,7 @@ import pytest
 from openai.types import Batch
 
 from fixtures.batch_desk import desk_in, line
+from fixtures.patience import PATIENCE_S
 from fixtures.scripted_engine import Step, Stop, endless, hello, silent
 from mysglang.srt.entrypoints.openai import batches_journal, batches_run, batches_service, record_folder
 from mysglang.srt.entrypoints.openai.batches_room import Room
@@ -316,7 +317,7 @@ async def test_the_engine_dies(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         while len(desk.served.engine.requests) < 2:
             await asyncio.sleep(0.01)
         desk.served.front.tokenizer_manager.fail_all(WorkerDied("gone"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while "after the next start" not in caplog.text:
                 await asyncio.sleep(0.01)
         assert (await desk.api.batches.retrieve(batch.id)).status == "in_progress"
@@ -355,7 +356,7 @@ async def test_a_full_disk_is_waited_for(
         with monkeypatch.context() as filled:
             filled.setattr(batches_journal, "append_whole", full)
             batch = await desk.begin(*(line(name) for name in "abc"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while "No space left" not in caplog.text:
                     await asyncio.sleep(0.01)
             asked = len(desk.served.engine.requests)

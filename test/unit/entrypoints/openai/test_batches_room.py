@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.entrypoints.openai.batches_room import Room
 
 
@@ -79,7 +80,7 @@ async def test_room_is_found_when_others_leave() -> None:
     await asyncio.sleep(0.05)
     assert not coming.done()
     manager.open_requests = 0
-    await asyncio.wait_for(coming, 5)
+    await asyncio.wait_for(coming, PATIENCE_S)
 
 
 @pytest.mark.promise(44)
@@ -115,7 +116,7 @@ async def test_lines_that_are_given_up_cost_no_place() -> None:
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
     room.leave("a")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await room.enter("b")
         room.leave("b")
         while room._admitting is not None and not room._admitting.done():

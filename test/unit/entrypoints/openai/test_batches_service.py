@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from fixtures.batch_desk import desk_in, line
+from fixtures.patience import PATIENCE_S
 from mysglang.srt.entrypoints.openai import batches_journal, batches_service
 
 
@@ -26,7 +27,7 @@ async def test_while_a_disk_is_waited_for_the_input_stays(
     monkeypatch.setattr(batches_journal, "append_whole", full)
     async with desk_in(tmp_path) as desk:
         batch = await desk.begin(line("a"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while "No space left" not in caplog.text:
                 await asyncio.sleep(0.01)
         with pytest.raises(openai.BadRequestError, match="not complete"):

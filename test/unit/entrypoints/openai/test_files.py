@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from fixtures.batch_desk import OpenDesk, desk_in, line
+from fixtures.patience import PATIENCE_S
 from fixtures.scripted_engine import Script, Served, endless, hello, serve
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.openai import batches_service, batches_store, files_record, files_store
@@ -183,7 +184,7 @@ async def test_a_key_sees_only_what_came_with_it(tmp_path: Path) -> None:
             ("POST", f"/v1/batches/{batch}/cancel"),
         ):
             assert (await served.client.request(method, path, headers=two)).status_code == 404, path
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             known = {"status": ""}
             while known["status"] != "completed":
                 await asyncio.sleep(0.01)
@@ -254,7 +255,7 @@ async def test_uploads_on_their_way_count(tmp_path: Path) -> None:
             asyncio.create_task(served.client.post("/v1/files", content=body(), headers=headers)) for _ in range(10)
         ]
         # The transport may take a body that nobody reads to its end.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while waiting + sum(task.done() for task in asked) < 10:
                 await asyncio.sleep(0.001)
         refused_at_once = sum(task.done() for task in asked)
@@ -307,7 +308,7 @@ async def test_batches_that_are_over_are_forgotten_key_by_key(tmp_path: Path, mo
             for _ in range(count):
                 answer = await served.post("/v1/batches", batch_of(file_id), headers=key(owner))
                 known.setdefault(owner, []).append(answer.json()["id"])
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE_S):
                     status = ""
                     while status != "failed":
                         await asyncio.sleep(0)
@@ -337,6 +338,6 @@ async def test_a_batch_of_a_key_that_is_gone_asks_nothing(tmp_path: Path, caplog
         for _ in range(20):
             await asyncio.sleep(0)
         assert not served.engine.requests
-    async with keyed(tmp_path) as served, asyncio.timeout(10):
+    async with keyed(tmp_path) as served, asyncio.timeout(PATIENCE_S):
         while (await served.client.get(f"/v1/batches/{batch}", headers=key("two"))).json()["status"] != "completed":
             await asyncio.sleep(0.001)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fixtures.patience import PATIENCE_S
 from fixtures.ready_child import FACTS
 from fixtures.scripted_engine import serve, silent
 from mysglang.srt.entrypoints.app_options import AppOptions
@@ -58,7 +59,7 @@ async def test_open_http_requests_and_processor_time() -> None:
         headers = {**KEY, "x-smg-routing-key": "shop"}
         asking = asyncio.create_task(served.post("/generate", {"text": "The fox"}, headers=headers))
         page = ""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while 'sglang:routing_keys_active{engine_type="unified",model_name="the \\"tiny\\" one"} 1.0' not in page:
                 page = (await served.client.get("/metrics")).text
         asking.cancel()

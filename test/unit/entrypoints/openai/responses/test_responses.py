@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from fixtures.dialect_chat import CALL, OFFERED, OPTIONS, PARAMETERS, TEMPLATE, Route, named_events, says
+from fixtures.patience import PATIENCE_S
 from fixtures.scripted_engine import Length, Served, Step, Stop, endless, serve, silent
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.entrypoints.openai.responses import serving as serving_module
@@ -293,7 +294,7 @@ async def test_events_in_the_background_are_bounded(monkeypatch: pytest.MonkeyPa
     async with serve(lambda _: [Step("Hello"), Step(" world")]) as served:
         frames = named_events((await ROUTE.stream(served, background=True)).content)
         assert orjson.loads(frames[-1])["type"] != "response.completed"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not served.engine.aborted:
                 await asyncio.sleep(0)
         assert served.front.tokenizer_manager.open_requests == 0
