@@ -101,6 +101,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("glm", {}),
     "phi": ("phi", {"num_key_value_heads": None}),
     "ministral3": ("ministral3", {}),
+    "falcon": ("falcon", {}),
+    "falcon, one key-value head, tied": (
+        "falcon",
+        {"new_decoder_architecture": False, "tie_word_embeddings": True, "bias": True, "ffn_hidden_size": 72},
+    ),
+    "falcon, one norm, not side by side": (
+        "falcon",
+        {"new_decoder_architecture": False, "multi_query": False, "parallel_attn": False, "num_kv_heads": None},
+    ),
     "qwen3_next": ("qwen3_next", {}),
     "qwen3_next that ends with attention, a dense layer": (
         "qwen3_next",
@@ -149,7 +158,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 WITH_OTHER_NAMES = (
     *("qwen3_next", "qwen3_5_moe", "granite_moe_hybrid", "falcon_h1", "nemotron_h", "lfm2_moe", "phi"),
-    *("gpt_oss", "granite_moe_shared", "ernie4_5_moe", "minimax_m2", "llama4", "hunyuan_moe"),
+    *("gpt_oss", "granite_moe_shared", "ernie4_5_moe", "minimax_m2", "llama4", "hunyuan_moe", "falcon"),
 )
 
 

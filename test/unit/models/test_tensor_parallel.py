@@ -46,6 +46,7 @@ DIVISIBLE = {
         ("llama", False),
         ("qwen2", True),
         ("qwen3", False),
+        ("falcon", False),
         ("qwen3_moe", True),
         ("gemma2", True),
         ("qwen3_next", False),

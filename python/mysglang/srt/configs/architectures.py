@@ -20,6 +20,7 @@ from mysglang.srt.configs.families.dots1 import Dots1Config
 from mysglang.srt.configs.families.ernie4_5 import Ernie45Config
 from mysglang.srt.configs.families.ernie4_5_moe import Ernie45MoeConfig
 from mysglang.srt.configs.families.exaone4 import Exaone4Config
+from mysglang.srt.configs.families.falcon import FalconConfig
 from mysglang.srt.configs.families.falcon_h1 import FalconH1Config
 from mysglang.srt.configs.families.gemma import GemmaConfig
 from mysglang.srt.configs.families.gemma2 import Gemma2Config
@@ -34,6 +35,8 @@ from mysglang.srt.configs.families.granite_moe import GraniteMoeConfig
 from mysglang.srt.configs.families.granite_moe_hybrid import GraniteHybridConfig
 from mysglang.srt.configs.families.helium import HeliumConfig
 from mysglang.srt.configs.families.hunyuan import HunyuanConfig, HunyuanMoeConfig
+from mysglang.srt.configs.families.internlm2 import InternLM2Config
+from mysglang.srt.configs.families.internlm3 import InternLM3Config
 from mysglang.srt.configs.families.lfm2 import Lfm2Config
 from mysglang.srt.configs.families.lfm2_moe import Lfm2MoeConfig
 from mysglang.srt.configs.families.llama import LlamaConfig
@@ -144,6 +147,9 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "Glm": GlmConfig,
     "Phi": PhiConfig,
     "Ministral3": Ministral3Config,
+    "Falcon": FalconConfig,
+    "InternLM2": InternLM2Config,
+    "InternLM3": InternLM3Config,
     "DeepseekV2": DeepseekV2Config,
     "DeepseekV3": DeepseekV3Config,
     "Glm4MoeLite": Glm4MoeLiteConfig,

@@ -180,6 +180,9 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     """The norm is of heads that are turned already."""
     tempering: Tempering | None = None
     """None: queries are not scaled by their positions."""
+    fused_by_head: bool = False
+    """Whether a checkpoint has one tensor of all projections, `qkv_proj`, in which the queries that share a key-value
+    head stand before its key and its value. Else they are three, or follow one another in one."""
     bias: bool = False
     """Whether the projections to queries, keys and values have a bias; with latent rows, those from hidden states to
     what queries are made from, and to the rows."""
@@ -393,7 +396,7 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     mlp: MlpPlan
     norms: NormsPlan
     parallel: bool = False
-    """The MLP takes the same input as attention, and there is no norm between them."""
+    """The MLP takes the residual stream as attention does, by the same norm unless `before_mlp` names another one."""
     residual_scale: float = 1.0
     """Factor of what attention and MLP give, before it is added to the residual stream."""
 

@@ -139,6 +139,7 @@ class PagedAttention(nn.Module):
         norms_turned: bool = False,
         tempering: Tempering | None = None,
         sinks: bool = False,
+        fused_by_head: bool = False,
         bias: bool = False,
         output_bias: bool = False,
         output_gate: bool = False,
@@ -156,6 +157,7 @@ class PagedAttention(nn.Module):
             spec.num_heads,
             spec.num_kv_heads,
             query_dim=2 * spec.head_dim if output_gate else None,
+            fused_by_head=fused_by_head,
             bias=bias,
             context=context.under("qkv_proj"),
         )

@@ -105,10 +105,13 @@ class QKVParallelLinear(LinearBase):
         num_kv_heads: int,
         *,
         query_dim: int | None = None,
+        fused_by_head: bool = False,
         bias: bool = False,
         context: LayerContext,
     ) -> None:
-        """`query_dim`: rows of each query head, where these are more than `head_dim`."""
+        """`query_dim`: rows of each query head, where these are more than `head_dim`. `fused_by_head`: a checkpoint's
+        tensor of all three has the queries of each key-value head before its key and its value.
+        """
         rank, size = context.tp.rank, context.tp.size
         heads = Section.split(num_heads, rank, size)
         kv_heads = split_kv_heads(num_kv_heads, rank, size)
@@ -121,6 +124,11 @@ class QKVParallelLinear(LinearBase):
         """Of the queries, keys and values."""
         self.sizes = [section.size for section in sections]
         super().__init__(Section(hidden_size, 0, hidden_size), sections, bias=bias, context=context)
+        if fused_by_head:
+            runs = tuple(section.full // num_kv_heads for section in sections)
+            for parameter in self.parameters(recurse=False):
+                assert isinstance(parameter, WeightParameter)
+                parameter.runs = runs
 
     def forward_split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v as slices of one tensor: only their last dimension is dense."""

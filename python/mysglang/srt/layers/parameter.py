@@ -40,6 +40,9 @@ class WeightParameter(nn.Parameter):
 
     shard_dim: int
     sections: tuple[Section, ...]
+    runs: tuple[int, ...] = ()
+    """Rows of each section that stand behind one another, again and again, in a tensor of all sections; empty: such a
+    tensor has one whole section behind another."""
     centre: float = 0.0
     """Mean of its values in a model of about this kind: what dummy values are drawn around."""
 
@@ -68,7 +71,8 @@ class WeightParameter(nn.Parameter):
         """Raise ConfigError unless `load` could take a tensor of this shape and dtype; its values are not read."""
         if not (tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1):
             raise ConfigError(f"is of {dtype_name(tensor.dtype)}, but the model needs {dtype_name(self.dtype)}")
-        for _ in self._parts(tensor, section):
+        # Rows in another order are a copy, which would be read.
+        for _ in self._parts(tensor.to("meta"), section):
             pass
 
     def read(self, section: int | None = None) -> Tensor:
@@ -78,6 +82,8 @@ class WeightParameter(nn.Parameter):
         for index in wanted:
             part, at = self.sections[index], sum(one.size for one in self.sections[:index])
             parts.append(self.data.narrow(self.shard_dim, at, max(0, min(part.size, part.full - part.start))))
+        if section is None and self.runs:
+            return torch.cat([_in_runs(part, run) for part, run in zip(parts, self.runs, strict=True)], 1).flatten(0, 1)
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.shard_dim)
 
     def without_memory(self) -> WeightParameter:
@@ -107,6 +113,9 @@ class WeightParameter(nn.Parameter):
         expected[self.shard_dim] = sum(part.full for part in wanted)
         if list(tensor.shape) != expected:
             raise ConfigError(f"has shape {list(tensor.shape)} in the checkpoint, but the model needs {expected}")
+        if section is None and self.runs:
+            turns = torch.split_with_sizes(_in_runs(tensor, sum(self.runs)), self.runs, 1)
+            tensor = torch.cat([turn.flatten(0, 1) for turn in turns])
         target_at = 0 if section is None else sum(part.size for part in self.sections[:section])
         source_at = 0
         for part in wanted:
@@ -117,6 +126,11 @@ class WeightParameter(nn.Parameter):
             )
             target_at += part.size
             source_at += part.full
+
+
+def _in_runs(tensor: Tensor, run: int) -> Tensor:
+    """[rows, …] -> [rows / run, run, …]."""
+    return tensor.reshape(-1, run, *tensor.shape[1:])
 
 
 @runtime_checkable

@@ -108,6 +108,17 @@ class ParallelDecoderLayer(DecoderLayer):
         return attended + self.mlp(batch.wanted(x)), batch.wanted(residual)
 
 
+class ParallelNormsLayer(DecoderLayer):
+    """Attention and MLP side by side, each on a norm of its own of the residual stream."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        (before_attention, before_mlp), (mixer,) = self.norms_before, self.mixers
+        x, residual = before_attention.add(x, residual)
+        attended: Tensor = mixer(x, batch)
+        residual = batch.wanted(residual)
+        return attended + self.mlp(before_mlp(residual)), residual
+
+
 class MixerLayer(DecoderLayer):
     """Without an MLP."""
 
@@ -129,7 +140,7 @@ class MlpLayer(DecoderLayer):
 def layer_kind(plan: LayerPlan) -> type[DecoderLayer]:
     """How the parts of a layer follow one another."""
     if plan.parallel:
-        return ParallelDecoderLayer
+        return ParallelDecoderLayer if plan.norms.before_mlp is None else ParallelNormsLayer
     if isinstance(plan.mlp, NoMlpPlan):
         return MixerLayer
     return MlpLayer if isinstance(plan.attention, NoMixerPlan) else DecoderLayer
@@ -289,6 +300,7 @@ def attention_of(
         norms_turned=plan.qk_norm_turned,
         tempering=None if plan.tempering is None else Tempering(*plan.tempering),
         sinks=plan.sinks,
+        fused_by_head=plan.fused_by_head,
         bias=plan.bias,
         output_bias=plan.output_bias,
         output_gate=plan.output_gate,

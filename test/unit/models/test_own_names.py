@@ -1,0 +1,75 @@
+"""Families that transformers does not have, whose layers are Llama's under other keys and names: the answers are those
+of the Llama with the same numbers.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fixtures.tiny_checkpoints import SIZES
+from fixtures.transformers_pair import SCENARIOS, Pair, check_scenario, load_pair
+from mysglang.srt.configs.checkpoint_sizes import check_checkpoint
+from mysglang.srt.configs.load_config import LoadConfig
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.configs.tensor_names import renaming
+from mysglang.srt.model_loader.loader import load_model
+from mysglang.srt.models.causal_lm import CausalLM
+from mysglang.srt.utils.checkpoint_files import stored_tensors
+
+KV_HEADS = SIZES["num_key_value_heads"]
+INTERNLM2_NAMES = (
+    ("embed_tokens", "tok_embeddings"),
+    ("lm_head", "output"),
+    ("self_attn.o_proj", "attention.wo"),
+    ("mlp.gate_proj", "feed_forward.w1"),
+    ("mlp.up_proj", "feed_forward.w3"),
+    ("mlp.down_proj", "feed_forward.w2"),
+    ("input_layernorm", "attention_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+)
+
+
+def as_internlm2(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of each key-value head, the queries that share it, its key and its value follow one another."""
+    rename, made = renaming(INTERNLM2_NAMES), {}
+    for name, tensor in tensors.items():
+        before, query, after = name.partition("self_attn.q_proj")
+        if query:
+            parts = (tensors[f"{before}self_attn.{each}_proj{after}"] for each in "qkv")
+            by_head = [part.unflatten(0, (KV_HEADS, -1)) for part in parts]
+            made[f"{before}attention.wqkv{after}"] = torch.cat(by_head, 1).flatten(0, 1)
+        elif "k_proj" not in name and "v_proj" not in name:
+            made[rename(name)] = tensor.clone()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "convert"),
+    [
+        ("InternLM2ForCausalLM", {"bias": True}, as_internlm2),
+        ("InternLM3ForCausalLM", {"bias": True, "qkv_bias": True}, dict),
+    ],
+)
+def test_the_answers_are_those_of_llama(
+    architecture: str,
+    keys: dict[str, bool],
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    tmp_path: Path,
+) -> None:
+    biases = {"attention_bias": True, "mlp_bias": architecture == "InternLM3ForCausalLM"}
+    pair = load_pair("llama", tmp_path, torch.float32, **biases)
+    written = json.loads((tmp_path / "config.json").read_text())
+    written |= {"architectures": [architecture], "auto_map": {"AutoModel": "modeling.Model"}, **keys}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    save_file(convert(load_file(tmp_path / "model.safetensors")), tmp_path / "model.safetensors")
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    check_checkpoint(config, stored_tensors(tmp_path))
+    ours = load_model(config, LoadConfig(), torch.device("cpu"), torch.float32)
+    assert isinstance(ours, CausalLM)
+    for scenario in SCENARIOS:
+        check_scenario(Pair(pair.theirs, ours, pair.expected), scenario, page_size=16)
