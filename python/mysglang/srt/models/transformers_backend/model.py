@@ -25,13 +25,14 @@ from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
 from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.parameter import WeightParameter
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.models.token_model import TokenModel
 from mysglang.srt.models.transformers_backend.classes import build, build_without_numbers, causal_lm_class, config_of
 from mysglang.srt.models.transformers_backend.interface import NoCache, attending, current
 from mysglang.srt.models.transformers_backend.names import ForeignNames
 from mysglang.srt.models.transformers_backend.plain_attention import PlainAttention
-from mysglang.srt.models.transformers_backend.probe import CausalMask, Refused, probe
+from mysglang.srt.models.transformers_backend.probe import Call, CausalMask, Refused, probe
 from mysglang.srt.models.transformers_backend.replacing import replace_modules
 from mysglang.srt.utils.model_source import model_source
 
@@ -70,7 +71,7 @@ class TransformersCausalLM(TokenModel):
         renamed |= replace_modules(self.lm, context, device)
         by_name = dict(self.lm.named_modules())
         # In tuples, where torch does not count the modules again.
-        self._calls = tuple((by_name[names[module]], RadixAttention(spec)) for module, spec in calls)
+        self._calls = tuple(_layer(by_name[names[call.module]], call, device) for call in calls)
         body: nn.Module = getattr(self.lm, self.lm.base_model_prefix, self.lm)
         if body is self.lm:
             raise Refused("its class has no body beside the projection to logits")
@@ -159,6 +160,16 @@ class TransformersCausalLM(TokenModel):
                     f"{self.config.architecture} is not served by transformers' code: {reason} (relative error "
                     f"{error:.2g})"
                 )
+
+
+def _layer(module: nn.Module, call: Call, device: torch.device) -> tuple[nn.Module, RadixAttention]:
+    """A module, and the attention that one of its calls means. Its sinks are kept in float32, as backends read them."""
+    if call.sinks is None:
+        return module, RadixAttention(call.spec)
+    if getattr(module, call.sinks).dtype is not torch.float32:
+        with device:
+            module._parameters[call.sinks] = WeightParameter((call.spec.num_heads,), dtype=torch.float32)
+    return module, RadixAttention(replace(call.spec, sinks=getattr(module, call.sinks)))
 
 
 @dataclass(slots=True)

@@ -58,5 +58,9 @@ def _attended(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> T
     at = torch.arange(length, device=q.device)
     query = at[-q.shape[1] :, None]
     hidden = (at > query) | (at <= query - (spec.window or length))
-    out = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if spec.sinks is not None:
+        sinks = spec.sinks.float().view(-1, 1, 1).expand(-1, len(q[0]), 1)
+        scores = torch.cat([scores, sinks], -1)
+    out = scores.softmax(-1)[..., :length] @ values
     return out.transpose(0, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +40,20 @@ class CausalMask:
     window: int | None
 
 
+class Call(NamedTuple):
+    """One call of attention in a pass."""
+
+    module: nn.Module
+    spec: AttentionSpec
+    sinks: str | None
+    """The module's parameter that it hands over as sinks; None: it has none."""
+
+
 @dataclass(slots=True)
 class Probe:
-    """Answers a pass without numbers. `calls`: each call of the pass, in order: its module, and what it asks for."""
+    """Answers a pass without numbers. `calls`: each call of the pass, in order."""
 
-    calls: list[tuple[nn.Module, AttentionSpec]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
 
     def mask(self, sees: Callable[..., Tensor], width: int | None) -> object:
         check_mask(sees, width)
@@ -57,7 +66,7 @@ class Probe:
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: object, arguments: Mapping[str, Any]
     ) -> Tensor:
         spec = spec_of(len(self.calls), module, q, k, v, mask, arguments)
-        self.calls.append((module, spec))
+        self.calls.append(Call(module, spec, sinks_of(module, arguments)))
         return v.new_zeros(1, q.shape[2], spec.num_heads, v.shape[3])
 
 
@@ -71,7 +80,7 @@ def spec_of(
         raise Refused(f"{kind} {made}, and only causal masks of transformers' own functions are served")
     if not getattr(module, "is_causal", True) or arguments.get("is_causal") is False:
         raise Refused(f"{kind} is not causal (is_causal)")
-    known = {"scaling", "softcap", "sliding_window", *HARMLESS}
+    known = {"scaling", "softcap", "sliding_window", "s_aux", *HARMLESS}
     for name, value in arguments.items():
         if name not in known and (isinstance(value, Tensor) or value):
             raise Refused(f"{kind} attends with {name}, which is not served")
@@ -98,6 +107,17 @@ def spec_of(
     )
 
 
+def sinks_of(module: nn.Module, arguments: Mapping[str, Any]) -> str | None:
+    """The name of the parameter that the module hands over as sinks (s_aux), a number for each head."""
+    sinks = arguments.get("s_aux")
+    if sinks is None:
+        return None
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter is sinks and parameter.dim() == 1:
+            return name
+    raise Refused(f"{type(module).__name__} attends with sinks that are no parameter of it (s_aux)")
+
+
 def check_mask(sees: Callable[..., Tensor], width: int | None) -> None:
     """Compare a mask, key by key, with the causal one of that width. Raises Refused if they differ."""
     length = 2 * (width or SEEN_KEYS) + 3
@@ -115,7 +135,7 @@ def check_mask(sees: Callable[..., Tensor], width: int | None) -> None:
 
 
 @torch.no_grad()
-def probe(model: nn.Module) -> list[tuple[nn.Module, AttentionSpec]]:
+def probe(model: nn.Module) -> list[Call]:
     """The attention calls of one pass of a model that has no weights yet (on the meta device), in order. What each call
     keeps of a token has pages of its own, also where a module attends several times.
 

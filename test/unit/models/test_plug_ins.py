@@ -1,0 +1,137 @@
+"""Families that other packages bring: the package of docs/other_models.md, and packages that are not right."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from fixtures.doc_blocks import blocks_of
+from fixtures.tiny_checkpoints import FAMILIES, SIZES, save_random
+from fixtures.transformers_pair import SCENARIOS, check_scenario, decode, pair_of
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.models.registry import how_served, model_class
+from mysglang.srt.models.token_model import TokenModel
+
+PAGE = Path(__file__).parents[3] / "docs" / "other_models.md"
+WINDOW_LAYERS = ["full_attention", "sliding_attention", "full_attention"]
+
+
+def install(folder: Path, package: str, entry_points: str, **files: str) -> None:
+    """What an installer leaves in a folder of sys.path."""
+    facts = folder / f"{package.replace('-', '_')}-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[mysglang.models]\n{entry_points}\n")
+    for name, text in files.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+@pytest.fixture
+def example(site: Path) -> None:
+    """The package of the page, installed."""
+    page = [block for block in blocks_of(PAGE.name, PAGE.read_text()) if block.not_run == "a file of a package"]
+    code = {block.code.split('"""')[1]: block.code for block in page}
+    toml = PAGE.read_text().partition("```toml")[2].partition("```")[0]
+    points = toml.partition('entry-points."mysglang.models"]\n')[2].replace('"', "")
+    install(
+        site,
+        "window-llama",
+        points,
+        window_llama=code["window_llama.py"],
+        window_llama_models__tempered=code["window_llama_models/tempered.py"],
+    )
+
+
+@pytest.mark.usefixtures("example")
+def test_the_family_of_the_page(tmp_path: Path) -> None:
+    config = transformers.MinistralConfig(**SIZES, head_dim=16, layer_types=WINDOW_LAYERS, sliding_window=20)
+    theirs = save_random(config, tmp_path)
+    rename(tmp_path, "MinistralForCausalLM", "WindowLlamaForCausalLM")
+    pair = pair_of(theirs, tmp_path, torch.float32)
+    assert [spec.window for spec in pair.ours.attention_specs()] == [None, 20, None]
+    for scenario in SCENARIOS:
+        check_scenario(pair, scenario, page_size=16)
+    assert how_served("WindowLlamaForCausalLM").by == "mysglang"
+
+
+@pytest.mark.usefixtures("example")
+def test_the_class_of_the_page(tmp_path: Path) -> None:
+    theirs = save_random(FAMILIES["llama"](logit_temperature=2.5), tmp_path)
+    rename(tmp_path, "LlamaForCausalLM", "TemperedForCausalLM")
+    pair = pair_of(theirs, tmp_path, torch.float32)
+    for logits in pair.expected.values():
+        logits /= 2.5
+    assert type(pair.ours).__name__ == "TemperedLM"
+    check_scenario(pair, decode, page_size=16)
+
+
+@pytest.mark.usefixtures("example")
+def test_vectors_of_a_family_of_a_package(tmp_path: Path) -> None:
+    save_random(FAMILIES["llama"](), tmp_path)
+    rename(tmp_path, "LlamaForCausalLM", "WindowLlamaForCausalLM")
+    found = ModelConfig.from_path(str(tmp_path), is_embedding=True)
+    assert found.architecture == "WindowLlamaModel" and found.pooling is not None
+
+
+def rename(folder: Path, architecture: str, other: str) -> None:
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace(architecture, other))
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "why"),
+    [
+        ("Odd = odd:Missing", "cannot be imported"),
+        ("Odd = nowhere:Config", "cannot be imported"),
+        ("Odd = odd:NUMBER", "neither a subclass of DecoderConfig nor a mapping"),
+        ("Odd = odd:WRONG_ROWS", "neither a subclass of DecoderConfig nor a mapping"),
+    ],
+)
+def test_a_package_that_is_not_right_is_named(entry_point: str, why: str, site: Path, tmp_path: Path) -> None:
+    install(site, "odd-models", entry_point, odd='NUMBER = 4\nWRONG_ROWS = {"OddForCausalLM": 4}\n')
+    FAMILIES["llama"](architectures=["OddForCausalLM"]).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig.from_path(str(tmp_path))
+    assert f"odd-models registers Odd = '{entry_point.partition(' = ')[2]}'" in str(caught.value)
+    assert why in str(caught.value)
+    # Another architecture is none of its business.
+    FAMILIES["llama"](architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    ModelConfig.from_path(str(tmp_path))
+
+
+def test_two_packages_with_one_architecture(site: Path, tmp_path: Path) -> None:
+    value = "Odd = mysglang.srt.configs.families.llama:LlamaConfig"
+    install(site, "odd-models", value)
+    install(site, "other-models", value)
+    FAMILIES["llama"](architectures=["OddForCausalLM"]).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"several packages: .*(odd-models.*other-models|other-models.*odd-models)"):
+        ModelConfig.from_path(str(tmp_path))
+
+
+def test_a_class_that_is_not_there_or_of_another_kind(site: Path, tmp_path: Path) -> None:
+    lines = [
+        "from mysglang.srt.configs.architectures import Architecture",
+        "from mysglang.srt.configs.families.llama import LlamaConfig",
+        "ROWS = {",
+        '    "OddForCausalLM": Architecture("classes:Missing", LlamaConfig, package="odd_classes"),',
+        '    "OddLMHeadModel": Architecture("classes:Other", LlamaConfig, package="odd_classes"),',
+        "}",
+    ]
+    other = "class Other: ...\n"
+    install(site, "odd-models", "Odd = odd_rows:ROWS", odd_rows="\n".join(lines), odd_classes__classes=other)
+    for name, why in (("OddForCausalLM", "has no classes:Missing"), ("OddLMHeadModel", "is no TokenModel")):
+        FAMILIES["llama"](architectures=[name]).save_pretrained(tmp_path)
+        with pytest.raises(ConfigError, match=why):
+            model_class(ModelConfig.from_path(str(tmp_path)).served_as, TokenModel)
