@@ -46,6 +46,8 @@ def causal_lm_class(architecture: str) -> type[PreTrainedModel]:
     if architecture not in names:
         raise Refused(f"transformers {transformers.__version__} has no causal language model of that name")
     found: type[PreTrainedModel] = getattr(transformers, architecture)
+    if found._is_stateful:
+        raise Refused("it keeps a state for each request, which only layers of our own do here")
     if not found._supports_attention_backend:
         raise Refused("its attention is not called by transformers' interface (_supports_attention_backend)")
     return found
