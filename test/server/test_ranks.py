@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -14,8 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from fixtures.greedy_answers import CHUNK, PAGE, VOCAB, Answer, abort_storm, assert_alike, greedy, make_prompts
-from fixtures.oracle import assert_quiet, get
+from fixtures.oracle import get
 from fixtures.patience import PATIENCE_S
+from fixtures.rank_answers import GREEDY, PARAMS, answers, assert_ranks_quiet, told
 from fixtures.server_process import ServerProcess, wait_until_gone
 from fixtures.shaky_memory import Shakes
 from fixtures.swarm import ADMIN, ADMIN_HEADERS
@@ -28,50 +28,6 @@ pytestmark = pytest.mark.slow
 
 SCHEDULERS = ["mysglang::scheduler_TP0", "mysglang::scheduler_TP1"]
 TWO = ("--tp-size", "2", "--dtype", "float32")
-GREEDY = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
-TEXTS = ["one two three four one two three four one two", "What is 2 + 2? 4. What is 3 + 3? 6. What is 2 + 2?"]
-PARAMS: list[dict[str, Any]] = [
-    {**GREEDY, "max_new_tokens": 120},  # it comes to repeat itself, so that drafts are right
-    {**GREEDY, "stop": ["three", "6."], "ignore_eos": False},
-    {**GREEDY, "frequency_penalty": 0.5, "min_new_tokens": 4},
-    {**GREEDY, "ignore_eos": False, "regex": "( ?[a-z]+){1,12}"},
-    {**GREEDY, "ignore_eos": False, "json_schema": '{"type": "object", "properties": {"a": {"type": "integer"}}}'},
-    {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 3, "max_new_tokens": 24},
-]
-
-
-async def answers(url: str) -> list[dict[str, Any]]:
-    """Everything at once, for the first text with log-probabilities of prompt and answer: such rows try no drafts."""
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
-
-        async def ask(text: str, params: dict[str, Any]) -> dict[str, Any]:
-            body: dict[str, Any] = {"text": text, "sampling_params": params}
-            if text == TEXTS[0]:
-                body |= {"return_logprob": True, "logprob_start_len": 0}
-            found: dict[str, Any] = (await client.post("/generate", json=body)).raise_for_status().json()
-            return found
-
-        return list(await asyncio.gather(*(ask(text, params) for text in TEXTS for params in PARAMS)))
-
-
-def told(answer: dict[str, Any]) -> list[float]:
-    """The log-probabilities of prompt and answer."""
-    meta = answer["meta_info"]
-    return [entry[0] for entry in (*meta.get("input_token_logprobs", ())[1:], *meta.get("output_token_logprobs", ()))]
-
-
-def deterministic(state: dict[str, Any]) -> dict[str, Any]:
-    """What of a rank's state must be the same on all ranks."""
-    other = {"rank", "ranks", "last_gen_throughput", "memory_usage"}
-    return {name: value for name, value in state.items() if name not in other}
-
-
-def assert_ranks_quiet(url: str) -> None:
-    """Nothing is left of any request on any rank, and all ranks hold the same."""
-    assert_quiet(url)
-    state = get(f"{url}/server_info")["internal_states"][0]
-    assert [rank["rank"] for rank in state["ranks"]] == [1]
-    assert deterministic(state["ranks"][0]) == deterministic(state)
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_experts_that_no_machine_holds(tmp_path: Path) -> None:
     """All of them count, however few a token goes to."""
     model = config(tmp_path, architectures=["Qwen3MoeForCausalLM"], moe_intermediate_size=1 << 14, num_experts=4096)
     with pytest.raises(ConfigError, match=r"take 48.0 GiB, and a GPU has 40.0 GiB .* moe_intermediate_size 16384"):
-        check_memory(model, memory=40, tp_size=1, place="a GPU")
+        check_memory(model, memory=40, num_ranks=1, place="a GPU")
 
 
 @pytest.mark.promise(49)
@@ -121,10 +121,10 @@ def test_tensors_that_are_left_out_prove_nothing(tmp_path: Path) -> None:
 @pytest.mark.promise(49)
 def test_weights_that_no_machine_holds(tmp_path: Path) -> None:
     model = config(tmp_path, hidden_size=1 << 14, intermediate_size=1 << 16, num_hidden_layers=126)
-    check_memory(model, memory=1024, tp_size=1, place="this machine")
+    check_memory(model, memory=1024, num_ranks=1, place="this machine")
     with pytest.raises(ConfigError, match=r"take \d+\.\d GiB, and a GPU has 80.0 GiB \(126 layers, hidden_size 16384"):
-        check_memory(model, memory=80, tp_size=8, place="a GPU")
-    check_memory(model, memory=140, tp_size=8, place="a GPU")
+        check_memory(model, memory=80, num_ranks=8, place="a GPU")
+    check_memory(model, memory=140, num_ranks=8, place="a GPU")
 
 
 @pytest.mark.promise(49)

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from mysglang.srt.args.parallel import ParallelArgs
 from mysglang.srt.distributed.groups import SOLO
-from mysglang.srt.distributed.pipeline import stage_of
+from mysglang.srt.distributed.pipeline import WHOLE_MODEL, pipeline_stage
 from mysglang.srt.distributed.process_group import tensor_parallel_group
 from mysglang.srt.distributed.ranks import ALONE, RANKS_OF_ONE, Place, RankContext, rank_contexts
 from mysglang.srt.managers.child_specs import ranks_of, scheduler_title
 
 SOURCES = Path(__file__).parents[3] / "python/mysglang/srt"
 MAY_READ = {
-    "tp_size": {"args", "configs/checkpoint_sizes.py", "entrypoints/launcher.py", "managers/child_specs.py"},
+    "tp_size": {"args", "entrypoints/launcher.py", "managers/child_specs.py"},
+    "pp_size": {"args", "entrypoints/launcher.py", "managers/child_specs.py"},
     "base_gpu_id": {"args", "managers/child_specs.py"},
     "WholeModel": {"distributed/pipeline.py"},
     "SoloGroup": {"distributed/groups.py", "layers/context.py"},
@@ -37,9 +37,7 @@ def test_one_rank_is_alone_in_every_group() -> None:
 
 def test_one_rank_exchanges_nothing_and_has_all_layers() -> None:
     assert tensor_parallel_group(RANKS_OF_ONE) is SOLO
-    assert stage_of(RANKS_OF_ONE.pp).layers(5) == range(5)
-    with pytest.raises(AssertionError):
-        stage_of(Place(1, 2))
+    assert pipeline_stage(RANKS_OF_ONE) is WHOLE_MODEL and WHOLE_MODEL.layers(5) == range(5)
 
 
 def test_ranks_that_share_layers() -> None:
@@ -51,6 +49,20 @@ def test_ranks_that_share_layers() -> None:
     assert first.leads and not second.leads
     assert first.meeting_file == second.meeting_file == "/run/here"
     assert msgspec.json.decode(msgspec.json.encode(second), type=RankContext) == second
+
+
+def test_the_last_stage_leads() -> None:
+    """It has the logits, so it speaks to the fronts; GPUs are numbered from the first stage on."""
+    ranks = rank_contexts(2, 2, device="cuda", first_gpu=4)
+    assert [each.name for each in ranks] == ["PP1 TP0", "PP1 TP1", "PP0 TP0", "PP0 TP1"]
+    assert [scheduler_title(each).rpartition("::")[2] for each in ranks][::2] == [
+        "scheduler_PP1_TP0",
+        "scheduler_PP0_TP0",
+    ]
+    assert [each.gpu for each in ranks] == [6, 7, 4, 5]
+    assert [each.world for each in ranks] == [Place(number, 4) for number in range(4)]
+    assert [each.leads for each in ranks] == [True, False, False, False]
+    assert ranks[2].labels == {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
 
 
 def test_nobody_asks_for_a_rank_in_another_way() -> None:

@@ -26,3 +26,14 @@ class ParallelArgs:
         aliases=("tp", "tensor_parallel_size"),
         help="Processes (ranks) that share every layer, each on a GPU of its own or on its part of the CPU.",
     )
+    pp_size: int = arg(
+        1,
+        at_least=1,
+        aliases=("pp", "pipeline_parallel_size"),
+        help="Stages that divide the layers among them, one after another, each of --tp-size ranks.",
+    )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute, each on a device of its own."""
+        return self.tp_size * self.pp_size

@@ -69,7 +69,7 @@ def resolve_schedule(args: ScheduleArgs, parallel: ParallelArgs, hardware: Hardw
         return args
     chunk = CPU_CHUNK
     if parallel.device == "cuda":
-        gib = min(hardware.gpu_memory[parallel.base_gpu_id :][: parallel.tp_size], default=0.0)
+        gib = min(hardware.gpu_memory[parallel.base_gpu_id :][: parallel.num_ranks], default=0.0)
         chunk = next(chunk for below, chunk in CHUNK_BY_GPU_MEMORY if gib < below)
     return replace(args, chunked_prefill_size=chunk)
 

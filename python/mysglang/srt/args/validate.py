@@ -64,8 +64,8 @@ RULES = (
         lambda a: str(tracing_complaint(a.observability)),
     ),
     Rule(
-        lambda a, _: a.parallel.tp_size > 1 and bool(alone_only(a)),
-        lambda a: f"--tp-size {a.parallel.tp_size}: not together with {', '.join(alone_only(a))} in this version.",
+        lambda a, _: a.parallel.num_ranks > 1 and bool(alone_only(a)),
+        lambda a: f"{_several(a)}: not together with {', '.join(alone_only(a))} in this version.",
     ),
     Rule(
         lambda a, hardware: a.parallel.device == "cuda" and hardware.num_gpus <= _last_gpu(a),
@@ -287,7 +287,13 @@ RULES = (
 
 def _last_gpu(groups: ArgGroups) -> int:
     """The number of the last rank's GPU."""
-    return groups.parallel.base_gpu_id + groups.parallel.tp_size - 1
+    return groups.parallel.base_gpu_id + groups.parallel.num_ranks - 1
+
+
+def _several(groups: ArgGroups) -> str:
+    """The options that ask for several ranks."""
+    sizes = {"--tp-size": groups.parallel.tp_size, "--pp-size": groups.parallel.pp_size}
+    return " ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
 
 
 def alone_only(groups: ArgGroups) -> list[str]:

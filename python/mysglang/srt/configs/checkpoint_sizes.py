@@ -60,18 +60,19 @@ def check_checkpoint(config: ModelConfig, tensors: Sequence[StoredTensor]) -> No
         )
 
 
-def check_memory(config: ModelConfig, *, memory: float, tp_size: int, place: str) -> None:
+def check_memory(config: ModelConfig, *, memory: float, num_ranks: int, place: str) -> None:
     """Compare what the model takes with `memory`, the GiB of each device. Raises ConfigError with the largest part."""
     if config.served_as.foreign:
         return
-    weights = num_parameters(config) * DTYPE_BYTES.get(config.dtype, 2) / tp_size / GIB
+    weights = num_parameters(config) * DTYPE_BYTES.get(config.dtype, 2) / num_ranks / GIB
     if weights > memory:
         sizes = [size for matrix in _layer_matrices(config, 0) for size in (matrix.rows, matrix.columns)]
         widest = max(sizes, key=lambda size: size.value)
         raise ConfigError(
             f"config.json: weights of these sizes take {weights:.1f} GiB, and {place} has {memory:.1f} GiB "
             f"({config.num_layers} layers, hidden_size {config.hidden_size}, {widest.field} {widest.value}, "
-            f"vocab_size {config.vocab_size}); use a smaller model, another --dtype, or more devices with --tp-size"
+            f"vocab_size {config.vocab_size}); use a smaller model, another --dtype, or more "
+            "devices with --tp-size or --pp-size"
         )
 
 

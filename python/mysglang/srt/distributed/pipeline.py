@@ -1,31 +1,174 @@
-"""Stages of a pipeline: which layers of a model are built here. `WholeModel` is the null stage that has them all."""
+"""Stages of a pipeline: which layers of a model stand here, and what goes from stage to stage.
+
+    stage 0   embedding, layers 0 … a     hidden states ──▶   stage 1   layers a + 1 … n, norm, projection to logits
+                                        ◀── tokens
+
+Each stage runs every step, in the same order. The last one chooses the tokens and tells all others. `WholeModel` is the
+null stage: it has every layer, and sends nothing. `PipelineStage` is one of several, over process groups.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
-from mysglang.srt.distributed.ranks import Place
+from torch import Tensor
+
+from mysglang.srt.distributed.process_group import join
+from mysglang.srt.distributed.ranks import Place, RankContext
+from mysglang.srt.utils.even_split import even_run
 
 
 class Stage(Protocol):
-    """A run of consecutive layers."""
+    """A run of consecutive layers, and the links to the other stages."""
+
+    @property
+    def first(self) -> bool:
+        """Whether the embedding is here."""
+        ...
+
+    @property
+    def last(self) -> bool:
+        """Whether the last norm and the projection to logits are here: this stage chooses the tokens."""
+        ...
 
     def layers(self, count: int) -> range:
         """The indices, out of 0 … count - 1, of the layers that stand in this stage."""
+        ...
+
+    def send(self, stream: Tensor) -> None:
+        """Give the stage after this one a step's hidden states. Returns before they are there; `stream` must not
+        change any more.
+        """
+        ...
+
+    def receive(self, stream: Tensor) -> Tensor:
+        """The hidden states that the stage before has sent next: of the shape and dtype of `stream`, which this
+        overwrites.
+        """
+        ...
+
+    def tell(self, tokens: Tensor) -> None:
+        """On the last stage: tell all others a step's tokens, [S] int64. Returns before they have them."""
+        ...
+
+    def hear(self, tokens: Tensor) -> Tensor:
+        """On every other stage: the tokens that the last one has told next, as many as `tokens`, which this
+        overwrites.
+        """
+        ...
+
+    def smallest(self, values: Sequence[int]) -> list[int]:
+        """For each place in `values` the least value of all stages. Every stage gives as many values."""
         ...
 
 
 class WholeModel:
     """The null stage: every layer is here."""
 
+    first = True
+    last = True
+
     def layers(self, count: int) -> range:
         return range(count)
+
+    def send(self, stream: Tensor) -> None:
+        raise AssertionError("there is no stage after this one")
+
+    def receive(self, stream: Tensor) -> Tensor:
+        raise AssertionError("there is no stage before this one")
+
+    def tell(self, tokens: Tensor) -> None:
+        """There is no other stage."""
+
+    def hear(self, tokens: Tensor) -> Tensor:
+        raise AssertionError("this stage chooses the tokens")
+
+    def smallest(self, values: Sequence[int]) -> list[int]:
+        return list(values)
 
 
 WHOLE_MODEL = WholeModel()
 
 
-def stage_of(place: Place) -> Stage:
-    """The layers of the rank with that place among the stages."""
-    assert place.size == 1, "options for several ranks are refused"
-    return WHOLE_MODEL
+class Sending(Protocol):
+    """A tensor on its way."""
+
+    def wait(self) -> None:
+        """Until it is sent. Raises PeerLost."""
+        ...
+
+
+class Link(Protocol):
+    """The members of a group, one stage each, to which tensors can be sent one by one."""
+
+    def send(self, x: Tensor, to: int) -> Sending:
+        """Begin to send; x must not change before the sending is done."""
+        ...
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        """What that member has sent next, into x."""
+        ...
+
+    def smallest(self, values: Sequence[int]) -> list[int]: ...
+
+
+UNDER_WAY = 8
+"""Tensors on their way before the oldest is waited for. Each step sends one to each stage, and a stage is never so many
+steps ahead of another."""
+
+
+class PipelineStage:
+    """Implements `Stage` as one of several."""
+
+    def __init__(self, place: Place, forward: Link, back: Link) -> None:
+        """`forward` carries hidden states, `back` tokens. There are two since a device does what is queued on one link
+        in its order: tokens would wait behind hidden states that nobody takes before these tokens are told.
+        """
+        self.first = place.rank == 0
+        self.last = place.rank == place.size - 1
+        self._place = place
+        self._forward = forward
+        self._back = back
+        self._sent: deque[Sending] = deque()
+
+    def layers(self, count: int) -> range:
+        # The first stages have one more, if any: the last one has the projection to logits.
+        return even_run(count, self._place.rank, self._place.size)
+
+    def send(self, stream: Tensor) -> None:
+        self._keep(self._forward.send(stream, self._place.rank + 1))
+
+    def receive(self, stream: Tensor) -> Tensor:
+        return self._forward.receive(stream, self._place.rank - 1)
+
+    def tell(self, tokens: Tensor) -> None:
+        # Whoever asked for the tokens may go on to change them.
+        tokens = tokens.clone()
+        for stage in range(self._place.rank):
+            self._keep(self._back.send(tokens, stage))
+
+    def hear(self, tokens: Tensor) -> Tensor:
+        return self._back.receive(tokens, self._place.size - 1)
+
+    def smallest(self, values: Sequence[int]) -> list[int]:
+        return self._back.smallest(values)
+
+    def _keep(self, sending: Sending) -> None:
+        self._sent.append(sending)
+        while len(self._sent) > UNDER_WAY * self._place.size:
+            self._sent.popleft().wait()
+
+
+JoinStages: TypeAlias = Callable[[RankContext], Stage]
+"""Meets the other stages, and says what stands in this one."""
+
+
+def pipeline_stage(ranks: RankContext) -> Stage:
+    """The stage of this rank. Waits until its peers in the other stages have joined; call it once in a process."""
+    if ranks.pp.size == 1:
+        return WHOLE_MODEL
+    # Of the ranks that share a stage's layers, each has a pipeline of its own.
+    forward, back = (join(ranks, f"stages{ranks.tp.rank}-{name}", ranks.pp) for name in ("forward", "back"))
+    return PipelineStage(ranks.pp, forward, back)

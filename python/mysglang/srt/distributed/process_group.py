@@ -10,7 +10,7 @@ group lives; nothing listens on another interface.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -28,6 +28,12 @@ PATIENCE = timedelta(days=30)
 peer that says nothing is frozen, or the whole machine was asleep, only the watchdog of the main process can tell."""
 
 LOOPBACK = "127.0.0.1"
+
+TAG = 0
+"""Of what one member sends another. There is one kind of it in a group, and it keeps its order."""
+
+
+GONE = "another rank of this server is gone"
 
 
 class Work(Protocol):
@@ -57,9 +63,23 @@ BACKENDS = {"cpu": _gloo, "cuda": _nccl}
 """Device -> what its tensors are exchanged with."""
 
 
+class Sending:
+    """A tensor on its way to another rank, kept until it is there."""
+
+    __slots__ = ("_tensor", "_work")
+
+    def __init__(self, work: Work, tensor: Tensor) -> None:
+        self._work = work
+        self._tensor = tensor
+
+    def wait(self) -> None:
+        """Until the tensor is sent; on CUDA the current stream waits. Raises PeerLost."""
+        _finish(self._work)
+
+
 def tensor_parallel_group(ranks: RankContext) -> Group:
     """The ranks that share each layer with this one. Waits until all of them have joined; call it once in a process."""
-    return SOLO if ranks.tp.size == 1 else join(ranks, "tp", ranks.tp)
+    return SOLO if ranks.tp.size == 1 else join(ranks, f"tp{ranks.pp.rank}", ranks.tp)
 
 
 def join(ranks: RankContext, name: str, place: Place) -> ProcessGroup:
@@ -98,6 +118,18 @@ class ProcessGroup:
         self._done(lambda: self._group.broadcast([x], self._first))
         return x
 
+    def send(self, x: Tensor, to: int) -> Sending:
+        """Begin to send x to that member, which must receive what it is sent in order. x must not change before the
+        sending is done.
+        """
+        x = x.contiguous()
+        return Sending(_begun(lambda: self._group.send([x], to, TAG)), x)
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        """What that member has sent next, into x. On CUDA the current stream waits for it."""
+        self._done(lambda: self._group.recv([x], source, TAG))
+        return x
+
     def smallest(self, values: Sequence[int]) -> list[int]:
         own = torch.tensor(values, dtype=torch.int64, device=self._device)
         least: list[int] = self._gathered(own).amin(dim=0).tolist()
@@ -113,8 +145,18 @@ class ProcessGroup:
 
     def _done(self, begin: Any) -> None:
         """Run a collective. On CUDA it is queued on the current stream; on a CPU it is done when this returns."""
-        try:
-            work: Work = begin()
-            work.wait()
-        except RuntimeError as error:
-            raise PeerLost("another rank of this server is gone") from error
+        _finish(_begun(begin))
+
+
+def _begun(begin: Callable[[], Work]) -> Work:
+    try:
+        return begin()
+    except RuntimeError as error:
+        raise PeerLost(GONE) from error
+
+
+def _finish(work: Work) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise PeerLost(GONE) from error

@@ -48,13 +48,21 @@ class RankContext:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the rank that receives requests, chooses tokens and sends answers."""
+        """Whether this is the rank that receives requests, chooses tokens and sends answers: the first rank of the
+        last stage, where logits are.
+        """
         return self.world.rank == 0
 
     @property
     def name(self) -> str:
-        """For titles of processes and the beginnings of log lines."""
-        return f"TP{self.tp.rank}"
+        """For the beginnings of log lines: `TP1`, and with several stages `PP0 TP1`."""
+        tp = f"TP{self.tp.rank}"
+        return tp if self.pp.size == 1 else f"PP{self.pp.rank} {tp}"
+
+    @property
+    def title(self) -> str:
+        """The same for titles of processes and names of files: `PP0_TP1`."""
+        return self.name.replace(" ", "_")
 
     @property
     def labels(self) -> dict[str, str]:
@@ -65,17 +73,24 @@ class RankContext:
 RANKS_OF_ONE = RankContext()
 
 
-def rank_contexts(tp_size: int, *, device: str, first_gpu: int, meeting_file: str = "") -> list[RankContext]:
-    """The context of each process of a server, by its rank in the world."""
-    places = [Place(rank, tp_size) for rank in range(tp_size)]
+def rank_contexts(
+    tp_size: int, pp_size: int = 1, *, device: str, first_gpu: int, meeting_file: str = ""
+) -> list[RankContext]:
+    """The context of each process of a server, by its rank in the world: those of the last stage come first.
+
+    GPUs are numbered as SGLang numbers them: those of the first stage come first.
+    """
+    places = [(Place(stage, pp_size), Place(rank, tp_size)) for stage in range(pp_size) for rank in range(tp_size)]
+    last_first = sorted(places, key=lambda each: -each[0].rank)
     return [
         RankContext(
-            world=place,
-            tp=place,
-            attention_tp=place,
+            world=Place(number, len(places)),
+            tp=tp,
+            attention_tp=tp,
+            pp=pp,
             device=device,
-            gpu=first_gpu + place.rank,
+            gpu=first_gpu + places.index((pp, tp)),
             meeting_file=meeting_file,
         )
-        for place in places
+        for number, (pp, tp) in enumerate(last_first)
     ]

@@ -20,6 +20,7 @@ from mysglang.srt.configs.checkpoint_sizes import check_checkpoint, check_contex
 from mysglang.srt.configs.load_config import LoadFormat
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split
+from mysglang.srt.configs.stage_split import check_stages
 from mysglang.srt.environ import START_TIMEOUT
 from mysglang.srt.errors import ConfigError, WorkerDied
 from mysglang.srt.managers.child_specs import DetokenizerLaunch, detokenizer_title, scheduler_launches, scheduler_title
@@ -92,15 +93,16 @@ def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
 def _check_sizes(config: ModelConfig, load_format: LoadFormat, parallel: ParallelArgs) -> None:
     """Hold the model's sizes against its checkpoint, the ranks and this machine. Raises ConfigError."""
     check_split(config, parallel.tp_size)
+    check_stages(config, parallel.pp_size)
     if load_format != "dummy":
         check_checkpoint(config, stored_tensors(Path(config.path), load_format))
     host, gpus = host_memory(), detect_hardware().gpu_memory
     check_context(config, memory=host)
     if parallel.device == "cpu" or not gpus:
         # All ranks share the memory of the machine.
-        check_memory(config, memory=host, tp_size=1, place="this machine")
+        check_memory(config, memory=host, num_ranks=1, place="this machine")
     else:
-        check_memory(config, memory=max(gpus), tp_size=parallel.tp_size, place="a GPU")
+        check_memory(config, memory=max(gpus), num_ranks=parallel.num_ranks, place="a GPU")
 
 
 class Subprocesses:
@@ -115,7 +117,7 @@ class Subprocesses:
             self.ipc_dir,
             num_fronts=serving.tokenizer_worker_num,
             num_detokenizers=serving.detokenizer_worker_num,
-            num_ranks=server_args.parallel.tp_size,
+            num_ranks=server_args.parallel.num_ranks,
         )
         self._children: list[Child] = []
         self._grown = asyncio.Event()

@@ -9,7 +9,7 @@ after another. The arrays belong to the batch: nobody writes to them after it wa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -65,6 +65,11 @@ class ProcessorCall:
     outputs: list[Ints]
     """All tokens generated so far."""
 
+    def copy(self) -> ProcessorCall:
+        """The same with tokens in memory of its own."""
+        prompts, outputs = ([tokens.copy() for tokens in each] for each in (self.prompts, self.outputs))
+        return replace(self, prompts=prompts, outputs=outputs)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenMask:
@@ -78,6 +83,10 @@ class TokenMask:
     """In the order in which they are made, before tokens are forbidden."""
     places: Ints | None = None
     """[C] which of the row's tokens with logits the mask is for: 0 its newest token, d its draft d. None: all 0."""
+
+    def copy(self) -> TokenMask:
+        """The same in memory of its own, good for as long as somebody has it."""
+        return replace(self, bits=self.bits.copy(), calls=tuple(call.copy() for call in self.calls))
 
 
 def mask_words(vocab_size: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -19,6 +20,18 @@ class PromptQuery:
     targets: Tensor
     """The prompt tokens themselves."""
     query: LogprobQuery
+
+
+class MakesLogits(Protocol):
+    """From the hidden states of a step's tokens, [N, hidden], to what is made of them."""
+
+    def next_token_logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        """[S, vocab] of the given tokens, or of all."""
+        ...
+
+    def prompt_logprobs(self, hidden: Tensor, prompt: PromptQuery) -> Logprobs:
+        """Of the plain distribution: no temperature, no penalties."""
+        ...
 
 
 class LogitsProcessor:

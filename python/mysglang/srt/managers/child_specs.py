@@ -31,7 +31,11 @@ class DetokenizerLaunch(msgspec.Struct, frozen=True, kw_only=True):
 def ranks_of(parallel: ParallelArgs, meeting_file: str = "") -> list[RankContext]:
     """Of each process that computes, the first rank's first."""
     return rank_contexts(
-        parallel.tp_size, device=parallel.device, first_gpu=parallel.base_gpu_id, meeting_file=meeting_file
+        parallel.tp_size,
+        parallel.pp_size,
+        device=parallel.device,
+        first_gpu=parallel.base_gpu_id,
+        meeting_file=meeting_file,
     )
 
 
@@ -42,7 +46,7 @@ def scheduler_launches(args: ServerArgs, ports: PortArgs) -> list[SchedulerLaunc
 
 
 def scheduler_title(ranks: RankContext) -> str:
-    return f"mysglang::scheduler_{ranks.name}"
+    return f"mysglang::scheduler_{ranks.title}"
 
 
 def detokenizer_title(index: int) -> str:

@@ -94,7 +94,7 @@ class SchedulerOptions:
     conservativeness: float = 1.0
     overlap: bool = True
     lanes: int = 1
-    """Batches that take turns on the device. Stages of a pipeline need as many as there are stages."""
+    """Batches that take turns on the device: as many as the stages of a pipeline."""
     proposer: MakeProposer = DeviceProposer
     """Where drafts come from, if the worker takes any."""
     jump_forward: bool = False
@@ -385,7 +385,7 @@ def assemble(
         streamer,
         figures=rows.counters,
         steps_done=lambda: rows.stats.forward_steps,
-        rank_name=ranks.name if ranks.world.size > 1 else "",
+        rank_name=ranks.title if ranks.world.size > 1 else "",
     )
     scheduler.add_handlers(SchedulerProfiler(channels.to_tokenizer, profiled).handlers())
     return Assembled(scheduler, loop, kv, rows)

@@ -191,7 +191,10 @@ def _channels(ports: PortArgs, ranks: RankContext) -> Channels:
     )
 
 
-ALONE_ONLY = "Weights and memory can be read or changed on one rank only: the model is split over several (--tp-size)."
+ALONE_ONLY = (
+    "Weights and memory can be read or changed on one rank only: the model is split over several "
+    "(--tp-size, --pp-size)."
+)
 """To whoever asks several ranks for that: a rank that refuses while another one agrees would plan other steps."""
 
 NEWS_OF_PARTS = (None, QueueNews)
@@ -309,6 +312,7 @@ def _options(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Schedu
         order=_order(schedule),
         decode_wait_tokens=schedule.decode_wait_tokens,
         overlap=not schedule.disable_overlap_schedule,
+        lanes=ranks.pp.size,
         proposer=_proposer(args),
         # With drafts, forced tokens are drafts, and nothing must be computed again for them.
         jump_forward=args.grammar.enable_jump_forward and not args.speculative.drafts,

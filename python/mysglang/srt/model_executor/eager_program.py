@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
-from mysglang.srt.layers.logits_processor import LogitsProcessor
+from mysglang.srt.layers.logits_processor import MakesLogits
 from mysglang.srt.model_executor.hidden_states import HiddenStates
 from mysglang.srt.model_executor.programs import EAGER
 from mysglang.srt.model_executor.token_end import ForwardOutput, TokenEnd
@@ -16,7 +16,7 @@ class EagerProgram:
     name = EAGER
     takes = "every other step"
 
-    def __init__(self, hidden: HiddenStates, logits: LogitsProcessor, end: TokenEnd) -> None:
+    def __init__(self, hidden: HiddenStates, logits: MakesLogits, end: TokenEnd) -> None:
         self._hidden = hidden
         self._logits = logits
         self._end = end

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from mysglang.srt.distributed.groups import Group
+from mysglang.srt.distributed.pipeline import JoinStages, pipeline_stage
 from mysglang.srt.distributed.process_group import tensor_parallel_group
 from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.forward.outputs import BatchResult
@@ -45,6 +46,7 @@ from mysglang.srt.model_executor.programs import (
     ServedModel,
 )
 from mysglang.srt.model_executor.runner_config import RunnerConfig
+from mysglang.srt.model_executor.stages import StepsOnDemand
 from mysglang.srt.model_executor.weight_memory import addresses, weight_bytes
 from mysglang.srt.platforms import platform_named
 from mysglang.srt.platforms.profile import described
@@ -62,6 +64,7 @@ class Executor:
         config: RunnerConfig,
         launches: Sequence[ModelLaunch],
         join: Callable[[RankContext], Group] = tensor_parallel_group,
+        join_stages: JoinStages = pipeline_stage,
     ) -> None:
         """Load, plan, allocate, capture. The first model is the one that is served; the others help it, and share its
         page numbers and its memory.
@@ -72,8 +75,8 @@ class Executor:
         self.tokens_per_step = 1 + config.draft_tokens
         self.late_lengths = platform.steps_are_done
         use_ops(config.numerics)
-        tp = join(config.ranks)
-        setup = Setup(config, platform, graph_sizes(config, platform), tp=tp)
+        tp, stage = join(config.ranks), join_stages(config.ranks)
+        setup = Setup(config, platform, graph_sizes(config, platform), tp=tp, stage=stage)
         launch, *others = launches
         load, loads = recipe(launch)(setup, launch), [helper(other)(setup, other) for other in others]
         before = platform.memory()
@@ -89,9 +92,13 @@ class Executor:
             ),
         ]
         context = launch.config.context_len
-        tp.smallest([0])  # no rank looks at free memory while another one still loads
+        # No rank looks at free memory while another one still loads.
+        tp.smallest([0])
+        stage.smallest([0])
         budget = agreed(
-            plan_memory(config, platform, models, context=context, graph_sizes=setup.graph_sizes, before=before), tp
+            plan_memory(config, platform, models, context=context, graph_sizes=setup.graph_sizes, before=before),
+            tp,
+            stage,
         )
         with measured(setup.startup_times, "kv_cache_allocation"):
             memories = allocate(budget, models, platform)
@@ -131,10 +138,14 @@ class Executor:
         self.programs = self.steps.described()
         """Name of each program -> the steps that it takes, or why it is not used."""
         self.steps.warm_up()
+        awaits_others = stage.last and not stage.first and platform.steps_are_done
+        self._launch = StepsOnDemand(self.steps.run).launch if awaits_others else self.steps.run
 
     def forward_batch_generation(self, batch: ModelWorkerBatch) -> BatchResult:
-        """Queue the step. On CUDA it returns while the device still works; on a CPU when the step is done."""
-        return self.steps.run(batch)
+        """Queue the step. On CUDA it returns while the device still works; on a CPU when the step is done, or at once
+        where another stage must compute it first.
+        """
+        return self._launch(batch)
 
     def _weights_changed(self) -> None:
         self.steps.weights_changed()

@@ -40,6 +40,7 @@ from mysglang.srt.model_executor.programs import (
     Runnable,
 )
 from mysglang.srt.model_executor.prompt_graph_runner import PromptGraphRunner
+from mysglang.srt.model_executor.stages import StageWork, work_of
 from mysglang.srt.model_executor.step_inputs import StepStager
 from mysglang.srt.model_executor.step_output import StepReturns
 from mysglang.srt.model_executor.step_program import LayerByLayer, StepProgram, whole_steps
@@ -74,7 +75,9 @@ def generation(setup: Setup, launch: ModelLaunch) -> Load:
         model = setup.load(TokenModel, launch)  # type: ignore[type-abstract]
         features = FeatureStager(DeviceFacts(launch.config.vocab_size, platform.device, ops.draw))
         stager = StepStager(Uploader(platform), features, ops, processors)
-        return GenerationModel(setup, launch, model, features, stager, SharedSampler(Sampler(ops), setup.tp))
+        work = work_of(setup.stage)
+        sampler = work.sampler(SharedSampler(Sampler(ops), setup.tp))
+        return GenerationModel(setup, launch, model, features, stager, sampler, work)
 
     return load
 
@@ -90,7 +93,9 @@ class GenerationModel:
         features: FeatureStager,
         stager: StepStager,
         sampler: ChoosesTokens,
+        work: StageWork,
     ) -> None:
+        self._work = work
         self.model = model
         self.stores = setup.stores(launch, model.attention_specs(), model.state_specs())
         self._setup = setup
@@ -111,24 +116,25 @@ class GenerationModel:
         return attention + self.model.workspace(max_tokens)
 
     def ready(self, memory: ModelMemory, beside: Beside) -> Runnable:
-        tables, budget, drafter = memory.tables, memory.budget, beside.drafter
+        tables, budget, drafter, work = memory.tables, memory.budget, beside.drafter, self._work
         drafts = self._setup.config.draft_tokens
         # Behind the tokens of a step with drafts stands how many of each row's count.
         returns = StepReturns(self._setup.platform, tables.padding_slot * (drafts + 2 if drafts else 1))
         parts = TokenParts(
             self.model,
-            LogitsProcessor(self.model.compute_logits, self._launch.config.vocab_size),
+            work.logits(LogitsProcessor(self.model.compute_logits, self._launch.config.vocab_size)),
             create_attention_backend(self._chosen, memory.pool, tables.pages, self.stores.specs),
             memory,
             self._setup.step_buffers(memory),
-            TokenEnd(self._stager, self._sampler, tables, returns),
+            TokenEnd(self._stager, self._sampler, tables, returns, work.choosing),
         )
         uploader = Uploader(self._setup.platform)
-        hidden = HiddenStates(self.model, parts.backend, parts.buffers, uploader, memory.state_steps(uploader))
+        states = memory.state_steps(uploader)
+        hidden = HiddenStates(self.model, parts.backend, parts.buffers, uploader, states, all_tokens=work.all_tokens)
         length = min(WARM_UP_TOKENS, budget.max_context)
         rows = LateRows(tables, memory.pool.page_size, 1 + drafts) if drafts else None
         return Runnable(
-            eager=drafter.beside(EagerProgram(hidden, parts.logits, parts.end)),
+            eager=work.program(drafter.beside(EagerProgram(hidden, parts.logits, parts.end))),
             warm_ups=[
                 padding_prompt(
                     length,
@@ -139,13 +145,15 @@ class GenerationModel:
                 )
                 for top_k in WARM_UP_TOP_K
             ],
-            special=[] if rows is None else [Verification(hidden, parts, uploader, rows, drafter)],
+            special=[] if rows is None else [work.program(Verification(hidden, parts, uploader, rows, drafter))],
             slot_buffers=(
                 *self._features.slot_buffers,
                 *(() if rows is None else rows.slot_buffers),
                 *drafter.slot_buffers,
             ),
-            capture=TokenCaptures(self._setup, self._launch, self.model, parts, drafter).take,
+            capture=TokenCaptures(
+                self._setup, self._launch, self.model, parts, drafter, left_out=work.not_captured
+            ).take,
         )
 
     @torch.inference_mode()
@@ -163,8 +171,20 @@ class TokenCaptures:
     """Makes the captured programs of a model that generates, as often as its weights or its memory move."""
 
     def __init__(
-        self, setup: Setup, launch: ModelLaunch, model: TokenModel, parts: TokenParts, drafter: Drafter
+        self,
+        setup: Setup,
+        launch: ModelLaunch,
+        model: TokenModel,
+        parts: TokenParts,
+        drafter: Drafter,
+        *,
+        left_out: str = "",
     ) -> None:
+        """`left_out`: why there are none, a clause; empty: as the model and the device allow."""
+        self._left_out = left_out
+        if parts.memory.states is not None:
+            # How a step goes through the states of its rows is a list of the host, made anew for each step.
+            self._left_out = "its layers keep a state for each request, and such steps run eagerly"
         self._setup = setup
         self._launch = launch
         self._model = model
@@ -180,10 +200,8 @@ class TokenCaptures:
         capture such a step.
         """
         captured = Captured()
-        if self._parts.memory.states is not None:
-            # How a step goes through the states of its rows is a list of the host, made anew for each step.
-            reason = "its layers keep a state for each request, and such steps run eagerly"
-            captured.left_out = dict.fromkeys((WHOLE_STEP, CAPTURED_DECODE, CAPTURED_PROMPTS), reason)
+        if self._left_out:
+            captured.left_out = dict.fromkeys((WHOLE_STEP, CAPTURED_DECODE, CAPTURED_PROMPTS), self._left_out)
             return captured
         for name, capture in ((CAPTURED_DECODE, self._decode_steps), (CAPTURED_PROMPTS, self._prompts)):
             try:

@@ -29,7 +29,11 @@ class HiddenStates:
         buffers: StepBuffers,
         uploader: Uploader,
         states: StateStager = NO_STATE_STEPS,
+        *,
+        all_tokens: bool = False,
     ) -> None:
+        """all_tokens: those of all tokens are wanted in every step, by the layers of another stage."""
+        self._all_tokens = all_tokens
         self._states = states
         self._model = model
         self._backend = backend
@@ -45,7 +49,7 @@ class HiddenStates:
         drafts: [T] int64 ids that stand in place of the batch's where they are not negative.
         """
         buffers = self._buffers
-        places = buffers.eager(batch, all_tokens=all_tokens)
+        places = buffers.eager(batch, all_tokens=all_tokens or self._all_tokens)
         buffers.fill(batch, places)
         forward = buffers.begin(buffers.forward_batch(batch, places, self._backend), places)
         forward.states = self._states.begin(batch)

@@ -50,6 +50,8 @@ class ModelStores:
     """By layer, what stored keys and values are multiplied by, where that is not 1."""
     states: StateLayout | None = None
     """What layers keep of each request, whatever its length; None: nothing."""
+    windows: frozenset[int] = frozenset()
+    """Those of all layers of the model, also of other stages: all stages have the same page spaces."""
 
     @property
     def layout(self) -> Layout:
@@ -94,6 +96,7 @@ def kv_cost(config: RunnerConfig, stores: Sequence[ModelStores], context: int) -
     wanted; all others are in the rows' space.
     """
     found = {spec.window for each in stores for spec in each.specs}
+    found.update(window for each in stores for window in each.windows)
     windows = sorted(window for window in found if window is not None)
     saving = [] if config.disable_hybrid_swa_memory else [each for each in windows if saves(each, config, context)]
     ratio = config.swa_full_tokens_ratio

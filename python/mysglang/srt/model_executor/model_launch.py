@@ -12,7 +12,7 @@ import torch
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.groups import SOLO, Group
-from mysglang.srt.distributed.pipeline import stage_of
+from mysglang.srt.distributed.pipeline import WHOLE_MODEL, Stage
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec, StateSpec
 from mysglang.srt.layers.attention.factory import AskedBackends, ChosenBackends, choose_backends
@@ -60,13 +60,15 @@ class Setup:
     """Seconds by phase of the start; each phase adds its own."""
     tp: Group = SOLO
     """The ranks that share each layer."""
+    stage: Stage = WHOLE_MODEL
+    """The layers that stand here, and the links to the other stages."""
 
     def load(self, kind: type[Model], launch: ModelLaunch) -> Model:
         """This rank's part of a model, which must be of this kind, on the device. Raises ConfigError if the checkpoint
         is not what it should be.
         """
-        device, stage = self.platform.device, stage_of(self.config.ranks.pp)
-        return load_as(kind, launch.config, launch.load, device, launch.dtype, tp=self.tp, stage=stage)
+        device = self.platform.device
+        return load_as(kind, launch.config, launch.load, device, launch.dtype, tp=self.tp, stage=self.stage)
 
     def stores(
         self, launch: ModelLaunch, specs: Sequence[AttentionSpec], states: Sequence[StateSpec] = ()
@@ -75,7 +77,10 @@ class Setup:
         layers of `states` keep of every request. Raises ConfigError.
         """
         found = stores_of(self.config, launch.config, launch.load, specs, launch.dtype)
-        return replace(found, states=StateLayout(tuple(states), launch.dtype)) if states else found
+        found_windows = () if launch.config.decoder is None else launch.config.decoder.windows
+        windows = frozenset(window for window in found_windows if window is not None)
+        layout = StateLayout(tuple(states), launch.dtype) if states else None
+        return replace(found, windows=windows, states=layout)
 
     def choose_attention(self, stores: ModelStores, dtype: torch.dtype) -> ChosenBackends:
         """The attention of the layers that keep this, computed in `dtype`. Raises ConfigError for what does not run

@@ -15,7 +15,7 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import ForwardBatch
 from mysglang.srt.kernels.sampling import greedy_tokens
 from mysglang.srt.layers.attention.graph import GraphAttentionBackend
-from mysglang.srt.layers.logits_processor import LogitsProcessor
+from mysglang.srt.layers.logits_processor import MakesLogits
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 from mysglang.srt.model_executor.programs import DoesNotCover
 from mysglang.srt.models.causal_lm import CausalLM
@@ -49,7 +49,7 @@ class StepProgram(Protocol):
 class LayerByLayer:
     """The model as it is. One program for all sizes."""
 
-    def __init__(self, model: CausalModel, logits: LogitsProcessor, backend: GraphAttentionBackend) -> None:
+    def __init__(self, model: CausalModel, logits: MakesLogits, backend: GraphAttentionBackend) -> None:
         self._model = model
         self._logits = logits
         self.backend = backend

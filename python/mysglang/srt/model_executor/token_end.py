@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from mysglang.srt.forward.forward_batch import AttentionBackend
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
-from mysglang.srt.layers.logits_processor import LogitsProcessor
+from mysglang.srt.layers.logits_processor import MakesLogits
 from mysglang.srt.layers.logprobs import Logprobs
 from mysglang.srt.layers.sampler import ChoosesTokens
 from mysglang.srt.layers.sampling_step import Sampled
@@ -41,10 +42,43 @@ class ForwardOutput:
 NOTHING_SAMPLED = Sampled(torch.zeros(0, dtype=torch.int64))
 
 
+class Choosing(Protocol):
+    """When the tokens of a step are chosen that waits for no mask."""
+
+    def begin(self, batch: ModelWorkerBatch, choose: Callable[[], BatchResult]) -> BatchResult:
+        """The result of a step that was queued, whose tokens `choose` chooses."""
+        ...
+
+    def lasting(self, tensor: Tensor) -> Tensor:
+        """The tensor as it is now, when the tokens are chosen."""
+        ...
+
+
+class AtOnce:
+    """The tokens are chosen when the step is queued."""
+
+    def begin(self, batch: ModelWorkerBatch, choose: Callable[[], BatchResult]) -> BatchResult:
+        return choose()
+
+    def lasting(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+AT_ONCE = AtOnce()
+
+
 class TokenEnd:
     """Shared by all programs of a model that generates."""
 
-    def __init__(self, stager: StepStager, sampler: ChoosesTokens, tables: DeviceTables, returns: StepReturns) -> None:
+    def __init__(
+        self,
+        stager: StepStager,
+        sampler: ChoosesTokens,
+        tables: DeviceTables,
+        returns: StepReturns,
+        choosing: Choosing = AT_ONCE,
+    ) -> None:
+        self._choosing = choosing
         self._stager = stager
         self._sampler = sampler
         self._tables = tables
@@ -60,7 +94,7 @@ class TokenEnd:
 
     def choose(self, batch: ModelWorkerBatch, inputs: StepInputs, slots: Tensor, output: ForwardOutput) -> BatchResult:
         """Choose the tokens of `slots`, those rows that yield: now, or when the mask is there that they wait for."""
-        return self.choose_and(partial(self._remember, slots), batch, inputs, output)
+        return self.choose_and(partial(self._remember, self._choosing.lasting(slots)), batch, inputs, output)
 
     def _remember(self, slots: Tensor, tokens: Tensor) -> None:
         self._tables.record(slots, tokens)
@@ -87,7 +121,9 @@ class TokenEnd:
                 counts = commit(sampled.tokens)
             return self._returns.queue(batch, inputs, sampled, output.prompt_logprobs, output.hidden, counts)
 
-        return BatchResult.waiting(choose) if batch.waits_for_mask else choose(None)
+        if batch.waits_for_mask:
+            return BatchResult.waiting(choose)
+        return self._choosing.begin(batch, partial(choose, None)) if output.logits is not None else choose(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +131,7 @@ class TokenParts:
     """What all programs of a model that generates share."""
 
     model: CausalModel
-    logits: LogitsProcessor
+    logits: MakesLogits
     backend: AttentionBackend
     memory: ModelMemory
     buffers: StepBuffers

@@ -80,7 +80,7 @@ def load_as(
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"the weights of {model_config.path} do not fit into the memory of {device}; use a smaller model, another "
-            "--dtype, or more devices with --tp-size"
+            "--dtype, or more devices with --tp-size or --pp-size"
         ) from error
     logger.info("Loaded %.2f GiB of weights in %.1f s", num_bytes / GIB, time.perf_counter() - began)
     return model

@@ -8,7 +8,7 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, TiedLMHead
-from mysglang.srt.models.decoder import Decoder
+from mysglang.srt.models.decoder import Decoder, elsewhere
 from mysglang.srt.models.token_model import TokenModel
 
 
@@ -17,13 +17,14 @@ class CausalLM(Decoder, TokenModel):
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)
-        plan, head, size = self.plan, context.under("lm_head"), config.vocab_size
+        self.lm_head: ParallelLMHead = self._head(context.under("lm_head")) if stage.last else elsewhere()
+
+    def _head(self, context: LayerContext) -> ParallelLMHead:
+        plan, vocabulary, size = self.plan, self.config.vocab_size, self.config.hidden_size
         scale, cap, bias = plan.logit_scale, plan.logit_cap, plan.head_bias
-        self.lm_head: ParallelLMHead = (
-            TiedLMHead(size, self.embed_tokens, scale=scale, cap=cap, bias=bias, context=head)
-            if plan.tied_embeddings
-            else ParallelLMHead(size, config.hidden_size, scale=scale, cap=cap, bias=bias, context=head)
-        )
+        if plan.tied_embeddings:
+            return TiedLMHead(vocabulary, self.embed_tokens, scale=scale, cap=cap, bias=bias, context=context)
+        return ParallelLMHead(vocabulary, size, scale=scale, cap=cap, bias=bias, context=context)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size], in the model's dtype."""

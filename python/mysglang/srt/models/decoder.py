@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
+import torch
 from msgspec import structs
 from torch import Tensor, nn
 
@@ -146,8 +148,21 @@ def layer_kind(plan: LayerPlan) -> type[DecoderLayer]:
     return MlpLayer if isinstance(plan.attention, NoMixerPlan) else DecoderLayer
 
 
+ENDS = ("embed_tokens", "norm", "lm_head")
+"""What stands before the layers of a decoder, and behind them."""
+
+
+def elsewhere() -> Any:
+    """In the place of a part that another stage has: without parameters, and nobody may call it."""
+    return nn.Module()
+
+
 class Decoder(CheckpointModel):
-    """This rank's part of a decoder, without what its hidden states are for."""
+    """This rank's part of a decoder, without what its hidden states are for.
+
+    Of several stages the first has the embedding and the last the norm. The last also has the embedding's table where
+    this makes the logits.
+    """
 
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {"gate_up_proj": ("gate_proj", "up_proj")}
     stacked_heads: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
@@ -158,11 +173,12 @@ class Decoder(CheckpointModel):
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)
         self.plan = plan = config.plan
+        self.dtype = context.dtype
+        self.stage = stage
         size = config.hidden_size
-        self.embed_tokens = (
-            VocabParallelEmbedding(config.vocab_size, size, context)
-            if plan.embedding_scale == 1.0
-            else ScaledEmbedding(config.vocab_size, size, plan.embedding_scale, context)
+        makes_logits_of_it = plan.tied_embeddings and stage.last
+        self.embed_tokens: VocabParallelEmbedding = (
+            self._embedding(context) if stage.first or makes_logits_of_it else elsewhere()
         )
         rotaries = Rotaries(config.context_len)
 
@@ -173,20 +189,40 @@ class Decoder(CheckpointModel):
             return layer_kind(own)(own, mixer, size, inside)
 
         self.layers = nn.ModuleDict({str(index): layer(index) for index in stage.layers(config.num_layers)})
-        self.norm = norm_of(plan.norm, size, context)
+        self.norm: RMSNorm | LayerNorm = norm_of(plan.norm, size, context) if stage.last else elsewhere()
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """[W, hidden_size] hidden states of the wanted tokens after the last norm."""
-        x: Tensor = self.embed_tokens(batch.input_ids)
-        if batch.embeds is not None:
-            x = batch.embeds.put(x)
-        residual: Tensor | None = None
+        """[W, hidden_size] hidden states of the wanted tokens after the last norm. On a stage that is not the last:
+        what its last layer gives, which is then on its way to the next stage. All tokens must be wanted there.
+        """
+        x, residual = self._begin(batch)
         *layers, last = self.layers.values()
         whole = replace(batch, tail=None)
         for layer in layers:
             x, residual = layer(x, residual, whole)
         x, residual = last(x, residual, batch)
-        return self.norm.add(x, residual)[0]
+        return self._end(x, residual)
+
+    def _begin(self, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
+        """The first layer's input, and the residual stream beside it: [T, hidden_size] each."""
+        ids = batch.input_ids
+        if not self.stage.first:
+            shape = (2, len(ids), self.config.hidden_size)
+            x, residual = self.stage.receive(torch.empty(shape, dtype=self.dtype, device=ids.device))
+            return x, residual
+        embedded: Tensor = self.embed_tokens(ids)
+        return embedded if batch.embeds is None else batch.embeds.put(embedded), None
+
+    def _end(self, x: Tensor, residual: Tensor) -> Tensor:
+        if self.stage.last:
+            return self.norm.add(x, residual)[0]
+        # Apart, as the next layer would have had them: their sum would be rounded.
+        self.stage.send(torch.stack((x, residual)))
+        return x
+
+    def _embedding(self, context: LayerContext) -> VocabParallelEmbedding:
+        size, scale = (self.config.vocab_size, self.config.hidden_size), self.plan.embedding_scale
+        return VocabParallelEmbedding(*size, context) if scale == 1.0 else ScaledEmbedding(*size, scale, context)
 
     def decoder_layers(self) -> list[DecoderLayer]:
         """Those of this rank, in order."""
@@ -229,7 +265,24 @@ class Decoder(CheckpointModel):
         behind = range(self.config.num_layers, self.config.num_layers + self.plan.unused_layers)
         other = not self.config.reads(name)
         unused = name.removeprefix("model.").startswith(tuple(f"layers.{i}." for i in behind))
-        return other or unused or super().ignores(name)
+        return other or unused or self._of_other_stage(name) or super().ignores(name)
+
+    def _of_other_stage(self, name: str) -> bool:
+        """Whether a checkpoint's tensor belongs to layers, or to one of the ends, that another stage has."""
+        part, _, rest = self._own_names.target(name).parameter.partition(".")
+        if part == "layers":
+            index = rest.partition(".")[0]
+            return index in self._other_layers
+        end = dict(self.named_children()).get(part)
+        return part in ENDS and end is not None and next(end.parameters(), None) is None
+
+    @cached_property
+    def _own_names(self) -> WeightNames:
+        return self.weight_names()
+
+    @cached_property
+    def _other_layers(self) -> frozenset[str]:
+        return frozenset(map(str, range(self.config.num_layers))) - frozenset(self.layers)
 
 
 class Rotaries:

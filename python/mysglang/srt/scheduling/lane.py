@@ -3,8 +3,8 @@
     lane 0   rows 3 1 4      in flight: step n
     lane 1   rows 2 5        in flight: step n + 1
 
-The steps of one lane come one after another; those of different lanes are independent. There is one lane today, and
-stages of a pipeline will have as many as there are stages, so that none of them waits for another.
+The steps of one lane come one after another; those of different lanes are independent. There is one lane, or as many
+as a pipeline has stages, so that all stages work at the same time.
 """
 
 from __future__ import annotations
@@ -89,6 +89,12 @@ class Lanes:
     def decode(self) -> bool:
         """Whether rows of any lane do, in the step that was planned last for it."""
         return any(lane.decodes for lane in self.all)
+
+    def share(self, coming: int) -> int:
+        """Requests that each lane holds at most if so many come to those that are there: lanes of equal size keep all
+        stages of a pipeline busy.
+        """
+        return -(-(self.size + coming) // len(self.all))
 
     def rest(self) -> None:
         """There is nothing to do."""

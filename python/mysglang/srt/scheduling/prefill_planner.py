@@ -147,7 +147,11 @@ class PrefillPlanner:
             return
         others = [self._table.req(slot) for slot in self._lanes.slots.tolist()] if self._rules else []
         others.extend(req for req, _, _ in step.rows)
+        # A request that has just got its last chunk is in this step, and joins the lane with it.
+        places = self._lanes.share(len(step.rows) + len(self._waiting)) - lane.size - len(step.rows)
         for req in self._waiting.ordered():
+            if len(step.admitted) >= places:
+                break
             if step.budget <= 0 or lane.chunked is not None or self._kv.free_slots == 0:
                 break
             if not all(rule.allows(req, others) for rule in self._rules):

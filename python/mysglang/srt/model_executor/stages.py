@@ -1,0 +1,262 @@
+"""What is different in the steps of a model whose layers stand in several stages.
+
+    stage 0     A1 ▶ B1 ▶ A2 ▶ B2          runs a step, sends what it made, and goes on with the other lane
+    stage 1        A1 ▶ B1 ▶ A2 ▶ …        takes it up, chooses the tokens, and tells them
+
+Every stage launches the same steps in the same order. A stage that is not the last needs a step's tokens when one of
+that step's rows goes on, or when the scheduler asks for the result; until then it runs other rows. So tokens are heard
+as late as that, in the order in which they were told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from mysglang.srt.distributed.pipeline import Stage
+from mysglang.srt.forward.outputs import BatchResult, StepOutput
+from mysglang.srt.forward.worker_batch import PLAIN_SAMPLING, ModelWorkerBatch, Slots, TokenMask
+from mysglang.srt.layers.logits_processor import MakesLogits, PromptQuery
+from mysglang.srt.layers.logprobs import Logprobs
+from mysglang.srt.layers.sampler import ChoosesTokens
+from mysglang.srt.layers.sampling_step import Sampled, SamplingStep
+from mysglang.srt.model_executor.programs import Program
+from mysglang.srt.model_executor.token_end import AT_ONCE, Choosing
+
+
+class NoLogits:
+    """Implements `MakesLogits` on a stage that has no projection to logits."""
+
+    def next_token_logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        """[S, 0]: as many rows as the last stage chooses tokens for."""
+        return hidden.new_empty(len(hidden if rows is None else rows), 0)
+
+    def prompt_logprobs(self, hidden: Tensor, prompt: PromptQuery) -> Logprobs:
+        raise AssertionError("log-probabilities are made on the last stage")
+
+
+class HeardTokens:
+    """Implements `ChoosesTokens` on a stage that is not the last, by hearing what the last one has chosen."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
+        return Sampled(self._stage.hear(torch.empty(len(logits), dtype=torch.int64, device=logits.device)))
+
+
+class ToldTokens:
+    """Implements `ChoosesTokens` on the last stage: tells all others what `inner` has chosen."""
+
+    def __init__(self, inner: ChoosesTokens, stage: Stage) -> None:
+        self._inner = inner
+        self._stage = stage
+
+    def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
+        sampled = self._inner.sample(logits, step)
+        self._stage.tell(sampled.tokens)
+        return sampled
+
+
+class LateTokens:
+    """The steps of a stage that is not the last, whose tokens are not heard yet. Implements `token_end.Choosing`."""
+
+    def __init__(self) -> None:
+        self._open: deque[_LateStep] = deque()
+
+    def begin(self, batch: ModelWorkerBatch, choose: Callable[[], BatchResult]) -> BatchResult:
+        step = _LateStep(batch.slots, choose)
+        self._open.append(step)
+
+        def finish() -> StepOutput:
+            self._hear(step)
+            assert step.result is not None, "it was heard"
+            return step.result.complete()
+
+        return BatchResult(finish)
+
+    def lasting(self, tensor: Tensor) -> Tensor:
+        # Steps that come before the tokens are prepared in the same memory.
+        return tensor.clone()
+
+    def catch_up(self, slots: Slots) -> None:
+        """Hear the tokens of every step that one of these slots was in, and of the steps before it."""
+        reopened = set(slots.tolist())
+        for step in reversed(self._open):
+            if not reopened.isdisjoint(step.slots.tolist()):
+                self._hear(step)
+                return
+
+    def _hear(self, last: _LateStep) -> None:
+        """Hear all up to this one, which may have been heard before."""
+        while last.result is None:
+            step = self._open.popleft()
+            step.result = step.choose()
+
+
+class _LateStep:
+    """One step of them."""
+
+    __slots__ = ("choose", "result", "slots")
+
+    def __init__(self, slots: Slots, choose: Callable[[], BatchResult]) -> None:
+        self.slots = slots
+        self.choose = choose
+        self.result: BatchResult | None = None
+        """Set when the tokens are heard."""
+
+
+class EarlyProgram:
+    """A Program of a stage that is not the last: catches up with its rows' tokens before it runs, and leaves to the
+    last stage whatever is made of logits and of the last hidden states.
+    """
+
+    def __init__(self, inner: Program, late: LateTokens) -> None:
+        self._inner = inner
+        self._late = late
+        self.name = inner.name
+        self.takes = inner.takes
+
+    def covers(self, batch: ModelWorkerBatch) -> bool:
+        return self._inner.covers(batch)
+
+    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+        self._late.catch_up(batch.slots)
+        return self._inner.run(
+            replace(batch, sampling=PLAIN_SAMPLING, sampling_now=(), logprobs=None, hidden=None, waits_for_mask=False)
+        )
+
+
+class StageWork(Protocol):
+    """What the programs of a model that generates have in their places, by where its last layers are."""
+
+    all_tokens: bool
+    """Whether every token goes through all layers here."""
+    choosing: Choosing
+    not_captured: str
+    """Why no step is captured, a clause; empty: steps may be."""
+
+    def sampler(self, inner: ChoosesTokens) -> ChoosesTokens:
+        """What chooses tokens. `inner` chooses them of logits."""
+        ...
+
+    def logits(self, inner: MakesLogits) -> MakesLogits: ...
+
+    def program(self, inner: Program) -> Program: ...
+
+
+class OneStage:
+    """Every layer is here."""
+
+    all_tokens = False
+    not_captured = ""
+
+    def __init__(self) -> None:
+        self.choosing: Choosing = AT_ONCE
+
+    def sampler(self, inner: ChoosesTokens) -> ChoosesTokens:
+        return inner
+
+    def logits(self, inner: MakesLogits) -> MakesLogits:
+        return inner
+
+    def program(self, inner: Program) -> Program:
+        return inner
+
+
+class LastStage(OneStage):
+    """The last of several, which chooses the tokens."""
+
+    not_captured = "its layers stand in several stages (--pp-size)"
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self._stage = stage
+
+    def sampler(self, inner: ChoosesTokens) -> ChoosesTokens:
+        return ToldTokens(inner, self._stage)
+
+
+class EarlierStage:
+    """One of several, not the last."""
+
+    all_tokens = True
+    not_captured = LastStage.not_captured
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._late = LateTokens()
+        self.choosing: Choosing = self._late
+
+    def sampler(self, inner: ChoosesTokens) -> ChoosesTokens:
+        return HeardTokens(self._stage)
+
+    def logits(self, inner: MakesLogits) -> MakesLogits:
+        return NoLogits()
+
+    def program(self, inner: Program) -> Program:
+        return EarlyProgram(inner, self._late)
+
+
+def work_of(stage: Stage) -> StageWork:
+    """What is to be done in this stage."""
+    if not stage.last:
+        return EarlierStage(stage)
+    return OneStage() if stage.first else LastStage(stage)
+
+
+RunStep: TypeAlias = Callable[[ModelWorkerBatch], BatchResult]
+"""Queues a step."""
+
+
+class StepsOnDemand:
+    """Runs each step when its result is asked for, or that of a later one; always in the order of launching.
+
+    For the last stage on a device where running a step takes until it is done. That stage must not wait for a step that
+    it has just launched, which others have still to compute: it goes on with the step before, of another lane.
+    """
+
+    def __init__(self, run: RunStep) -> None:
+        self._run = run
+        self._open: deque[_OpenStep] = deque()
+
+    def launch(self, batch: ModelWorkerBatch) -> BatchResult:
+        step = _OpenStep(batch)
+        self._open.append(step)
+        result = BatchResult(lambda: self._finished(step))
+        if not batch.waits_for_mask:
+            return result
+
+        def choose(mask: TokenMask) -> BatchResult:
+            # It is good until that of another lane is made, which comes before this step runs.
+            step.mask = mask.copy()
+            return result
+
+        return BatchResult.waiting(choose)
+
+    def _finished(self, step: _OpenStep) -> StepOutput:
+        while step.output is None:
+            self._open.popleft().run(self._run)
+        return step.output
+
+
+class _OpenStep:
+    """A step that was launched."""
+
+    __slots__ = ("batch", "mask", "output")
+
+    def __init__(self, batch: ModelWorkerBatch) -> None:
+        self.batch = batch
+        self.mask: TokenMask | None = None
+        self.output: StepOutput | None = None
+
+    def run(self, run: RunStep) -> None:
+        result = run(self.batch)
+        if self.mask is not None:
+            result.sample(self.mask)
+        self.output = result.complete()

@@ -1,0 +1,12 @@
+"""even_run: the part of a row of things that one of several has, where all have nearly as many."""
+
+from __future__ import annotations
+
+
+def even_run(count: int, part: int, parts: int) -> range:
+    """The indices, out of 0 … count - 1, that belong to one of `parts`. The first parts have one more where `parts`
+    does not divide `count`.
+    """
+    each, more = divmod(count, parts)
+    begin = part * each + min(part, more)
+    return range(begin, begin + each + (part < more))

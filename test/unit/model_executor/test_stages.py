@@ -1,0 +1,159 @@
+"""Schedulers over a model in several stages, as threads, give the answers of one that has it whole.
+
+As many lanes as stages are in flight, prompts come in chunks, memory is short, rows are drawn or greedy, and a request
+is taken back.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures.driven_scheduler import Answer
+from fixtures.staged_schedulers import Asked, run_schedulers
+from fixtures.tiny_checkpoints import make_checkpoint
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.configs.stage_split import check_stages
+from mysglang.srt.errors import ConfigError
+from mysglang.srt.forward.outputs import BatchResult, StepOutput
+from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
+from mysglang.srt.messages.requests import LogprobRequest
+from mysglang.srt.model_executor.padding import padding_decode
+from mysglang.srt.model_executor.stages import LateTokens, StepsOnDemand
+
+VOCAB = 250
+TAKEN_BACK = 4
+HYBRID = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
+WINDOWS = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2,
+    "sliding_window": 8,
+}
+
+
+def requests() -> list[Asked]:
+    draw = random.Random(3)
+    shared = [draw.randrange(3, VOCAB) for _ in range(30)]
+    asked = []
+    for number in range(14):
+        own = [draw.randrange(3, VOCAB) for _ in range(draw.randrange(1, 40))]
+        params: dict[str, Any] = {"temperature": 0.0} if number % 3 else {"temperature": 0.9, "top_k": 20}
+        if number % 4 == 1:
+            params["frequency_penalty"] = 0.7
+        if number % 5 == 0:
+            params["logprobs"] = LogprobRequest(prompt_start=0)
+        asked.append(
+            Asked(
+                (shared if number % 2 else []) + own,
+                draw.randrange(6, 36),
+                params,
+                turn=number // 3,
+                abort_at=4 if number == TAKEN_BACK else None,
+            )
+        )
+    return asked
+
+
+def told(answer: Answer) -> list[float]:
+    """The log-probabilities of prompt and answer, the first token's aside."""
+    joined = b"".join(each.input_vals + each.output_vals for each in answer.logprobs)
+    return np.frombuffer(joined, dtype=np.float32).tolist()[1:]
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "stages", "options"),
+    [
+        ("llama", {}, 2, {"draft_tokens": 3}),
+        ("llama", {"tie_word_embeddings": True}, 3, {}),
+        ("gemma2", WINDOWS, 2, {}),
+        ("deepseek_v3", {}, 2, {}),
+        ("qwen3_next", HYBRID, 2, {"mamba_track_interval": 8}),
+    ],
+    ids=["drafts", "three stages", "windows in one stage", "latent rows and experts", "states"],
+)
+def test_stages_give_the_answers_of_one(
+    family: str, sizes: dict[str, Any], stages: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    make_checkpoint(family, tmp_path, **sizes)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    check_stages(config, stages)
+    options = {"max_total_tokens": 140, **options}
+    alone, apart = (run_schedulers(config, count, requests(), **options) for count in (1, stages))
+    for number, (one, other) in enumerate(zip(alone.answers, apart.answers, strict=True)):
+        both = min(len(one.ids), len(other.ids)) if number == TAKEN_BACK else None
+        assert one.ids[:both] == other.ids[:both]
+        assert told(one) == pytest.approx(told(other), abs=1e-4)
+    assert any(map(told, apart.answers))
+    assert apart.retractions > 0
+    assert len(apart.most_in_lanes) == stages and min(apart.most_in_lanes) >= 1, "a stage stood idle"
+    assert apart.weights < alone.weights
+
+
+def step(*slots: int) -> ModelWorkerBatch:
+    """A decode step of these slots, of which nothing is computed here."""
+    return replace(padding_decode(len(slots), 0), slots=np.array(slots))
+
+
+def test_a_stage_runs_other_lanes_before_it_hears_of_a_step() -> None:
+    late, heard = LateTokens(), []
+
+    def begun(name: str, *slots: int) -> BatchResult:
+        def choose() -> BatchResult:
+            heard.append(name)
+            return BatchResult(lambda: StepOutput(np.array([len(name)]), np.array([1])))
+
+        late.catch_up(np.array(slots))
+        return late.begin(step(*slots), choose)
+
+    a1, _ = begun("a1", 0, 1), begun("b1", 2, 3)
+    assert heard == []
+    a2 = begun("a2", 1)
+    assert heard == ["a1"]
+    begun("c1", 4)
+    assert a1.complete().tokens == [2] and heard == ["a1"]
+    a2.complete()
+    assert heard == ["a1", "b1", "a2"], "tokens are heard in the order in which they are told"
+    begun("d1", 4, 2)
+    assert heard == ["a1", "b1", "a2", "c1"]
+
+
+def test_the_last_stage_runs_a_step_when_its_result_is_wanted() -> None:
+    ran: list[int] = []
+    masks: list[TokenMask] = []
+
+    def run(batch: ModelWorkerBatch) -> BatchResult:
+        ran.append(int(batch.slots[0]))
+        done = BatchResult(lambda: StepOutput(batch.slots, np.ones(1)))
+        if not batch.waits_for_mask:
+            return done
+
+        def choose(mask: TokenMask) -> BatchResult:
+            masks.append(mask)
+            return done
+
+        return BatchResult.waiting(choose)
+
+    steps, bits = StepsOnDemand(run), np.array([[5]], dtype=np.int32)
+    first, second = steps.launch(replace(step(7), waits_for_mask=True)), steps.launch(step(8))
+    assert first.waits_for_mask and not second.waits_for_mask
+    first.sample(TokenMask(np.zeros(1, dtype=np.int32), bits))
+    bits[:] = 0  # the mask of another lane is made in the same memory
+    assert ran == []
+    assert second.complete().tokens == [8] and ran == [7, 8]
+    assert masks[0].bits == [[5]]
+    assert first.complete().tokens == [7] and ran == [7, 8]
+
+
+def test_what_cannot_stand_in_stages_is_named(tmp_path: Path) -> None:
+    types = ["linear_attention"] * 2 + ["full_attention"] * 2
+    make_checkpoint("qwen3_next", tmp_path, num_hidden_layers=4, layer_types=types)
+    config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    with pytest.raises(ConfigError, match="--pp-size 2: stage 0 would have layers 0 to 1, and none of them attends"):
+        check_stages(config, 2)
+    with pytest.raises(ConfigError, match="--pp-size 5: the model has 4 layers"):
+        check_stages(config, 5)
