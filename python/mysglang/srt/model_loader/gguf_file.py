@@ -43,6 +43,11 @@ class GgufFile:
             values = values.float() - 1
         return values.view(part.shape)
 
+    def stored_bytes(self, name: str) -> int:
+        part = self._parts[name]
+        whole = part.stored.end - part.stored.begin
+        return whole if part.expert is None else whole // part.stored.shape[0]
+
 
 def gguf_files(paths: tuple[Path, ...]) -> list[GgufFile]:
     """The files of one model, the first of which has its metadata. Raises ConfigError for what cannot be served."""

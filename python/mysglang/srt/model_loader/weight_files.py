@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +22,18 @@ from tqdm import tqdm
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.gguf_file import gguf_files
 from mysglang.srt.model_loader.mapped_file import map_file, typed
+from mysglang.srt.model_loader.read_ahead import PageAhead, in_order_ahead
 from mysglang.srt.utils.checkpoint_files import find_weights
+from mysglang.srt.utils.hardware import GIB
 from mysglang.srt.utils.plain_files import check_plain
 from mysglang.srt.utils.torch_archive import archived_tensors
 from mysglang.srt.utils.weight_headers import HeaderRoom
 
 logger = logging.getLogger(__name__)
+
+
+SILENCE_S = 10.0
+"""After so long without a line, a log says how far loading is."""
 
 
 class WeightFile(Protocol):
@@ -40,8 +49,12 @@ class WeightFile(Protocol):
 
     def read(self, name: str) -> Tensor:
         """One tensor on the CPU: a view of the mapped file where that is possible, so pages come in when they are
-        used.
+        used. May be called from several threads.
         """
+        ...
+
+    def stored_bytes(self, name: str) -> int:
+        """What the tensor takes in the file."""
         ...
 
 
@@ -54,7 +67,7 @@ class SafetensorsFile:
         self.path = path
         try:
             handle: Any = safe_open(path, framework="pt", device="cpu")  # safetensors says nothing of its types
-            self.names: list[str] = list(handle.keys())
+            self.names: list[str] = list(handle.offset_keys())
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{path} is damaged or incomplete ({error}); download it again") from error
         self._handle = handle
@@ -62,6 +75,9 @@ class SafetensorsFile:
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._handle.get_tensor(name)
         return tensor
+
+    def stored_bytes(self, name: str) -> int:
+        return self.read(name).nbytes
 
 
 class TorchFile:
@@ -79,6 +95,9 @@ class TorchFile:
         dtype: torch.dtype = getattr(torch, stored.dtype)
         values = typed(self._mapped[stored.begin : stored.end], dtype)
         return values.as_strided(stored.shape, stored.strides)
+
+    def stored_bytes(self, name: str) -> int:
+        return self._tensors[name].end - self._tensors[name].begin
 
 
 def _torch_files(paths: tuple[Path, ...]) -> list[WeightFile]:
@@ -106,41 +125,61 @@ def open_weight_files(path: Path, load_format: str = "auto") -> list[WeightFile]
 
 
 def read_weights(files: list[WeightFile], *, show_progress: bool) -> Generator[tuple[str, Tensor], None, None]:
-    """Every tensor of the files, in their order, as views of the mapped files.
+    """Every tensor of the files, in their order.
 
-    A view costs nothing: bytes are read when a parameter copies them, and of a tensor that is split over ranks only
-    those of this rank's part.
+    Most are views of the mapped files, which cost nothing: bytes are used when a parameter copies them, and of a tensor
+    that is split over ranks only those of this rank's part. The disk reads ahead of that.
     """
-    progress = _Progress(files, show=show_progress)
+    named = [(file, name) for file in files for name in file.names]
+    ahead, progress = PageAhead([file.path for file in files]), Progress(files, show=show_progress)
+    reads = (partial(file.read, name) for file, name in named)
     try:
-        for file in files:
-            for name in file.names:
-                yield progress.note(file, name, file.read(name))
+        with closing(in_order_ahead(reads)) as tensors:
+            for (file, name), tensor in zip(named, tensors, strict=True):
+                num_bytes = file.stored_bytes(name)
+                ahead.note_copied(num_bytes)
+                yield name, tensor
+                progress.note(file, name, num_bytes)
     finally:
         progress.close()
+        ahead.close()
 
 
-class _Progress:
-    """A bar on a terminal, a line for each file elsewhere."""
+class Progress:
+    """A bar on a terminal; elsewhere a line for each file, and one now and then in a long file."""
 
-    def __init__(self, files: list[WeightFile], *, show: bool) -> None:
+    def __init__(self, files: list[WeightFile], *, show: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds from any beginning."""
         self._files = files
+        self._total = sum(file.path.stat().st_size for file in files)
         self._bar = tqdm(
-            total=sum(file.path.stat().st_size for file in files),
+            total=self._total,
             desc="Loading weights",
             unit="B",
             unit_scale=True,
             disable=not (show and sys.stderr.isatty()),
         )
         self._lines = show and not sys.stderr.isatty()
-        self._current = 0
+        self._clock = clock
+        self._began = self._said = clock()
+        self._done_files = self._done = 0
 
-    def note(self, file: WeightFile, name: str, tensor: Tensor) -> tuple[str, Tensor]:
-        self._bar.update(tensor.nbytes)
-        if self._lines and name == file.names[-1]:
-            self._current += 1
-            logger.info("Loaded %s (%d of %d)", file.path.name, self._current, len(self._files))
-        return name, tensor
+    def note(self, file: WeightFile, name: str, num_bytes: int) -> None:
+        """A tensor was taken over."""
+        self._done += num_bytes
+        self._bar.update(num_bytes)
+        if not self._lines:
+            return
+        now = self._clock()
+        if name == file.names[-1]:
+            self._done_files += 1
+            logger.info("Loaded %s (%d of %d)", file.path.name, self._done_files, len(self._files))
+        elif now - self._said >= SILENCE_S:
+            speed = self._done / GIB / (now - self._began)
+            logger.info("Loaded %.1f of %.1f GiB (%.2f GiB/s)", self._done / GIB, self._total / GIB, speed)
+        else:
+            return
+        self._said = now
 
     def close(self) -> None:
         self._bar.close()
