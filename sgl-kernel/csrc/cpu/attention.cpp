@@ -7,6 +7,8 @@
 //     few queries     each key times each query, a block's scores at once; values weighted as they come
 //     many            keys and values of a block are packed into panels (cpu/tile.h): two matrix products
 //
+// Latent rows (DeepSeek-AI, "DeepSeek-V2", 2024) are keys whose beginnings are their values.
+//
 // Pages of eight-bit numbers: a block's keys and values are turned into bfloat16 first, each once. Their scales are
 // factors that the sums let through.
 
@@ -27,17 +29,17 @@ constexpr long FEW = 8;         // queries that are not worth packing keys for
 constexpr long GRAIN = 1 << 15;  // elements of keys, for each block of queries, that are worth another thread
 
 struct Params {
-  bf16 *out;  // [tokens, heads * dim], dense
+  bf16 *out;  // [tokens, heads * value_dim], dense
   const bf16 *q;
   long q_stride;
-  const void *keys, *values;  // [KV slots, kv_heads, dim] of numbers of `format`
+  const void *keys, *values;  // [KV slots, kv_heads, dim] of numbers of `format`; of values, the first value_dim count
   const int32_t *table;       // [slots, max_pages]
   long max_pages, page_size;
   const int64_t *slots;    // [rows]
   const int32_t *ends;     // [rows] keys of the row, its new ones included
   const int32_t *queries;  // [rows] new tokens
   const int64_t *firsts;   // [rows] where they begin among the tokens
-  long rows, heads, kv_heads, dim, window;
+  long rows, heads, kv_heads, dim, value_dim, window;
   float scale, cap;
   int format;         // of stored numbers: cpu/stored.h
   float value_scale;  // what attended values are multiplied by
@@ -96,7 +98,7 @@ struct Row {
     return p.q + (p.firsts[row] + i / p.group()) * p.q_stride + (head * p.group() + i % p.group()) * p.dim;
   }
   bf16 *out(long i) const {
-    return p.out + ((p.firsts[row] + i / p.group()) * p.heads + head * p.group() + i % p.group()) * p.dim;
+    return p.out + ((p.firsts[row] + i / p.group()) * p.heads + head * p.group() + i % p.group()) * p.value_dim;
   }
   // Elements before the key of a position, in keys and in values.
   long offset(long position) const {
@@ -232,16 +234,16 @@ void pack_values(Pairs *to, const Block &block, long dim, long pairs, long count
 // Queries [first, first + count) of a row, count <= QUERIES.
 void attend_many(const Row &row, long first, long count) {
   const Params &p = row.p;
-  const long dim = p.dim;
+  const long dim = p.dim, value_dim = p.value_dim;
   bf16 *queries = scratch<bf16>(0, QUERIES * dim);
   Pairs *panels = scratch<Pairs>(1, KEYS * dim / 2 / LANES);
-  Floats *sums = scratch<Floats>(2, QUERIES * dim / LANES);  // [dim / 32][QUERIES][2]
+  Floats *sums = scratch<Floats>(2, QUERIES * value_dim / LANES);  // [value_dim / 32][QUERIES][2]
   float *scores = scratch<float>(3, QUERIES * KEYS);
   alignas(64) bf16 weights[ROWS * KEYS];
   Softmax softmax[QUERIES];
   for (long i = 0; i < count; i++) softmax[i] = row.softmax(first + i);
   for (long i = 0; i < count; i++) std::memcpy(queries + i * dim, row.query(first + i), dim * sizeof(bf16));
-  for (long i = 0; i < QUERIES * dim / LANES; i++) sums[i] = Floats{};
+  for (long i = 0; i < QUERIES * value_dim / LANES; i++) sums[i] = Floats{};
   const long last = row.end(first + count - 1);
   for (long start = row.begin(first) / KEYS * KEYS; start < last; start += KEYS) {
     const long keys = last - start < KEYS ? last - start : KEYS, columns = (keys + COLUMNS - 1) / COLUMNS * COLUMNS;
@@ -256,7 +258,7 @@ void attend_many(const Row &row, long first, long count) {
           for (int n = 0; n < 2; n++) store(scores + (i + m) * KEYS + c + n * LANES, scaled(p, tile[m][n]));
       }
     }
-    pack_values(panels, block, dim, columns / 2, keys);
+    pack_values(panels, block, value_dim, columns / 2, keys);
     for (long i = 0; i < count; i += ROWS) {
       const int some = int(count - i < ROWS ? count - i : ROWS);
       float factors[ROWS];
@@ -267,7 +269,7 @@ void attend_many(const Row &row, long first, long count) {
         factors[m] = softmax[i + m].weigh(own, columns);
         for (long j = 0; j < columns; j += LANES) store_bf16(weights + m * KEYS + j, load<Floats>(own + j));
       }
-      for (long d = 0; d < dim / COLUMNS; d++) {
+      for (long d = 0; d < value_dim / COLUMNS; d++) {
         Floats(*sum)[2] = reinterpret_cast<Floats(*)[2]>(sums) + d * QUERIES + i;
         Tile tile;
         for (int m = 0; m < some; m++)
@@ -279,14 +281,15 @@ void attend_many(const Row &row, long first, long count) {
     }
   }
   for (long i = 0; i < count; i++)
-    for (long d = 0; d < dim; d += LANES)
+    for (long d = 0; d < value_dim; d += LANES)
       store_bf16(row.out(first + i) + d,
                  sums[(d / COLUMNS * QUERIES + i) * 2 + d % COLUMNS / LANES] / softmax[i].total * p.value_scale);
 }
 
 void attend(const Row &row, long block) {
   const long queries = row.query_count();
-  if (queries > FEW || row.p.alike) {
+  // Keys of latent rows are so wide that even few queries are worth packing them.
+  if (queries > FEW || row.p.alike || row.p.value_dim != row.p.dim) {
     const long first = block * QUERIES;
     attend_many(row, first, queries - first < QUERIES ? queries - first : QUERIES);
     return;
@@ -306,11 +309,11 @@ extern "C" void mysgl_attention(bf16 *out, const bf16 *q, long q_stride, const v
                                 const int32_t *table, long max_pages, long page_size, const int64_t *slots,
                                 const int32_t *ends, const int32_t *queries, const int64_t *firsts,
                                 const int64_t *items, long count, long rows, long heads, long kv_heads, long dim,
-                                long window, float scale, float cap, int format, float value_scale, int alike, int chunked,
+                                long value_dim, long window, float scale, float cap, int format, float value_scale, int alike, int chunked,
                                 const float *sinks) {
   const Params p{out,     q,      q_stride, keys,  values,   table, max_pages, page_size, slots, ends,   queries,
-                 firsts,  rows,   heads,    kv_heads, dim,   window, scale,    cap,       format, value_scale,
-                 alike != 0, chunked != 0, sinks};
+                 firsts,  rows,   heads,    kv_heads, dim,   value_dim, window, scale,    cap,    format,
+                 value_scale, alike != 0, chunked != 0, sinks};
   // items [count, 2]: row and block of queries, longest first; each for every KV head.
   long elements = 0;
   for (long i = 0; i < count; i++) elements += ends[items[2 * i]] * dim * (queries[items[2 * i]] > 1 ? QUERIES : 1);

@@ -322,6 +322,22 @@ def test_attention(
         first += count
 
 
+@pytest.mark.parametrize("heads", [3, 16, 60])
+def test_attention_over_latent_rows(arch: str, heads: int) -> None:
+    """One key for all heads, whose beginning is the value."""
+    dim, latent, pages = 160, 96, 20
+    keys = draw((pages + 1) * 16, 1, dim, seed=2)
+    table = (torch.randperm(pages, generator=torch.Generator().manual_seed(1)) + 1)[None].to(torch.int32)
+    ends, queries = np.array([300]), np.array([5])
+    q = draw(5, heads * dim, seed=4)
+    plan = attention.AttentionRows.of(np.array([0]), ends, queries, heads)
+    values = keys[..., :latent]
+    found = attention.attend(q, keys, values, table, plan, page_size=16, window=None, scale=0.11, logit_cap=0.0)
+    at = torch.arange(300)
+    places = table[0, at // 16].long() * 16 + at % 16
+    close(found, attention_reference(q, keys, values, places, window=None, scale=0.11, cap=0.0))
+
+
 def test_attention_tells_what_is_not_finite(arch: str) -> None:
     keys, values = draw(40, 1, 64), draw(40, 1, 64, seed=1)
     keys[7, 0, 3] = float("nan")

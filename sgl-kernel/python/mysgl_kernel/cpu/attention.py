@@ -15,6 +15,8 @@ from mysgl_kernel.cpu.library import CpuLibrary
 from mysgl_kernel.cpu.rows import FORMATS
 
 HEAD_DIMS = (32, 64, 96, 128, 256)
+"""Of keys whose values have the same size. Latent rows may have any multiples of `LATENT_STEP`."""
+LATENT_STEP = 32
 QUERIES = 48
 """Query heads of new tokens that are computed together; as in the source."""
 
@@ -91,22 +93,25 @@ def attend(
     chunked: bool = False,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """[T, heads * dim]; every new token of a row attends to the row's keys up to its own.
+    """[T, heads * value_dim]; every new token of a row attends to the row's keys up to its own.
 
     q: [T, heads * dim], rows at any distance. keys, values: [KV slots, kv_heads, dim], dense, of one of `FORMATS`.
+    Values may be the beginnings of keys: a view [KV slots, kv_heads, value_dim] of them.
     table: [slots, max_pages] int32. window: keys that a token sees, itself included; None for all. Scores are scaled,
     then capped softly by logit_cap unless that is 0. value_scale: what attended values are multiplied by. alike: each
     token gets the same bits however many of its row are new; else few are computed in a quicker way. chunked: a token
     sees the keys of its own chunk alone; chunks are of `window` positions. sinks: [heads] float32, dense: the score of
     a key that each head sees beside, whose value is zero.
     """
-    _, kv_heads, dim = keys.shape
-    out = q.new_empty(q.shape)
+    (_, kv_heads, dim), value_dim = keys.shape, values.shape[2]
+    assert value_dim == dim or values.data_ptr() == keys.data_ptr(), "narrower values are the beginnings of keys"
+    heads = q.shape[1] // dim
+    out = q.new_empty(len(q), heads * value_dim)
     _attention()(
         *(out.data_ptr(), q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr()),
         *(table.data_ptr(), table.shape[1], page_size),
         *(*rows.addresses, len(rows.items)),
-        *(len(rows.slots), q.shape[1] // dim, kv_heads, dim, window or 0, scale, logit_cap),
+        *(len(rows.slots), heads, kv_heads, dim, value_dim, window or 0, scale, logit_cap),
         *(FORMATS[keys.dtype], value_scale, alike, chunked, None if sinks is None else sinks.data_ptr()),
     )
     return out
@@ -118,4 +123,4 @@ def _attention() -> Launch:
     pages = (c_void_p, c_long, c_long)
     rows = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_long)
     stored = (c_int, c_float, c_int, c_int, c_void_p)
-    return _LIBRARY.function("mysgl_attention", *tensors, *pages, *rows, *(c_long,) * 5, c_float, c_float, *stored)
+    return _LIBRARY.function("mysgl_attention", *tensors, *pages, *rows, *(c_long,) * 6, c_float, c_float, *stored)

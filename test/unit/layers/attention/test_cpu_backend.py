@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fixtures.attention_cases import PLAIN, Step, check_shared_pages, check_story, every_spec, every_story
+from fixtures.attention_cases import LATENT, PLAIN, Step, check_shared_pages, check_story, every_spec, every_story
 from mysgl_kernel.cpu import attention
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.forward_batch import AttentionSpec
@@ -22,6 +22,14 @@ def test_equals_the_reference(story: list[Step], spec: AttentionSpec, page_size:
     check_story(CpuBackend, story, spec, page_size=page_size, dtype=torch.bfloat16, tolerance=2e-2)
 
 
+@every_story
+def test_latent_rows(story: list[Step]) -> None:
+    """Few heads and many, of sizes that the kernel takes."""
+    for heads in (6, 52):
+        spec = replace(LATENT, num_heads=heads, head_dim=96, latent_dim=64, scale=96**-0.5)
+        check_story(CpuBackend, story, spec, page_size=16, dtype=torch.bfloat16, tolerance=2e-2)
+
+
 def test_rows_that_share_pages_of_the_same_step() -> None:
     check_shared_pages(CpuBackend, dtype=torch.bfloat16)
 
@@ -34,6 +42,10 @@ def test_what_it_does_not_take_goes_to_torch(monkeypatch: pytest.MonkeyPatch) ->
     assert choose_backends(AskedBackends(), both, [PLAIN, odd], torch.bfloat16) == plain
     with pytest.raises(ConfigError, match="takes heads of 32, 64"):
         choose_backends(AskedBackends("cpu"), both, [odd], torch.bfloat16)
+    wide = replace(LATENT, head_dim=576, latent_dim=512)
+    assert choose_backends(AskedBackends(), both, [wide], torch.bfloat16) == ChosenBackends("cpu", "cpu")
+    with pytest.raises(ConfigError, match="takes latent rows of multiples of 32"):
+        choose_backends(AskedBackends("cpu"), both, [LATENT], torch.bfloat16)
     monkeypatch.setenv("MYSGLANG_REFERENCE_OPS", "1")
     assert choose_backends(AskedBackends(), both, [PLAIN], torch.bfloat16) == plain
     monkeypatch.delenv("MYSGLANG_REFERENCE_OPS")

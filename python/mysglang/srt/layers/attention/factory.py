@@ -54,7 +54,7 @@ class Speciality:
 SPECIALITIES = (
     Speciality(
         lambda spec: spec.latent_dim is not None,
-        frozenset({"invariant_torch", "torch_native", "triton"}),
+        frozenset({"cpu", "invariant_torch", "torch_native", "triton"}),
         "it does not attend over latent rows (multi-head latent attention)",
     ),
     Speciality(lambda spec: spec.sinks is not None, OVER_PAIRS, "it has no attention sinks"),
@@ -203,7 +203,7 @@ def _create(
     both = split(made[names.prefill], made[names.decode])
     latent = any(spec.latent_dim is not None for spec in specs)
     # Deterministic inference attends in one way, and elsewhere than on a CPU dense attention has no kernel.
-    if latent and names.prefill == "torch_native" and page_table.device.type == "cpu":
+    if latent and names.prefill in ("cpu", "torch_native") and page_table.device.type == "cpu":
         return ExpandingBackend(both, pool, page_table)
     return both
 
@@ -249,8 +249,11 @@ def _why_not_cpu(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str:
     if importlib.util.find_spec("mysgl_kernel") is None:
         return "the package mysgl_kernel is not installed here"
     kernel = importlib.import_module("mysgl_kernel.cpu.attention")
-    if any(spec.head_dim not in kernel.HEAD_DIMS for spec in specs):
+    if any(spec.head_dim not in kernel.HEAD_DIMS for spec in specs if spec.latent_dim is None):
         return f"it takes heads of {', '.join(map(str, kernel.HEAD_DIMS))} dimensions only"
+    widths = {width for spec in specs if spec.latent_dim is not None for width in (spec.head_dim, spec.latent_dim)}
+    if any(width % kernel.LATENT_STEP for width in widths):
+        return f"it takes latent rows of multiples of {kernel.LATENT_STEP} numbers only"
     return "" if kernel.available() else "its kernel is neither built nor can be compiled here (the log says why)"
 
 
