@@ -111,9 +111,9 @@ def test_native_encode(server: ServerProcess, expected: np.ndarray) -> None:
 
 def test_many_prompts_of_all_lengths(client: openai.OpenAI) -> None:
     """More than run at once, and each as alone."""
-    texts = ["word " * (1 + i * 37 % 250) for i in range(600)]
+    texts = ["word " * (1 + i * 37 % 250) for i in range(200)]
     found = client.embeddings.create(model=NAME, input=texts).data
-    for i in (0, 123, 599):
+    for i in (0, 123, 199):
         close(found[i].embedding, np.array(client.embeddings.create(model=NAME, input=texts[i]).data[0].embedding))
 
 

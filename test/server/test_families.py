@@ -104,8 +104,12 @@ class RoundedCache(DynamicCache):
         return kept(key_states, self._stored), kept(value_states, self._stored)
 
 
+@pytest.mark.parametrize("served", ["deepseek_v3", "qwen3_next", "mistral in e5m2, drafts"], indirect=True)
 def test_answers_of_transformers(served: Served) -> None:
-    """In chunks beside decoding, with what others have computed, and with results that are read a step later."""
+    """In chunks beside decoding, with what others have computed, and with results that are read a step later.
+
+    One family for each kind of memory: latent rows, states, and eight-bit pages with windows. The storms have all.
+    """
     family, model, expected = served
     options = ("--page-size", f"{family.page_size}", "--chunked-prefill-size", f"{CHUNK}", "--enable-mixed-chunk")
     answers = answers_of(PROMPTS, *model, *options)

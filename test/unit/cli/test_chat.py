@@ -58,6 +58,7 @@ def leave(terminal: Terminal) -> None:
 
 
 def saved(terminal: Terminal, folder: Path) -> list[dict[str, object]]:
+    terminal.expect("you> ")
     terminal.type("/save talk.json\r")
     terminal.expect("messages are in talk.json")
     messages: list[dict[str, object]] = json.loads((folder / "talk.json").read_text())
@@ -72,6 +73,7 @@ def test_thoughts_are_dimmed_and_the_history_is_kept(url: str, answers: Answers,
         terminal.expect("\x1b[2m")
         assert "hm" in terminal.expect("Four.")
         terminal.expect("tokens/s")
+        terminal.expect("you> ")
         terminal.type("And again?\r")
         terminal.expect("Four.")
         roles = [message["role"] for message in saved(terminal, tmp_path)]
@@ -87,7 +89,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(url: str, answers: Answers,
         terminal.expect("On and on")
         terminal.type(CTRL_C)
         terminal.expect("[stopped]")
-        terminal.expect("you> ")
         assert saved(terminal, tmp_path)[-1] == {"role": "assistant", "content": "On and on"}
         terminal.expect("you> ")
         terminal.type(CTRL_C)
@@ -131,7 +132,6 @@ def test_an_error_is_shown_and_the_talk_goes_on(url: str, answers: Answers, tmp_
         terminal.expect("you> ")
         terminal.type("much " * 300 + "\r")  # more than the context of the scripted engine
         terminal.expect("error: the server answered 400: ")
-        terminal.expect("you> ")
         assert saved(terminal, tmp_path) == []
         terminal.expect("you> ")
         terminal.type("steer\r")
