@@ -27,7 +27,7 @@ from shapes import SHAPES
 
 PAGES = ("command_line.md", "profiling.md", "evaluation.md")
 EXAMPLES = [example for page in PAGES for example in examples(REPOSITORY / "docs" / page)]
-LIMIT_S = 100.0
+LIMIT_S = 500.0
 KEY = "key-of-these-tests"
 
 _PORT = re.compile(r"\b3000[12]\b")

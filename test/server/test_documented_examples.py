@@ -23,7 +23,7 @@ from fixtures.server_process import ServerProcess, python_path
 
 ELSEWHERE = ("docs/lang.md",)
 DOCUMENTED = "127.0.0.1:30000"
-LIMIT_S = 100.0
+LIMIT_S = 500.0
 
 # Placeholders of the pages for directories of the reader.
 PLACEHOLDERS = ("MODEL", "SMALL_MODEL", "DIRECTORY_OR_REPOSITORY", "DIRECTORY")

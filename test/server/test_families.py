@@ -117,8 +117,10 @@ def test_answers_of_transformers(served: Served) -> None:
     assert sum(answer.cached > 0 for answer in answers) > len(PROMPTS) // 2
 
 
-def storm(options: Sequence[str], expected: Sequence[Answer], *, logprobs: bool) -> tuple[list[Answer], dict[str, Any]]:
-    """The answers of 80 requests, of which half are taken back after a moment and asked again, with little memory;
+def storm(
+    options: Sequence[str], expected: Sequence[Answer], *, logprobs: bool, requests: int = 200
+) -> tuple[list[Answer], dict[str, Any]]:
+    """The answers of so many requests, of which half are taken back after a moment and asked again, with little memory;
     others are retracted all the while, and what was freed, in any pool of the served model, holds NaN. Then the
     internal state of the server, of which no request is left.
     """
@@ -126,7 +128,7 @@ def storm(options: Sequence[str], expected: Sequence[Answer], *, logprobs: bool)
     alone = list(zip(PROMPTS, expected, strict=True))
     faults = Faults(toy=False, shakes=Shakes(retract_every=7, fail_alloc_every=11))
     with ServerProcess(*options, *memory, program=PROGRAM, **faults.env) as server:
-        answers = asyncio.run(abort_storm(server.url, alone, requests=80, seed=7, logprobs=logprobs))
+        answers = asyncio.run(abort_storm(server.url, alone, requests=requests, seed=7, logprobs=logprobs))
         longest = max(PROMPTS, key=len)
         _, again = asyncio.run(answer_all(server.url, [longest] * 2, at_once=1))
         [state] = httpx.get(f"{server.url}/server_info").json()["internal_states"]
@@ -139,7 +141,7 @@ def storm(options: Sequence[str], expected: Sequence[Answer], *, logprobs: bool)
 @pytest.mark.promise(14)
 def test_a_storm(served: Served) -> None:
     family, model, expected = served
-    answers, _ = storm(model, expected, logprobs=True)
+    answers, _ = storm(model, expected, logprobs=True, requests=120)
     repeated = [expected[number % len(expected)] for number in range(len(answers))]
     assert_alike(answers, repeated, within=family.within)
 

@@ -128,7 +128,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMod
 @pytest.mark.promise(14)
 @torch.no_grad()
 def test_a_storm(gemma: tuple[Path, PreTrainedModel]) -> None:
-    """80 requests, half of which are taken back and asked again, with little memory and retractions all the while."""
+    """120 requests, half of which are taken back and asked again, with little memory and retractions all the while."""
     folder, model = gemma
     prompts = make_prompts(7, 40)
     expected: list[Answer] = [greedy(model, prompt) for prompt in prompts]
@@ -137,7 +137,7 @@ def test_a_storm(gemma: tuple[Path, PreTrainedModel]) -> None:
     faults = Faults(toy=False, shakes=Shakes(retract_every=7, fail_alloc_every=11))
     with ServerProcess(*options, *memory, program=PROGRAM, **faults.env) as server:
         alone = list(zip(prompts, expected, strict=True))
-        found = asyncio.run(abort_storm(server.url, alone, requests=80, seed=7))
+        found = asyncio.run(abort_storm(server.url, alone, requests=120, seed=7))
         assert_ranks_quiet(server.url)
         assert get(f"{server.url}/server_info")["internal_states"][0]["num_retractions"] > 0
     assert_alike(found, [expected[number % len(expected)] for number in range(len(found))])

@@ -22,7 +22,7 @@ WINDOW = 16
 ONE_POOL = ("--disable-hybrid-swa-memory",)
 CHUNKS = ("--chunked-prefill-size", "64")
 TIGHT = (*CHUNKS, "--max-total-tokens", "640", "--swa-full-tokens-ratio", "0.25", "--max-running-requests", "12")
-PROMPTS = make_prompts(16, 120)
+PROMPTS = make_prompts(16, 60)
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     "mistral": {"sliding_window": WINDOW},
@@ -77,7 +77,7 @@ def test_as_with_one_pool(model: tuple[str, ...], expected: list[Answer], way: s
     answers = answers_of(*model, *WAYS[way])
     assert_alike(answers, expected)
     if "little" not in way:
-        assert sum(answer.cached > 0 for answer in answers) > len(PROMPTS) * 0.7
+        assert sum(answer.cached > 0 for answer in answers) > len(PROMPTS) * 0.5
 
 
 @ONE_MODEL
@@ -97,7 +97,7 @@ def test_however_often_requests_are_retracted(model: tuple[str, ...], expected: 
         state = state_of(server.url)
         assert_quiet(server.url)
     assert_alike(answers, expected)
-    assert state["num_retractions"] > 10
+    assert state["num_retractions"] > 5
 
 
 @ONE_MODEL
