@@ -2,8 +2,9 @@
 
 import pytest
 
-from mysglang.srt.configs.architectures import ARCHITECTURES
-from mysglang.srt.configs.unserved import why_unserved
+from mysglang.srt.configs.architectures import ARCHITECTURES, find_architecture
+from mysglang.srt.configs.unserved import NEVER, why_unserved
+from mysglang.srt.models.transformers_backend.examine import examine
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,7 @@ from mysglang.srt.configs.unserved import why_unserved
         ("DebertaForTokenClassification", {}, "it labels single tokens"),
         ("AlbertForSequenceClassification", {}, "no such architecture is known here"),
         ("Qwen9ForCausalLM", {}, "no such architecture is known here"),
+        ("MambaForCausalLM", {}, "its layers keep a state for each request"),
     ],
 )
 def test_the_kind_of_model_is_the_reason(name: str, keys: dict[str, object], says: str) -> None:
@@ -36,6 +38,14 @@ def test_the_kind_of_model_is_the_reason(name: str, keys: dict[str, object], say
 )
 def test_a_slip_of_the_pen_is_seen(name: str, meant: str) -> None:
     assert f"Is {meant} meant?" in why_unserved([name], {}, ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_what_is_never_served_is_known_to_nobody(name: str) -> None:
+    """No code of ours serves it, and transformers' code of it cannot run over our pages."""
+    assert find_architecture(f"{name}ForCausalLM") is None
+    served, _ = examine(f"{name}ForCausalLM")
+    assert not served
 
 
 def test_layers_without_their_head_are_offered() -> None:

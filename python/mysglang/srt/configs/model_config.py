@@ -19,7 +19,7 @@ from mysglang.srt.configs.kv_cache_scheme import quantizes_only_kv
 from mysglang.srt.configs.layer_plan import DecoderPlan, RopePlan
 from mysglang.srt.configs.pooling_config import PoolingConfig, is_sentence_encoder, pooling_config
 from mysglang.srt.configs.rope_config import longest_context, rope_parameters, rotary_part
-from mysglang.srt.configs.unserved import MAX_NAME_CHARS, why_unserved
+from mysglang.srt.configs.unserved import MAX_NAME_CHARS, why_never, why_unserved
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.hf import resolve_model_path
 from mysglang.srt.utils.model_source import model_source
@@ -209,9 +209,10 @@ def _architecture(hf: dict[str, Any], impl: ModelImpl, *, embedding: bool) -> tu
         return headless or known, row
     table = names_in_transformers()
     generating = [name for name in names if name.endswith(ENDINGS) and (name in table or not table)]
-    if impl != "mysglang" and generating and not embedding:
+    never = [name for name in generating if why_never(name)]
+    if impl != "mysglang" and generating and not never and not embedding:
         return generating[0], FOREIGN
-    if impl == "transformers":
+    if impl == "transformers" and not never:
         raise ConfigError(
             f"--model-impl transformers is for causal language models of the transformers library that generate text, "
             f"and {', '.join(names)[:MAX_NAME_CHARS]} is none"

@@ -36,6 +36,24 @@ BY_ENDING = {
 """How a name ends -> what that says of the model."""
 
 
+STATES = "its layers keep a state for each request, and no code here computes layers of this kind"
+BIASES = "its positions are a bias of the scores (ALiBi), which no attention here adds"
+HALF = "it is the decoder of an encoder with a decoder, and here each is served by itself only"
+NEVER: Mapping[str, str] = {
+    **dict.fromkeys(("Mamba", "Mamba2", "FalconMamba", "Jamba", "KimiLinear", "OlmoHybrid", "Qwen4Exp"), STATES),
+    **dict.fromkeys(("RecurrentGemma", "Rwkv", "Zamba", "Zamba2", "Zaya", "xLSTM"), STATES),
+    **dict.fromkeys(("Bloom", "Mpt"), BIASES),
+    **dict.fromkeys(("Bart", "BigBirdPegasus", "Blenderbot", "BlenderbotSmall", "Marian", "MBart", "Mvp"), HALF),
+    **dict.fromkeys(("Musicgen", "MusicgenMelody", "Pegasus", "PLBart", "ProphetNet", "TrOCR", "Whisper"), HALF),
+}
+"""Families of causal language models that neither code of ours nor transformers' serves here, and why."""
+
+
+def why_never(name: str) -> str | None:
+    """Why no config.json of the architecture is served; None: it may be."""
+    return NEVER.get(name.removesuffix("ForCausalLM"))
+
+
 def why_unserved(names: Sequence[object], hf: Mapping[str, Any], served: Collection[str]) -> str:
     """`names`: under `architectures` in the config.json `hf`, none of which is among the `served`."""
     listed = ", ".join(str(name)[:MAX_NAME_CHARS] for name in names[:MAX_NAMES])
@@ -72,4 +90,4 @@ def _ending(name: str) -> str | None:
 
 def _kind(name: str, hf: Mapping[str, Any]) -> str | None:
     """What the model is, which is served of no family."""
-    return next((said for key, said in BY_KEY.items() if hf.get(key)), None) or _ending(name)
+    return next((said for key, said in BY_KEY.items() if hf.get(key)), None) or _ending(name) or why_never(name)

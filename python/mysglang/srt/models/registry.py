@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 
 from mysglang.srt.configs.architectures import Architecture, find_architecture
 from mysglang.srt.configs.foreign import ENDINGS
+from mysglang.srt.configs.unserved import why_never
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.models.checkpoint_model import CheckpointModel
 
@@ -48,9 +49,11 @@ def how_served(architecture: str) -> Serving:
     """
     if find_architecture(architecture) is not None:
         return Serving("mysglang")
-    # transformers takes a second to load.
+    if (reason := why_never(architecture)) is not None:
+        return Serving("nobody", reason)
     if not architecture.endswith(ENDINGS):
         return Serving("nobody", f"only causal language models ({', '.join(ENDINGS)}) are taken from transformers")
+    # transformers takes a second to load.
     from mysglang.srt.models.transformers_backend.examine import examine
 
     served, reason = examine(architecture)
