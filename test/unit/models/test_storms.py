@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from fixtures.foreign_checkpoints import FOREIGN
 from fixtures.model_storm import CHUNK, ModelStorm, told_logprobs
-from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
+from fixtures.tiny_checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint, save_random
 from mysglang.srt.configs.architectures import DECODERS
 from mysglang.srt.messages.outputs import RowLogprobs
 
@@ -21,8 +23,16 @@ PAGE_SIZES, ORDERS = (1, 16), ("prefill_first", "mixed", "bounded")
 @pytest.mark.promise(14)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_storm(family: str, tmp_path: Path) -> None:
-    number = list(FAMILIES).index(family)
-    theirs = make_checkpoint(family, tmp_path)
+    survive(list(FAMILIES).index(family), make_checkpoint(family, tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["vaultgemma", "dots1"])
+def test_a_storm_over_layers_of_transformers(name: str, tmp_path: Path) -> None:
+    """Windows, soft caps and experts."""
+    survive(list(FOREIGN).index(name), save_random(FOREIGN[name](), tmp_path), tmp_path)
+
+
+def survive(number: int, theirs: PreTrainedModel, tmp_path: Path) -> None:
     storm = ModelStorm(tmp_path, page_size=PAGE_SIZES[number % 2], order=ORDERS[number % 3], seed=number)
     scheduler = storm.rage()
     storm.judge(scheduler.answers, theirs)

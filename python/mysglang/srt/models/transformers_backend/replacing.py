@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.layernorm import RMS_NORMS, PlusOneRMSNorm, RMSNorm
+from mysglang.srt.layers.layernorm import PlusOneRMSNorm, RMSNorm
 from mysglang.srt.layers.linear import ReplicatedLinear
 from mysglang.srt.layers.parameter import Section, WeightParameter
 from mysglang.srt.layers.quantization.int8wo import LM_HEAD
@@ -220,7 +220,7 @@ class _Replacing:
         key = type(module), weight.shape[0], eps
         if key not in self._norms:
             dtype = self._context.dtype
-            self._norms[key] = next((kind for kind in RMS_NORMS if _same_norm(module, kind, eps, dtype)), None)
+            self._norms[key] = next((kind for kind in NORMS if _same_norm(module, kind, eps, dtype)), None)
         return self._norms[key]
 
 
