@@ -30,6 +30,7 @@ from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split
 from mysglang.srt.errors import ConfigError
+from mysglang.srt.layers.decoder_blocks import GatedMLP
 from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.linear import LinearBase
 from mysglang.srt.layers.moe.experts import Experts
@@ -89,6 +90,7 @@ def test_llama_by_both_codes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert "LlamaForCausalLM: its layers are the code of mysglang." in caplog.messages
     assert "LlamaForCausalLM: its layers are the code of transformers." in caplog.messages
     assert sum(isinstance(module, RMSNorm) for module in foreign.ours.modules()) == 7
+    assert sum(isinstance(module, GatedMLP) for module in foreign.ours.modules()) == 3
     check_scenario(own, decode, page_size=16)
     check_scenario(foreign, decode, page_size=16)
 
@@ -275,7 +277,7 @@ def test_ranks_are_refused(tmp_path: Path) -> None:
         ("LlamaForCausalLM", "mysglang", ""),
         (UNKNOWN_HERE, "transformers", ""),
         ("DogeForCausalLM", "nobody", "CausalMask"),
-        ("MambaForCausalLM", "nobody", "_supports_attention_backend"),
+        ("BloomForCausalLM", "nobody", "_supports_attention_backend"),
         ("OtherForCausalLM", "nobody", "no causal language model of that name"),
         ("T5ForConditionalGeneration", "nobody", "only causal language models"),
     ],

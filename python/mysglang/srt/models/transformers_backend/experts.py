@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import _default_apply_gate
 
-from mysglang.srt.layers.activation import gated_activation, plain_activation
+from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.moe.experts import Experts
+from mysglang.srt.models.transformers_backend.gated_mlp import activation_of
 from mysglang.srt.models.transformers_backend.probe import Refused
-
-ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
-"""Those that our kernels for experts compute."""
 
 NAMES = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight"}
 """A parameter of transformers' experts -> that of ours."""
@@ -53,14 +48,7 @@ def experts_like(module: nn.Module, context: LayerContext) -> ForeignExperts:
     gate_up = module.gate_up_proj
     assert isinstance(gate_up, Tensor)
     experts, inner, hidden = gate_up.shape
-    return ForeignExperts(experts, hidden, inner // 2, gated_activation(_activation(module)), context=context)
-
-
-def _activation(module: nn.Module) -> str:
-    """The name of the one that computes the same, found by values."""
-    x = torch.linspace(-6, 6, 97, device="cpu")
-    found = cast(Callable[[Tensor], Tensor], module.act_fn)(x)
-    for name in ACTIVATIONS:
-        if torch.allclose(found, plain_activation(name)(x), rtol=1e-5, atol=1e-6):
-            return name
-    raise Refused(f"{type(module).__name__} has an activation that no kernel computes")
+    activation = activation_of(module.act_fn)
+    if activation is None:
+        raise Refused(f"{type(module).__name__} has an activation that no kernel computes")
+    return ForeignExperts(experts, hidden, inner // 2, gated_activation(activation), context=context)

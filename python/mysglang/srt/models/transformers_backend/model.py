@@ -34,6 +34,7 @@ from mysglang.srt.models.transformers_backend.names import ForeignNames
 from mysglang.srt.models.transformers_backend.plain_attention import PlainAttention
 from mysglang.srt.models.transformers_backend.probe import Call, CausalMask, Refused, probe
 from mysglang.srt.models.transformers_backend.replacing import replace_modules
+from mysglang.srt.models.weight_names import Target
 from mysglang.srt.utils.model_source import model_source
 
 CHECKED = 8
@@ -66,7 +67,7 @@ class TransformersCausalLM(TokenModel):
         with torch.device("cpu"):
             self.lm = build(kind, foreign, context.dtype)
         self.lm.tie_weights()
-        renamed: dict[str, str] = {}
+        renamed: dict[str, Target] = {}
         self._names = ForeignNames(self.lm, renamed, "lm")
         renamed |= replace_modules(self.lm, context, device)
         by_name = dict(self.lm.named_modules())

@@ -25,9 +25,9 @@ from mysglang.srt.models.weight_names import Target
 class ForeignNames:
     """Implements `weight_names.Names`."""
 
-    def __init__(self, model: PreTrainedModel, renamed: Mapping[str, str], within: str) -> None:
-        """model: before anything of it is replaced. renamed: what a parameter of it is called afterwards, if that is
-        another name; entries may be added later. within: the name of the module that holds the model. Raises Refused.
+    def __init__(self, model: PreTrainedModel, renamed: Mapping[str, Target], within: str) -> None:
+        """model: before anything of it is replaced. renamed: where a parameter of it is afterwards, if it is not under
+        its own name; entries may be added later. within: the name of the module that holds the model. Raises Refused.
         """
         check_conversions(model)
         transforms = get_model_conversion_mapping(model)
@@ -52,7 +52,10 @@ class ForeignNames:
     def sections(self, parameter: str, count: int) -> list[str]:
         """See `WeightNames.sections`: as the checkpoint has called them, or as transformers calls the parameter."""
         own = parameter.removeprefix(f"{self._within}.")
-        return [self._sources.get((parameter, section), own) for section in range(count)]
+        moved = {place: name for name, place in self._renamed.items() if place.parameter == own}
+        whole = moved.get(Target(own, None), own)
+        usual = [moved.get(Target(own, section), whole) for section in range(count)]
+        return [self._sources.get((parameter, section), name) for section, name in enumerate(usual)]
 
     def ignores(self, name: str) -> bool:
         """Whether transformers does not load a tensor of that name."""
@@ -62,9 +65,10 @@ class ForeignNames:
         found, pattern = rename_source_key(name, self._renamings, self._converters, self._prefix, self._known)
         if found not in self._known and name in self._known:
             found, pattern = name, None
-        parameter = f"{self._within}.{self._renamed.get(found, found)}"
+        place = self._renamed.get(found, Target(found, None))
+        parameter = f"{self._within}.{place.parameter}"
         if pattern is None:
-            return Target(parameter, None)
+            return Target(parameter, place.section)
         converter = next(each for each in self._converters if pattern in each.source_patterns)
         return Target(parameter, _section(name, pattern, converter))
 

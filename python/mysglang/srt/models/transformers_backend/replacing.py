@@ -1,7 +1,8 @@
 """replace_modules: what a model of transformers computes with becomes ours, where ours computes the same.
 
-Linears get the linear method of the launch, experts our kernels, RMS norms ours. All other parameters stay where they
-are, as parameters that load themselves. Which norms are RMS norms is seen from what they compute, not from their names.
+Linears get the linear method of the launch, experts and gated MLPs our kernels, RMS norms ours. All other parameters
+stay where they are, as parameters that load themselves. Which modules are norms or gated MLPs is seen from what they
+compute, not from their names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.layernorm import PlusOneRMSNorm, RMSNorm
-from mysglang.srt.layers.linear import ReplicatedLinear
+from mysglang.srt.layers.linear import LinearBase, ReplicatedLinear
 from mysglang.srt.layers.parameter import Section, WeightParameter
 from mysglang.srt.layers.quantization.int8wo import LM_HEAD
 from mysglang.srt.layers.quantization.unquantized import Unquantized
@@ -31,7 +32,9 @@ from mysglang.srt.models.transformers_backend.experts import (
     check_form,
     experts_like,
 )
+from mysglang.srt.models.transformers_backend.gated_mlp import ForeignMLP, gated_mlp_like, renamed_parts
 from mysglang.srt.models.transformers_backend.probe import Refused
+from mysglang.srt.models.weight_names import Target
 
 
 class Projection(ReplicatedLinear):
@@ -106,18 +109,22 @@ class TiedHead(TiedLMHead):
         return super().forward(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
 
 
-def replace_modules(model: PreTrainedModel, context: LayerContext, device: torch.device) -> dict[str, str]:
+def replace_modules(model: PreTrainedModel, context: LayerContext, device: torch.device) -> dict[str, Target]:
     """Replace in place; parameters are made uninitialised on `device`.
 
-    Returns each parameter's name in transformers' model -> its name now, where that is another one. Raises Refused for
+    Returns each parameter's name in transformers' model -> where it is now, if not under that name. Raises Refused for
     what cannot be loaded, or not be quantized as the context says.
     """
     replacing = _Replacing(model, context, device)
+    gone: tuple[str, ...] = ()
     for name, module in list(model.named_modules()):
+        if name.startswith(gone):
+            continue  # a part of what was replaced
         with device:
             if (new := replacing.instead_of(name, module)) is not None:
                 path, _, own = name.rpartition(".")
                 model.get_submodule(path)._modules[own] = new
+                gone = (*gone, f"{name}.") if isinstance(new, ForeignMLP) else gone
     for module in model.modules():
         replacing.take_parameters(module)
     if not isinstance(context.quant, Unquantized):
@@ -129,7 +136,7 @@ class _Replacing:
     """The replacement of one model's parts."""
 
     def __init__(self, model: PreTrainedModel, context: LayerContext, device: torch.device) -> None:
-        self.renamed: dict[str, str] = {}
+        self.renamed: dict[str, Target] = {}
         self._model = model
         self._context = context
         self._device = device
@@ -154,8 +161,11 @@ class _Replacing:
             sizes = cast(int, module.nx), cast(int, module.nf)
             return Projection(*sizes, bias=True, turned=True, context=self._context.under(name))
         elif are_experts(module):
-            self.renamed |= {f"{name}.{old}": f"{name}.{own}" for old, own in NAMES.items()}
+            self.renamed |= {f"{name}.{old}": Target(f"{name}.{own}", None) for old, own in NAMES.items()}
             return experts_like(module, self._context.under(name))
+        elif (mlp := gated_mlp_like(module, self._context.under(name))) is not None:
+            self.renamed |= renamed_parts(name)
+            return mlp
         elif (kind := self._norm_kind(module)) is not None:
             weight = cast(Tensor, module.weight)
             return NORMS[kind](weight.shape[0], cast(float, _eps(module)), self._context.under(name))
@@ -182,7 +192,7 @@ class _Replacing:
     def check_quantized(self) -> None:
         """Raise Refused if the model multiplies with weights outside of its linears and experts."""
         for name, module in self._model.named_modules():
-            known = isinstance(module, (ReplicatedLinear, TiedLMHead, ForeignExperts, nn.Embedding))
+            known = isinstance(module, (LinearBase, ForeignExperts, nn.Embedding))
             if not known and module not in self._routers and any(each.dim() > 1 for each in module.parameters(False)):
                 raise Refused(f"--quantization does not reach the weights of {name} ({type(module).__name__})")
 
@@ -202,7 +212,7 @@ class _Replacing:
         """The projection to logits that shares the weight of an embedding."""
         if head.bias is not None:
             raise Refused(f"{name} is tied to {of} and has a bias")
-        self.renamed[f"{name}.weight"] = f"{of}.weight"
+        self.renamed[f"{name}.weight"] = Target(f"{of}.weight", None)
         return TiedHead(head.out_features, cast(VocabParallelEmbedding, table), context=context)
 
     def _norm_kind(self, module: nn.Module) -> str | None:

@@ -1,0 +1,81 @@
+"""MLPs of transformers that compute down(act(gate(x)) * up(x)): gate and up become one product."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from mysglang.srt.layers.activation import plain_activation
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.decoder_blocks import GatedMLP
+from mysglang.srt.models.weight_names import Target
+
+LINEARS = ("gate_proj", "up_proj", "down_proj")
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+"""Those that our kernels for products of two projections compute."""
+
+
+class ForeignMLP(GatedMLP):
+    """Takes any dimensions before the last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+def gated_mlp_like(module: nn.Module, context: LayerContext) -> ForeignMLP | None:
+    """Ours in the place of that module, parameters uninitialised; None if it is no gated MLP.
+
+    What its forward pass computes is seen from small random numbers, not from its name.
+    """
+    children = dict(module.named_children())
+    linears = [children.pop(name, None) for name in LINEARS]
+    if set(children) != {"act_fn"} or any(True for _ in module.parameters(recurse=False)):
+        return None
+    gate, up, down = linears
+    if not (type(gate) is nn.Linear and type(up) is nn.Linear and type(down) is nn.Linear):
+        return None
+    sizes = {(gate.in_features, gate.out_features), (up.in_features, up.out_features)}
+    biases = {each.bias is not None for each in (gate, up, down)}
+    if sizes != {(down.out_features, down.in_features)} or len(biases) != 1:
+        return None
+    activation = activation_of(children["act_fn"])
+    if activation is None or not _computes(module, activation):
+        return None
+    return ForeignMLP(gate.in_features, gate.out_features, activation, bias=biases.pop(), context=context)
+
+
+def renamed_parts(name: str) -> dict[str, Target]:
+    """A parameter of the module of this name -> where it is in ours, if not under its own name."""
+    return {
+        f"{name}.{linear}.{part}": Target(f"{name}.gate_up_proj.{part}", section)
+        for section, linear in enumerate(LINEARS[:2])
+        for part in ("weight", "bias")
+    }
+
+
+def activation_of(function: object) -> str | None:
+    """The name of the one of `ACTIVATIONS` that computes the same, found by values; None: none of them."""
+    x = torch.linspace(-6, 6, 97, device="cpu")
+    found = cast(Callable[[Tensor], Tensor], function)(x)
+    same = (name for name in ACTIVATIONS if torch.allclose(found, plain_activation(name)(x), rtol=1e-5, atol=1e-6))
+    return next(same, None)
+
+
+def _computes(module: nn.Module, activation: str) -> bool:
+    """Whether its forward pass is that of a gated MLP, run with small linears in the places of its own."""
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        gate, up, down = nn.Linear(6, 10), nn.Linear(6, 10), nn.Linear(10, 6)
+        x = torch.randn(1, 3, 6)
+    small = copy.copy(module)
+    small._modules = {**module._modules, **dict(zip(LINEARS, (gate, up, down), strict=True))}
+    try:
+        found = small(x)
+    except Exception:  # it uses its sizes, or takes something else
+        return False
+    expected = down(plain_activation(activation)(gate(x)) * up(x))
+    return isinstance(found, Tensor) and found.shape == expected.shape and torch.allclose(found, expected, atol=1e-6)
