@@ -63,6 +63,14 @@ def test_delta_rule_is_the_formula(count: int) -> None:
         assert torch.equal(found, states), "a state of another row was written"
 
 
+def test_pieces_are_the_whole() -> None:
+    """A prompt in pieces on a CPU, and at once."""
+    given, states = tokens(5 * CHUNK + 3), randn(5, VALUE_HEADS, KEY_DIM, VALUE_DIM)
+    whole = states.clone()
+    torch.testing.assert_close(delta_run(*given, states, AT), delta_run.reference(*given, whole, AT))
+    torch.testing.assert_close(states, whole)
+
+
 def test_strong_decay_overflows_nowhere() -> None:
     """A decay that forgets everything within a chunk: quotients of two decays would be infinite."""
     queries, keys, values, decay, strength = tokens(2 * CHUNK)

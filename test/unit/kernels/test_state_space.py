@@ -66,6 +66,14 @@ def test_recurrence_is_the_formula(count: int, forget: float) -> None:
         assert torch.equal(found, states), "a state of another row was written"
 
 
+def test_pieces_are_the_whole() -> None:
+    """A prompt in pieces on a CPU, and at once."""
+    given, states = tokens(5 * CHUNK + 3), randn(5, HEADS, STATE, HEAD_DIM)
+    whole = states.clone()
+    torch.testing.assert_close(scan_run(*given, states, AT), scan_run.reference(*given, whole, AT))
+    torch.testing.assert_close(states, whole)
+
+
 def test_rows_of_a_step_are_apart() -> None:
     given, states = tokens(4), randn(5, HEADS, STATE, HEAD_DIM)
     at, together, apart = torch.tensor([2, 0, 4, 1]), states.clone(), states.clone()

@@ -141,5 +141,5 @@ def _gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tens
 conv_step = Op("conv_step", reference=_conv_step)
 conv_run = Op("conv_run", reference=_conv_run)
 delta_step = Op("delta_step", reference=_delta_step, cpu="mysglang.srt.kernels.cpu.linear_attention:delta_step")
-delta_run = Op("delta_run", reference=_delta_run)
+delta_run = Op("delta_run", reference=_delta_run, cpu="mysglang.srt.kernels.cpu.linear_attention:delta_run")
 gated_rms_norm = Op("gated_rms_norm", reference=_gated_rms_norm)

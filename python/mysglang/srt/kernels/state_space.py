@@ -100,5 +100,5 @@ def _gated_group_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, group
 
 
 scan_step = Op("scan_step", reference=_scan_step, cpu="mysglang.srt.kernels.cpu.state_space:scan_step")
-scan_run = Op("scan_run", reference=_scan_run)
+scan_run = Op("scan_run", reference=_scan_run, cpu="mysglang.srt.kernels.cpu.state_space:scan_run")
 gated_group_norm = Op("gated_group_norm", reference=_gated_group_norm)
