@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from fixtures.gguf_files import F16, F32, Q8_0, convert, metadata_of, plain, tensors_of, write_gguf
+from fixtures.gguf_files import ARCHITECTURES, F16, F32, Q8_0, convert, metadata_of, plain, tensors_of, write_gguf
 from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.configs.checkpoint_sizes import check_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
@@ -181,3 +183,42 @@ def test_what_cannot_be_served_is_named(llama: Path, metadata: dict[str, object]
     path = convert(llama, llama / "model.gguf", **{key.replace(".", "__"): value for key, value in metadata.items()})
     with pytest.raises(ConfigError, match=words):
         config_of(path)
+
+
+def test_heads_that_do_not_fit_the_rows(llama: Path) -> None:
+    """Beside a config.json of its own, the metadata may say something else."""
+    convert(llama, llama / "model.gguf", llama__attention__head_count=5)
+    with pytest.raises(ConfigError, match=r"q_proj.weight of model.gguf has 96 rows, which are not those of 5 heads"):
+        values(llama, LoadConfig(load_format="gguf"))
+
+
+VALUES = [0, 1, 7, 46, 62, 1 << 31, "x", "", True, 0.0, -1.0, 1e30, float("nan"), float("inf"), [3, 3], [1, 2], ["a"]]
+
+
+@pytest.mark.promise(49)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_metadata_is_a_clean_error_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(set(ARCHITECTURES.values()))))
+    sizes = {"context_length": 64, "block_count": 2, "embedding_length": 32, "feed_forward_length": 32}
+    sizes |= {"attention.head_count": 4, "attention.head_count_kv": 2, "expert_count": 2, "expert_used_count": 1}
+    sizes |= {"attention.key_length": 8, "attention.value_length": 8, "expert_feed_forward_length": 8}
+    sizes |= {"expert_shared_feed_forward_length": 8, "attention.sliding_window": 8, "rope.dimension_count": 8}
+    more = ["rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "attention.layer_norm_rms_epsilon"]
+    metadata: dict[str, object] = {
+        "general.architecture": name,
+        **{f"{name}.{key}": size for key, size in sizes.items()},
+    }
+    keys = [f"{name}.{key}" for key in (*sizes, *more)] + ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.bos_token_id"]
+    for key in data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3)):
+        metadata[key] = data.draw(st.sampled_from(VALUES))
+    stored = {"token_embd.weight": plain(torch.ones(8, 32))}
+    if data.draw(st.booleans()):
+        stored["rope_freqs.weight"] = plain(
+            torch.tensor(data.draw(st.sampled_from([[1.0, 8.0], [0.0] * 4, [1.0] * 4])))
+        )
+    path = write_gguf(tmp_path / "model.gguf", metadata, stored)
+    try:
+        check_checkpoint(config_of(path), stored_tensors(path))
+    except ConfigError as error:
+        assert str(error)

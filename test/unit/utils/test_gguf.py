@@ -192,6 +192,11 @@ class TestTokenizer:
         ours = Tokenizer.load(write(tmp_path, METADATA | whole | spoken(original)))
         assert [ours.encode(text) for text in TEXTS] == [original.encode(text).ids for text in TEXTS]
 
+    def test_a_vocabulary_that_would_take_long_is_refused(self, tmp_path: Path) -> None:
+        spm = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a" * (1 << 23)] * 3}
+        with pytest.raises(ConfigError, match="tokens of 25165824 characters together"):
+            Tokenizer.load(write(tmp_path, METADATA | spm | {"tokenizer.ggml.scores": [0.0] * 3}))
+
     @pytest.mark.parametrize(
         ("metadata", "words"),
         [

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mysglang.srt.errors import ConfigError
 from mysglang.srt.model_loader.gguf_blocks import EXPANDED_BY, expanded
 from mysglang.srt.model_loader.mapped_file import map_file, typed
 from mysglang.srt.utils.gguf.model import GgufModel
@@ -33,7 +34,12 @@ class GgufFile:
             size = part.shape[0]
             raw = raw[part.expert * size : (part.expert + 1) * size]
         if part.heads is not None:
-            raw = _halves_together(raw if len(part.shape) > 1 else raw.view(part.shape[0], -1), part.heads)
+            rows = part.shape[0]
+            if not part.heads or rows % (2 * part.heads):
+                raise ConfigError(
+                    f"tensor {name} of {self.path.name} has {rows} rows, which are not those of {part.heads} heads"
+                )
+            raw = _halves_together(raw.view(rows, -1), part.heads)
         if stored.type.name in PLAIN:
             values = typed(raw.reshape(-1), PLAIN[stored.type.name])
         else:

@@ -20,6 +20,8 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 """How every Llama 3.1 to 3.3 scales its rotary frequencies, beside the factor. A file holds only the result."""
 
 LLAMA3_TOLERANCE = 1e-3
+MOST = 1e12
+"""Above every base and divisor of rotary frequencies that a model is known to have."""
 MAX_FREQUENCIES = 1 << 13
 
 _COMMON = {
@@ -152,7 +154,7 @@ def _qwen2_moe(facts: Facts) -> dict[str, Any]:
 def _gemma(facts: Facts, largest: int) -> dict[str, Any]:
     # The model of so many layers alone scales by the width of its heads as hidden_size has it.
     whole = facts.number("block_count") == largest
-    heads = facts.number("attention.head_count")
+    heads = max(1, facts.number("attention.head_count"))
     head_dim = facts.number("attention.key_length")
     return {
         "query_pre_attn_scalar": facts.number("embedding_length") // heads if whole else head_dim,
@@ -244,8 +246,10 @@ def _llama3(facts: Facts, divisors: tuple[float, ...]) -> dict[str, Any]:
     """The parameters from which these divisors of the rotary frequencies follow. Raises ConfigError if none do."""
     scaling = {"rope_type": "llama3", "factor": max(divisors), **LLAMA3}
     theta = facts.of_model("rope.freq_base") or 10000.0
-    expected = _llama3_divisors(scaling, float(theta), len(divisors))
-    if any(abs(one - other) > LLAMA3_TOLERANCE * other for one, other in zip(divisors, expected, strict=True)):
+    known = isinstance(theta, int | float) and 1 < theta <= MOST and all(1 <= divisor <= MOST for divisor in divisors)
+    expected = _llama3_divisors(scaling, float(theta), len(divisors)) if known else ()
+    near = (abs(one - other) <= LLAMA3_TOLERANCE * other for one, other in zip(divisors, expected, strict=known))
+    if not known or not all(near):
         raise facts.refused("the divisors in rope_freqs.weight are not those of Llama 3, which are the only known ones")
     return scaling
 

@@ -23,6 +23,11 @@ NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
 SPACE = "▁"
 
+MAX_CHARACTERS = 1 << 24
+"""Of all tokens together. The largest known vocabulary has about 2 million."""
+MAX_MERGED = 256
+"""Characters of a token that is looked for as a pair of others. The longest known ones have 64."""
+
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -185,11 +190,13 @@ def _scored_bpe(facts: Facts) -> dict[str, Any]:
 
 def _scored_merges(facts: Facts, tokens: list[str]) -> list[tuple[str, str]]:
     """Every pair of tokens that is a token, the one of the highest score first."""
+    if (characters := sum(map(len, tokens))) > MAX_CHARACTERS:
+        raise facts.refused(f"it has tokens of {characters} characters together, and at most {MAX_CHARACTERS} are read")
     scores, types = _numbers(facts, "scores", len(tokens)), _types(facts, len(tokens))
     parts = {token for token, kind in zip(tokens, types, strict=True) if kind in (NORMAL, USER_DEFINED)}
     found: list[tuple[float, str, str]] = []
     for token, score, kind in zip(tokens, scores, types, strict=True):
-        if kind == NORMAL:
+        if kind == NORMAL and len(token) <= MAX_MERGED:
             halves = ((token[:at], token[at:]) for at in range(1, len(token)))
             found += [(score, left, right) for left, right in halves if left in parts and right in parts]
     found.sort(key=lambda merge: -merge[0])
