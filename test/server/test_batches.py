@@ -12,10 +12,10 @@ from openai.types import Batch
 
 from fixtures.batch_desk import CHAT, OVER, jsonl, line
 from fixtures.oracle import assert_quiet
+from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
 
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo"}
-PATIENCE_S = 60.0
 
 
 def server(folder: Path, *options: str) -> ServerProcess:
@@ -84,7 +84,7 @@ def test_a_restart_in_the_midst(tmp_path: Path) -> None:
             known = client.batches.retrieve(batch.id).request_counts
             done = 0 if known is None else known.completed
         process.send(signal.SIGKILL)
-        process.wait(PATIENCE_S)
+        process.wait()
     (journal,) = (tmp_path / "batches").glob("*.output.jsonl")
     before = journal.read_bytes()
     answered = before[: before.rfind(b"\n") + 1]

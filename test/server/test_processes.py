@@ -387,8 +387,8 @@ class TestStart:
 
     @pytest.mark.promise(5)
     def test_unknown_architecture(self, tmp_path: Path) -> None:
-        model = broken_copy(tmp_path, "config.json", b'{"architectures": ["MambaForCausalLM"]}')
-        self.fails("--model-path", model, code=ExitCode.START_FAILED, says="MambaForCausalLM is not supported")
+        model = broken_copy(tmp_path, "config.json", b'{"architectures": ["OtherForCausalLM"]}')
+        self.fails("--model-path", model, code=ExitCode.START_FAILED, says="OtherForCausalLM is not supported")
 
     @pytest.mark.promise(5)
     def test_config_that_is_no_json(self, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fixtures.greedy_answers import CHUNK, PAGE, VOCAB, Answer, abort_storm, ass
 from fixtures.oracle import get
 from fixtures.patience import PATIENCE_S
 from fixtures.rank_answers import GREEDY, PARAMS, answers, assert_ranks_quiet, told
-from fixtures.server_process import ServerProcess, wait_until_gone
+from fixtures.server_process import ServerProcess, titled, wait_until_gone
 from fixtures.shaky_memory import Shakes
 from fixtures.swarm import ADMIN, ADMIN_HEADERS
 from fixtures.tiny_checkpoints import make_checkpoint
@@ -146,8 +146,7 @@ def test_a_storm(gemma: tuple[Path, PreTrainedModel]) -> None:
 def test_an_engine_in_process(tiny_server: ServerProcess) -> None:
     asked = {"text": "The capital of France is", "sampling_params": GREEDY}
     with Engine(tp_size=2, dtype="float32", log_level="warning") as engine:
-        titles = {child.cmdline()[0] for child in psutil.Process().children() if child.cmdline()}
-        assert set(SCHEDULERS) <= titles
+        assert set(SCHEDULERS) <= set(titled(psutil.Process().children()))
         answer = engine.generate(asked["text"], GREEDY)
     assert httpx.post(f"{tiny_server.url}/generate", json=asked).json()["output_ids"] == answer["output_ids"]
 
