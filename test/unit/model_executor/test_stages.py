@@ -153,6 +153,9 @@ def test_what_cannot_stand_in_stages_is_named(tmp_path: Path) -> None:
     types = ["linear_attention"] * 2 + ["full_attention"] * 2
     make_checkpoint("qwen3_next", tmp_path, num_hidden_layers=4, layer_types=types)
     config = ModelConfig.from_path(str(tmp_path), dtype="float32")
+    parts = [config.plan.stage(stage, 3) for stage in range(3)]
+    assert [len(part.layers) for part in parts] == [2, 1, 1]
+    assert sum((part.layers for part in parts), ()) == config.plan.layers
     with pytest.raises(ConfigError, match="--pp-size 2: stage 0 would have layers 0 to 1, and none of them attends"):
         check_stages(config, 2)
     with pytest.raises(ConfigError, match="--pp-size 5: the model has 4 layers"):

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from mysglang.srt.utils.even_split import even_run
+
 NormKind = Literal["rms", "rms_unit", "rms_plus_one", "layer", "layer_plus_one", "layer_without_bias"]
 """An RMSNorm that multiplies by its weight, by nothing, or by 1 + its weight; or a LayerNorm, which subtracts the mean
 before, and adds a bias after.
@@ -464,6 +466,11 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     def windows(self) -> tuple[int | None, ...]:
         """Keys that a query sees, itself included, by layer that attends; None: all."""
         return tuple(attention.window for attention in self.attentions)
+
+    def stage(self, number: int, stages: int) -> DecoderPlan:
+        """The plan with those layers alone that stand in one of so many stages of a pipeline."""
+        own = even_run(len(self.layers), number, stages)
+        return msgspec.structs.replace(self, layers=self.layers[own.start : own.stop])
 
     def used_parameters(self, hidden_size: int) -> int:
         """Elements of all layers' matrices that one token is multiplied with."""

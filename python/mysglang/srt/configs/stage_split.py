@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mysglang.srt.configs.layer_plan import AttentionPlan, DecoderPlan
+from mysglang.srt.configs.layer_plan import DecoderPlan
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.even_split import even_run
@@ -33,9 +33,9 @@ def _problems(plan: DecoderPlan, stages: int) -> Iterator[str]:
     """All stages plan the same pages and the same states, so each must keep some of whatever the model keeps."""
     for stage in range(stages):
         own = even_run(len(plan.layers), stage, stages)
-        mixers = [mixer for index in own for mixer in plan.layers[index].attention.members]
         where = f"stage {stage} would have layers {own.start} to {own.stop - 1}, and"
-        if not any(isinstance(mixer, AttentionPlan) for mixer in mixers):
+        part = plan.stage(stage, stages)
+        if not part.attentions:
             yield f"{where} none of them attends over keys."
-        if plan.has_states and not any(mixer.keeps_state for mixer in mixers):
+        if plan.has_states and not part.has_states:
             yield f"{where} none of them keeps a state for each request, as others do."

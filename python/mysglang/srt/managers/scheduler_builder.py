@@ -266,8 +266,10 @@ def _reckons(args: ServerArgs, model: ModelConfig) -> bool:
 def _costs(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> StepCosts:
     if not _reckons(args, model):
         return NoCosts()
+    # Of the layers of this stage; the first rank's stage has the head.
+    plan = model.plan.stage(ranks.pp.rank, ranks.pp.size)
     shape = DecoderShape(
-        layer_parameters=model.plan.used_parameters(model.hidden_size),
+        layer_parameters=plan.used_parameters(model.hidden_size),
         head_parameters=model.hidden_size * model.vocab_size,
         layers=tuple(
             AttentionShape(
@@ -277,7 +279,7 @@ def _costs(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> StepCost
                 each.window,
                 None if each.latent is None else each.latent.rank,
             )
-            for each in model.plan.attentions
+            for each in plan.attentions
         ),
         dtype_bytes=DTYPE_BYTES.get(model.dtype, 2),
     )
