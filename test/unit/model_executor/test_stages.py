@@ -13,17 +13,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fixtures.driven_scheduler import Answer
 from fixtures.staged_schedulers import Asked, run_schedulers
+from fixtures.thread_group import ThreadGroup, run_on_ranks
+from fixtures.thread_stages import pipeline
 from fixtures.tiny_checkpoints import make_checkpoint
+from fixtures.worker_driver import GREEDY, Driver
+from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.stage_split import check_stages
+from mysglang.srt.distributed.groups import SOLO, Group
+from mysglang.srt.distributed.pipeline import WHOLE_MODEL, Stage
+from mysglang.srt.distributed.ranks import RANKS_OF_ONE, RankContext, rank_contexts
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.outputs import BatchResult, StepOutput
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch, TokenMask
 from mysglang.srt.messages.requests import LogprobRequest
+from mysglang.srt.model_executor.executor import Executor
+from mysglang.srt.model_executor.model_launch import ModelLaunch
 from mysglang.srt.model_executor.padding import padding_decode
+from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.model_executor.stages import LateTokens, StepsOnDemand
 
 VOCAB = 250
@@ -92,6 +103,29 @@ def test_stages_give_the_answers_of_one(
     assert apart.retractions > 0
     assert len(apart.most_in_lanes) == stages and min(apart.most_in_lanes) >= 1, "a stage stood idle"
     assert apart.weights < alone.weights
+
+
+def test_two_stages_of_two_ranks_each(tmp_path: Path) -> None:
+    """Prompts in chunks, then steps that are launched before the tokens of those before them are known."""
+    make_checkpoint("llama", tmp_path)
+    launches = [ModelLaunch(ModelConfig.from_path(str(tmp_path), dtype="float32"), LoadConfig())]
+
+    def tokens(tp: Group, stage: Stage, ranks: RankContext) -> list[list[int]]:
+        config = RunnerConfig(ranks=ranks, device="cpu", page_size=4, max_running_requests=4)
+        worker = Executor(config, launches, join=lambda _: tp, join_stages=lambda _: stage)
+        with torch.inference_mode():
+            return Driver.start(worker, [GREEDY] * 2).generate([list(range(3, 40)), [7, 8, 9]], 8, chunk=16)
+
+    alone = tokens(SOLO, WHOLE_MODEL, RANKS_OF_ONE)
+    contexts = rank_contexts(2, 2, device="cpu", first_gpu=0)
+    groups, pipelines = [ThreadGroup.together(2) for _ in range(2)], [pipeline(2) for _ in range(2)]
+
+    def one(world: ThreadGroup) -> list[list[int]]:
+        ranks = contexts[world.rank]
+        tp, pp = ranks.tp.rank, ranks.pp.rank
+        return tokens(groups[pp][tp], pipelines[tp][pp], ranks)
+
+    assert run_on_ranks(4, one) == [alone] * 4
 
 
 def step(*slots: int) -> ModelWorkerBatch:
