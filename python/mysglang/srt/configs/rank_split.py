@@ -15,6 +15,7 @@ from mysglang.srt.configs.layer_plan import (
     LayerPlan,
     MixturePlan,
     NoMlpPlan,
+    PlainMlpPlan,
     ScaledMlpPlan,
 )
 from mysglang.srt.configs.mixer_plan import ConvolutionPlan, LinearAttentionPlan, Mamba2Plan
@@ -86,7 +87,7 @@ def _nothing(plan: NoMlpPlan, size: int) -> Iterator[str]:
     yield from ()
 
 
-def _gated_mlp(plan: GatedMlpPlan | ScaledMlpPlan, size: int) -> Iterator[str]:
+def _mlp(plan: GatedMlpPlan | PlainMlpPlan | ScaledMlpPlan, size: int) -> Iterator[str]:
     if plan.intermediate_size % size:
         yield f"an intermediate_size of {plan.intermediate_size} cannot be divided among {size} ranks."
 
@@ -103,8 +104,9 @@ SPLIT: dict[type, Problems] = {
     LinearAttentionPlan: _linear_attention,
     Mamba2Plan: _mamba,
     ConvolutionPlan: _convolution,
-    GatedMlpPlan: _gated_mlp,
-    ScaledMlpPlan: _gated_mlp,
+    GatedMlpPlan: _mlp,
+    PlainMlpPlan: _mlp,
+    ScaledMlpPlan: _mlp,
     NoMlpPlan: _nothing,
     MixturePlan: _mixture,
 }
