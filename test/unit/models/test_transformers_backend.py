@@ -29,6 +29,7 @@ from fixtures.transformers_pair import (
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.configs.rank_split import check_split
+from mysglang.srt.distributed.ranks import RANKS_OF_ONE
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.layers.decoder_blocks import GatedMLP
 from mysglang.srt.layers.layernorm import RMSNorm
@@ -36,12 +37,14 @@ from mysglang.srt.layers.linear import LinearBase
 from mysglang.srt.layers.moe.experts import Experts
 from mysglang.srt.layers.quantization.int8wo import Int8ExpertsMethod, Int8LinearMethod
 from mysglang.srt.layers.quantization.unquantized import UnquantizedLinearMethod
+from mysglang.srt.managers.worker_factory import make_worker
 from mysglang.srt.model_loader.loader import load_model
 from mysglang.srt.model_loader.weight_update import WeightUpdate, checkpoint_tensors
 from mysglang.srt.models.registry import how_served
 from mysglang.srt.models.token_model import TokenModel
 from mysglang.srt.models.transformers_backend.model import TransformersCausalLM
 from mysglang.srt.models.transformers_backend.probe import TOKENS, CausalMask, Refused, check_mask, sinks_of, spec_of
+from mysglang.srt.server_args import ServerArgs
 
 CPU = torch.device("cpu")
 
@@ -175,7 +178,7 @@ REFUSED: dict[str, tuple[PretrainedConfig, str]] = {
         "GptOssExperts has experts with matrices [input, output]",
     ),
     "a mask of its own": (transformers.DogeConfig(**SIZES, **PAD), "'CausalMask' object has no attribute"),
-    "no interface": (transformers.BloomConfig(vocab_size=251, hidden_size=96, n_layer=2, n_head=6), "interface"),
+    "no interface": (transformers.BioGptConfig(**SIZES), "_supports_attention_backend"),
     "tokens that see later ones": (transformers.BertConfig(**SIZES), "neither causal nor a causal window"),
     "embeddings of another size": (
         FOREIGN["opt"](word_embed_proj_dim=48),
@@ -187,8 +190,6 @@ REFUSED: dict[str, tuple[PretrainedConfig, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_at_start(name: str, tmp_path: Path) -> None:
     config, why = REFUSED[name]
-    if name == "no interface":
-        config.max_position_embeddings = 64
     with pytest.raises(ConfigError) as caught:
         theirs_config(config, tmp_path)
     (problem,) = caught.value.problems
@@ -265,6 +266,15 @@ def test_positions_that_a_model_makes_by_itself(tmp_path: Path, monkeypatch: pyt
         foreign_pair("phi", tmp_path)
 
 
+@pytest.mark.parametrize("flag", ["--enable-mfu-metrics", "--enable-deterministic-inference"])
+def test_options_that_need_a_plan_are_refused(flag: str, tmp_path: Path) -> None:
+    FOREIGN["gpt2"](architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path)
+    args = ServerArgs.from_cli(["--model-path", str(tmp_path), "--device", "cpu", flag])
+    model = ModelConfig.from_path(str(tmp_path), impl="transformers")
+    with pytest.raises(ConfigError, match=f"{flag}: GPT2LMHeadModel is computed by transformers' code"):
+        make_worker(args, model, RANKS_OF_ONE)
+
+
 def test_ranks_are_refused(tmp_path: Path) -> None:
     FOREIGN["gpt2"](architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="GPT2LMHeadModel is computed by transformers' code, which is not split"):
@@ -277,7 +287,7 @@ def test_ranks_are_refused(tmp_path: Path) -> None:
         ("LlamaForCausalLM", "mysglang", ""),
         (UNKNOWN_HERE, "transformers", ""),
         ("DogeForCausalLM", "nobody", "CausalMask"),
-        ("BloomForCausalLM", "nobody", "_supports_attention_backend"),
+        ("BioGptForCausalLM", "nobody", "_supports_attention_backend"),
         ("OtherForCausalLM", "nobody", "no causal language model of that name"),
         ("T5ForConditionalGeneration", "nobody", "only causal language models"),
     ],

@@ -22,6 +22,11 @@ def make_worker(args: ServerArgs, model: ModelConfig, ranks: RankContext) -> Exe
             f"--enable-deterministic-inference: {model.architecture} is computed by transformers' code, whose products "
             "depend on what else is in a step; leave it out."
         )
+    if args.observability.enable_mfu_metrics and model.served_as.foreign:
+        raise ConfigError(
+            f"--enable-mfu-metrics: {model.architecture} is computed by transformers' code, and no plan says what a "
+            "token costs in its layers; leave it out."
+        )
     if args.hicache.enable_hierarchical_cache and model.pooling is not None:
         raise ConfigError("--enable-hierarchical-cache is for models that generate; leave it out for this one.")
     if args.speculative.drafts and model.pooling is not None:
