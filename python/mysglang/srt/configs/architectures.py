@@ -25,6 +25,7 @@ from mysglang.srt.configs.families.falcon_h1 import FalconH1Config
 from mysglang.srt.configs.families.gemma import GemmaConfig
 from mysglang.srt.configs.families.gemma2 import Gemma2Config
 from mysglang.srt.configs.families.gemma3 import Gemma3Config
+from mysglang.srt.configs.families.gemma4 import Gemma4Config
 from mysglang.srt.configs.families.glm import GlmConfig
 from mysglang.srt.configs.families.glm4 import Glm4Config
 from mysglang.srt.configs.families.glm4_moe import Glm4MoeConfig
@@ -112,6 +113,7 @@ DECODERS: dict[str, type[DecoderConfig]] = {
     "Qwen3_5Moe": Qwen35MoeConfig,
     "Gemma2": Gemma2Config,
     "Gemma3": Gemma3Config,
+    "Gemma4": Gemma4Config,
     "Mixtral": MixtralConfig,
     "Qwen2Moe": Qwen2MoeConfig,
     "Phi3": Phi3Config,
@@ -181,7 +183,7 @@ def _reward(config: type[DecoderConfig]) -> Architecture:
 _ROBERTA = Architecture("roberta:RobertaModel", task="embed", positions_after_padding=True)
 _ROBERTA_CLASSIFIER = replace(_ROBERTA, model="roberta:RobertaForSequenceClassification", task="classify")
 
-WITH_TOWERS = ("Gemma3", "Qwen3_5", "Qwen3_5Moe", "Llama4")
+WITH_TOWERS = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe", "Llama4")
 """Families whose decoders also stand in checkpoints with a tower for pictures. Text is served, and the tower is not
 loaded.
 """

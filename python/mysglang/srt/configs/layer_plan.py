@@ -1,7 +1,7 @@
 """DecoderPlan: what a decoder is made of, layer by layer. A family's config makes it once; the model is built from it.
 
 Plain data without torch. Kinds are names: of norms, activations and rotary scalings there is a table where each is
-computed, and of MLPs one in `models/decoder.py`. Sizes are those of the whole model.
+computed, and of MLPs one in `models/decoder_layers.py`. Sizes are those of the whole model.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from mysglang.srt.configs.matrix import Matrix as Matrix
+from mysglang.srt.configs.matrix import Size as Size
 from mysglang.srt.utils.even_split import even_run
 
 NormKind = Literal["rms", "rms_unit", "rms_plus_one", "layer", "layer_plus_one", "layer_without_bias"]
@@ -22,31 +24,6 @@ RouterKind = Literal["softmax", "sigmoid", "sparsemixer"]
 """What a router makes of its logits: probabilities of all experts together, a score of each by itself, or for each
 choice in turn probabilities of the experts that come near the best (`layers/moe/router.py`).
 """
-
-
-class Size(NamedTuple):
-    """One dimension of a matrix."""
-
-    field: str
-    """What config.json calls it."""
-    value: int
-
-
-class Matrix(NamedTuple):
-    """Tensors [rows, columns] of a checkpoint."""
-
-    name: str
-    """Within the layer; `{}` stands for each number from 0 to copies - 1."""
-    rows: Size
-    columns: Size
-    copies: int = 1
-    used: int = 1
-    """How many of them one token is multiplied with."""
-
-    @property
-    def parameters(self) -> int:
-        """Of one of them."""
-        return self.rows.value * self.columns.value
 
 
 class NormPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +157,10 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     """The norm takes all heads of the queries together, and all of the keys, instead of each head alone."""
     qk_norm_turned: bool = False
     """The norm is of heads that are turned already."""
+    value_norm: NormPlan | None = None
+    """Of each head of values."""
+    values_from_keys: bool = False
+    """Values are keys, before they are normed and turned; there is no projection to values."""
     tempering: Tempering | None = None
     """None: queries are not scaled by their positions."""
     fused_by_head: bool = False
@@ -221,12 +202,13 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
         gated = Size("2 * num_attention_heads * head_dim", 2 * query.value) if self.output_gate else query
         yield Matrix("self_attn.q_proj.weight", gated, hidden)
         yield Matrix("self_attn.k_proj.weight", keys, hidden)
-        yield Matrix("self_attn.v_proj.weight", keys, hidden)
+        if not self.values_from_keys:
+            yield Matrix("self_attn.v_proj.weight", keys, hidden)
         yield Matrix("self_attn.o_proj.weight", hidden, query)
 
 
 class MlpPlan(Protocol):
-    """What stands behind attention. Each class has a row in the table of `models/decoder.py`, which builds it."""
+    """What stands behind attention. Each class has a row in the table of `models/decoder_layers.py`."""
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         """Those of a checkpoint's layer."""
@@ -379,6 +361,23 @@ class MixturePlan(msgspec.Struct, frozen=True, kw_only=True):
             yield from GatedMlpPlan.named(f"{self.module}.{self.shared.name}", beside, hidden)
 
 
+class MlpAndExpertsPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The sum of an MLP and of experts, which take the residual stream before the MLP's norm. Each has own norms.
+
+    The router takes that stream too, normed and multiplied by a number for each lane and by 1 / sqrt(hidden_size); the
+    gate of each expert has a factor. Source: Gemma 4.
+    """
+
+    mlp: GatedMlpPlan
+    mixture: MixturePlan
+    norm: NormPlan
+    """Of what the MLP gives, of what the experts take, and of what they give."""
+
+    def matrices(self, hidden: Size) -> Iterator[Matrix]:
+        yield from self.mlp.matrices(hidden)
+        yield from self.mixture.matrices(hidden)
+
+
 class NormsPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Where a layer's norms stand, by the names that they have in a checkpoint's layer."""
 
@@ -401,6 +400,8 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The MLP takes the residual stream as attention does, by the same norm unless `before_mlp` names another one."""
     residual_scale: float = 1.0
     """Factor of what attention and MLP give, before it is added to the residual stream."""
+    scaled_stream: bool = False
+    """Whether the residual stream is multiplied by a number of the checkpoint behind the layer."""
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         """Those of a checkpoint's layer."""
@@ -445,7 +446,8 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mixtures(self) -> tuple[MixturePlan, ...]:
         """Of the layers with experts, in order."""
-        return tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, MixturePlan))
+        mlps = (layer.mlp.mixture if isinstance(layer.mlp, MlpAndExpertsPlan) else layer.mlp for layer in self.layers)
+        return tuple(mlp for mlp in mlps if isinstance(mlp, MixturePlan))
 
     @property
     def states(self) -> tuple[MixerPlan, ...]:

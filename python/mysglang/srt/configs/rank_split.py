@@ -7,6 +7,7 @@ every rank. A kind of layer that has no row here is refused: its sizes would not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, TypeAlias
 
 from mysglang.srt.configs.layer_plan import (
@@ -14,6 +15,7 @@ from mysglang.srt.configs.layer_plan import (
     GatedMlpPlan,
     LayerPlan,
     MixturePlan,
+    MlpAndExpertsPlan,
     NoMlpPlan,
     PlainMlpPlan,
     ScaledMlpPlan,
@@ -109,5 +111,6 @@ SPLIT: dict[type, Problems] = {
     ScaledMlpPlan: _mlp,
     NoMlpPlan: _nothing,
     MixturePlan: _mixture,
+    MlpAndExpertsPlan: lambda plan, size: chain(_mlp(plan.mlp, size), _mixture(plan.mixture, size)),
 }
 """Kind of plan -> what keeps it from being split. Only kinds whose layers are built by `LayerContext.tp` stand here."""

@@ -25,11 +25,14 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", LENGTH_BEFORE_SCALING),
     "yarn": ("factor", LENGTH_BEFORE_SCALING),
     "dynamic_alpha": ("alpha",),
+    "proportional": (),
     "longrope": (*LISTS, LENGTH_BEFORE_SCALING),
 }
 _OPTIONAL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 _STRETCHES = ("short_mscale", "long_mscale")
 """Of longrope: by how much heads are stretched, where it does not follow from the lengths."""
+_OF_TYPE = {"longrope": ("factor", *_STRETCHES), "proportional": ("factor", "partial_rotary_factor")}
+"""What a type may have beside what it needs, and beside `_OPTIONAL`."""
 _OTHER_NAMES = {"su": "longrope"}
 """Types by the names that older files give them."""
 
@@ -64,7 +67,7 @@ def rope_parameters(
     theta = given.get("rope_theta", hf.get("rope_theta"))
     rope = {"rope_theta": usual_theta if theta is None else theta}
     values = given | _lengths(hf, given, max_position_embeddings)
-    optional = ("factor", *_STRETCHES, *_OPTIONAL) if rope_type == "longrope" else _OPTIONAL
+    optional = (*_OF_TYPE.get(rope_type, ()), *_OPTIONAL)
     for key in (*REQUIRED[rope_type], *optional):
         if values.get(key) is not None:
             rope[key] = values[key]

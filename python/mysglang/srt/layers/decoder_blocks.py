@@ -137,6 +137,8 @@ class PagedAttention(nn.Module):
         head_norms: Callable[[], RMSNorm] | None = None,
         whole_norms: Callable[[Section], RMSNorm] | None = None,
         norms_turned: bool = False,
+        value_norm: Callable[[], RMSNorm] | None = None,
+        values_from_keys: bool = False,
         tempering: Tempering | None = None,
         sinks: bool = False,
         fused_by_head: bool = False,
@@ -147,7 +149,9 @@ class PagedAttention(nn.Module):
     ) -> None:
         """`spec` counts the heads of the whole model. `head_norms` makes a norm of heads, for queries and for keys.
         `whole_norms` makes one of all heads of the queries together, and of the keys, from this rank's part of them.
-        `norms_turned`: norms are of heads that are turned already. `tempering` scales queries by their positions.
+        `norms_turned`: norms are of heads that are turned already. `value_norm` makes one of heads of values, which
+        with `values_from_keys` are the keys before they are normed and turned. `tempering` scales queries by their
+        positions.
         `sinks`: the layer has a parameter of that name, see `AttentionSpec`.
         """
         super().__init__()
@@ -158,6 +162,7 @@ class PagedAttention(nn.Module):
             spec.num_kv_heads,
             query_dim=2 * spec.head_dim if output_gate else None,
             fused_by_head=fused_by_head,
+            values=not values_from_keys,
             bias=bias,
             context=context.under("qkv_proj"),
         )
@@ -173,18 +178,22 @@ class PagedAttention(nn.Module):
             own = replace(own, sinks=self.sinks)
         self.attn = RadixAttention(own)
         self.tempering = tempering
+        assert value_norm is not None or not values_from_keys, "keys are turned where they lie"
+        self.v_norm = None if value_norm is None else value_norm()
         self.q_norm = self.k_norm = None
         self.norms_turned = norms_turned and rotary is not None and head_norms is not None
         self.norms_before = whole_norms is not None or (rotary is None and head_norms is not None)
         if head_norms is not None:
             self.q_norm, self.k_norm = head_norms(), head_norms()
         if whole_norms is not None:
-            queries, keys, _ = self.qkv_proj.sections
+            queries, keys, *_ = self.qkv_proj.sections
             self.q_norm, self.k_norm = whole_norms(queries), whole_norms(keys)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [W, hidden_size], of the wanted tokens."""
         q, k, v = self.qkv_proj.forward_split(x)
+        if self.v_norm is not None:
+            v = self._normed(v, self.v_norm)
         gate = None
         if self.output_gate:
             q, gate = head_view(q, 2 * self.attn.spec.head_dim).chunk(2, dim=-1)

@@ -106,11 +106,13 @@ class QKVParallelLinear(LinearBase):
         *,
         query_dim: int | None = None,
         fused_by_head: bool = False,
+        values: bool = True,
         bias: bool = False,
         context: LayerContext,
     ) -> None:
         """`query_dim`: rows of each query head, where these are more than `head_dim`. `fused_by_head`: a checkpoint's
-        tensor of all three has the queries of each key-value head before its key and its value.
+        tensor of all three has the queries of each key-value head before its key and its value. Without `values` there
+        are none, and `forward_split` gives the keys in their place.
         """
         rank, size = context.tp.rank, context.tp.size
         heads = Section.split(num_heads, rank, size)
@@ -118,10 +120,10 @@ class QKVParallelLinear(LinearBase):
         self.num_heads, self.num_kv_heads = heads.size, kv_heads.size
         sections = tuple(
             Section(part.full * dim, part.start * dim, part.size * dim)
-            for part, dim in ((heads, query_dim or head_dim), (kv_heads, head_dim), (kv_heads, head_dim))
+            for part, dim in ((heads, query_dim or head_dim), *((kv_heads, head_dim),) * (2 if values else 1))
         )
         self.sections = sections
-        """Of the queries, keys and values."""
+        """Of the queries, keys and, where they are projected, values."""
         self.sizes = [section.size for section in sections]
         super().__init__(Section(hidden_size, 0, hidden_size), sections, bias=bias, context=context)
         if fused_by_head:
@@ -132,8 +134,8 @@ class QKVParallelLinear(LinearBase):
 
     def forward_split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v as slices of one tensor: only their last dimension is dense."""
-        q, k, v = self(x).split(self.sizes, dim=-1)
-        return q, k, v
+        q, k, *v = self(x).split(self.sizes, dim=-1)
+        return q, k, v[0] if v else k
 
 
 class RowParallelLinear(LinearBase):

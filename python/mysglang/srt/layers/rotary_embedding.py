@@ -49,6 +49,13 @@ def dynamic_alpha_frequencies(rope: Mapping[str, Any], head_dim: int, max_positi
     return inverse_frequencies(rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2)), head_dim), 1.0
 
 
+def proportional_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
+    """The frequencies of whole heads, of which only the first part is used, as in Gemma 4; the other lanes stay."""
+    frequencies = inverse_frequencies(rope["rope_theta"], head_dim) / rope.get("factor", 1.0)
+    frequencies[int(rope.get("partial_rotary_factor", 1.0) * head_dim // 2) :] = 0.0
+    return frequencies, 1.0
+
+
 def llama3_frequencies(rope: Mapping[str, Any], head_dim: int, max_position: int) -> tuple[Tensor, float]:
     """Llama 3.1's: short waves as they are, long ones divided by the factor, a linear blend between the two bounds.
 
@@ -115,6 +122,7 @@ SCALINGS: dict[str, Scaling] = {
     "linear": linear_frequencies,
     "dynamic": dynamic_frequencies,
     "dynamic_alpha": dynamic_alpha_frequencies,
+    "proportional": proportional_frequencies,
     "llama3": llama3_frequencies,
     "yarn": yarn_frequencies,
     "longrope": longrope_frequencies,

@@ -1,8 +1,8 @@
 """Decoder: embedding, layers and norm of every decoder, built from its plan (`configs/layer_plan.py`).
 
 Device-agnostic, and nothing in `forward` looks at a value, so a step can be captured in a graph. What the kinds of a
-plan are computed by stands in tables: `MIXERS` and `MLPS` here; norms, activations and rotary scalings in their files
-in `layers/`.
+plan are computed by stands in tables: `MIXERS` here, `MLPS` in `decoder_layers.py`; norms, activations and rotary
+scalings in their files in `layers/`.
 """
 
 from __future__ import annotations
@@ -13,32 +13,21 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from msgspec import structs
 from torch import Tensor, nn
 
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
-    GatedMlpPlan,
-    LayerPlan,
     MixerPlan,
-    MixturePlan,
-    MlpPlan,
-    NoMlpPlan,
-    NormPlan,
-    PlainMlpPlan,
     RopePlan,
-    ScaledMlpPlan,
-    SharedExpertPlan,
 )
 from mysglang.srt.configs.mixer_plan import ConvolutionPlan, LinearAttentionPlan, Mamba2Plan, NoMixerPlan, SumPlan
 from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.distributed.pipeline import Stage
 from mysglang.srt.forward.forward_batch import AttentionSpec, ForwardBatch, StateSpec
-from mysglang.srt.layers.activation import gated_activation
 from mysglang.srt.layers.context import LayerContext
-from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention, PlainMLP, ScaledMLP, Tempering
+from mysglang.srt.layers.decoder_blocks import PagedAttention, Tempering
 from mysglang.srt.layers.latent_attention import LatentAttention, LatentSizes
-from mysglang.srt.layers.layernorm import NORMS, RMS_NORMS, LayerNorm, NoNorm, RMSNorm, SplitRMSNorm
+from mysglang.srt.layers.layernorm import LayerNorm, RMSNorm, SplitRMSNorm
 from mysglang.srt.layers.linear_attention.gated_convolution import GatedConvolution
 from mysglang.srt.layers.linear_attention.gated_delta_net import (
     DeltaSizes,
@@ -49,104 +38,14 @@ from mysglang.srt.layers.linear_attention.gated_delta_net import (
 from mysglang.srt.layers.linear_attention.mamba2 import GateAlone, GateThenNorm, Mamba2Mixer, MambaSizes, NormThenGate
 from mysglang.srt.layers.linear_attention.state_layer import StateLayer
 from mysglang.srt.layers.mixer_sum import SumOfMixers
-from mysglang.srt.layers.moe.experts import MixtureOfExperts, SharedExpert
-from mysglang.srt.layers.moe.parameter import FusedLayout
-from mysglang.srt.layers.moe.router import Routing
 from mysglang.srt.layers.parameter import Section
 from mysglang.srt.layers.radix_attention import RadixAttention
 from mysglang.srt.layers.rotary_embedding import RotaryEmbedding
 from mysglang.srt.layers.vocab_parallel_embedding import ScaledEmbedding, VocabParallelEmbedding
 from mysglang.srt.models.checkpoint_model import CheckpointModel
+from mysglang.srt.models.decoder_layers import DecoderLayer, head_norm_of, layer_kind, norm_of
 from mysglang.srt.models.interfaces import TakesWorkspace
 from mysglang.srt.models.weight_names import KV_SCALES, WeightNames
-
-
-class DecoderLayer(nn.Module):
-    """Attention of some kind, then MLP, each between the norms that the plan names.
-
-    The residual stream is kept apart from the layer's newest output, and added by the next norm. Both hold the batch's
-    wanted tokens afterwards: the others go no further than attention.
-    """
-
-    def __init__(self, plan: LayerPlan, mixer: nn.Module, hidden_size: int, context: LayerContext) -> None:
-        super().__init__()
-        norms = plan.norms
-        before_attention = self._norm(norms.before_attention, norms.norm, hidden_size, context)
-        self.add_module(plan.attention.name, mixer)
-        scale = plan.residual_scale
-        after_attention = self._norm(norms.after_attention, norms.norm, hidden_size, context)
-        before_mlp = self._norm(norms.before_mlp, norms.norm, hidden_size, context)
-        self.mlp = MLPS[type(plan.mlp)](plan.mlp, hidden_size, context.under("mlp"))
-        after_mlp = self._norm(norms.after_mlp, norms.norm, hidden_size, context)
-        # In tuples, where torch does not count them again: they are parts of the layer by their checkpoint's names.
-        self.mixers = (mixer,)
-        self.norms_before = before_attention or NoNorm(), before_mlp or NoNorm()
-        self.norms_after = _scaled(after_attention or unchanged, scale), _scaled(after_mlp or unchanged, scale)
-
-    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        (before_attention, before_mlp), (after_attention, after_mlp) = self.norms_before, self.norms_after
-        (mixer,) = self.mixers
-        x, residual = before_attention.add(x, residual)
-        x = after_attention(mixer(x, batch))
-        x, residual = before_mlp.add(x, batch.wanted(residual))
-        return after_mlp(self.mlp(x)), residual
-
-    def _norm(self, name: str | None, plan: NormPlan, size: int, context: LayerContext) -> RMSNorm | LayerNorm | None:
-        if name is None:
-            return None
-        norm = norm_of(plan, size, context)
-        self.add_module(name, norm)
-        return norm
-
-
-class ParallelDecoderLayer(DecoderLayer):
-    """Attention and MLP side by side, on the same norm of the residual stream."""
-
-    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        (norm, _), (mixer,) = self.norms_before, self.mixers
-        x, residual = norm.add(x, residual)
-        attended: Tensor = mixer(x, batch)
-        # Attention first: the MLP may use up its input.
-        return attended + self.mlp(batch.wanted(x)), batch.wanted(residual)
-
-
-class ParallelNormsLayer(DecoderLayer):
-    """Attention and MLP side by side, each on a norm of its own of the residual stream."""
-
-    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        (before_attention, before_mlp), (mixer,) = self.norms_before, self.mixers
-        x, residual = before_attention.add(x, residual)
-        attended: Tensor = mixer(x, batch)
-        residual = batch.wanted(residual)
-        return attended + self.mlp(before_mlp(residual)), residual
-
-
-class MixerLayer(DecoderLayer):
-    """Without an MLP."""
-
-    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        (norm, _), (mixer,), (after, _) = self.norms_before, self.mixers, self.norms_after
-        x, residual = norm.add(x, residual)
-        return after(mixer(x, batch)), batch.wanted(residual)
-
-
-class MlpLayer(DecoderLayer):
-    """Without a mixer."""
-
-    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        (_, norm), (_, after) = self.norms_before, self.norms_after
-        x, residual = norm.add(x, residual)
-        return after(self.mlp(batch.wanted(x))), batch.wanted(residual)
-
-
-def layer_kind(plan: LayerPlan) -> type[DecoderLayer]:
-    """How the parts of a layer follow one another."""
-    if plan.parallel:
-        return ParallelDecoderLayer if plan.norms.before_mlp is None else ParallelNormsLayer
-    if isinstance(plan.mlp, NoMlpPlan):
-        return MixerLayer
-    return MlpLayer if isinstance(plan.attention, NoMixerPlan) else DecoderLayer
-
 
 ENDS = ("embed_tokens", "norm", "lm_head")
 """What stands before the layers of a decoder, and behind them."""
@@ -314,7 +213,7 @@ def attention_of(
     plan: AttentionPlan, index: int, hidden_size: int, rotaries: Rotaries, context: LayerContext
 ) -> PagedAttention | LatentAttention:
     """The attention of the layer with this number."""
-    norm, whole, latent = plan.qk_norm, plan.qk_norm_whole, plan.latent
+    norm, whole, latent, values = plan.qk_norm, plan.qk_norm_whole, plan.latent, plan.value_norm
     spec = AttentionSpec(
         layer_id=index,
         num_heads=plan.num_heads,
@@ -351,6 +250,8 @@ def attention_of(
         head_norms=None if norm is None or whole else lambda: head_norm_of(norm, plan.head_dim, context),
         whole_norms=None if norm is None or not whole else lambda section: SplitRMSNorm(section, norm.eps, context),
         norms_turned=plan.qk_norm_turned,
+        value_norm=None if values is None else lambda: head_norm_of(values, plan.head_dim, context),
+        values_from_keys=plan.values_from_keys,
         tempering=None if plan.tempering is None else Tempering(*plan.tempering),
         sinks=plan.sinks,
         fused_by_head=plan.fused_by_head,
@@ -423,67 +324,3 @@ MIXERS: Mapping[type[MixerPlan], Callable[[Any, int, int, Rotaries, LayerContext
 """(plan, number of the layer, hidden_size, rotaries, context) -> the module: x [T, hidden_size], the step -> [W,
 hidden_size] of the wanted tokens.
 """
-
-
-def gated_mlp(plan: GatedMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
-    return GatedMLP(hidden_size, plan.intermediate_size, plan.activation, bias=plan.bias, context=context)
-
-
-def plain_mlp(plan: PlainMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
-    return PlainMLP(hidden_size, plan.intermediate_size, plan.activation, plan.parts, bias=plan.bias, context=context)
-
-
-def scaled_mlp(plan: ScaledMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
-    scales = plan.gate_scale, plan.scale
-    return ScaledMLP(hidden_size, plan.intermediate_size, plan.activation, scales, bias=plan.bias, context=context)
-
-
-def no_mlp(plan: NoMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
-    return nn.Identity()
-
-
-def mixture(plan: MixturePlan, hidden_size: int, context: LayerContext) -> nn.Module:
-    router, shared = plan.router, plan.shared
-    return MixtureOfExperts(
-        hidden_size,
-        plan.experts,
-        plan.intermediate_size,
-        gated_activation(plan.activation),
-        Routing(**structs.asdict(router)),
-        shared=None if shared is None else shared_expert(shared, plan.activation, hidden_size),
-        bias=plan.bias,
-        fused=None if plan.fused is None else FusedLayout(**structs.asdict(plan.fused)),
-        context=context,
-    )
-
-
-def shared_expert(plan: SharedExpertPlan, activation: str, hidden_size: int) -> SharedExpert:
-    mlp = GatedMlpPlan(intermediate_size=plan.intermediate_size, activation=activation, bias=plan.bias)
-    return SharedExpert(plan.name, lambda inside: gated_mlp(mlp, hidden_size, inside), plan.gated)
-
-
-MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], nn.Module]] = {
-    GatedMlpPlan: gated_mlp,
-    PlainMlpPlan: plain_mlp,
-    ScaledMlpPlan: scaled_mlp,
-    MixturePlan: mixture,
-    NoMlpPlan: no_mlp,
-}
-"""(plan, hidden_size, context) -> the module: x [W, hidden_size] -> the same shape, which may be x itself, used up."""
-
-
-def norm_of(plan: NormPlan, size: int, context: LayerContext) -> RMSNorm | LayerNorm:
-    return NORMS[plan.kind](size, plan.eps, context)
-
-
-def head_norm_of(plan: NormPlan, size: int, context: LayerContext) -> RMSNorm:
-    return RMS_NORMS[plan.kind](size, plan.eps, context)
-
-
-def unchanged(x: Tensor) -> Tensor:
-    """Where a plan has no norm."""
-    return x
-
-
-def _scaled(norm: Callable[[Tensor], Tensor], scale: float) -> Callable[[Tensor], Tensor]:
-    return norm if scale == 1.0 else lambda x: norm(x) * scale

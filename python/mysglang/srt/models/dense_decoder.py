@@ -18,7 +18,7 @@ from mysglang.srt.layers.decoder_blocks import GatedMLP, PagedAttention
 from mysglang.srt.layers.layernorm import RMSNorm
 from mysglang.srt.layers.linear import LinearBase
 from mysglang.srt.models.causal_lm import CausalLM
-from mysglang.srt.models.decoder import DecoderLayer
+from mysglang.srt.models.decoder_layers import DecoderLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,8 @@ def unsaid(plan: DecoderPlan) -> list[str]:
         "some layers have attention sinks": any(each.sinks for each in plan.attentions),
         "some layers attend within chunks": any(each.chunked for each in plan.attentions),
         "it scales queries by their positions": any(each.tempering is not None for each in plan.attentions),
+        "it norms values": any(each.value_norm is not None for each in plan.attentions),
+        "its layers scale the residual stream": any(layer.scaled_stream for layer in plan.layers),
         "it norms heads that are turned": any(each.qk_norm_turned for each in plan.attentions),
         "its logits have a bias": plan.head_bias,
         "it norms all heads of queries and keys together": any(each.qk_norm_whole for each in plan.attentions),

@@ -20,6 +20,7 @@ from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
     DecoderPlan,
     GatedMlpPlan,
+    MlpPlan,
     NormPlan,
     NormsPlan,
     RopePlan,
@@ -43,7 +44,7 @@ class Gemma2Config(DecoderConfig, frozen=True, kw_only=True):
     layer_types: list[str] | None = None
     attn_logit_softcapping: Cap | None = 50.0
     final_logit_softcapping: Cap | None = 30.0
-    use_bidirectional_attention: bool | None = None
+    use_bidirectional_attention: bool | str | None = None
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
         return replace(
@@ -64,7 +65,7 @@ class Gemma2Config(DecoderConfig, frozen=True, kw_only=True):
             output_bias=self.attention_bias,
         )
 
-    def mlp(self, index: int) -> GatedMlpPlan:
+    def mlp(self, index: int) -> MlpPlan:
         return GatedMlpPlan(intermediate_size=self.intermediate_size, activation=self.hidden_activation)
 
     def norm(self) -> NormPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from msgspec.structs import replace
@@ -19,24 +20,35 @@ class Ministral3Config(MistralConfig, frozen=True, kw_only=True):
     """Among `rope_parameters` may stand by how much queries grow with each length before scaling."""
 
     usual_theta: ClassVar[float] = 1e6
+    usual_rope: ClassVar[Mapping[str, Any]] = {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        LENGTH_BEFORE_SCALING: 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        GROWTH: 0.1,
+    }
 
     head_dim: HeadDim | None = 128
     max_position_embeddings: Positions = 262144
     rms_norm_eps: Epsilon = 1e-5
     sliding_window: Positions | None = None
     rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
 
     def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
         return replace(super().attention(index, rope), tempering=self.tempering())
 
     def tempering(self) -> Tempering | None:
         """Of the queries of all layers. Raises ConfigError for values that are no such."""
-        rope = self.rope_parameters or {}
+        rope = self.rope_scaling or self.rope_parameters or self.usual_rope
         weight, length = (_positive(rope, key) for key in (GROWTH, LENGTH_BEFORE_SCALING))
         return Tempering(weight, length, 0) if weight and length else None
 
 
-def _positive(rope: dict[str, Any], key: str) -> float | None:
+def _positive(rope: Mapping[str, Any], key: str) -> float | None:
     value = rope.get(key)
     if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1e12):
         raise ConfigError(f"config.json: {key} must be a number of 0 or more, not {value!r}")

@@ -1,0 +1,229 @@
+"""The layers of decoders: how their parts follow one another, and the table of MLPs that a layer's plan may name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import structs
+from torch import Tensor, nn
+
+from mysglang.srt.configs.layer_plan import (
+    GatedMlpPlan,
+    LayerPlan,
+    MixturePlan,
+    MlpAndExpertsPlan,
+    MlpPlan,
+    NoMlpPlan,
+    NormPlan,
+    PlainMlpPlan,
+    ScaledMlpPlan,
+    SharedExpertPlan,
+)
+from mysglang.srt.configs.mixer_plan import NoMixerPlan
+from mysglang.srt.forward.forward_batch import ForwardBatch
+from mysglang.srt.layers.activation import gated_activation
+from mysglang.srt.layers.context import LayerContext
+from mysglang.srt.layers.decoder_blocks import GatedMLP, PlainMLP, ScaledMLP
+from mysglang.srt.layers.layernorm import NORMS, RMS_NORMS, LayerNorm, NoNorm, RMSNorm
+from mysglang.srt.layers.moe.beside_mlp import MlpAndExperts
+from mysglang.srt.layers.moe.experts import MixtureOfExperts, SharedExpert
+from mysglang.srt.layers.moe.parameter import FusedLayout
+from mysglang.srt.layers.moe.router import Routing
+from mysglang.srt.layers.parameter import WeightParameter
+
+
+class DecoderLayer(nn.Module):
+    """Attention of some kind, then MLP, each between the norms that the plan names.
+
+    The residual stream is kept apart from the layer's newest output, and added by the next norm. Both hold the batch's
+    wanted tokens afterwards: the others go no further than attention.
+    """
+
+    def __init__(self, plan: LayerPlan, mixer: nn.Module, hidden_size: int, context: LayerContext) -> None:
+        super().__init__()
+        norms = plan.norms
+        before_attention = self._norm(norms.before_attention, norms.norm, hidden_size, context)
+        self.add_module(plan.attention.name, mixer)
+        scale = plan.residual_scale
+        after_attention = self._norm(norms.after_attention, norms.norm, hidden_size, context)
+        before_mlp = self._norm(norms.before_mlp, norms.norm, hidden_size, context)
+        self.mlp = MLPS[type(plan.mlp)](plan.mlp, hidden_size, context.under("mlp"))
+        after_mlp = self._norm(norms.after_mlp, norms.norm, hidden_size, context)
+        # In tuples, where torch does not count them again: they are parts of the layer by their checkpoint's names.
+        self.mixers = (mixer,)
+        self.norms_before = before_attention or NoNorm(), before_mlp or NoNorm()
+        self.norms_after = _scaled(after_attention or unchanged, scale), _scaled(after_mlp or unchanged, scale)
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        (before_attention, before_mlp), (after_attention, after_mlp) = self.norms_before, self.norms_after
+        (mixer,) = self.mixers
+        x, residual = before_attention.add(x, residual)
+        x = after_attention(mixer(x, batch))
+        x, residual = before_mlp.add(x, batch.wanted(residual))
+        return after_mlp(self._fed(x, residual)), residual
+
+    def _fed(self, x: Tensor, residual: Tensor) -> Tensor:
+        """What the MLP makes of x, the normed residual stream."""
+        out: Tensor = self.mlp(x)
+        return out
+
+    def _norm(self, name: str | None, plan: NormPlan, size: int, context: LayerContext) -> RMSNorm | LayerNorm | None:
+        if name is None:
+            return None
+        norm = norm_of(plan, size, context)
+        self.add_module(name, norm)
+        return norm
+
+
+class ScaledDecoderLayer(DecoderLayer):
+    """The residual stream is multiplied by a number of the checkpoint, `layer_scalar`, behind the layer."""
+
+    def __init__(self, plan: LayerPlan, mixer: nn.Module, hidden_size: int, context: LayerContext) -> None:
+        super().__init__(plan, mixer, hidden_size, context)
+        self.layer_scalar = WeightParameter((1,), dtype=context.dtype)
+        self.layer_scalar.centre = 1.0
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        x, residual = super().forward(x, residual, batch)
+        return x * self.layer_scalar, residual * self.layer_scalar
+
+
+class ExpertsBesideLayer(ScaledDecoderLayer):
+    """The same with experts that take the residual stream itself."""
+
+    def _fed(self, x: Tensor, residual: Tensor) -> Tensor:
+        assert isinstance(self.mlp, MlpAndExperts)
+        return self.mlp.beside(x, residual)
+
+
+class ParallelDecoderLayer(DecoderLayer):
+    """Attention and MLP side by side, on the same norm of the residual stream."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        (norm, _), (mixer,) = self.norms_before, self.mixers
+        x, residual = norm.add(x, residual)
+        attended: Tensor = mixer(x, batch)
+        # Attention first: the MLP may use up its input.
+        return attended + self.mlp(batch.wanted(x)), batch.wanted(residual)
+
+
+class ParallelNormsLayer(DecoderLayer):
+    """Attention and MLP side by side, each on a norm of its own of the residual stream."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        (before_attention, before_mlp), (mixer,) = self.norms_before, self.mixers
+        x, residual = before_attention.add(x, residual)
+        attended: Tensor = mixer(x, batch)
+        residual = batch.wanted(residual)
+        return attended + self.mlp(before_mlp(residual)), residual
+
+
+class MixerLayer(DecoderLayer):
+    """Without an MLP."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        (norm, _), (mixer,), (after, _) = self.norms_before, self.mixers, self.norms_after
+        x, residual = norm.add(x, residual)
+        return after(mixer(x, batch)), batch.wanted(residual)
+
+
+class MlpLayer(DecoderLayer):
+    """Without a mixer."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        (_, norm), (_, after) = self.norms_before, self.norms_after
+        x, residual = norm.add(x, residual)
+        return after(self.mlp(batch.wanted(x))), batch.wanted(residual)
+
+
+def layer_kind(plan: LayerPlan) -> type[DecoderLayer]:
+    """How the parts of a layer follow one another."""
+    if plan.parallel:
+        return ParallelDecoderLayer if plan.norms.before_mlp is None else ParallelNormsLayer
+    if plan.scaled_stream:
+        return ExpertsBesideLayer if isinstance(plan.mlp, MlpAndExpertsPlan) else ScaledDecoderLayer
+    if isinstance(plan.mlp, NoMlpPlan):
+        return MixerLayer
+    return MlpLayer if isinstance(plan.attention, NoMixerPlan) else DecoderLayer
+
+
+def gated_mlp(plan: GatedMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+    return GatedMLP(hidden_size, plan.intermediate_size, plan.activation, bias=plan.bias, context=context)
+
+
+def plain_mlp(plan: PlainMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+    return PlainMLP(hidden_size, plan.intermediate_size, plan.activation, plan.parts, bias=plan.bias, context=context)
+
+
+def scaled_mlp(plan: ScaledMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+    scales = plan.gate_scale, plan.scale
+    return ScaledMLP(hidden_size, plan.intermediate_size, plan.activation, scales, bias=plan.bias, context=context)
+
+
+def no_mlp(plan: NoMlpPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+    return nn.Identity()
+
+
+def mixture(plan: MixturePlan, hidden_size: int, context: LayerContext) -> nn.Module:
+    router, shared = plan.router, plan.shared
+    return MixtureOfExperts(
+        hidden_size,
+        plan.experts,
+        plan.intermediate_size,
+        gated_activation(plan.activation),
+        Routing(**structs.asdict(router)),
+        shared=None if shared is None else shared_expert(shared, plan.activation, hidden_size),
+        bias=plan.bias,
+        fused=None if plan.fused is None else FusedLayout(**structs.asdict(plan.fused)),
+        context=context,
+    )
+
+
+def mlp_and_experts(plan: MlpAndExpertsPlan, hidden_size: int, context: LayerContext) -> nn.Module:
+    mixture = plan.mixture
+    assert mixture.fused is not None, "checkpoints have all experts in one tensor"
+    return MlpAndExperts(
+        hidden_size,
+        plan.mlp.intermediate_size,
+        plan.mlp.activation,
+        experts=mixture.experts,
+        expert_size=mixture.intermediate_size,
+        routing=Routing(**structs.asdict(mixture.router)),
+        fused=FusedLayout(**structs.asdict(mixture.fused)),
+        norm=lambda: head_norm_of(plan.norm, hidden_size, context),
+        context=context,
+    )
+
+
+def shared_expert(plan: SharedExpertPlan, activation: str, hidden_size: int) -> SharedExpert:
+    mlp = GatedMlpPlan(intermediate_size=plan.intermediate_size, activation=activation, bias=plan.bias)
+    return SharedExpert(plan.name, lambda inside: gated_mlp(mlp, hidden_size, inside), plan.gated)
+
+
+MLPS: Mapping[type[MlpPlan], Callable[[Any, int, LayerContext], nn.Module]] = {
+    GatedMlpPlan: gated_mlp,
+    PlainMlpPlan: plain_mlp,
+    ScaledMlpPlan: scaled_mlp,
+    MixturePlan: mixture,
+    MlpAndExpertsPlan: mlp_and_experts,
+    NoMlpPlan: no_mlp,
+}
+"""(plan, hidden_size, context) -> the module: x [W, hidden_size] -> the same shape, which may be x itself, used up."""
+
+
+def norm_of(plan: NormPlan, size: int, context: LayerContext) -> RMSNorm | LayerNorm:
+    return NORMS[plan.kind](size, plan.eps, context)
+
+
+def head_norm_of(plan: NormPlan, size: int, context: LayerContext) -> RMSNorm:
+    return RMS_NORMS[plan.kind](size, plan.eps, context)
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """Where a plan has no norm."""
+    return x
+
+
+def _scaled(norm: Callable[[Tensor], Tensor], scale: float) -> Callable[[Tensor], Tensor]:
+    return norm if scale == 1.0 else lambda x: norm(x) * scale

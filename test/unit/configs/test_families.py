@@ -1,0 +1,64 @@
+"""What families of decoders read from a config.json that no other does, and what they refuse by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.errors import ConfigError
+
+LLAMA: dict[str, Any] = {
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+}
+
+
+def read(folder: Path, config: dict[str, Any]) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(config))
+    return ModelConfig.from_path(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "words"),
+    [
+        ("GptOssForCausalLM", {"swiglu_limit": 5.0}, ["swiglu_limit 5.0", "7.0"]),
+        ("GptOssForCausalLM", {"hidden_act": "gelu"}, ["hidden_act 'gelu'"]),
+        ("HunYuanDenseV1ForCausalLM", {"use_cla": True}, ["use_cla True"]),
+        ("HunYuanMoEV1ForCausalLM", {"moe_intermediate_size": [128, 64]}, ["moe_intermediate_size 64", "128"]),
+        ("HunYuanMoEV1ForCausalLM", {"moe_topk": [1]}, ["moe_topk", "1 of 2 layers"]),
+        ("MiniMaxM2ForCausalLM", {"scoring_func": "softmax"}, ["scoring_func 'softmax'"]),
+        ("MiniMaxM2ForCausalLM", {"attn_type_list": [1, 0]}, ["attn_type_list", "linear"]),
+        ("MiniMaxM2ForCausalLM", {"rotary_dim": 32, "head_dim": 16}, ["rotary_dim 32", "16"]),
+        ("PhiMoEForCausalLM", {"num_experts_per_tok": 1}, ["num_experts_per_tok 1", "2"]),
+        ("Llama4ForCausalLM", {"no_rope_layers": [1]}, ["no_rope_layers", "1 of 2 layers"]),
+        ("Gemma4ForCausalLM", {}, ["hidden_size_per_layer_input is 256"]),
+        ("Gemma4ForCausalLM", {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 1}, ["share keys"]),
+        (
+            "Gemma4ForCausalLM",
+            {"hidden_size_per_layer_input": 0, "enable_moe_block": True},
+            ["moe_intermediate_size"],
+        ),
+        ("Ernie4_5_MoeForCausalLM", {"moe_k": 65}, ["65 experts", "moe_num_experts"]),
+    ],
+)
+def test_what_families_do_not_serve(tmp_path: Path, name: str, keys: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, LLAMA | {"architectures": [name], "num_key_value_heads": 2} | keys)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_kimi_k2_is_deepseek_v3(tmp_path: Path) -> None:
+    """Its published config.json: one group, and a model_type and code of its own."""
+    own = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "auto_map": {"AutoModel": "x.Y"}}
+    chosen = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1}
+    sizes = {"n_routed_experts": 384, "first_k_dense_replace": 1, "q_lora_rank": 1536, "moe_layer_freq": 1}
+    config = read(tmp_path, LLAMA | own | chosen | sizes)
+    assert [each.experts for each in config.plan.mixtures] == [384]
+    assert config.plan.attentions[0].latent is not None
