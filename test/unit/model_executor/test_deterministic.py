@@ -8,12 +8,15 @@ import torch
 
 from fixtures.executors import start_executor
 from fixtures.solo_runs import PROMPTS, answer, answer_together, check_worker
+from fixtures.thread_group import ThreadGroup, run_on_ranks
 from fixtures.tiny_checkpoints import make_checkpoint
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.ranks import rank_contexts
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.kernels.op import use_ops
 from mysglang.srt.model_executor.executor import Executor
+from mysglang.srt.model_executor.model_launch import ModelLaunch
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 
 
@@ -26,7 +29,12 @@ def plain_ops_afterwards() -> Iterator[None]:
 
 
 def make_worker(folder: Path, dtype: str, page_size: int = 1, numerics: str = "invariant", **more: object) -> Executor:
-    config = RunnerConfig(
+    config = runner_config(page_size, numerics, **more)
+    return start_executor(config, ModelConfig.from_path(str(folder), dtype=dtype), LoadConfig())
+
+
+def runner_config(page_size: int, numerics: str, **more: object) -> RunnerConfig:
+    return RunnerConfig(
         device="cpu",
         max_total_tokens=6400,
         max_running_requests=48,
@@ -35,7 +43,6 @@ def make_worker(folder: Path, dtype: str, page_size: int = 1, numerics: str = "i
         disable_hybrid_swa_memory=True,  # what a step must say of windows' pages is the scheduler's affair
         **more,
     )
-    return start_executor(config, ModelConfig.from_path(str(folder), dtype=dtype), LoadConfig())
 
 
 @pytest.mark.promise(26)
@@ -51,6 +58,24 @@ def test_promise_26_as_alone(tmp_path: Path, model: str, dtype: str, threads: in
     torch.set_num_threads(threads)
     make_checkpoint(model, tmp_path)
     check_worker(lambda page_size: make_worker(tmp_path, dtype, page_size))
+
+
+@pytest.mark.promise(26)
+def test_promise_26_on_ranks(tmp_path: Path) -> None:
+    """OLMo 2 norms all heads together, which are on several ranks."""
+    make_checkpoint("olmo2", tmp_path)
+    model = ModelConfig.from_path(str(tmp_path), dtype="bfloat16")
+
+    def check(tp: ThreadGroup) -> None:
+        ranks = rank_contexts(tp.size, device="cpu", first_gpu=0)[tp.rank]
+        launch = ModelLaunch(model, LoadConfig())
+
+        def make(page_size: int) -> Executor:
+            return Executor(runner_config(page_size, "invariant", ranks=ranks), [launch], join=lambda _: tp)
+
+        check_worker(make, leads=tp.rank == 0)
+
+    run_on_ranks(2, check)
 
 
 @pytest.mark.promise(26)

@@ -301,7 +301,8 @@ def alone_only(groups: ArgGroups) -> list[str]:
     given = {
         "--enable-hierarchical-cache": groups.hicache.enable_hierarchical_cache,
         "--speculative-algorithm STANDALONE": groups.speculative.speculative_algorithm == "STANDALONE",
-        "--enable-deterministic-inference": groups.kernels.enable_deterministic_inference,
+        "--enable-deterministic-inference": groups.kernels.enable_deterministic_inference
+        and groups.parallel.pp_size > 1,
     }
     return [flag for flag, is_given in given.items() if is_given]
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mysglang.srt.kernels.gemm import linear
 from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.parameter import Section, WeightParameter
@@ -84,12 +85,14 @@ class SplitRMSNorm(RMSNorm):
         self._tp = context.tp
         # Heads of keys that several ranks hold are counted as often.
         self._counted = section.size * context.tp.size
+        self._ones = torch.ones(1, section.size)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._tp.size == 1:
             return super().forward(x)
         values = x.float()
-        squares = self._tp.all_reduce(values.square().sum(-1, keepdim=True))
+        # A product, since that op also has a form whose rows do not depend on the rows beside them.
+        squares = self._tp.all_reduce(linear(values.square(), self._ones, None))
         normed = values * torch.rsqrt(squares / self._counted + self.eps)
         return normed.to(x.dtype) * self.gain
 

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from mysglang.srt.distributed.groups import Group
+from mysglang.srt.distributed.groups import Group, OrderedGroup
 from mysglang.srt.distributed.pipeline import JoinStages, pipeline_stage
 from mysglang.srt.distributed.process_group import tensor_parallel_group
 from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.forward.outputs import BatchResult
 from mysglang.srt.forward.worker import WorkerCapacity
 from mysglang.srt.forward.worker_batch import ModelWorkerBatch
-from mysglang.srt.kernels.op import use_ops
+from mysglang.srt.kernels.op import Numerics, use_ops
 from mysglang.srt.model_executor.device_occupation import DeviceOccupation
 from mysglang.srt.model_executor.draft_model import drafting
 from mysglang.srt.model_executor.encoding import encoder
@@ -75,7 +75,7 @@ class Executor:
         self.tokens_per_step = 1 + config.draft_tokens
         self.late_lengths = platform.steps_are_done
         use_ops(config.numerics)
-        tp, stage = join(config.ranks), join_stages(config.ranks)
+        tp, stage = SUMS[config.numerics](join(config.ranks)), join_stages(config.ranks)
         setup = Setup(config, platform, graph_sizes(config, platform), tp=tp, stage=stage)
         launch, *others = launches
         load, loads = recipe(launch)(setup, launch), [helper(other)(setup, other) for other in others]
@@ -209,6 +209,9 @@ class StepPrograms:
         if self._captured.programs:
             self._runnable.eager.run(self._runnable.warm_ups[0]).complete()
 
+
+SUMS: dict[Numerics, Callable[[Group], Group]] = {"fastest": lambda group: group, "invariant": OrderedGroup}
+"""How ranks add up their parts."""
 
 HELPERS: dict[Help, Callable[[Setup, ModelLaunch], LoadHelp]] = {"drafts": drafting}
 
