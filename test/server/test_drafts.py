@@ -53,7 +53,9 @@ async def answers(url: str) -> list[dict[str, Any]]:
 
         async def ask(text: str, params: dict[str, Any], logprobs: bool) -> dict[str, Any]:
             body = {"text": text, "sampling_params": params, "return_logprob": logprobs, "logprob_start_len": 0}
-            answer = (await client.post("/generate", json=body)).json()
+            response = await client.post("/generate", json=body)
+            assert response.status_code == 200, (params, response.text)
+            answer = response.json()
             meta = answer["meta_info"]
             told = [entry[0] for entry in meta.get("output_token_logprobs", ())]
             told += [entry[0] for entry in meta.get("input_token_logprobs", ())[1:]]

@@ -51,7 +51,7 @@ MAY_LOOK = {
     "scheduling/prefetch_queue.py": "PrefetchQueue.__init__ PrefetchQueue.look",
     "scheduling/timeouts.py": "RequestTimeouts.__init__ RequestTimeouts.expired",
     # It is measured and told, and what was measured changes nothing until it is learned.
-    "constrained/answer_grammar.py": "AnswerGrammar.accept AnswerMasks._fill",
+    "constrained/answer_grammar.py": "AnswerGrammar.accept AnswerMasks._fill _fill_one",
     "constrained/patience.py": "Patience.__init__",
     "managers/kv_event_publisher.py": "ZmqPublisher.flush _Handover.__init__ _Handover.end _Sockets.serve",
     "managers/scheduler_weights.py": "SchedulerWeights.__init__ SchedulerWeights.on_turn _joined",

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fixtures.outside import hear
-from mysglang.srt.constrained import answer_grammar
+from mysglang.srt.constrained import answer_grammar, compile_process
 from mysglang.srt.constrained.answer_grammar import AnswerGrammar, AnswerMasks
-from mysglang.srt.constrained.backend import MANY, CompiledGrammar, Matcher
+from mysglang.srt.constrained.backend import MANY, CompiledGrammar, GrammarError, Matcher
 from mysglang.srt.constrained.compiler import Failure, NoCompiler
 from mysglang.srt.constrained.grammar_queue import GrammarCache, GrammarQueue
 from mysglang.srt.constrained.patience import SLOW_S, Patience
@@ -124,11 +124,54 @@ def test_masks_that_are_slow_to_make_end_the_answer_alone(clock: Clock, count: i
     matchers = [SlowMatcher(clock, fill_s=2 * SLOW_S if row == 1 else 0) for row in range(count)]
     grammars = [AnswerGrammar(matcher, patience=Learned(clock)) for matcher in matchers]
     masks, bits = AnswerMasks(lambda: Backend(clock), VOCAB, ()), np.zeros((count, VOCAB // 32), dtype=np.int32)
-    for _ in range(5):
+    for _ in range(10):
         masks.fill(grammars, bits)
     assert [row for row, grammar in enumerate(grammars) if grammar.too_slow] == [1]
     assert not bits[1].any() and bits[0].all() and bits[2:].all()
-    assert matchers[1].filled < 5 and not grammars[1].accept(1)
+    assert matchers[1].filled <= 6 and not grammars[1].accept(1)
+
+
+def test_a_machine_that_is_slow_for_a_moment_ends_no_answer(clock: Clock) -> None:
+    """Every mask takes long the first time that it is asked for, and not the second."""
+
+    class Moment(SlowMatcher):
+        @property
+        def fill_s(self) -> float:
+            return 0.0 if self.filled % 2 else 2 * SLOW_S
+
+        @fill_s.setter
+        def fill_s(self, seconds: float) -> None: ...
+
+    answer = AnswerGrammar(Moment(clock), patience=Learned(clock))
+    masks, bits = AnswerMasks(lambda: Backend(clock), VOCAB, ()), np.zeros((1, VOCAB // 32), dtype=np.int32)
+    for _ in range(5):
+        masks.fill([answer], bits)
+    assert not answer.too_slow and bits.all()
+
+
+class OnTrial(Backend):
+    """Its first `slow_walks` walks are slow. Implements CompiledGrammar, too."""
+
+    nbytes = 10
+
+    def __init__(self, clock: Clock, slow_walks: int) -> None:
+        super().__init__(clock)
+        self._slow_walks = slow_walks
+
+    def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:
+        return self
+
+    def matcher(self) -> Matcher:
+        self._slow_walks -= 1
+        return SlowMatcher(self._clock, fill_s=2 * SLOW_S if self._slow_walks >= 0 else 0.0)
+
+
+def test_a_grammar_is_refused_when_every_trial_is_slow(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_process, "time", clock)
+    spec = GrammarSpec("regex", "a")
+    compile_process.try_out(OnTrial(clock, compile_process.TRIALS - 1), spec, b"", VOCAB)
+    with pytest.raises(GrammarError, match="too ambiguous"):
+        compile_process.try_out(OnTrial(clock, compile_process.TRIALS), spec, b"", VOCAB)
 
 
 class Compiled:
