@@ -8,21 +8,22 @@ hidden states and prompts of vectors.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import pytest
 
+from fixtures.covering import pairwise
 from fixtures.drafters import DrafterName
-from fixtures.driven_scheduler import Answer
+from fixtures.driven_scheduler import Answer, letters
 from fixtures.fake_grammar import FORCING, allowed_tokens, first_allowed
 from fixtures.fake_worker import EOS, next_token
 from fixtures.hidden_scheduler import HiddenScheduler
 from fixtures.late_scheduler import VOCAB, Setup
-from fixtures.shaky_memory import Shakes
+from fixtures.shaky_memory import CALM, Shakes
 from mysglang.srt.mem_cache.evict_policy import EVICT_POLICIES
 from mysglang.srt.messages.codec import pack_ids, unpack_ids
 from mysglang.srt.messages.control import ContinueGenerationReq, FlushCacheReqInput, PauseGenerationReq
@@ -61,6 +62,8 @@ class Asked:
             elif early and token in ends:
                 token = VOCAB - 1
             out.append(token)
+            if any(letters(out).endswith(stop) for stop in params.stop):
+                return out, Stop
             over = len(out) >= params.min_new_tokens
             ended_by_eos = token == EOS and (params.regex is not None or (over and not params.ignore_eos))
             if ended_by_eos or (over and token in params.stop_token_ids):
@@ -105,15 +108,46 @@ def draw_setup(rng: random.Random) -> Setup:
     return replace(setup, windows=windows)
 
 
-def draw_drafts(rng: random.Random, setup: Setup) -> Setup:
-    """The same with drafts, which come from anywhere."""
+WITH_DRAFTS = pairwise(
+    {
+        "drafter": get_args(DrafterName),
+        "steps": ("late", "exact", "one at a time"),
+        "page_size": (1, 16),
+        "chunk": (None, 7),
+        "order": ("prefill_first", "mixed"),
+        "memory": ("enough", "short"),
+        "below": ("nothing", "windows", "host"),
+        "jump_forward": (True, False),
+    },
+    seed=10,  # of the first forty, the one that needs the fewest cases
+)
+"""What meets drafts, beside what requests ask for, of which each storm has everything."""
+
+
+def draw_drafts(rng: random.Random, way: Mapping[str, Any]) -> Setup:
+    """A scheduler of this way whose other options are drawn."""
+    short = way["memory"] == "short"
+    tokens = 192 if short else 2048
     return replace(
-        setup,
-        drafts=rng.choice([1, 3, 4, 7]),
-        drafter=rng.choice([*get_args(DrafterName)]),
-        patience=rng.choice([0, 0, 1, 4]),
-        late_lengths=rng.random() < 0.6,
-        jump_forward=rng.random() < 0.6,
+        draw_setup(rng),
+        overlap=way["steps"] != "one at a time",
+        late_lengths=way["steps"] == "late",
+        drafts=rng.choice([3, 4, 7]),
+        drafter=way["drafter"],
+        patience=rng.choice([0, 4]),
+        page_size=way["page_size"],
+        chunk=way["chunk"],
+        order=way["order"],
+        num_tokens=tokens,
+        num_slots=rng.choice([5, 16]),
+        max_prefill_tokens=512,
+        max_context=160,
+        cache="radix",
+        conservativeness=0.1,
+        shakes=Shakes(retract_every=5, fail_alloc_every=7) if short else CALM,
+        windows=((8, tokens // 4), (30, tokens // 2)) if way["below"] == "windows" else (),
+        host_tokens=4 * tokens if way["below"] == "host" else 0,
+        jump_forward=way["jump_forward"],
     )
 
 
@@ -143,16 +177,31 @@ def draw_request(rng: random.Random, beginnings: Sequence[list[int]], limit: int
     )
 
 
-def draw_forced(rng: random.Random, beginnings: Sequence[list[int]], limit: int) -> Asked:
-    """The same; half of the requests have a grammar that forces tokens, and most of these tell nothing of each."""
+def with_stop(rng: random.Random, asked: Asked) -> Asked:
+    """The same with a stop string, which stands in its answer if that is long enough."""
+    ids, _ = asked.alone()
+    place = rng.randrange(max(len(ids) - 1, 1))
+    stop = letters(ids[place : place + 2] or [EOS])
+    return replace(asked, params=msgspec.structs.replace(asked.params, stop=[stop]))
+
+
+def draw_wide(rng: random.Random, beginnings: Sequence[list[int]], limit: int) -> Asked:
+    """The same; half of the requests ask for nothing that keeps drafts from them. Of all of these, some have a stop
+    string, and others a grammar that forces tokens.
+    """
     asked = draw_request(rng, beginnings, limit)
     if rng.random() < 0.5:
-        return asked
-    params = msgspec.structs.replace(asked.params, regex=str(FORCING + rng.randrange(500)))
-    if rng.random() < 0.2:
-        return replace(asked, params=params)
-    params = msgspec.structs.replace(params, allowed_token_ids=None, min_new_tokens=0, frequency_penalty=0.0)
-    return replace(asked, params=params, bad_words=[], logprobs=None, wish=None)
+        params = msgspec.structs.replace(
+            asked.params, regex=None, allowed_token_ids=None, min_new_tokens=0, frequency_penalty=0.0
+        )
+        asked = replace(asked, params=params, bad_words=[], logprobs=None, wish=None)
+    match rng.choice(["stop", "forced", "neither"]):
+        case "stop":
+            return with_stop(rng, asked)
+        case "forced":
+            params = msgspec.structs.replace(asked.params, regex=str(FORCING + rng.randrange(500)))
+            return replace(asked, params=params)
+    return asked
 
 
 def send(scheduler: HiddenScheduler, rid: str, asked: Asked, rng: random.Random) -> None:
@@ -192,15 +241,27 @@ def test_each_is_answered_as_alone(seed: int) -> None:
 
 
 @pytest.mark.promise(25)
-@pytest.mark.parametrize("seed", range(100, 116))
-def test_with_drafts_too(seed: int) -> None:
+@pytest.mark.parametrize("way", WITH_DRAFTS, ids=lambda way: ",".join(map(str, way.values())))
+def test_with_drafts_too(way: dict[str, Any]) -> None:
     """Some grammars leave no choice for several tokens, which then are drafts."""
-    rng = random.Random(seed)
-    storm(rng, draw_drafts(rng, draw_setup(rng)), draw_forced)
+    rng = random.Random(WITH_DRAFTS.index(way))
+    scheduler = storm(rng, draw_drafts(rng, way), draw_wide)
+    state = scheduler.state()
+    if way["drafter"] in ("perfect", "erratic"):
+        assert state.avg_spec_accept_length > 1.1
+    if way["memory"] == "short":
+        assert state.num_retractions > 0
+    if way["below"] == "host":
+        assert scheduler.kv.cache.lower.counts.loaded > 0 or way["memory"] == "enough"
 
 
-def storm(rng: random.Random, setup: Setup, draw: Callable[[random.Random, Sequence[list[int]], int], Asked]) -> None:
-    """Requests and disturbances; at the end each answer is compared with what its request gets alone."""
+def storm(
+    rng: random.Random, setup: Setup, draw: Callable[[random.Random, Sequence[list[int]], int], Asked]
+) -> HiddenScheduler:
+    """Requests and disturbances; at the end each answer is compared with what its request gets alone.
+
+    Returns the scheduler, in which nothing is left of any request.
+    """
     scheduler = HiddenScheduler(setup)
     beginnings = [[rng.randrange(1, VOCAB) for _ in range(rng.randrange(8, 60))] for _ in range(3)]
     asked = {}
@@ -213,6 +274,7 @@ def storm(rng: random.Random, setup: Setup, draw: Callable[[random.Random, Seque
     scheduler.run(max_turns=60_000)
     for rid, request in asked.items():
         check(request, scheduler.answers[rid], scheduler.states[rid])
+    return scheduler
 
 
 def check(asked: Asked, answer: Answer, states: list[float]) -> None:
