@@ -40,7 +40,7 @@ fuzz: setup  ## requests that nobody thought of, to every route; hours
 check: setup  ## style, types and import layers only
 	@scripts/check
 
-format: setup  ## put every file into the one style
+format: setup  ## put every file, and every page, into the one style
 	@scripts/format
 
 docs: setup  ## build the docs site into site/; warnings are errors

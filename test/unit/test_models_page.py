@@ -30,8 +30,9 @@ def test_the_page_is_what_the_registry_says() -> None:
 
 
 def rows(text: str) -> dict[str, str]:
-    """Architecture -> its line."""
-    return {line.split("`")[1]: line for line in text.splitlines() if line.startswith("- `")}
+    """Architecture -> its list item, as one line."""
+    items = text.replace("\n  ", " ").splitlines()
+    return {line.split("`")[1]: line for line in items if line.startswith("- `")}
 
 
 def test_what_is_known_of_families_names_families_and_parsers() -> None:

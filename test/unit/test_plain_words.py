@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.markdown import WIDTH, fill
 from fixtures.plain_words import MAX_WORDS, complaints, prose_of_markdown
 from mysglang.srt.args.field import Option
 from mysglang.srt.args.groups import group_options
@@ -50,3 +51,14 @@ def test_code_tables_and_links_of_a_page_are_no_long_sentences() -> None:
         "# Whoever\n\n```bash\nwhoever likewise\n```\n\n| a | b |\n| --- | --- |\n| one | two |\n\n[text](whoever.md)\n"
     )
     assert [line.partition(" ")[0] for line in complaints(prose_of_markdown(page))] == ["'whoever'"]
+
+
+def test_long_lines_of_a_page_are_filled() -> None:
+    words = " ".join(["word"] * 40)
+    page = f"# {words}\n\n- {words} - {words}\n- short\n\n```\n{words}\n```\n\n| {words} |\n"
+    filled = fill(page)
+    assert filled.split() == page.split() and fill(filled) == filled, "only the ends of lines change"
+    kept = {f"# {words}", words, f"| {words} |", "- short"}
+    assert kept <= set(filled.splitlines())
+    item = [line for line in filled.splitlines() if line not in kept and "word" in line]
+    assert item[0].startswith("- word") and all(line.startswith("  word") and len(line) <= WIDTH for line in item[1:])
