@@ -118,7 +118,7 @@ def _generated_shared_prefix(
 def _sharegpt(
     options: DatasetOptions, vocabulary: Vocabulary, writer: Writer, rng: np.random.Generator
 ) -> list[Prompt]:
-    return _usable(options, vocabulary, writer, _shuffled(read_sharegpt(_path(options)), rng))
+    return _usable(options, vocabulary, writer, _shuffled(read_sharegpt(_path(options, "random-ids")), rng))
 
 
 def _custom(options: DatasetOptions, vocabulary: Vocabulary, writer: Writer, rng: np.random.Generator) -> list[Prompt]:

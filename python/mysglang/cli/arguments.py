@@ -12,7 +12,10 @@ def add_server_flags(parser: argparse.ArgumentParser, *, own: bool = False) -> N
     """Which server to ask. `own`: whether the command can start one itself."""
     part = parser.add_argument_group("server")
     part.add_argument(
-        "--base-url", metavar="URL", help=f"A running server. Default: ${BASE_URL.name}, else {BASE_URL.default}."
+        "--base-url",
+        "--url",
+        metavar="URL",
+        help=f"A running server. Default: ${BASE_URL.name}, else {BASE_URL.default}.",
     )
     part.add_argument("--api-key", metavar="KEY", help=f"The server's key. Default: ${API_KEY.name}, if it is set.")
     if own:

@@ -15,6 +15,7 @@ import orjson
 
 from mysglang.bench.flags import ToolParser, positive
 from mysglang.bench.refused import Failed
+from mysglang.srt.args.resolve import EMBEDDED_MODEL, is_embedded
 from mysglang.srt.configs.architectures import ARCHITECTURES
 from mysglang.srt.configs.checkpoint_sizes import DTYPE_BYTES, check_checkpoint, num_parameters
 from mysglang.srt.configs.floors import H200, TERA, Ceilings, ModelSizes
@@ -38,6 +39,7 @@ def make_parser(prog: str) -> ToolParser:
         "the least time of a decode step, before anything is loaded.",
         examples={
             "{prog}": "List the architectures.",
+            "{prog} tiny": "The model that is built in.",
             "{prog} Qwen/Qwen3-8B": "On the GPU of this machine, or on one H200 if there is none.",
             "{prog} ./my-model/config.json --memory 24 --bandwidth 1.0": "On a device of 24 GiB that reads 1.0 TB/s.",
         },
@@ -46,7 +48,8 @@ def make_parser(prog: str) -> ToolParser:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="A directory, its config.json, or a name on Hugging Face. A config.json alone is enough.",
+        help="A directory, its config.json, or a name on Hugging Face; tiny is the model that is built in. A "
+        "config.json alone is enough. Or the name of an architecture, to see whether it runs.",
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead of text.")
     part = parser.add_argument_group("device")
@@ -97,15 +100,17 @@ def make_parser(prog: str) -> ToolParser:
 def main(argv: Sequence[str], prog: str) -> int:
     options = make_parser(prog).parse_all(argv)
     try:
-        found = architectures() if options.model is None else of_model(options)
+        listed = architectures()
+        if of_one := options.model is not None and options.model not in listed:
+            found = of_model(options)
+        else:
+            found = listed if options.model is None else {options.model: listed[options.model]}
     except ConfigError as error:
         raise Failed(*error.problems) from None
     if options.json:
         print(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
-    elif options.model is None:
-        print(_list(found))
     else:
-        print(_card(found))
+        print(_card(found) if of_one else _list(found))
     return 0
 
 
@@ -116,7 +121,8 @@ def architectures() -> dict[str, Any]:
 
 def of_model(options: argparse.Namespace) -> dict[str, Any]:
     """The figures of one model. Raises ConfigError for what cannot be served."""
-    path = options.model.removesuffix("/config.json") if Path(options.model).is_file() else options.model
+    path = str(EMBEDDED_MODEL) if is_embedded(options.model) else options.model
+    path = path.removesuffix("/config.json") if Path(path).is_file() else path
     folder = resolve_model_path("." if path == "config.json" else path, load_format="dummy")
     config = ModelConfig.from_path(str(folder), dtype=options.dtype)
     stored = _stored(folder, config)
@@ -212,7 +218,9 @@ def _list(found: dict[str, Any]) -> str:
 def _card(found: dict[str, Any]) -> str:
     """The figures in lines of at most 100 characters."""
     stored = found["checkpoint"]
-    files = "config.json alone" if stored is None else f"{stored['files']} files, {stored['file_bytes'] / GIB:.2f} GiB"
+    files = (
+        "config.json alone" if stored is None else f"{_counted(stored['files'])}, {stored['file_bytes'] / GIB:.2f} GiB"
+    )
     lines = [
         _line("architecture", f"{found['architecture']} ({WORDS[found['task']]}), {found['layers']} layers"),
         _line("context length", f"{found['context_length']} tokens"),
@@ -256,6 +264,10 @@ def _steps(found: dict[str, Any]) -> list[str]:
 
 def _line(name: str, value: str) -> str:
     return f"{name:<18} {value}"
+
+
+def _counted(files: int) -> str:
+    return "1 file" if files == 1 else f"{files} files"
 
 
 def _large(number: int) -> str:

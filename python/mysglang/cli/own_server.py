@@ -18,7 +18,6 @@ from mysglang.srt.args.cli import parse
 from mysglang.srt.environ import BASE_URL
 from mysglang.srt.utils.process import child_environment
 
-TINY = "tiny"
 """Names the embedded model on the command line."""
 
 HINT = " Start one with `mysglang serve`, name one with --base-url, or give --model-path."
@@ -52,8 +51,7 @@ def chosen_server(options: argparse.Namespace, flags: Sequence[str]) -> Iterator
     if options.model_path is None:
         yield ApiClient(options.base_url or BASE_URL.get(), options.api_key, hint=HINT)
         return
-    model = [] if options.model_path == TINY else ["--model-path", options.model_path]
-    with own_server([*model, *flags]) as url:
+    with own_server(["--model-path", options.model_path, *flags]) as url:
         yield ApiClient(url, options.api_key)
 
 

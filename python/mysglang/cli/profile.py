@@ -57,7 +57,6 @@ def make_parser(prog: str) -> ToolParser:
         metavar="KEY",
         help=f"The key of the server's owner. Default: ${ADMIN_API_KEY.name}, if it is set.",
     )
-    parser.add_argument("--url", dest="base_url", metavar="URL", help="The same as --base-url.")
     return parser
 
 

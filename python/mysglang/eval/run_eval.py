@@ -115,7 +115,7 @@ def make_parser(prog: str = PROG) -> ToolParser:
     part.add_argument("--max-tokens", "--max-new-tokens", type=positive, help="Longest answer. Default: by task.")
     part.add_argument("--allow-code-execution", action="store_true", help="Run what the model writes (humaneval).")
     part = parser.add_argument_group("server")
-    part.add_argument("--base-url", metavar="URL", help=f"Default: ${BASE_URL.name}, else {BASE_URL.default}.")
+    part.add_argument("--base-url", "--url", metavar="URL", help=f"Default: ${BASE_URL.name}, else {BASE_URL.default}.")
     part.add_argument("--host", help="Instead of --base-url, with --port.")
     part.add_argument("--port", type=positive, help="Default: 30000.")
     part.add_argument("--api-key", metavar="KEY", help=f"Default: ${API_KEY.name}, if it is set.")

@@ -75,7 +75,7 @@ def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--url", help="Ask a running server, such as http://127.0.0.1:30000.")
+    source.add_argument("--url", "--base-url", help="Ask a running server, such as http://127.0.0.1:30000.")
     source.add_argument("--transformers", action="store_true", help="Use transformers, the reference.")
     source.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="Compare two files of answers.")
     parser.add_argument(

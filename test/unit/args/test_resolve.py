@@ -50,6 +50,10 @@ def test_several_keys_take_turns_unless_told_otherwise(tmp_path: Path) -> None:
     assert resolved(CPU).schedule.shares_by is None
 
 
+def test_tiny_is_the_embedded_model() -> None:
+    assert resolved(CPU, model_path="tiny") == resolved(CPU)
+
+
 def test_auto_kernels_are_the_platforms_choice() -> None:
     kernels = resolved(CPU, attention_backend="auto", sampling_backend="auto").kernels
     assert kernels.attention_backend is None

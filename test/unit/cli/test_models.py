@@ -88,6 +88,22 @@ def test_lists_every_architecture(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in capsys.readouterr().out for name in ["Qwen3ForCausalLM"])
 
 
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3Model"])
+def test_whether_an_architecture_runs(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert set(figures(capsys, name)) == {name}
+    assert run(["models", name]) == 0 and name in capsys.readouterr().out
+
+
+def test_the_model_that_is_built_in(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tiny` names it, unless a directory here has that name."""
+    monkeypatch.chdir(tmp_path)
+    assert figures(capsys, "tiny")["checkpoint"]["files"] == 1
+    model(tmp_path / "tiny", SHAPES["qwen3-0.6b"])
+    assert figures(capsys, "tiny")["checkpoint"] is None
+
+
 def test_a_shape_without_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(write_shape("llama-8b", tmp_path))
     words = ("--memory", "24", "--bandwidth", "2", "--mem-fraction-static", "0.8", "--batch-size", "4", "4096")

@@ -21,7 +21,7 @@ class ModelArgs:
         None,
         aliases=("model",),
         help="Directory in Hugging Face format, a GGUF file, or name of a Hugging Face repository (OWNER/NAME, or "
-        "OWNER/NAME/FILE.gguf), which is downloaded. If unset, the embedded model is served.",
+        "OWNER/NAME/FILE.gguf), which is downloaded. Unset, or with tiny, the embedded model is served.",
     )
     tokenizer_path: str | None = arg(
         None,

@@ -7,6 +7,7 @@ graphs, tokens in the KV cache, requests that run at once) stays None; the sched
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,8 @@ Choice = TypeVar("Choice", bound=str)
 
 EMBEDDED_MODEL = Path(__file__).parents[2] / "assets" / "tiny"
 EMBEDDED_MODEL_NAME = "mysglang-tiny"
+TINY = "tiny"
+"""What a command line calls the embedded model."""
 
 CPU_CHUNK = 2048
 CHUNK_BY_GPU_MEMORY = ((20, 2048), (60, 4096), (160, 8192), (float("inf"), 16384))
@@ -54,8 +57,13 @@ def resolve_parallel(args: ParallelArgs, hardware: Hardware) -> ParallelArgs:
     return replace(args, device="cuda" if hardware.num_gpus else "cpu")
 
 
+def is_embedded(model_path: str | None) -> bool:
+    """Whether the path names the embedded model: no path does, and so does `tiny` where no directory has that name."""
+    return model_path is None or (model_path == TINY and not os.path.isdir(TINY))
+
+
 def resolve_model(args: ModelArgs, seed: int) -> ModelArgs:
-    model_path = str(EMBEDDED_MODEL) if args.model_path is None else args.model_path
+    model_path = str(EMBEDDED_MODEL) if is_embedded(args.model_path) else args.model_path
     return replace(
         args,
         model_path=model_path,
@@ -116,8 +124,8 @@ def resolve_speculative(args: SpeculativeArgs) -> SpeculativeArgs:
 
 
 def resolve_serving(args: ServingArgs, given: ModelArgs) -> ServingArgs:
-    if given.model_path is None and args.reasoning_parser is None:
+    if is_embedded(given.model_path) and args.reasoning_parser is None:
         args = replace(args, reasoning_parser="auto")
     if args.served_model_name is not None:
         return args
-    return replace(args, served_model_name=given.model_path or EMBEDDED_MODEL_NAME)
+    return replace(args, served_model_name=EMBEDDED_MODEL_NAME if is_embedded(given.model_path) else given.model_path)
