@@ -1,1 +1,1 @@
-"""What the `bench_*` tools share: workloads, load, measures, reports. Only `one_batch` knows the runtime."""
+"""The shared parts of the `bench_*` tools: workloads, load, measures, reports. Only `one_batch` knows the runtime."""

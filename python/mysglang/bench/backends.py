@@ -17,7 +17,7 @@ from mysglang.bench.refused import Refused
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskOptions:
-    """What is the same in all requests of a run."""
+    """Options that are the same in all requests of a run."""
 
     model: str
     stream: bool = True
@@ -189,7 +189,7 @@ def make_backend(name: str, *, incremental: bool = False) -> Backend:
 
 
 def _error(raw: msgspec.Raw) -> str:
-    """What a frame says went wrong; nothing if the field is absent or null."""
+    """Error message of a frame; empty if the field is absent or null."""
     text = bytes(raw).decode(errors="replace")
     return "" if text == "null" else text
 

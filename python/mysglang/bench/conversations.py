@@ -1,4 +1,4 @@
-"""Files of conversations: ShareGPT's JSON list, and JSON lines of one's own."""
+"""Files of conversations: ShareGPT's JSON list, and the user's own JSON lines."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ SHORTEST = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetOptions:
-    """As the flags of the same names."""
+    """Values of the flags with the same names."""
 
     dataset_name: str
     dataset_path: str
@@ -59,7 +59,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, seed: int) -> None:
     part.add_argument("--dataset-name", choices=list(_DATASETS), default="sharegpt", help="Where prompts come from.")
     part.add_argument("--dataset-path", default="", metavar="FILE", help="For sharegpt, custom and random.")
     part.add_argument("--num-prompts", type=positive, default=1000, help="Requests (but for generated-shared-prefix).")
-    part.add_argument("--seed", type=int, default=seed, help="Of everything that is drawn.")
+    part.add_argument("--seed", type=int, default=seed, help="Seed of everything that is drawn.")
     part.add_argument("--random-input-len", type=positive, default=1024, help="Longest prompt.")
     part.add_argument("--random-output-len", type=positive, default=1024, help="Longest answer.")
     part.add_argument(
@@ -122,7 +122,7 @@ def _sharegpt(
 
 
 def _custom(options: DatasetOptions, vocabulary: Vocabulary, writer: Writer, rng: np.random.Generator) -> list[Prompt]:
-    """In the file's order: who writes a file of his own means it."""
+    """Prompts in the order of the user's file."""
     return _usable(options, vocabulary, writer, read_custom(_path(options)))
 
 

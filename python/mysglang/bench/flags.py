@@ -88,7 +88,7 @@ def positive(text: str) -> int:
 
 
 def natural(text: str) -> int:
-    """The same where zero is a sensible number too."""
+    """Parse an integer that is at least zero."""
     return _at_least(text, 0)
 
 

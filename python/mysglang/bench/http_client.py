@@ -26,7 +26,7 @@ class ConnectionFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is. `prefix` begins every path, and has no slash at its end."""
+    """Address of a server. `prefix` begins every path, and does not end with a slash."""
 
     host: str
     port: int
@@ -96,7 +96,7 @@ class _Exchange(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except Exception as error:  # whatever goes wrong with an answer is that request's failure
+        except Exception as error:  # any error while an answer is read fails that request only
             self._fail(f"the answer cannot be read: {error}")
 
     def eof_received(self) -> None:

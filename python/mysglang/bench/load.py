@@ -1,4 +1,6 @@
-"""Load: when requests are sent, and how many at once. Knows no server: `send` is whatever answers a prompt."""
+"""Load: when requests are sent, and how many at once. It knows no server: `send` is any function that answers a
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,11 @@ class LoadResult:
     start: float
     duration: float
     cpu: float
-    """Processor time that this process spent meanwhile."""
+    """Seconds of processor time that this process used during the run."""
     late: float
-    """By how much the latest request was let go after its time: what this process could not keep up with."""
+    """Largest delay in seconds between a request's scheduled time and its sending, because this process could not keep
+    up.
+    """
 
 
 def arrival_times(count: int, rate: float, rng: np.random.Generator) -> list[float]:

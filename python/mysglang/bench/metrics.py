@@ -125,7 +125,9 @@ def measure(
     vocabulary: Vocabulary,
     objectives: Mapping[str, float] | None = None,
 ) -> ServingMetrics:
-    """Of all requests that succeeded. `objectives`: milliseconds by ttft, tpot or e2el, for goodput."""
+    """Metrics of all requests that succeeded. `objectives`: limits in milliseconds for ttft, tpot or e2el, for
+    goodput.
+    """
     good = [record for record in records if record.ok]
     cached = [record.cached_tokens for record in good if record.cached_tokens is not None]
     return ServingMetrics(
@@ -162,7 +164,7 @@ def _scale(record: RequestRecord) -> float:
 
 
 def _most_at_once(records: Sequence[RequestRecord]) -> int:
-    # At equal times ends come before starts.
+    # Ends sort before starts of the same time.
     events = sorted([(record.start, 1) for record in records] + [(record.end, -1) for record in records])
     return int(np.cumsum([change for _, change in events]).max()) if events else 0
 

@@ -36,7 +36,7 @@ class OneBatchResult:
     output_len: int
     prefill_latency: float
     decode_latencies: list[float]
-    """Of each step; empty for an output of one token, which prefill yields."""
+    """Seconds of each decode step; empty if the output is one token, because prefill yields that one."""
 
     @property
     def prefill_throughput(self) -> float:
@@ -48,7 +48,7 @@ class OneBatchResult:
 
     @property
     def overall_throughput(self) -> float:
-        """Of input and output together."""
+        """Tokens per second of input and output together."""
         return self.batch_size * (self.input_len + self.output_len) / self.total_latency
 
     @property
@@ -208,5 +208,5 @@ class Rows:
 
 
 def make_kv(capacity: WorkerCapacity) -> KvManager:
-    """Of one batch, which shares nothing."""
+    """KV cache for one batch whose requests share no prefix."""
     return KvManager(capacity.spaces, capacity.num_slots, capacity.max_context, prefix_cache("chunk"))

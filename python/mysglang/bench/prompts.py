@@ -14,7 +14,9 @@ Content: TypeAlias = str | list[int]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What to ask and how long the answer shall be. `prompt_len` is in tokens, without what a chat template adds."""
+    """A prompt and the wanted length of its answer. `prompt_len` is in tokens, without the additions of a chat
+    template.
+    """
 
     content: Content
     prompt_len: int

@@ -11,7 +11,7 @@ class RequestRecord:
 
     start: float
     prompt_tokens: int
-    """As the workload counts them, until the server says."""
+    """The workload's count of prompt tokens, until the server reports its own."""
     end: float = 0.0
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     """(time, new tokens) of each chunk that brought tokens."""

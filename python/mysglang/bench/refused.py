@@ -12,7 +12,7 @@ FAILED = 1
 BAD_OPTIONS = 2
 INTERRUPTED = 130
 READER_GONE = 141
-"""What a shell reports for a program that SIGPIPE ended: `| head` has read enough."""
+"""Exit status that a shell reports for a program that SIGPIPE ended, for example because `| head` has read enough."""
 
 
 class Refused(Exception):

@@ -38,7 +38,7 @@ WARMUP_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run gave."""
+    """Result of one run."""
 
     metrics: ServingMetrics
     load: LoadResult
@@ -48,7 +48,7 @@ class Run:
     """Pieces of answers that the client read."""
 
     def client(self) -> dict[str, float]:
-        """What the load generator itself took, to be read beside the figures: it shares the host with many a server."""
+        """The load generator's own CPU use, to be read beside the figures: it often shares the host with the server."""
         return {
             "client_cpu_share": self.load.cpu / self.load.duration,
             "client_cpu_us_per_chunk": self.load.cpu / max(1, self.chunks) * 1e6,
@@ -57,7 +57,7 @@ class Run:
 
 
 class Server:
-    """What the server says about itself. A server of another make may have nothing to say."""
+    """The server's description of itself. Other makes of servers may report nothing."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
@@ -107,7 +107,7 @@ class Server:
 
 
 async def run(options: argparse.Namespace) -> Run:
-    """As the flags say. Raises Refused or Failed."""
+    """Run the benchmark that the flags describe. Raises Refused or Failed."""
     client = HttpClient(options.base_url, options.header)
     server = Server(client)
     await server.wait_ready(options.ready_check_timeout_sec)
@@ -143,7 +143,7 @@ async def run(options: argparse.Namespace) -> Run:
 
 
 def accept_length(info: Mapping[str, Any] | None) -> float | None:
-    """What a server says of its drafts in its /server_info, if it tries any."""
+    """Accepted draft tokens per step as the server's /server_info reports them; None without speculative decoding."""
     match info:
         case {"internal_states": [{"avg_spec_accept_length": float() | int() as length}, *_]}:
             return float(length)

@@ -31,7 +31,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, name: str) -> Vocabulary:
-        """Of a directory with tokenizer.json, or a Hugging Face repository. Raises Refused."""
+        """Load the tokenizer of a directory with tokenizer.json, or of a Hugging Face repository. Raises Refused."""
         folder = Path(name)
         try:
             if folder.is_dir():
@@ -65,7 +65,7 @@ class Vocabulary:
         return text
 
     def encode(self, text: str) -> list[int]:
-        """Without special tokens around it. Raises Refused if there is no tokenizer."""
+        """Token ids of `text`, without special tokens around it. Raises Refused if there is no tokenizer."""
         ids: list[int] = self._texts().encode(text, add_special_tokens=False).ids
         return ids
 

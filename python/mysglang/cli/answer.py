@@ -19,13 +19,13 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """What has come so far."""
+    """The part of an answer that has arrived."""
 
     text: str = ""
     thought: str = ""
     calls: list[Call] = field(default_factory=list)
     tokens: int = 0
-    """As the server counts them, once it has said so."""
+    """Completion tokens by the server's count; the server reports them at the end."""
     shown: str = ""
     """The last piece that `take` gave."""
 

@@ -17,7 +17,7 @@ from mysglang.bench.refused import Failed, Refused
 from mysglang.srt.environ import API_KEY
 
 CONNECT_S = 10.0
-"""For a connection to stand. An answer may take any time."""
+"""Seconds to wait for a connection. An answer may take any time."""
 MAX_SHOWN = 500
 """Characters of an answer that an error quotes."""
 

@@ -35,7 +35,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     part.add_argument("--max-tokens", type=natural, help="Longest answer, in tokens. Default: what the context holds.")
     part.add_argument("--seed", type=int, help="The same seed draws the same answer.")
     part.add_argument(
-        "--thinking", choices=("on", "off"), help="Whether the model thinks first, if it can do both. Default: its own."
+        "--thinking",
+        choices=("on", "off"),
+        help="Let the model think first, or not, if it can do both. Default: the model's own.",
     )
 
 

@@ -81,14 +81,14 @@ class Chat:
     """One conversation. Errors of a request are shown, and the talk goes on."""
 
     def __init__(self, client: ApiClient, fields: dict[str, Any], *, system: str | None, stats: bool) -> None:
-        """`fields`: of every request, besides its messages."""
+        """`fields`: fields of every request, in addition to its messages."""
         self._client = client
         self._fields = fields
         self._system = system
         self._stats = stats
         self._style = style_of(sys.stdout)
         self._messages: list[dict[str, Any]] = []
-        """Without the system message."""
+        """The conversation so far, without the system message."""
         self._over = False
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
             "/help": (self._help, "list what can be typed"),

@@ -43,7 +43,7 @@ def main(argv: Sequence[str], prog: str) -> int:
 
 
 def completing() -> bool:
-    """Whether a shell asks for completions, and no command is to run."""
+    """True if a shell asks for completions, and no command is to run."""
     return ASKED in os.environ
 
 

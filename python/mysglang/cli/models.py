@@ -150,7 +150,7 @@ def of_model(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _stored(folder: Path, config: ModelConfig) -> dict[str, int]:
-    """What the headers of the checkpoint say; empty where there is a config.json alone."""
+    """The checkpoint's facts from the headers of its files; empty for a directory with a config.json only."""
     paths = find_weights(folder).paths if has_weights(folder) else ()
     if not paths:
         return {}
@@ -164,7 +164,7 @@ def _stored(folder: Path, config: ModelConfig) -> dict[str, int]:
 
 
 def _memory(given: float | None) -> tuple[float, str]:
-    """GiB, and whose."""
+    """Memory in GiB, and whether it is the GPU's or the machine's."""
     if given is not None:
         return given, "as given"
     gpus = detect_hardware().gpu_memory

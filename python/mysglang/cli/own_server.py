@@ -91,6 +91,6 @@ def _wait_ready(process: subprocess.Popen[str]) -> str:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel ask the server to end when this process is gone, in whatever way. Linux only."""
+    """Have the kernel ask the server to end when this process ends for any reason. Linux only."""
     if _PRCTL is not None:
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -32,7 +32,7 @@ def make_parser(prog: str) -> ToolParser:
         "(https://ui.perfetto.dev) shows. The server must have an admin key.",
         examples={
             "{prog} --num-steps 20": "Record 20 steps of the requests that are running.",
-            '{prog} --num-steps 20 --prompt "Tell me a story."': "Send a request meanwhile, if there is no traffic.",
+            '{prog} --num-steps 20 --prompt "Tell me a story."': "Send requests while recording, if there is no traffic.",
             "{prog} --no-cpu --no-gpu": "Record the phases of the scheduler's steps alone, which costs little.",
         },
     )
@@ -49,7 +49,9 @@ def make_parser(prog: str) -> ToolParser:
     part.add_argument("--with-stack", action="store_true", help="Also record Python's stacks, which costs time.")
     part.add_argument("--record-shapes", action="store_true", help="Also record the shapes of tensors.")
     part = parser.add_argument_group("load")
-    part.add_argument("--prompt", metavar="TEXT", help="Ask this meanwhile, so that there are steps to record.")
+    part.add_argument(
+        "--prompt", metavar="TEXT", help="Prompt to send while recording, so that there are steps to record."
+    )
     part.add_argument("--timeout", type=positive, default=60, metavar="SECONDS", help="Longest wait for the steps.")
     add_server_flags(parser)
     parser.add_argument(
@@ -97,7 +99,7 @@ def _activities(options: argparse.Namespace, info: dict[str, Any]) -> list[str]:
 
 
 def _wait(owner: ApiClient, folder: Path, prefix: str, wanted: int, seconds: float) -> int:
-    """Until so many files are there; after `seconds` the server is told to write what it has."""
+    """Wait until that many files exist. After `seconds`, tell the server to write what it has recorded."""
     end = time.monotonic() + seconds
     while len(found := _files(folder, prefix)) < wanted and time.monotonic() < end:
         time.sleep(POLL_S)
@@ -124,7 +126,7 @@ def _files(folder: Path, prefix: str) -> list[Path]:
 
 @contextlib.contextmanager
 def _load(client: ApiClient, options: argparse.Namespace) -> Iterator[None]:
-    """Ask the prompt meanwhile, if there is one."""
+    """Send the prompt repeatedly inside the block, if there is a prompt."""
     if options.prompt is None:
         yield
         return

@@ -26,7 +26,7 @@ from mysglang.srt.environ import API_KEY, BASE_URL
 
 OK = 200
 CHARACTERS_PER_TOKEN = 4
-"""Of a text of which only the characters were counted."""
+"""Estimate for records that have only the number of characters of a text."""
 FIRST_ID = 100
 """Smaller ids are often special."""
 MAX_SHOWN = 200
@@ -45,7 +45,7 @@ class Replayed:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of the requests."""
+    """The result of sending the recorded requests."""
 
     done: int = 0
     failed: int = 0
@@ -68,7 +68,7 @@ def make_parser(prog: str) -> ToolParser:
     parser.add_argument("file", metavar="FILE", help="The file, one JSON object in each line.")
     parser.add_argument("--speed", type=_speed, default=1.0, help="2 sends twice as fast; 0 sends all at once.")
     parser.add_argument("--only-open", action="store_true", help="Leave out requests that were finished.")
-    parser.add_argument("--seed", type=int, default=0, help="Of the random prompts.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the random prompts.")
     add_server_flags(parser)
     return parser
 
@@ -126,7 +126,7 @@ def _requests(records: Sequence[dict[str, Any]], rng: np.random.Generator, vocab
 
 
 def _body(record: dict[str, Any], rng: np.random.Generator, vocab_size: int) -> dict[str, Any]:
-    """For POST /generate."""
+    """The body of a request to POST /generate."""
     if "request" in record:
         return {**record["request"], "stream": False}
     counts = record["counts"]

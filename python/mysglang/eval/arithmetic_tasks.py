@@ -34,7 +34,9 @@ class Gsm8k:
     num_shots = 5
 
     def examples(self, options: TaskOptions) -> list[Example]:
-        """From JSON lines with `question` and `answer`, which ends in `#### NUMBER`. The first ones are the shots."""
+        """Examples from JSON lines with `question` and `answer`, which ends in `#### NUMBER`. The first ones are the
+        shots.
+        """
         path = options.data_path
         problems = [fields(record, ("question", "answer"), path) for record in read_lines(path)]
         shots, rest = problems[: options.num_shots], problems[options.num_shots :]
@@ -46,7 +48,7 @@ class Gsm8k:
 
 
 class Mgsm:
-    """The same problems in several languages, each a message of its own."""
+    """The problems of GSM8K in several languages, each as a message of its own."""
 
     chat = True
     stop: tuple[str, ...] = ()
@@ -54,7 +56,8 @@ class Mgsm:
     num_shots = 0
 
     def examples(self, options: TaskOptions) -> list[Example]:
-        """From a folder of files mgsm_LANGUAGE.tsv with a question and a number in each row; or from one such file.
+        """Examples from a folder of files mgsm_LANGUAGE.tsv, or from one such file; each row has a question and a
+        number. If a number of examples is given, that many of each language are taken.
 
         With a number of examples, so many of each language.
         """

@@ -29,7 +29,7 @@ class Mmlu:
     num_shots = 0
 
     def examples(self, options: TaskOptions) -> list[Example]:
-        """From a CSV file with the columns Question, A, B, C, D, Answer, and Subject if there are several."""
+        """Examples from a CSV file with the columns Question, A, B, C, D, Answer, and optionally Subject."""
         path = options.data_path
         head, *rows = read_table(path, delimiter=",") or [[]]
         if missing := [name for name in COLUMNS if name not in head]:

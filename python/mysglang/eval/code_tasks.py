@@ -11,7 +11,7 @@ from mysglang.eval.examples import Example, TaskOptions, Verdict, chosen, fields
 from mysglang.eval.sandbox import runs_well
 
 RUN_S = 10.0
-"""For all tests of one function."""
+"""Time limit in seconds for all tests of one function."""
 
 _INSTRUCTION = "Complete this Python function. Reply with the whole function, and what it needs, in one code block.\n\n"
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -26,7 +26,7 @@ class HumanEval:
     num_shots = 0
 
     def examples(self, options: TaskOptions) -> list[Example]:
-        """From JSON lines with `prompt`, `entry_point` and `test`."""
+        """Examples from JSON lines with `prompt`, `entry_point` and `test`."""
         path = options.data_path
         records = [fields(record, ("prompt", "entry_point", "test"), path) for record in read_lines(path)]
         return [self._example(*record) for record in chosen(records, options, path)]

@@ -23,11 +23,11 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an answer is worth."""
+    """Judgement of one answer."""
 
     right: bool
     valid: bool = True
-    """Whether the text held an answer of the wanted form at all."""
+    """True if the text contains an answer of the required form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class Example:
     prompt: str
     """A text to be continued, or the message of a user."""
     judge: Callable[[str], Verdict]
-    """Of the model's text. May take long, and is called in a thread."""
+    """Judges the model's text. It may take long, and is called in a thread."""
     group: str = ""
     """The part of the evaluation that it counts for: a subject, a language."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """What is asked, and how many of it."""
+    """Options of a task: which examples are asked, and how many."""
 
     data_path: Path
     num_examples: int | None
@@ -56,7 +56,7 @@ class Task(Protocol):
     """One evaluation."""
 
     chat: bool
-    """Whether a question is a user's message; else it is a text to be continued."""
+    """True if a question is sent as a user's message; otherwise it is a text to continue."""
     stop: tuple[str, ...]
     max_tokens: int
     """Longest answer, if the user says nothing."""
@@ -96,8 +96,8 @@ def fields(record: dict[str, Any], names: Sequence[str], path: Path) -> list[str
 
 
 def chosen(items: list[Any], options: TaskOptions, path: Path) -> list[Any]:
-    """So many of the items, drawn by the seed; all of them in their order if no number is given. Raises Failed if there
-    are none.
+    """`options.num_examples` of the items, drawn by the seed; all of them in their order if no number is given. Raises
+    Failed if there are none.
     """
     if not items:
         raise Failed(f"{path} holds no question.")

@@ -19,7 +19,7 @@ def continue_text(s: ProgramState, shared: str, rest: str) -> None:
 
 
 def common_prefix(texts: Sequence[str]) -> str:
-    """What all texts begin with: what the first and the last of them in alphabetical order begin with."""
+    """Common prefix of all texts, which is that of the first and the last text in alphabetical order."""
     first, last = min(texts), max(texts)
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:same]

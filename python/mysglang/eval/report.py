@@ -1,4 +1,4 @@
-"""What a run of the evaluation leaves: the score by task, the answers in a file, and how far two files agree."""
+"""Results of an evaluation: the score by task, the answers in a file, and the agreement of two files."""
 
 import json
 from collections import defaultdict
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One answer beside the right one."""
+    """An answer beside the right one."""
 
     task: str
     prompt: str
@@ -47,7 +47,7 @@ def save(results: Iterable[Scored], path: Path) -> None:
 
 
 def load(path: Path) -> list[Scored]:
-    """What `save` wrote."""
+    """Read a file that `save` wrote."""
     return [Scored(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 REACHED_ITS_END = 77
-"""Exit status of a program whose last line was reached; one that calls exit() before that has not passed its tests."""
+"""Exit status of a program that ran to its last line. A program that calls exit() earlier has not passed its tests."""
 
 MEMORY_BYTES = 1 << 30
 FILE_BYTES = 1 << 20
@@ -33,7 +33,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def runs_well(program: str, seconds: float) -> bool:
-    """Whether Python runs `program` to its end without an error, within so many seconds."""
+    """True if Python runs `program` to its end without an error, within that many seconds."""
     with tempfile.TemporaryDirectory(prefix="mysglang-eval-") as folder:
         path = Path(folder, "program.py")
         path.write_text(f"{program}\n\nimport os\nos._exit({REACHED_ITS_END})\n", encoding="utf-8")
@@ -59,9 +59,10 @@ def runs_well(program: str, seconds: float) -> bool:
 
 @cache
 def cuts_network() -> bool:
-    """Whether the kernel lets us take the network away from such a process."""
+    """True if the kernel allows a sandboxed process to be cut off from the network."""
     probe = "import socket\ntry:\n    socket.create_connection(('127.0.0.1', 9), 1)\n"
-    # In a network of its own the loopback interface is down, which is another error than a port that nobody has.
+    # In a network namespace of its own, the loopback interface is down. The error then differs from that of a closed
+    # port.
     return runs_well(f"{probe}except ConnectionRefusedError:\n    raise SystemExit(1)\nexcept OSError:\n    pass", 10.0)
 
 

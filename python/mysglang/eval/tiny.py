@@ -46,7 +46,9 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 
 def _answers(items: Sequence[Item], options: argparse.Namespace, flags: Sequence[str]) -> Iterator[str]:
-    """From the one runner that is asked for. Only that one is imported: they need very different things."""
+    """The answers of the selected runner. Only that runner is imported, because their dependencies are very
+    different.
+    """
     if options.url:
         from mysglang.eval import url_runner
 

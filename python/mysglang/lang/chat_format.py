@@ -29,11 +29,11 @@ class ChatFormat:
     pieces: dict[str, tuple[str, str]]
     """{role: (prefix, suffix)}. A role that is missing is one that the format does not have."""
     opening: str = ""
-    """What stands before a conversation that has no system message, such as a default system message."""
+    """Text before a conversation that has no system message, such as a default system message."""
     default_system_prompt: str | None = None
     """Content of the system message of a conversation that brings none."""
     stop_str: tuple[str, ...] = ()
-    """Texts that end an answer, beside the model's own end-of-text token."""
+    """Texts that end an answer, in addition to the model's own end-of-text token."""
     user_joins_system: bool = False
     """The first user message continues the system message, and so has no prefix of its own (Llama 2)."""
 
@@ -90,7 +90,7 @@ def derive(render: Render, bos: str = "") -> ChatFormat:
 
 
 def _with_system(derived: ChatFormat, render: Render, bos: str, system: str, user: str) -> ChatFormat:
-    """The same with the pieces of a system message, if the template takes one."""
+    """`derived` with the text around a system message, if the template accepts one."""
     conversation = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     try:
         head, between, _ = _cut(render(conversation, False), (system, user))
@@ -115,7 +115,7 @@ def _cut(rendered: str, marks: Sequence[str]) -> list[str]:
 
 
 def _tagged(name: str, begin: str, end: str, assistant: str = "assistant", **more: Any) -> ChatFormat:
-    """A format whose messages are alike but for the role's name."""
+    """A format whose messages all have the same form and differ only in the role's name."""
     names = {"system": "system", "user": "user", "assistant": assistant}
     return ChatFormat(name, {role: (begin.format(names[role]), end) for role in ROLES}, **more)
 

@@ -14,7 +14,7 @@ Logprobs = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a backend found out about the choices. All lists have one entry for each choice."""
+    """Measurements of the choices by a backend. All lists have one entry for each choice."""
 
     choices: Sequence[str]
     normalized_prompt_logprobs: Sequence[float]
@@ -22,7 +22,7 @@ class Scored:
     input_token_logprobs: Sequence[Logprobs]
     output_token_logprobs: Sequence[Logprobs]
     unconditional_token_logprobs: Sequence[Logprobs] | None = None
-    """The same tokens without the text before them; only for methods that require it."""
+    """Log-probabilities of the same tokens without the text before them; only for methods that require them."""
 
     def meta_info(self) -> dict[str, Any]:
         return {

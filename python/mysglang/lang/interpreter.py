@@ -59,7 +59,7 @@ class Interpreter:
         self.fork_start = 0
         """Length of the text that this state had from the state that it was forked from."""
         self.role: str | None = None
-        """Whose message is open."""
+        """Role of the open message."""
         self._role_start = 0
         self._scopes: dict[str, int] = {}
         self._media: list[Media] = []
@@ -82,7 +82,7 @@ class Interpreter:
             self.append(value)
 
     def append(self, value: str) -> None:
-        """Add text, and wake whoever streams it."""
+        """Add text, and wake the readers that stream it."""
         with self._changed:
             self.text_ += value
             self._notify()
@@ -164,7 +164,7 @@ class Interpreter:
         self.set_result(name + REASONING_SUFFIX, thoughts, None)
 
     def prompt(self) -> Prompt:
-        """What the next generation continues."""
+        """The prompt that the next generation continues."""
         partial = self.text_[self._role_start :] if self.role is not None else ""
         return Prompt(self.text_, tuple(self.messages_), self.role, partial, tuple(self._media))
 
@@ -214,7 +214,7 @@ class Interpreter:
             self._changed.wait_for(lambda: not self._running)
 
     def close(self) -> None:
-        """Nothing more will be submitted, so streams may end."""
+        """Mark the state as complete, so that streams may end."""
         with self._changed:
             self._closed = True
             self._notify()
@@ -228,7 +228,7 @@ class Interpreter:
             self._notify()
 
     def error(self) -> Exception | None:
-        """What ended the program early."""
+        """The exception that ended the program early, or None."""
         self.sync()
         return self._error
 

@@ -50,7 +50,7 @@ class SglFunction:
         self.__name__ = func.__name__
 
     def bind(self, **arguments: object) -> SglFunction:
-        """The same program with some arguments given. Raises TypeError for a name that is no argument."""
+        """This program with some arguments given. Raises TypeError for a name that is not an argument."""
         self._refuse_unknown(arguments)
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **arguments})
 
@@ -116,7 +116,9 @@ class SglFunction:
         return states if generator_style else list(states)
 
     def trace(self, *, backend: Backend | None = None, **arguments: object) -> TracedState:
-        """What the program adds to its state, without running a model. Arguments without a value are placeholders."""
+        """The additions of the program to its state, found without running a model. Arguments without a value are
+        placeholders.
+        """
         self._refuse_unknown(arguments)
         given = {**{name: Argument(name) for name in self.arg_names}, **self.bind_arguments, **arguments}
         return trace(self.func, given, backend_or_default(backend).get_chat_template())

@@ -16,9 +16,9 @@ class Prompt:
     messages: tuple[Message, ...] = ()
     """The messages that are complete."""
     role: str | None = None
-    """Whose message is being written; None between messages, and for programs without roles."""
+    """Role of the message that is being written; None between messages, and for programs without roles."""
     partial: str = ""
-    """What that message holds so far."""
+    """Text of that message so far."""
     media: tuple[Media, ...] = ()
     """Images and videos of the whole text, in order."""
 

@@ -46,12 +46,12 @@ class SamplingParams:
     json_schema: str | None = None
 
     def over(self, defaults: SamplingParams) -> SamplingParams:
-        """These parameters, and those of `defaults` where these say nothing."""
+        """These parameters; where one is unset, the value of `defaults`."""
         said = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
         return replace(defaults, **said)
 
     def with_stops(self, more: Sequence[str]) -> SamplingParams:
-        """The same, also stopping at each of `more`."""
+        """These parameters, with each of `more` as a further stop text."""
         return replace(self, stop=[*self.stops(), *more]) if more else self
 
     def stops(self) -> list[str]:
@@ -59,8 +59,8 @@ class SamplingParams:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     def typed(self) -> SamplingParams:
-        """The same with `dtype` turned into a regular expression. Raises ValueError for an unknown type, and for a
-        `dtype` beside a `regex` or a `json_schema`: only one of them can decide what the answer looks like.
+        """These parameters with `dtype` replaced by its regular expression. Raises ValueError for an unknown type, and
+        for a `dtype` beside a `regex` or a `json_schema`: only one of them can decide what the answer looks like.
         """
         if self.dtype is None:
             return self
@@ -82,7 +82,7 @@ class SamplingParams:
 
 
 DEFAULTS = SamplingParams(max_new_tokens=128, temperature=1.0)
-"""What `SglFunction.run` takes where it is told nothing."""
+"""Parameters of `SglFunction.run` that the caller does not set."""
 
 
 def type_name(dtype: Dtype) -> str:

@@ -1,4 +1,4 @@
-"""What programs take where they are told nothing."""
+"""Defaults of programs: the backend and the parameters that a caller does not set."""
 
 from __future__ import annotations
 

@@ -33,18 +33,18 @@ class GrowingState(Protocol):
 
 
 class Speculation(Protocol):
-    """What an interpreter asks before it adds text or generates."""
+    """The interpreter calls this before it adds text or generates."""
 
     def fill(self, state: GrowingState, value: str) -> bool:
-        """Whether `value` was taken and must not be added to the text now."""
+        """True if `value` was taken by the speculation; the interpreter must not add it to the text now."""
         ...
 
     def gen(self, state: GrowingState, name: str | None, params: SamplingParams) -> bool:
-        """Whether the generation was taken over."""
+        """True if the speculation handles the generation."""
         ...
 
     def role_end(self, state: GrowingState) -> None:
-        """A message ends: whatever was taken must be done."""
+        """A message ends: everything that the speculation has collected must be executed now."""
         ...
 
 
@@ -62,7 +62,9 @@ class NoSpeculation:
 
 
 class TextSpeculation:
-    """For backends that complete text: a generation asks for more than it needs; what is left may serve the next."""
+    """Speculation for backends that complete text: one generation asks for more text than it needs, and the rest may
+    serve the next one.
+    """
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
@@ -105,7 +107,9 @@ class _Term:
 
 
 class ChatSpeculation:
-    """For backends that answer whole conversations: the parts of an assistant's message are collected until it ends."""
+    """Speculation for backends that answer whole conversations: the parts of an assistant message are collected until
+    it ends.
+    """
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
@@ -172,5 +176,5 @@ def _match(terms: list[_Term], answer: str) -> bool:
 
 
 def _first(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first of `stops` stands."""
+    """Index of the first occurrence of any of `stops`."""
     return min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)

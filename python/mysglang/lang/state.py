@@ -32,7 +32,7 @@ class ProgramState:
     def __init__(self, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
         self.ret_value: object = None
-        """What the program's function returned."""
+        """Return value of the program's function."""
 
     def __iadd__(self, other: Expression | str) -> ProgramState:
         self.interpreter.submit(expression(other))
@@ -76,7 +76,7 @@ class ProgramState:
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
-        """What is added inside becomes the variable `name`."""
+        """Everything that is added inside the block becomes the variable `name`."""
         self.interpreter.submit(VarScopeBegin(name))
         yield
         self.interpreter.submit(VarScopeEnd(name))
@@ -113,7 +113,7 @@ class ProgramState:
         self.interpreter.sync()
 
     def error(self) -> Exception | None:
-        """What ended the program early, or None."""
+        """The exception that ended the program early, or None."""
         return self.interpreter.error()
 
     def get_var(self, name: str) -> Any:
@@ -125,7 +125,7 @@ class ProgramState:
         self.interpreter.variables[name] = value
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> Any:
-        """What the backend says of the generation `name`: token counts, log-probabilities. None if it says nothing.
+        """The backend's report on the generation `name`: token counts, log-probabilities. None if it says nothing.
         Raises TimeoutError after `timeout` seconds.
         """
         self.interpreter.wait_for_var(name, timeout)
@@ -164,7 +164,7 @@ class ProgramState:
         self._raise_if_failed()
 
     def end(self) -> None:
-        """Nothing more will be added."""
+        """Mark the state as complete: nothing more is added."""
         self.interpreter.close()
 
     def _message(self, role: str, expr: Expression | str | None) -> AbstractContextManager[None] | None:

@@ -20,7 +20,7 @@ _current: ContextVar[TracedState | None] = ContextVar("traced program", default=
 
 
 class PrefixKnown(Exception):
-    """What follows depends on an argument or on the model."""
+    """Raised where the rest of the program depends on an argument or on the model."""
 
 
 @dataclass(eq=False)
@@ -30,7 +30,7 @@ class TracedState:
     chat_template: ChatFormat
     only_prefix: bool = False
     nodes: list[Expression] = field(default_factory=list)
-    """What was added, with messages turned into their text."""
+    """Additions to the state, with messages turned into their text."""
     children: list[TracedState] = field(default_factory=list)
     """States that were forked off, and those of programs that were called."""
     _messages: list[Message] = field(default_factory=list)
@@ -119,7 +119,7 @@ def tracing() -> TracedState | None:
 
 
 def trace(function: Callable[..., object], arguments: dict[str, Any], chat_template: ChatFormat) -> TracedState:
-    """What `function` adds to its state, with `arguments`, some of which may be `Argument`s."""
+    """The additions of `function` to its state. Each of `arguments` is a value or an `Argument`."""
     state = TracedState(chat_template)
     if (around := _current.get()) is not None:
         around.children.append(state)
@@ -138,7 +138,7 @@ def common_prefix(function: Callable[..., object], arguments: dict[str, Any], ch
     try:
         function(state, **arguments)
     except Exception:
-        # PrefixKnown, or whatever the program does with an argument that is no value: both end what is common.
+        # PrefixKnown, or any error of the program when it uses a placeholder as a value, ends the common prefix.
         pass
     finally:
         _current.reset(token)

@@ -1,1 +1,1 @@
-"""What runs programs: servers of ours, and the services of others."""
+"""Backends that run programs: servers of ours, and the services of others."""

@@ -1,4 +1,4 @@
-"""Backend: what an interpreter asks of whatever runs the model."""
+"""Backend: the interface between an interpreter and the model or service that generates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Backend(ABC):
     """A model that generates. All methods may be called from several threads at once."""
 
     is_chat_model: bool = False
-    """Only conversations are answered, so text cannot be generated in the middle of a message."""
+    """True if the backend answers conversations only; then text cannot be generated in the middle of a message."""
 
     @abstractmethod
     def get_chat_template(self) -> ChatFormat:
@@ -28,11 +28,11 @@ class Backend(ABC):
 
     @abstractmethod
     def generate(self, prompt: Prompt, params: SamplingParams) -> Generated:
-        """What follows `prompt`. Raises ValueError for parameters that the backend does not have."""
+        """The text that follows `prompt`. Raises ValueError for parameters that the backend does not have."""
 
     @abstractmethod
     def generate_stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[tuple[str, MetaInfo]]:
-        """The same, piece by piece."""
+        """Yields the text that follows `prompt` piece by piece, each with its meta information."""
 
     def select(
         self, prompt: Prompt, choices: Sequence[str], temperature: float, method: ChoicesSamplingMethod

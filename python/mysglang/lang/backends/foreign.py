@@ -1,4 +1,4 @@
-"""What backends on services of others have in common."""
+"""Helpers that the backends on other services share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def import_client(package: str, user: str) -> Any:
 
 
 def only(params: SamplingParams, names: Sequence[str], service: str) -> None:
-    """Raises ValueError for a parameter beside `names`, which the service would not honour."""
+    """Raises ValueError for a parameter that is not in `names`, because the service would not honour it."""
     # These say only how log-probabilities and the end are reported; they change nothing when they are off.
     off = [name for name in params.unknown_to(names) if getattr(params, name) not in (False, 0, -1, [], ())]
     if off:

@@ -48,7 +48,7 @@ first characters of a choice may be one token.
 
 
 class NativeBackend(Backend):
-    """What `RuntimeEndpoint` and `Runtime` have in common. Both answer `generate` and render conversations."""
+    """The common part of `RuntimeEndpoint` and `Runtime`. Both answer `generate` and render conversations."""
 
     _chat_template: ChatFormat
 
@@ -58,7 +58,7 @@ class NativeBackend(Backend):
 
     @abstractmethod
     def ask_stream(self, body: Body) -> Iterator[Mapping[str, Any]]:
-        """Responses whose text grows."""
+        """Responses to one request; each holds the whole text so far."""
 
     @abstractmethod
     def render(self, messages: list[Message], add_generation_prompt: bool) -> str:

@@ -102,7 +102,7 @@ class OpenAI(Backend):
     def select(
         self, prompt: Prompt, choices: Sequence[str], temperature: float, method: ChoicesSamplingMethod
     ) -> ChoicesDecision:
-        """The choice that the model writes if it may write nothing else, token by token. The API tells no
+        """The choice that the model writes if it may write nothing else, token by token. The API reports no
         log-probabilities of given texts, so no other method than the default can be used.
         """
         if self.is_chat_model:
@@ -129,7 +129,7 @@ class OpenAI(Backend):
                 scores[choice] += 1
             written.append(next(iter(agreeing.values()))[place])
             place += 1
-            # A choice that has ended cannot be told from a longer one that goes on, and yields to it.
+            # A choice that is complete may also be the beginning of a longer one. The longer one is then preferred.
             left = {choice: tokens for choice, tokens in agreeing.items() if len(tokens) > place} or {
                 next(iter(agreeing)): []
             }

@@ -27,8 +27,8 @@ class RuntimeEndpoint(NativeBackend):
         verify: bool | str = True,
         chat_template_name: str | None = None,
     ) -> None:
-        """`verify`: a file of certificates to trust, or False to trust all. Raises ConnectionError if nobody answers
-        there, RuntimeError with the server's words if it refuses.
+        """`verify`: a file of certificates to trust, or False to trust all. Raises ConnectionError if no server answers
+        at the address, and RuntimeError with the server's message if it refuses.
         """
         self.base_url = base_url.rstrip("/")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

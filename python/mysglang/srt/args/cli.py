@@ -18,7 +18,7 @@ from mysglang.srt.utils.version import __version__
 
 CONFIG = "config"
 MODEL = "positional model"
-"""Where argparse keeps what is no option of a group."""
+"""Name under which argparse keeps the positional model, which is not an option of a group."""
 
 EPILOG = """
 examples:
@@ -33,11 +33,11 @@ examples:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The program whose command line it is."""
+    """Describes the program whose command line is parsed."""
 
     prog: str
     positional_model: bool
-    """Whether the model may stand there without --model-path."""
+    """True if the model may be given as a positional argument, without --model-path."""
 
 
 LAUNCH_SERVER = Usage("python -m mysglang.launch_server", positional_model=False)
@@ -115,7 +115,7 @@ def _add(part: argparse._ArgumentGroup, option: Option) -> None:
 
 
 def _strangers(rest: Sequence[str]) -> list[str]:
-    """A line for each thing that is no option of ours; the values that follow an unknown flag are part of it."""
+    """A line for each argument that is not an option of ours. Values after an unknown flag belong to it."""
     problems: list[str] = []
     for word in rest:
         if word.startswith("--"):

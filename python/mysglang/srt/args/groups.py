@@ -52,7 +52,7 @@ class ArgGroups:
         }
 
     def bad_values(self) -> Iterator[str]:
-        """One line for each option whose value has not its type, or lies outside its range."""
+        """One line for each option whose value has the wrong type or is out of range."""
         for group, members in group_options().items():
             for option in members:
                 if complaint := option.complaint(getattr(getattr(self, group), option.name)):

@@ -1,4 +1,4 @@
-"""Where cached prefixes go when the device has no room for them."""
+"""Options of the hierarchical cache: where cached prefixes are kept when the device's memory is full."""
 
 from __future__ import annotations
 
@@ -72,19 +72,19 @@ class HicacheArgs:
 
     @property
     def storage_path(self) -> str | None:
-        """Where the file backend writes; None if that is not said, or not readable."""
+        """Folder of the file backend; None if the config does not name it or cannot be read."""
         if complaint_about(self.hicache_storage_backend_extra_config) is not None:
             return None
         return read_storage_config(self.hicache_storage_backend_extra_config).path
 
 
 class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `--hicache-storage-backend-extra-config` may say."""
+    """Keys of `--hicache-storage-backend-extra-config`."""
 
     path: str | None = None
     """Directory of the file backend, which must be given; servers of one model may share it."""
     size_gb: float = 32.0
-    """Of all files together (10^9 bytes); the least recently used go first."""
+    """Limit for all files together (10^9 bytes). The least recently used files are deleted first."""
     block_tokens: int = 64
     """Tokens of one file, rounded up to whole pages: what is shorter is not stored."""
     prefetch_threshold: int = 256
@@ -106,7 +106,7 @@ def read_storage_config(text: str | None) -> StorageConfig:
 
 
 def complaint_about(text: str | None) -> str | None:
-    """What is wrong with the config, or None."""
+    """A message if the config is invalid, or None."""
     try:
         read_storage_config(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What computes."""
+"""Options that choose the kernels."""
 
 from __future__ import annotations
 

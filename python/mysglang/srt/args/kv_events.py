@@ -1,4 +1,6 @@
-"""What `--kv-events-config` says: where and how cached prefixes are told of. SGLang's fields and defaults."""
+"""Fields of `--kv-events-config`: where and how changes of the prefix cache are published. SGLang's names and
+defaults.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,21 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """`null` publishes nothing."""
     endpoint: str = "tcp://*:5557"
     bind: bool | None = None
-    """Whether to bind the endpoint, or to connect to it; None: bind if it names no host."""
+    """True to bind the endpoint, False to connect to it. None: bind if the endpoint names no host."""
     replay_endpoint: str | None = None
-    """Where subscribers may ask for what they missed."""
+    """Endpoint at which subscribers ask for the batches that they missed."""
     buffer_steps: int = 10_000
     """Batches that are kept for those."""
     hwm: int = 100_000
-    """Batches that may wait for a slow subscriber, who misses what comes beyond."""
+    """Batches that may wait for a slow subscriber. Further batches are not sent to it."""
     max_queue_size: int = 100_000
-    """Batches that may wait to be sent at all."""
+    """Batches that may wait to be sent to all subscribers together."""
     topic: str = ""
     format: Literal["default"] = "default"
 
     @property
     def binds(self) -> bool:
-        """Whether the endpoint is ours."""
+        """True if this process binds the endpoint."""
         if self.bind is not None:
             return self.bind
         return "*" in self.endpoint or "[::]" in self.endpoint or self.endpoint.startswith(("ipc://", "inproc://"))
@@ -46,7 +48,7 @@ def read_kv_events(text: str) -> KvEventsConfig:
 
 
 def complaint_about(text: str | None) -> str | None:
-    """What is wrong with the option, or None."""
+    """A message if the option is invalid, or None."""
     try:
         if text is not None:
             read_kv_events(text)

@@ -1,4 +1,4 @@
-"""What the server tells about itself."""
+"""Options for logs, metrics and other reports of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the model runs."""
+"""Options that divide the model among devices."""
 
 from __future__ import annotations
 

@@ -68,4 +68,4 @@ REASONING_PARSERS = (
     "step3",
     "step3p5",
 )
-"""Beside these, any two tags with `...` between them."""
+"""Names of the built-in parsers. Any two tags with `...` between them are also a parser."""

@@ -1,4 +1,4 @@
-"""Fill every "auto" once that can be told before a model is loaded.
+"""Resolve every "auto" that can be decided before a model is loaded.
 
 Pure functions, one for each group, run in the order of ArgGroups: each may read what is resolved of the groups before
 its own, and of those after only what the user gave. What depends on the loaded model and on free memory (kernels,
@@ -90,7 +90,8 @@ def resolve_shares(args: ScheduleArgs, given: ServingArgs) -> ScheduleArgs:
 
 
 def resolve_kernels(args: KernelArgs) -> KernelArgs:
-    """Only the device's platform knows its best; to it, None is what users may call auto.
+    """Resolve the kernel options for the device; None is what users write as "auto". Deterministic inference leaves out
+    kernels that compute some steps differently from others.
 
     Deterministic inference leaves out whatever computes some steps in another way than others.
     """

@@ -104,17 +104,19 @@ class ScheduleArgs:
 
     @property
     def shares_by(self) -> ShareKey | None:
-        """What tells clients apart that take turns; None where all are one. Of resolved options."""
+        """Key that distinguishes the clients that take turns; None if all requests belong to one client. Valid for
+        resolved options.
+        """
         return None if self.fair_share_by == "none" else self.fair_share_by
 
     @property
     def has_priorities(self) -> bool:
-        """Whether requests may say how urgent they are."""
+        """True if requests may have a priority."""
         return self.enable_priority_scheduling or self.schedule_policy == "priority"
 
     @property
     def preemption_threshold(self) -> int | None:
-        """By how much more urgent one must be to displace another; None: nobody is displaced."""
+        """A request can preempt another whose priority is lower by more than this. None: no request is preempted."""
         off = self.disable_priority_preemption or not self.has_priorities
         return None if off else self.priority_scheduling_preemption_threshold
 

@@ -12,7 +12,7 @@ from mysglang.srt.args.parsers import REASONING_PARSERS, CompletionTemplateName,
 DefaultsSource = Literal["model", "openai"]
 
 UnknownFields = Literal["report", "error"]
-"""What becomes of a request with a field that this server does not know: it is answered, or refused."""
+"""How a request with a field that this server does not know is handled: answered, or refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,16 +140,16 @@ class ServingArgs:
 
     @property
     def has_keys(self) -> bool:
-        """Whether clients need a key."""
+        """True if clients need a key."""
         return bool(self.api_key) or self.api_key_file is not None
 
     @property
     def keeps_keys_apart(self) -> bool:
-        """Whether each key has a prefix cache of its own: where there are several, unless they may share."""
+        """True if each API key has a prefix cache of its own: with several keys, unless sharing is allowed."""
         return not self.share_cache_between_keys and len(set(self.keys())) > 1
 
     def keys(self) -> tuple[str, ...]:
-        """Every key of clients, read anew."""
+        """Every API key of clients, read again from the files."""
         named = () if not self.api_key else (self.api_key,)
         return named + (() if self.api_key_file is None else read_keys(self.api_key_file))
 

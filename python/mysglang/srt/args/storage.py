@@ -1,4 +1,4 @@
-"""What the server keeps for its clients."""
+"""Options for files that the server keeps for its clients."""
 
 from __future__ import annotations
 

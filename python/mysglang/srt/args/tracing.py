@@ -1,4 +1,4 @@
-"""Where the spans of requests go: how an OTLP endpoint is read."""
+"""Options of tracing: the OTLP endpoint that receives the spans of requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from mysglang.srt.args.observability import ObservabilityArgs
 
 DEFAULT_ENDPOINT = "localhost:4317"
-"""That of a collector on this machine, asked over gRPC."""
+"""Endpoint of a collector on this machine, over gRPC."""
 
 Protocol = Literal["grpc", "http/protobuf"]
 
@@ -46,13 +46,13 @@ def read_endpoint(text: str) -> OtlpTarget:
 
 
 def target_of(args: ObservabilityArgs) -> OtlpTarget:
-    """Where the traces go that `args` ask for. Raises ValueError."""
+    """Target of the traces that `args` ask for. Raises ValueError."""
     given = args.otlp_traces_endpoint
     return read_endpoint(DEFAULT_ENDPOINT if given is None else given)
 
 
 def complaint_about(args: ObservabilityArgs) -> str | None:
-    """What is wrong with the options of traces, in words; None if nothing is."""
+    """A message if the options of traces are invalid, or None."""
     for name in ("otlp_traces_endpoint", "otlp_service_name"):
         if getattr(args, name) is not None and not args.enable_trace:
             return f"--{name.replace('_', '-')} needs --enable-trace."

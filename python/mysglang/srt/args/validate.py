@@ -1,4 +1,4 @@
-"""What must hold of resolved options: a table of rules. All that fail are reported at once, each with what to do.
+"""Rules for resolved options, as a table. All violations are reported at once, each with a remedy.
 
 The range and choices of a single option stand with the option (`arg(at_least=…)`); here is what concerns several, or
 the machine.
@@ -326,7 +326,7 @@ def _broken(groups: ArgGroups, hardware: Hardware) -> Iterator[str]:
 
 
 def _found(path: str | None) -> bool:
-    """Whether the path is a directory or a GGUF file, or may be a repository's name or that of a file in one."""
+    """True if the path is a directory or a GGUF file, or may name a repository or a file in one."""
     if path is None:
         return False
     here = Path(path).is_dir() or (path.endswith(".gguf") and Path(path).is_file())

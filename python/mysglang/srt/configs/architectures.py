@@ -69,20 +69,20 @@ from mysglang.srt.configs.plug_ins import load_plug_in, plug_ins
 from mysglang.srt.errors import ConfigError
 
 Task: TypeAlias = Literal["generate", "embed", "classify"]
-"""What a model gives: text, a vector for each prompt, or a score for each of its labels."""
+"""The output of a model: generated text, a vector for each prompt, or a score for each of its labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What must be known of an architecture before its model class is imported."""
+    """Facts about an architecture that are needed before its model class is imported."""
 
     model: str
-    """What computes it: `file:Class` in `package`."""
+    """The model class as `file:Class` in `package`."""
     config: type[DecoderConfig] | None = None
-    """The family of a decoder; None: an encoder, whose tokens see those after them too."""
+    """Config class of a decoder's family; None for an encoder, whose tokens also see later tokens."""
     task: Task = "generate"
     labels: int = 2
-    """Of a classifier whose config.json names none."""
+    """Number of labels of a classifier whose config.json names none."""
     embedding: str | None = None
     """The architecture that is the same without its head, for a model that generates but is to embed."""
     inside: str | None = None
@@ -90,15 +90,15 @@ class Architecture:
     the checkpoint is of the decoder alone.
     """
     positions_after_padding: bool = False
-    """Whether positions are counted from pad_token_id + 1 on, as RoBERTa does."""
+    """True if positions are counted from pad_token_id + 1 on, as RoBERTa does."""
     foreign: bool = False
-    """Whether its layers are transformers' code, so that no plan is made of them."""
+    """True if the layers are transformers' code, so that no plan is made of them."""
     package: str = "mysglang.srt.models"
-    """Where its class is; a package that brings families of its own names its own."""
+    """Package of the class. A package that brings families of its own names itself."""
 
     @property
     def encoder(self) -> bool:
-        """Whether prompts are taken whole only, and nothing is kept of them."""
+        """True if prompts are computed whole only, and nothing is cached."""
         return self.config is None and not self.foreign
 
 
@@ -184,7 +184,7 @@ _ROBERTA = Architecture("roberta:RobertaModel", task="embed", positions_after_pa
 _ROBERTA_CLASSIFIER = replace(_ROBERTA, model="roberta:RobertaForSequenceClassification", task="classify")
 
 WITH_TOWERS = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe", "Llama4")
-"""Families whose decoders also stand in checkpoints with a tower for pictures. Text is served, and the tower is not
+"""Families whose decoders also occur in checkpoints with a vision tower. Text is served, and the tower is not
 loaded.
 """
 
@@ -217,7 +217,7 @@ FOREIGN = Architecture("transformers_backend.model:TransformersCausalLM", foreig
 
 
 def find_architecture(name: str) -> Architecture | None:
-    """The built-in row of that name, else the one that an installed package brings; None if there is none.
+    """The built-in row of that name, or the row of an installed package; None if there is neither.
 
     Raises ConfigError for a package whose families cannot be read, and for two packages that bring the same.
     """

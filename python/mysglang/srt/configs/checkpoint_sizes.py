@@ -1,4 +1,4 @@
-"""Whether the sizes in config.json are those of the checkpoint, and whether a machine has the memory for them.
+"""Checks that the sizes in config.json match the checkpoint, and that the machine has enough memory for them.
 
 Asked before anything is built: a config.json may claim any size, and building is what costs. Compares numbers alone;
 which tensors a model needs in full, the model itself knows (`models/checkpoint_model.py`).
@@ -19,7 +19,9 @@ from mysglang.srt.utils.hardware import GIB
 from mysglang.srt.utils.weight_headers import StoredTensor
 
 SLACK = 1 << 20
-"""Parameters that may be more than the checkpoint's, beside the factor: small ones that are not counted exactly."""
+"""Parameters by which the count may differ from the checkpoint's in addition to the factor, because small tensors are
+not counted exactly.
+"""
 
 DTYPE_BYTES = {"float32": 4}
 """Bytes of one parameter, by the name of its type; other types have 2."""
@@ -108,7 +110,7 @@ def num_parameters(config: ModelConfig) -> int:
 
 
 def _finder(config: ModelConfig) -> Callable[[str], Matrix | None]:
-    """From the name of a checkpoint's tensor to the matrix that it should be; None: it is not known here."""
+    """Function from the name of a checkpoint tensor to the matrix that it should be, or None if the name is unknown."""
     tables = {matrix.name: matrix for matrix in _tables(config)}
     to_ours = renaming(() if config.decoder is None else (*config.decoder.renamed, *config.decoder.aliases))
 

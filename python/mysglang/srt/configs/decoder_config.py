@@ -1,7 +1,7 @@
 """DecoderConfig: the keys of config.json that decoders have in common, and the plan that follows from them.
 
 A family is a subclass in `configs/families/`: the keys that it adds, the values that transformers takes where a file
-leaves a key out, and what is different in its layers. Keys that a family does not name are somebody else's.
+leaves a key out, and what is different in its layers. Keys that a family does not name are ignored.
 """
 
 from __future__ import annotations
@@ -51,20 +51,21 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder with gated MLPs, norms before attention and MLP, rotary positions and no biases."""
 
     float16: ClassVar[bool] = True
-    """Whether activations stay within the range of float16."""
+    """True if activations stay within the range of float16."""
     carries_code: ClassVar[bool] = False
-    """Whether published checkpoints name code of their own (auto_map), which this family stands in for. The code is
-    never run."""
+    """True if published checkpoints name code of their own (auto_map), which this family replaces. The code is never
+    run.
+    """
     rotary_part: ClassVar[float | None] = None
     """Part of each head that is turned where config.json does not say it; None: heads are turned whole, always."""
     rotary_interleaved: ClassVar[bool] = False
-    """Whether neighbouring lanes are turned together."""
+    """True if neighbouring lanes are rotated together."""
     usual_theta: ClassVar[float] = 10000.0
     """`rope_theta` where config.json does not say it."""
     usual_rope: ClassVar[Mapping[str, Any]] = {}
     """Rotary parameters where config.json has none; without any, positions are not scaled."""
     rope_of_layers: ClassVar[str | None] = None
-    """The type of layers whose rotary parameters are the model's, where each type may have its own."""
+    """Layer type whose rotary parameters are used for the whole model, where each type may have its own."""
 
     hidden_size: Width
     intermediate_size: Width

@@ -22,11 +22,13 @@ from mysglang.srt.configs.layer_plan import (
 from mysglang.srt.errors import ConfigError
 
 LATENT_NORM = NormPlan(eps=1e-6)
-"""Of the latent part of rows, and of what queries are made from: epsilon is fixed there, whatever `rms_norm_eps` is."""
+"""Norm of the latent part of rows, and of the vectors that queries are made from. Its epsilon is fixed, whatever
+`rms_norm_eps` is.
+"""
 
 
 class DeepseekConfig(DecoderConfig, frozen=True, kw_only=True):
-    """With `q_lora_rank` null, queries are made from the hidden state."""
+    """If `q_lora_rank` is null, queries are made from the hidden state."""
 
     carries_code: ClassVar[bool] = True
 
@@ -101,16 +103,16 @@ class DeepseekConfig(DecoderConfig, frozen=True, kw_only=True):
         )
 
     def has_experts(self, index: int) -> bool:
-        """Whether the layer of this number may have experts: every `moe_layer_freq`-th, but for the first ones."""
+        """True if the layer of this number may have experts: every `moe_layer_freq`-th, except the first ones."""
         return index >= (self.first_k_dense_replace or 0) and index % self.moe_layer_freq == 0
 
     def router(self, top_k: int) -> RouterPlan:
-        """That of every layer with experts."""
+        """The router of every layer with experts."""
         raise NotImplementedError
 
     @property
     def interleaved(self) -> bool:
-        """Whether rotary positions turn neighbours together."""
+        """True if rotary positions rotate neighbouring lanes together."""
         return True
 
     @property
@@ -119,7 +121,7 @@ class DeepseekConfig(DecoderConfig, frozen=True, kw_only=True):
         return self.topk_method or self.topk_methods[0]
 
     def check(self) -> None:
-        """Not what other decoders must fulfil: heads have sizes of their own, whatever the hidden state's is."""
+        """Replaces the checks of other decoders: the size of heads does not depend on the size of the hidden state."""
         if self.num_key_value_heads not in (None, self.num_attention_heads):
             raise ConfigError(
                 f"config.json: num_key_value_heads is {self.num_key_value_heads}, and latent attention has as many "
@@ -138,7 +140,7 @@ class DeepseekConfig(DecoderConfig, frozen=True, kw_only=True):
 
 
 def score_gain(rope: RopePlan) -> float:
-    """What scores are multiplied by in a model whose context was stretched: the square of 0.1 * mscale_all_dim *
+    """Factor of the attention scores in a model whose context was extended: the square of 0.1 * mscale_all_dim *
     ln(factor) + 1, which its rotary embedding leaves out (Peng et al., "YaRN", 2023, section 3.4).
     """
     numbers = rope.parameters

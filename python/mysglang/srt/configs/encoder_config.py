@@ -1,4 +1,4 @@
-"""EncoderConfig: what a BERT-like encoder's config.json says beside what all models say."""
+"""EncoderConfig: the keys that config.json of a BERT-like encoder has in addition to those of all models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The least time that a device needs for a decode step, from the bytes that the step reads and its products.
+"""Lower bound for the time of a decode step: the bytes that it reads and the products that it computes.
 
 A decode step reads all weights that its rows use, and the keys and values of its requests, once. No gaps, no launches,
 and nothing overlaps. States that linear attention keeps are read and written. Worked out from a
@@ -22,18 +22,18 @@ TERA = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What a device does at most, as `benchmark/ceilings.py` measures it."""
+    """Highest rates of a device, as `benchmark/ceilings.py` measures them."""
 
     read: float
     """Bytes a second."""
     gemm: float
     """Floating point operations a second in a large bf16 product."""
     attention: float
-    """The same in causal attention over long prompts."""
+    """Operations per second of causal attention over long prompts."""
 
     @classmethod
     def of(cls, measured: Mapping[str, Any]) -> Ceilings:
-        """From the JSON object that `benchmark/ceilings.py` prints."""
+        """Ceilings from the JSON object that `benchmark/ceilings.py` prints."""
         return cls(
             float(measured["read_tb_s"]) * TERA,
             float(measured["gemm_bf16_tflop_s"]) * TERA,
@@ -47,12 +47,12 @@ H200 = Ceilings(read=4.60 * TERA, gemm=803 * TERA, attention=520 * TERA)
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one decode step reads and multiplies."""
+    """Bytes and operations of one decode step."""
 
     weight_bytes: float
     kv_bytes: float
     operations: float
-    """Of the products with the weights, over all rows."""
+    """Operations of the products with the weights, over all rows."""
 
     def seconds(self, ceilings: Ceilings) -> float:
         """The floor: weights are read or multiplied with, whichever takes longer, then keys and values are read."""
@@ -68,7 +68,7 @@ class Weights:
     used: int
     """How many of them one token is multiplied with; fewer than `copies` are experts."""
     elements: int
-    """Of one copy, over all layers."""
+    """Weight elements of one copy, over all layers."""
 
     def read_by(self, rows: int) -> float:
         """Elements that a step of `rows` tokens reads, if each token takes experts at random."""
@@ -77,10 +77,10 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What counts of a decoder's shape."""
+    """Sizes of a decoder that determine its memory and speed."""
 
     parameters: int
-    """Of all large matrices, the embedding among them."""
+    """Number of parameters of all large matrices, including the embedding."""
     layers: tuple[Weights, ...]
     head: int
     """Elements of the matrix that makes logits."""
@@ -88,11 +88,13 @@ class ModelSizes:
     """Window of layers (None: they see all tokens) -> bytes of keys and values of one token in all these layers."""
     dtype_bytes: int
     state_bytes: int = 0
-    """Memory of the state that layers keep for each request, whatever its length."""
+    """Bytes of the state that layers keep for each request, whatever its length."""
 
     @classmethod
     def of(cls, config: ModelConfig, kv_cache_dtype: KvCacheDtype = "auto") -> ModelSizes:
-        """Of a decoder, in its dtype. Raises ConfigError for a KV cache that its config.json asks for in vain."""
+        """Sizes of a decoder in its dtype. Raises ConfigError for a KV cache that its config.json asks for and that is
+        not supported.
+        """
         hidden, plan = Size("hidden_size", config.hidden_size), config.plan
         dtype_bytes = DTYPE_BYTES.get(config.dtype, 2)
         elements: dict[tuple[int, int], int] = {}

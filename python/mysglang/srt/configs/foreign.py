@@ -1,4 +1,4 @@
-"""Models whose layers are transformers' code: what is read of their config.json without importing transformers.
+"""Models whose layers are transformers' code: the parts of config.json that are read without importing transformers.
 
 The process that loads the model reads the rest, and compares.
 """
@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeAlias
 from mysglang.srt.errors import ConfigError
 
 ModelImpl: TypeAlias = Literal["auto", "mysglang", "transformers"]
-"""Whose code computes a model's layers. auto: our own where there is some, else transformers'."""
+"""The code that computes a model's layers. auto: our own if it has the architecture, otherwise transformers'."""
 
 ENDINGS = ("ForCausalLM", "LMHeadModel")
-"""Of the names of architectures that transformers may have a causal language model of."""
+"""Endings of architecture names for which transformers may have a causal language model."""
 
 ALIASES = {
     "hidden_size": ("n_embd", "d_model"),
@@ -63,5 +63,5 @@ def plain_names(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def computing_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides how the model computes."""
+    """The keys of config.json that decide how the model computes."""
     return {name: value for name, value in hf.items() if name not in COSMETIC}

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its KV cache: whether keys and values are meant to be kept as eight-bit numbers.
+"""The KV cache scheme of a checkpoint: whether its keys and values are to be stored as eight-bit numbers.
 
 compressed-tensors writes it into config.json, beside what it says of weights:
 
@@ -26,7 +26,7 @@ class _Scheme(msgspec.Struct, frozen=True):
 
 
 def quantizes_only_kv(hf: dict[str, Any]) -> bool:
-    """Whether the weights of the checkpoint are plain, and only its KV cache is meant to be quantized."""
+    """True if the weights of the checkpoint are plain, and only its KV cache is to be quantized."""
     found = hf.get("quantization_config")
     if not isinstance(found, dict) or hf.get("compression_config"):
         return False
@@ -35,7 +35,7 @@ def quantizes_only_kv(hf: dict[str, Any]) -> bool:
 
 
 def kv_cache_dtype_of(hf: dict[str, Any]) -> Literal["fp8_e4m3"] | None:
-    """What `--kv-cache-dtype auto` means for this config.json; None: the dtype of the model.
+    """The value of `--kv-cache-dtype auto` for this config.json; None: the dtype of the model.
 
     Raises ConfigError for a scheme that is not known here.
     """

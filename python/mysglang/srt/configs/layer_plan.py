@@ -21,8 +21,8 @@ before, and adds a bias after.
 """
 
 RouterKind = Literal["softmax", "sigmoid", "sparsemixer"]
-"""What a router makes of its logits: probabilities of all experts together, a score of each by itself, or for each
-choice in turn probabilities of the experts that come near the best (`layers/moe/router.py`).
+"""How a router scores experts: probabilities over all experts together, an independent score of each, or, for each
+choice in turn, probabilities of the experts close to the best (`layers/moe/router.py`).
 """
 
 
@@ -54,9 +54,9 @@ class MixerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: ClassVar[str]
-    """Of the module, in a checkpoint's layer."""
+    """Name of the module in a checkpoint's layer."""
     keeps_state: ClassVar[bool] = False
-    """Whether it keeps one state of a fixed size for each request, however long the request is."""
+    """True if the mixer keeps one state of a fixed size for each request, however long the request is."""
 
     @property
     def members(self) -> tuple[MixerPlan, ...]:
@@ -69,11 +69,11 @@ class MixerPlan(msgspec.Struct, frozen=True, kw_only=True):
         return {}
 
     def state_bytes(self, dtype_bytes: int) -> int:
-        """Of one request, in a model whose dtype has so many bytes."""
+        """Bytes of the state of one request, in a model whose dtype has that many bytes."""
         return 0
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        """Those of a checkpoint's layer."""
+        """Matrices of this mixer in a checkpoint's layer."""
         yield from ()
 
 
@@ -88,18 +88,18 @@ class LatentPlan(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     """Numbers of a row that keys and values are made from, after a norm."""
     key_dim: int
-    """Of each head's key, the numbers without positions."""
+    """Size of each head's key without the part that has positions."""
     rope_dim: int
-    """Of each head's key, the numbers with rotary positions, which all heads have in common."""
+    """Size of the key part with rotary positions, which all heads share."""
     value_dim: int
-    """Of each head."""
+    """Size of each head's value."""
     interleaved: bool
-    """Whether rotary positions turn neighbours together; else they turn number i together with i + rope_dim / 2."""
+    """True if rotary positions rotate neighbouring numbers together; otherwise number i with i + rope_dim / 2."""
     norm: NormPlan
-    """Of what queries are made from, and of the rows."""
+    """Norm of the rows, and of the vectors that queries are made from."""
 
     def matrices(self, num_heads: int, hidden: Size) -> Iterator[Matrix]:
-        """Those of a checkpoint's layer."""
+        """Matrices of latent attention in a checkpoint's layer."""
         dim = self.key_dim + self.rope_dim
         queries = Size("num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)", num_heads * dim)
         if self.query_rank is None:
@@ -138,7 +138,7 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Of a key, as it is kept."""
+    """Size of a key as it is stored."""
     scale: float
     """Factor of the scores."""
     rope: RopePlan | None
@@ -146,40 +146,43 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
     window: int | None = None
     """Keys that a query sees, itself included; None: all."""
     chunked: bool = False
-    """Of its window, a query sees only the keys of its own chunk; chunks are of `window` positions."""
+    """True if a query sees only the keys of its own chunk of `window` positions."""
     sinks: bool = False
-    """Whether each head has a learned score that joins its softmax's denominator, and stands for no key."""
+    """True if each head has a learned score that is added to the softmax's denominator and belongs to no key."""
     logit_cap: float = 0.0
     """Soft cap of the scaled scores: cap * tanh(score / cap); 0: none."""
     qk_norm: NormPlan | None = None
-    """Of each head of queries and of keys, before they are turned."""
+    """Norm of each head of queries and of keys, before the rotation."""
     qk_norm_whole: bool = False
     """The norm takes all heads of the queries together, and all of the keys, instead of each head alone."""
     qk_norm_turned: bool = False
     """The norm is of heads that are turned already."""
     value_norm: NormPlan | None = None
-    """Of each head of values."""
+    """Norm of each head of values."""
     values_from_keys: bool = False
     """Values are keys, before they are normed and turned; there is no projection to values."""
     tempering: Tempering | None = None
     """None: queries are not scaled by their positions."""
     fused_by_head: bool = False
-    """Whether a checkpoint has one tensor of all projections, `qkv_proj`, in which the queries that share a key-value
-    head stand before its key and its value. Else they are three, or follow one another in one."""
+    """True if a checkpoint has one tensor of all projections, `qkv_proj`, in which the queries that share a key-value
+    head stand before its key and its value. Otherwise there are three tensors, or one in which all queries, all keys
+    and all values follow one another.
+    """
     bias: bool = False
-    """Whether the projections to queries, keys and values have a bias; with latent rows, those from hidden states to
-    what queries are made from, and to the rows."""
+    """True if the projections to queries, keys and values have a bias. With latent rows: the projections from hidden
+    states to the rows, and to the vectors that queries are made from.
+    """
     output_bias: bool = False
     output_gate: bool = False
-    """Whether what a head gives is multiplied by sigmoid(gate). The projection to queries then has, behind the query of
-    each head, its gate.
+    """True if the output of a head is multiplied by sigmoid(gate). The projection to queries then has each head's gate
+    after its query.
     """
     latent: LatentPlan | None = None
     """None: keys and values of each head are kept."""
 
     @property
     def value_dim(self) -> int:
-        """Of a value, as it is kept."""
+        """Size of a value as it is stored."""
         return self.head_dim if self.latent is None else self.latent.rank
 
     @property
@@ -193,7 +196,7 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
         return self.num_kv_heads * self.head_dim * (2 if self.latent is None else 1)
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        """Those of a checkpoint's layer."""
+        """Matrices of attention in a checkpoint's layer."""
         if self.latent is not None:
             yield from self.latent.matrices(self.num_heads, hidden)
             return
@@ -208,10 +211,10 @@ class AttentionPlan(MixerPlan, frozen=True, kw_only=True):
 
 
 class MlpPlan(Protocol):
-    """What stands behind attention. Each class has a row in the table of `models/decoder_layers.py`."""
+    """The part of a layer after attention. Each class has a row in the table of `models/decoder_layers.py`."""
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        """Those of a checkpoint's layer."""
+        """Matrices of the MLP in a checkpoint's layer."""
         ...
 
 
@@ -220,7 +223,7 @@ class GatedMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     intermediate_size: int
     activation: str
-    """As config.json names it."""
+    """Name of the activation in config.json."""
     bias: bool = False
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
@@ -228,7 +231,7 @@ class GatedMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def named(module: str, inner: Size, hidden: Size) -> Iterator[Matrix]:
-        """Those of the module with this name in a checkpoint's layer."""
+        """Matrices of the module with this name in a checkpoint's layer."""
         yield Matrix(f"{module}.gate_proj.weight", inner, hidden)
         yield Matrix(f"{module}.up_proj.weight", inner, hidden)
         yield Matrix(f"{module}.down_proj.weight", hidden, inner)
@@ -239,7 +242,7 @@ class ScaledMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     intermediate_size: int
     activation: str
-    """As config.json names it."""
+    """Name of the activation in config.json."""
     gate_scale: float
     scale: float
     bias: bool = False
@@ -249,7 +252,7 @@ class ScaledMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a layer that is a mixer alone."""
+    """The null MLP, for a layer that is a mixer alone."""
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         yield from ()
@@ -260,7 +263,7 @@ class PlainMlpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     intermediate_size: int
     activation: str
-    """As config.json names it."""
+    """Name of the activation in config.json."""
     bias: bool = False
     parts: tuple[str, str] = ("up_proj", "down_proj")
     """The names of the two projections in a checkpoint."""
@@ -278,7 +281,7 @@ class RouterPlan(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int
     """Experts of a token."""
     renormalize: bool
-    """Whether the gates of a token's experts are divided by their sum."""
+    """True if the gates of a token's experts are divided by their sum."""
     groups: int = 1
     """Groups of as many experts each, of which a token's experts come from few."""
     kept_groups: int = 1
@@ -286,37 +289,39 @@ class RouterPlan(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     """Factor of the gates, after all else."""
     float32: bool = False
-    """Whether logits are computed in float32; else in the dtype of the model."""
+    """True if logits are computed in float32; otherwise in the dtype of the model."""
     corrected: bool = False
-    """Whether a checkpoint has a number for each expert that is added to its score for the choice alone."""
+    """True if a checkpoint has a correction for each expert, which is added to its score for choosing experts only."""
     corrections_in_row: bool = False
-    """Whether a checkpoint has these numbers as the one row of a matrix."""
+    """True if a checkpoint stores the corrections as a matrix of one row."""
     bias: bool = False
-    """Whether logits have one."""
+    """True if logits have a bias."""
     least_sum: float = 0.0
-    """What the sum that gates are divided by is at least, for `softmax`."""
+    """Lower bound of the sum that gates are divided by, for `softmax`."""
     jitter: float = 0.0
-    """For `sparsemixer`: twice this is how far an expert may be below the best, relative to the larger of both."""
+    """For `sparsemixer`: twice the largest distance of a candidate expert from the best, relative to the larger of
+    both.
+    """
     scales_input: bool = False
-    """Whether the gates multiply what an expert is given, instead of what it gives."""
+    """True if the gates multiply the input of experts instead of their output."""
 
 
 class SharedExpertPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """An expert that every token goes to, beside those that the router chooses."""
+    """An expert that every token goes through, in addition to the routed ones."""
 
     intermediate_size: int
     name: str = "shared_expert"
-    """Of the module, in a checkpoint's MLP."""
+    """Name of the module in a checkpoint's MLP."""
     field: str = "shared_expert_intermediate_size"
-    """What config.json calls its size."""
+    """Key of config.json for its size."""
     gated: bool = True
-    """Whether what it gives is multiplied by a gate, the sigmoid of a projection of its own."""
+    """True if the output is multiplied by a gate, the sigmoid of a projection of its own."""
     bias: bool = False
 
 
 class FusedExpertsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint has two tensors for all experts of a layer: of gate and up together, and of down, and likewise for
-    biases. Their names are among `DecoderPlan.renamed`.
+    """A checkpoint has two tensors for all experts of a layer: one of gate and up together, and one of down; biases
+    have two such tensors as well. Their names are among `DecoderPlan.renamed`.
     """
 
     transposed: bool
@@ -330,21 +335,21 @@ class MixturePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     experts: int
     intermediate_size: int
-    """Of each expert."""
+    """Inner size of each expert."""
     activation: str
-    """As config.json names it."""
+    """Name of the activation in config.json."""
     router: RouterPlan
     shared: SharedExpertPlan | None = None
     bias: bool = False
-    """Whether the projections of experts have biases."""
+    """True if the projections of experts have biases."""
     fused: FusedExpertsPlan | None = None
     """None: a checkpoint has the matrices of each expert by themselves."""
     field: str = "num_experts"
-    """What config.json calls the number of experts."""
+    """Key of config.json for the number of experts."""
     size_field: str = "moe_intermediate_size"
-    """What config.json calls the size of an expert."""
+    """Key of config.json for the size of an expert."""
     module: str = "mlp"
-    """Of the mixture, in a checkpoint's layer."""
+    """Name of the mixture's module in a checkpoint's layer."""
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """The projections of an expert in a checkpoint: gate, up and down."""
 
@@ -371,7 +376,7 @@ class MlpAndExpertsPlan(msgspec.Struct, frozen=True, kw_only=True):
     mlp: GatedMlpPlan
     mixture: MixturePlan
     norm: NormPlan
-    """Of what the MLP gives, of what the experts take, and of what they give."""
+    """Norm of the MLP's output, of the experts' input, and of the experts' output."""
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
         yield from self.mlp.matrices(hidden)
@@ -379,13 +384,13 @@ class MlpAndExpertsPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NormsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a layer's norms stand, by the names that they have in a checkpoint's layer."""
+    """Norms of a layer, by their names in a checkpoint's layer."""
 
     norm: NormPlan
     before_attention: str | None = "input_layernorm"
     """None: attention takes the residual stream as it is."""
     after_attention: str | None = None
-    """Of what attention gives, before it is added to the residual stream; None: there is none."""
+    """Norm of the attention output, before it is added to the residual stream; None: there is none."""
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
 
@@ -401,10 +406,10 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     residual_scale: float = 1.0
     """Factor of what attention and MLP give, before it is added to the residual stream."""
     scaled_stream: bool = False
-    """Whether the residual stream is multiplied by a number of the checkpoint behind the layer."""
+    """True if the residual stream is multiplied by a number of the checkpoint after the layer."""
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        """Those of a checkpoint's layer."""
+        """All matrices of the layer in a checkpoint."""
         yield from self.attention.matrices(hidden)
         yield from self.mlp.matrices(hidden)
 
@@ -416,7 +421,7 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     norm: NormPlan
     """After the last layer."""
     tied_embeddings: bool
-    """Whether the projection to logits is the embedding's table."""
+    """True if the projection to logits uses the embedding's table."""
     embedding_scale: float = 1.0
     """Factor of the embeddings, rounded to the model's dtype."""
     logit_scale: float = 1.0
@@ -424,28 +429,28 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
     logit_cap: float = 0.0
     """Soft cap of the logits; 0: none."""
     head_bias: bool = False
-    """Whether the projection to logits has one."""
+    """True if the projection to logits has a bias."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Parts of tensors' names as a checkpoint has them, and what they are called here (`configs/tensor_names.py`). The
     plan's own names are those of here."""
     aliases: tuple[tuple[str, str], ...] = ()
-    """The same of names that only some checkpoints have."""
+    """Renamings like `renamed`, for names that only some checkpoints have."""
     unused_layers: int = 0
     """Layers behind the last that a checkpoint may hold and that only draft tokens. They are not loaded."""
 
     @property
     def mixers(self) -> tuple[MixerPlan, ...]:
-        """Of all layers, in order."""
+        """Mixers of all layers, in order."""
         return tuple(mixer for layer in self.layers for mixer in layer.attention.members)
 
     @property
     def attentions(self) -> tuple[AttentionPlan, ...]:
-        """Of the layers that attend over keys, in order."""
+        """Attention plans of the layers that attend over keys, in order."""
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, AttentionPlan))
 
     @property
     def mixtures(self) -> tuple[MixturePlan, ...]:
-        """Of the layers with experts, in order."""
+        """Mixtures of the layers with experts, in order."""
         mlps = (layer.mlp.mixture if isinstance(layer.mlp, MlpAndExpertsPlan) else layer.mlp for layer in self.layers)
         return tuple(mlp for mlp in mlps if isinstance(mlp, MixturePlan))
 
@@ -456,12 +461,12 @@ class DecoderPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gates(self) -> bool:
-        """Whether some layer has gated MLPs or experts."""
+        """True if some layer has gated MLPs or experts."""
         return any(not isinstance(layer.mlp, PlainMlpPlan | NoMlpPlan) for layer in self.layers)
 
     @property
     def has_states(self) -> bool:
-        """Whether some layers keep a state for each request."""
+        """True if some layers keep a state for each request."""
         return bool(self.states)
 
     @property

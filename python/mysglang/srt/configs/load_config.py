@@ -17,8 +17,8 @@ class LoadConfig:
     load_format: LoadFormat = "auto"
     """auto: the files of the model's directory, in the first format that is there. dummy: random values."""
     quantization: Quantization | None = None
-    """What becomes of the weights of linear layers; None: they stay as they are."""
+    """Quantization of the weights of linear layers; None: they are not quantized."""
     seed: int = 0
-    """Of the dummy values."""
+    """Seed of the dummy values."""
     num_threads: int = 4
     """Tensors that go to a device at the same time."""

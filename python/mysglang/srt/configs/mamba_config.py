@@ -16,7 +16,7 @@ FULL, LINEAR, MLP = "full_attention", "linear_attention", "mlp"
 """Types of layers, as transformers 5 writes them."""
 
 OTHER_NAMES = {"attention": FULL, "*": FULL, "mamba": LINEAR, "M": LINEAR, "-": MLP, "E": "moe"}
-"""The same by the names and letters that older files give them."""
+"""Names and letters of the layer types in older files."""
 
 NO_LIMITS = (0.0, float("inf"))
 
@@ -91,5 +91,5 @@ def check_mamba(heads: int, groups: int, inner: int, activation: str, limits: li
 
 
 def _number(value: object) -> object:
-    """As transformers writes what JSON has no number for."""
+    """The value as transformers writes it where JSON has no such number."""
     return float(value["__float__"]) if isinstance(value, dict) and value.keys() == {"__float__"} else value

@@ -9,7 +9,7 @@ class Size(NamedTuple):
     """One dimension of a matrix."""
 
     field: str
-    """What config.json calls it."""
+    """Key of config.json for the size."""
     value: int
 
 
@@ -26,5 +26,5 @@ class Matrix(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Of one of them."""
+        """Number of parameters of one such matrix."""
         return self.rows.value * self.columns.value

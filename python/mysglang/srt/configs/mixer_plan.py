@@ -1,4 +1,4 @@
-"""Mixers beside attention: delta nets, state space layers, short convolutions, several side by side, and none.
+"""Mixers other than attention: delta nets, state space layers, short convolutions, several in parallel, and none.
 
 Plans as those of `layer_plan.py`, where the kinds stand that most decoders are made of.
 """
@@ -24,34 +24,35 @@ class LinearAttentionPlan(MixerPlan, frozen=True, kw_only=True):
     value_heads: int
     """A multiple of `key_heads`: that many value heads share one key."""
     key_dim: int
-    """Of each key head, and of each query."""
+    """Size of each key head, and of each query head."""
     value_dim: int
     kernel: int
     """Tokens that the convolution before the delta rule sees, a token itself included."""
     norm: NormPlan
-    """Of what each value head gives."""
+    """Norm of the output of each value head."""
     grouped: bool = True
-    """Whether the rows of projections are in groups, one for each key head, and there are two projections. Else there
-    are four, for what is convolved, gates, strengths and decays."""
+    """True if there are two projections whose rows are grouped by key head. Otherwise there are four: for the
+    convolution's inputs, gates, strengths and decays.
+    """
 
     @property
     def stacked(self) -> Mapping[str, tuple[str, ...]]:
         return {} if self.grouped else {"in_proj_ba": ("in_proj_b", "in_proj_a")}
 
     def state_bytes(self, dtype_bytes: int) -> int:
-        """Of one request: the newest inputs of the convolution in a dtype of so many bytes, and a matrix of float32 for
-        each value head.
+        """Bytes of one request's state: the newest inputs of the convolution in a dtype of that many bytes, and a
+        float32 matrix for each value head.
         """
         recent = (self.kernel - 1) * self.channels * dtype_bytes
         return recent + self.value_heads * self.key_dim * self.value_dim * 4
 
     @property
     def channels(self) -> int:
-        """Of the convolution: all queries, keys and values."""
+        """Channels of the convolution: all queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def matrices(self, hidden: Size) -> Iterator[Matrix]:
-        """Those of a checkpoint's layer."""
+        """Matrices of the delta net in a checkpoint's layer."""
         values = Size("linear_num_value_heads * linear_value_head_dim", self.value_heads * self.value_dim)
         keys = Size("linear_num_key_heads * linear_key_head_dim", self.key_heads * self.key_dim)
         heads = Size("linear_num_value_heads", self.value_heads)
@@ -77,7 +78,9 @@ class Mamba2Plan(MixerPlan, frozen=True, kw_only=True):
     heads: int
     head_dim: int
     groups: int
-    """Of heads, side by side. What is written with and read with is common to a group."""
+    """Number of groups of heads. The heads of a group share the vectors that write to the state and read from it (B and
+    C).
+    """
     state_size: int
     """Rows of each head's state, a matrix with `head_dim` columns."""
     kernel: int
@@ -86,13 +89,13 @@ class Mamba2Plan(MixerPlan, frozen=True, kw_only=True):
     in_bias: bool = False
     out_bias: bool = False
     norm: NormPlan | None = None
-    """Of what the heads give; None: it is only multiplied by silu of its gate."""
+    """Norm of the heads' output; None: the output is only multiplied by silu of its gate."""
     norm_groups: int = 1
     """Parts of what the heads give that are normed each by itself."""
     gate_first: bool = True
-    """Whether the norm is of what the gate was multiplied with; else the gate comes behind the norm."""
+    """True if the norm is applied after the gate's multiplication; otherwise before it."""
     factors: tuple[float, float, float, float, float] | None = None
-    """Of what is projected: gates, inputs, what is written with, what is read with, time steps. None: 1 each."""
+    """Factors of the projected gates, inputs, B, C and time steps. None: 1 each."""
 
     @property
     def inner(self) -> int:
@@ -101,7 +104,7 @@ class Mamba2Plan(MixerPlan, frozen=True, kw_only=True):
 
     @property
     def channels(self) -> int:
-        """Of the convolution: inputs, what is written with, what is read with."""
+        """Channels of the convolution: inputs, B and C."""
         return self.inner + 2 * self.groups * self.state_size
 
     def state_bytes(self, dtype_bytes: int) -> int:
@@ -124,7 +127,7 @@ class ConvolutionPlan(MixerPlan, frozen=True, kw_only=True):
     keeps_state: ClassVar[bool] = True
 
     channels: int
-    """As many as the hidden state has numbers."""
+    """Number of channels, which is the hidden size."""
     kernel: int
     """Tokens that it sees, a token itself included."""
     bias: bool = False
@@ -148,7 +151,7 @@ class SumMember(NamedTuple):
 
 
 class SumPlan(MixerPlan, frozen=True, kw_only=True):
-    """Mixers side by side on the same input, whose outputs are added."""
+    """Mixers in parallel on the same input, whose outputs are added."""
 
     name: ClassVar[str] = "side_by_side"
 
@@ -165,7 +168,7 @@ class SumPlan(MixerPlan, frozen=True, kw_only=True):
 
 
 class NoMixerPlan(MixerPlan, frozen=True, kw_only=True):
-    """Of a layer that is an MLP alone."""
+    """The null mixer, for a layer that is an MLP alone."""
 
     name: ClassVar[str] = "no_mixer"
 

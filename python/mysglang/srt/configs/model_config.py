@@ -46,11 +46,11 @@ class ModelConfig:
     path: str
     """The directory with the weights and the tokenizer, or the GGUF file that holds both."""
     architecture: str
-    """As config.json names it, or for vectors the same without its head."""
+    """Architecture as config.json names it; for vectors, the same name without its head."""
     served_as: Architecture
-    """What computes it."""
+    """The architecture's row, which names the class that computes it."""
     hf: dict[str, Any]
-    """config.json as it stands, `text_config` beside the other keys, overrides applied."""
+    """The keys of config.json, with those of `text_config` merged in and overrides applied."""
     generation_config: dict[str, Any]
     """generation_config.json, empty if there is none."""
     dtype: str
@@ -61,44 +61,46 @@ class ModelConfig:
     hidden_size: int
     num_layers: int
     eos_token_ids: tuple[int, ...]
-    """Of config.json and generation_config.json together."""
+    """End-of-text ids of config.json and generation_config.json together."""
     pooling: PoolingConfig | None = None
     """How a vector is made of a prompt; None for a model that generates."""
     encoder: EncoderConfig | None = None
-    """What an encoder is made of; None for a decoder."""
+    """Config of an encoder; None for a decoder."""
     decoder: DecoderPlan | None = None
-    """What a decoder is made of; None for an encoder, and for a decoder whose layers are transformers' code."""
+    """Plan of a decoder; None for an encoder, and for a decoder whose layers are transformers' code."""
     inside: str | None = None
     """The module that holds the decoder in a checkpoint of several models; see `Architecture`."""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """What was laid over config.json."""
+    """Keys that replace those of config.json."""
 
     @property
     def plan(self) -> DecoderPlan:
-        """Of a model that is known to be a decoder of our own."""
+        """The decoder's plan. The model must be a decoder of our own."""
         assert self.decoder is not None, f"{self.architecture} has no plan"
         return self.decoder
 
     @property
     def foreign(self) -> dict[str, Any] | None:
-        """What decides how transformers' code computes the model; None: our own code computes it."""
+        """Keys that decide how transformers' code computes the model; None if our own code computes it."""
         return computing_keys(self.hf) if self.served_as.foreign else None
 
     @property
     def weight_prefixes(self) -> tuple[str, ...]:
-        """What may stand before the names of a decoder's tensors in its checkpoint; the first that fits is meant."""
+        """Possible prefixes of the decoder's tensor names in its checkpoint; the first that fits is used."""
         if self.inside is None:
             # A decoder that was saved alone may still be called as it was inside of a larger model.
             return ("model.language_model.", "model.", "backbone.")
         return (f"model.{self.inside}.", f"{self.inside}.model.", f"{self.inside}.")
 
     def reads(self, tensor: str) -> bool:
-        """Whether a tensor of this name may be the decoder's; else it is of another model in the same checkpoint."""
+        """True if a tensor of this name may belong to the decoder; otherwise it belongs to another model in the same
+        checkpoint.
+        """
         return self.inside is None or tensor.startswith((*self.weight_prefixes, "lm_head."))
 
     @property
     def needs_whole_prompts(self) -> bool:
-        """Whether a prompt may neither be cut into chunks nor begin with what was computed for another."""
+        """True if a prompt can neither be cut into chunks nor begin with a cached prefix."""
         return self.encoder is not None or (self.pooling is not None and self.pooling.needs_whole_prompts)
 
     @classmethod
@@ -159,7 +161,7 @@ class ModelConfig:
 
 
 def of_text(hf: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a config.json, and beside them those of `text_config`, where models of several kinds nest them."""
+    """The keys of config.json together with those of `text_config`, where models of several kinds nest them."""
     nested = hf.get("text_config")
     if nested is None:
         return hf
@@ -170,7 +172,7 @@ def of_text(hf: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Facts(msgspec.Struct, frozen=True):
-    """The keys of config.json that are read, with their types; unknown keys are somebody else's."""
+    """The keys of config.json that are read, with their types; other keys are ignored."""
 
     vocab_size: Vocabulary
     hidden_size: Width
@@ -228,7 +230,7 @@ def _method(hf: dict[str, Any]) -> str:
 
 
 def _instead(hf: dict[str, Any]) -> str:
-    """What to choose for a quantized checkpoint."""
+    """Advice for a quantized checkpoint: which model to use instead."""
     if _method(hf) == " (mxfp4)":
         return (
             "its experts are four-bit numbers with shared scales, which no kernel here reads yet: choose a copy of "
@@ -295,6 +297,6 @@ def _eos_token_ids(vocab_size: int, *configs: dict[str, Any]) -> tuple[int, ...]
             raise ConfigError(f"eos_token_id lists {len(ids)} ids, and at most {MAX_EOS_IDS} are read")
         if not all(isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0 for id_ in ids):
             raise ConfigError(f"eos_token_id must be a token id or a list of them, not {value!r}")
-        # An id that the model cannot produce ends nothing, and whoever edits logits by it would write outside them.
+        # An id outside the vocabulary ends nothing, and a logits processor that edits it would write out of bounds.
         found |= dict.fromkeys(id_ for id_ in ids if id_ < vocab_size)
     return tuple(found)

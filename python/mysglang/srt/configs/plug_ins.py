@@ -22,7 +22,7 @@ Row = TypeVar("Row")
 
 
 def plug_ins(architecture: str | None = None) -> list[EntryPoint]:
-    """Those of all packages that are installed; only those that may hold this architecture, if one is named."""
+    """Entry points of all installed packages; if an architecture is named, only those that may have it."""
     found = entry_points(group=GROUP)
     return [point for point in found if architecture is None or architecture.startswith(point.name)]
 
@@ -30,7 +30,8 @@ def plug_ins(architecture: str | None = None) -> list[EntryPoint]:
 def load_plug_in(
     point: EntryPoint, row: type[Row], family: type, rows_of: Callable[[str, Any], Mapping[str, Row]]
 ) -> Mapping[str, Row]:
-    """The rows that a package brings. Raises ConfigError that names the package for one that brings no such thing.
+    """The rows of a package. Raises ConfigError, which names the package, if the entry point is not a family or a table
+    of rows.
 
     rows_of(name, config): the rows of a family with that config.
     """

@@ -1,4 +1,4 @@
-"""PoolingConfig: how a model that does not generate makes one vector of a prompt, and what the vector is.
+"""PoolingConfig: how a model that does not generate makes one vector of a prompt, and the meaning of the vector.
 
 Read from config.json and, where they stand beside it, from the files of sentence-transformers: modules.json, the
 pooling module's config.json, sentence_bert_config.json. Plain JSON; no torch.
@@ -47,21 +47,21 @@ class PoolingConfig:
     width: int
     """Numbers in a vector."""
     normalize: bool
-    """Whether vectors are brought to length 1."""
+    """True if vectors are normalized to length 1."""
     dimensions: tuple[int, ...] | None = None
     """Shorter lengths that a vector may be cut to; empty: any; None: it may not be cut."""
     labels: tuple[str, ...] = ()
-    """Of a classifier, by position in its vector."""
+    """Labels of a classifier, by position in its vector."""
     activation: Literal["sigmoid", "identity"] = "identity"
-    """Of a classifier with one label: what makes a relevance of its score."""
+    """Function from a score to a relevance, for a classifier with one label."""
     pairs: bool = False
-    """Whether it reads two texts at once: a cross-encoder."""
+    """True for a cross-encoder, which reads two texts at once."""
     max_length: int | None = None
     """Tokens that it was trained with, where that is less than its positions."""
 
     @property
     def needs_whole_prompts(self) -> bool:
-        """Whether the vector depends on the hidden states of more than the last token."""
+        """True if the vector depends on the hidden states of more than the last token."""
         return self.mode != "last"
 
 
@@ -77,7 +77,9 @@ class _Module(msgspec.Struct, frozen=True):
 
 
 def pooling_config(folder: Path, hf: dict[str, Any], architecture: Architecture) -> PoolingConfig:
-    """Of a model in `folder` whose architecture does not generate. Raises ConfigError for what is not supported."""
+    """Pooling config of the model in `folder`, whose architecture does not generate. Raises ConfigError for what is not
+    supported.
+    """
     if architecture.task == "classify":
         labels = _labels({"num_labels": architecture.labels, **hf})
         return PoolingConfig(
@@ -103,7 +105,7 @@ def pooling_config(folder: Path, hf: dict[str, Any], architecture: Architecture)
 
 
 def is_sentence_encoder(folder: Path) -> bool:
-    """Whether the files of sentence-transformers say that the model in `folder` makes vectors."""
+    """True if the files of sentence-transformers say that the model in `folder` makes vectors."""
     return is_there(folder / MODULES_FILE)
 
 
@@ -154,7 +156,9 @@ def _max_length(folder: Path) -> int | None:
 
 
 def _dimensions(hf: dict[str, Any]) -> tuple[int, ...] | None:
-    """Whether the model's vectors may be cut (matryoshka), by SGLang's keys of config.json."""
+    """Allowed dimensions of shortened vectors (matryoshka), by SGLang's keys of config.json; None if vectors cannot be
+    shortened.
+    """
     lengths = hf.get("matryoshka_dimensions")
     if lengths is not None:
         if not isinstance(lengths, list) or not all(type(one) is int and one >= 1 for one in lengths) or not lengths:
@@ -168,7 +172,9 @@ def _dimensions(hf: dict[str, Any]) -> tuple[int, ...] | None:
 
 
 def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
-    """By index. Where `id2label` names none, `num_labels` counts them, and they are named as in transformers."""
+    """Labels by index. If `id2label` is absent, `num_labels` gives their number and they are named as in
+    transformers.
+    """
     named = hf.get("id2label")
     if isinstance(named, dict) and named:
         texts = {str(key): str(value) for key, value in named.items()}
@@ -182,7 +188,9 @@ def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(hf: dict[str, Any], num_labels: int) -> Literal["sigmoid", "identity"]:
-    """As sentence-transformers' CrossEncoder chooses: what the config names, else a sigmoid for a single label."""
+    """The activation that sentence-transformers' CrossEncoder chooses: the one in the config, or a sigmoid for a single
+    label.
+    """
     newer = hf.get("sentence_transformers")
     named = (newer.get("activation_fn") if isinstance(newer, dict) else None) or hf.get(
         "sbert_ce_default_activation_function"

@@ -1,4 +1,4 @@
-"""Whether a model can be split over ranks, asked before anything is started. The one list of what is split, and how.
+"""Checks before the start whether a model can be split over ranks. The only list of the layer kinds that can be split.
 
 Heads of attention, inner sizes of MLPs and of experts, and the vocabulary are divided; norms and routers are held by
 every rank. A kind of layer that has no row here is refused: its sizes would not fit, or its answers would be wrong.
@@ -113,4 +113,6 @@ SPLIT: dict[type, Problems] = {
     MixturePlan: _mixture,
     MlpAndExpertsPlan: lambda plan, size: chain(_mlp(plan.mlp, size), _mixture(plan.mixture, size)),
 }
-"""Kind of plan -> what keeps it from being split. Only kinds whose layers are built by `LayerContext.tp` stand here."""
+"""Kind of plan -> function that reports what prevents a split. Only kinds whose layers are built with `LayerContext.tp`
+are listed.
+"""

@@ -30,9 +30,9 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 }
 _OPTIONAL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 _STRETCHES = ("short_mscale", "long_mscale")
-"""Of longrope: by how much heads are stretched, where it does not follow from the lengths."""
+"""Keys of longrope for the factors that multiply heads, where they do not follow from the lengths."""
 _OF_TYPE = {"longrope": ("factor", *_STRETCHES), "proportional": ("factor", "partial_rotary_factor")}
-"""What a type may have beside what it needs, and beside `_OPTIONAL`."""
+"""Optional keys of each type, in addition to `_OPTIONAL`."""
 _OTHER_NAMES = {"su": "longrope"}
 """Types by the names that older files give them."""
 
@@ -139,7 +139,9 @@ def _scaled_context(rope: dict[str, Any], max_position_embeddings: int) -> int:
 
 
 def _lengths(hf: dict[str, Any], given: dict[str, Any], max_position_embeddings: int) -> dict[str, Any]:
-    """The length before scaling, wherever it stands, and for yarn the factor that may be left to follow from it."""
+    """The length before scaling, from any of its possible keys, and for yarn the factor if it must be computed from
+    it.
+    """
     if given.get("rope_type", given.get("type")) == "dynamic":
         return {LENGTH_BEFORE_SCALING: max_position_embeddings}
     original = hf.get(LENGTH_BEFORE_SCALING) or given.get(LENGTH_BEFORE_SCALING) or max_position_embeddings

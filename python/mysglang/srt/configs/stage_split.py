@@ -1,4 +1,4 @@
-"""Whether the layers of a model can be divided among the stages of a pipeline, asked before anything is started."""
+"""Checks before the start whether the layers of a model can be divided among the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def check_stages(config: ModelConfig, pp_size: int) -> None:
 
 
 def _problems(plan: DecoderPlan, stages: int) -> Iterator[str]:
-    """All stages plan the same pages and the same states, so each must keep some of whatever the model keeps."""
+    """Reasons against the split. All stages plan the same pages and states, so each must have a layer of every kind
+    that stores something.
+    """
     for stage in range(stages):
         own = even_run(len(plan.layers), stage, stages)
         where = f"stage {stage} would have layers {own.start} to {own.stop - 1}, and"

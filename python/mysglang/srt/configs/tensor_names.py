@@ -9,8 +9,8 @@ from functools import cache
 
 @cache
 def renaming(pairs: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
-    """The function that replaces, in a name with dots, each run of whole parts that `pairs` begins a pair with by the
-    end of the pair. Of two runs that begin at the same place, the longer one is meant; what was replaced stays.
+    """A function that renames a name with dots. `pairs` are (run of whole parts, replacement). If two runs begin at the
+    same place, the longer one is replaced. A replacement is not replaced again.
 
     `renaming((("a.b", "x"),))("a.b.c")` is `x.c`, and `aa.b` stays. A run with `^` before it counts only where the name
     begins; ends of pairs may have that, too, for the way back.

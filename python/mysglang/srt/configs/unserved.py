@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 MAX_NAMES, MAX_NAME_CHARS = 4, 80
-"""Of the architectures that a line names."""
+"""Limits for the architectures that an error message lists."""
 
 ALIKE = 0.85
 """Part of two names that must agree for one to be a slip of the pen for the other."""
@@ -80,7 +80,7 @@ def _meant(name: str, served: Collection[str]) -> str | None:
 
 
 def _family(name: str) -> str:
-    """What stands before the head of a name."""
+    """The part of a name before its head."""
     return re.split("for|model|lmhead", name.casefold())[0]
 
 
@@ -89,5 +89,5 @@ def _ending(name: str) -> str | None:
 
 
 def _kind(name: str, hf: Mapping[str, Any]) -> str | None:
-    """What the model is, which is served of no family."""
+    """Description of a model that belongs to no supported family."""
     return next((said for key, said in BY_KEY.items() if hf.get(key)), None) or _ending(name) or why_never(name)

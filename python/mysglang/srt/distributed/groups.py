@@ -1,8 +1,8 @@
 """Groups of ranks that compute one thing together: built once, passed down, never global.
 
 Layers hold a group and ask it for rank, size and sums; `SoloGroup` is the group of one, in which nothing is exchanged.
-Which groups there are, and where this process stands in them, a `RankContext` says (`ranks.py`). What ranks exchange
-tensors over is the business of `process_group.py`.
+Which groups there are, and where this process stands in them, a `RankContext` says (`ranks.py`). `process_group.py`
+exchanges the tensors.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Group(Protocol):
         ...
 
     def smallest(self, values: Sequence[int]) -> list[int]:
-        """For each place in `values` the least value of all ranks. Every rank gives as many values."""
+        """Elementwise minimum of `values` over all ranks. Every rank gives the same number of values."""
         ...
 
 
 class SoloGroup:
-    """The null group: one rank, whose part is the whole."""
+    """The null group: a single rank, which holds everything."""
 
     rank = 0
     size = 1

@@ -1,7 +1,7 @@
-"""Joining: a group of a trainer on its way, until all its members are there or nobody wants it any more.
+"""Joining: a trainer's weight-update group that is being formed, until all members have joined or it is given up.
 
-A thread waits for them. That for somebody at the group's address can be broken off at any time; that for the other
-members is torch's own, and goes on without anybody listening until it is over.
+A thread waits for the members. Waiting for a listener at the group's address can be stopped at any time. Waiting for
+the other members is torch's own call, and continues in the thread until it returns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mysglang.srt.distributed.update_group import UpdateGroup
 from mysglang.srt.errors import Conflict, InvalidRequest
 
 KNOCK_S = 0.5
-"""Between two tries to find somebody at an address."""
+"""Seconds between two attempts to connect to the group's address."""
 ANSWER_S = 5.0
 """How long a try may take."""
 
@@ -37,7 +37,7 @@ class Joining:
         self._deadline = time.monotonic() + timeout_s
         self._lock = threading.Lock()
         self._given_up = threading.Event()
-        # A daemon: who waits for members that never come must not keep the process from ending.
+        # A daemon thread: waiting for members that never come must not keep the process from ending.
         thread = threading.Thread(target=self._join, name="join update group", daemon=True)
         try:
             thread.start()
@@ -46,7 +46,7 @@ class Joining:
             self.done.set_exception(Conflict(message))
 
     def give_up(self) -> None:
-        """Nobody wants it any more: who waits for `done` hears so now. What comes together all the same is left."""
+        """Give the group up: `done` is set with an error now. A group that forms afterwards is left again."""
         with self._lock:
             self._given_up.set()
             if not self.done.done():
@@ -59,7 +59,7 @@ class Joining:
             if self._given_up.is_set():
                 return
             group = self._make(max(self._deadline - time.monotonic(), 1.0))
-        except Exception as error:  # the edge of a thread: who waits for `done` must hear of whatever it was
+        except Exception as error:  # the edge of a thread: any error must reach the caller that waits for `done`
             with self._lock:
                 if not self.done.done():
                     message = f"The group {self._name!r} did not come together: {error}"
@@ -73,7 +73,7 @@ class Joining:
             self.done.set_result(None)
 
     def _wait_for_address(self) -> None:
-        """Until somebody answers there. Raises OSError if nobody does in time."""
+        """Wait until a process listens at the address. Raises OSError after the time limit."""
         while not self._given_up.is_set():
             left = self._deadline - time.monotonic()
             try:

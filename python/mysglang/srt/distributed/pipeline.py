@@ -25,12 +25,12 @@ class Stage(Protocol):
 
     @property
     def first(self) -> bool:
-        """Whether the embedding is here."""
+        """True if this stage has the embedding."""
         ...
 
     @property
     def last(self) -> bool:
-        """Whether the last norm and the projection to logits are here: this stage chooses the tokens."""
+        """True if this stage has the last norm and the projection to logits, and so chooses the tokens."""
         ...
 
     def layers(self, count: int) -> range:
@@ -50,17 +50,15 @@ class Stage(Protocol):
         ...
 
     def tell(self, tokens: Tensor) -> None:
-        """On the last stage: tell all others a step's tokens, [S] int64. Returns before they have them."""
+        """On the last stage: send a step's tokens, [S] int64, to all other stages. Returns before they have arrived."""
         ...
 
     def hear(self, tokens: Tensor) -> Tensor:
-        """On every other stage: the tokens that the last one has told next, as many as `tokens`, which this
-        overwrites.
-        """
+        """On every other stage: receive the next tokens of the last stage into `tokens`, which gives their number."""
         ...
 
     def smallest(self, values: Sequence[int]) -> list[int]:
-        """For each place in `values` the least value of all stages. Every stage gives as many values."""
+        """Elementwise minimum of `values` over all stages. Every stage gives the same number of values."""
         ...
 
 
@@ -80,7 +78,7 @@ class WholeModel:
         raise AssertionError("there is no stage before this one")
 
     def tell(self, tokens: Tensor) -> None:
-        """There is no other stage."""
+        """No effect: there is no other stage."""
 
     def hear(self, tokens: Tensor) -> Tensor:
         raise AssertionError("this stage chooses the tokens")
@@ -108,7 +106,7 @@ class Link(Protocol):
         ...
 
     def receive(self, x: Tensor, source: int) -> Tensor:
-        """What that member has sent next, into x."""
+        """Receive the next tensor of that member into x."""
         ...
 
     def smallest(self, values: Sequence[int]) -> list[int]: ...
@@ -123,8 +121,8 @@ class PipelineStage:
     """Implements `Stage` as one of several."""
 
     def __init__(self, place: Place, forward: Link, back: Link) -> None:
-        """`forward` carries hidden states, `back` tokens. There are two since a device does what is queued on one link
-        in its order: tokens would wait behind hidden states that nobody takes before these tokens are told.
+        """`forward` carries hidden states, `back` tokens. They are separate because a device executes what is queued on
+        one link in order: tokens would wait behind hidden states that no stage receives before it has these tokens.
         """
         self.first = place.rank == 0
         self.last = place.rank == place.size - 1
@@ -144,7 +142,7 @@ class PipelineStage:
         return self._forward.receive(stream, self._place.rank - 1)
 
     def tell(self, tokens: Tensor) -> None:
-        # Whoever asked for the tokens may go on to change them.
+        # The caller may change the tokens afterwards.
         tokens = tokens.clone()
         for stage in range(self._place.rank):
             self._keep(self._back.send(tokens, stage))
@@ -169,6 +167,6 @@ def pipeline_stage(ranks: RankContext) -> Stage:
     """The stage of this rank. Waits until its peers in the other stages have joined; call it once in a process."""
     if ranks.pp.size == 1:
         return WHOLE_MODEL
-    # Of the ranks that share a stage's layers, each has a pipeline of its own.
+    # Each rank of a stage has a pipeline of its own with the ranks of the same number in the other stages.
     forward, back = (join(ranks, f"stages{ranks.tp.rank}-{name}", ranks.pp) for name in ("forward", "back"))
     return PipelineStage(ranks.pp, forward, back)

@@ -30,7 +30,7 @@ peer that says nothing is frozen, or the whole machine was asleep, only the watc
 LOOPBACK = "127.0.0.1"
 
 TAG = 0
-"""Of what one member sends another. There is one kind of it in a group, and it keeps its order."""
+"""Tag of all messages between members. A group has one kind of message, which arrives in order."""
 
 
 GONE = "another rank of this server is gone"
@@ -126,7 +126,7 @@ class ProcessGroup:
         return Sending(_begun(lambda: self._group.send([x], to, TAG)), x)
 
     def receive(self, x: Tensor, source: int) -> Tensor:
-        """What that member has sent next, into x. On CUDA the current stream waits for it."""
+        """Receive the next tensor of that member into x. On CUDA the current stream waits for it."""
         self._done(lambda: self._group.recv([x], source, TAG))
         return x
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one rank stands in a group: it is `rank` out of 0 … size - 1."""
+    """Position of one rank in a group: number `rank` out of 0 … size - 1."""
 
     rank: int = 0
     size: int = 1
@@ -48,25 +48,25 @@ class RankContext:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the rank that receives requests, chooses tokens and sends answers: the first rank of the
-        last stage, where logits are.
+        """True for the rank that receives requests, chooses tokens and sends answers: the first rank of the last stage,
+        which has the logits.
         """
         return self.world.rank == 0
 
     @property
     def name(self) -> str:
-        """For the beginnings of log lines: `TP1`, and with several stages `PP0 TP1`."""
+        """Prefix of log lines: `TP1`, and with several stages `PP0 TP1`."""
         tp = f"TP{self.tp.rank}"
         return tp if self.pp.size == 1 else f"PP{self.pp.rank} {tp}"
 
     @property
     def title(self) -> str:
-        """The same for titles of processes and names of files: `PP0_TP1`."""
+        """`name` for titles of processes and names of files: `PP0_TP1`."""
         return self.name.replace(" ", "_")
 
     @property
     def labels(self) -> dict[str, str]:
-        """For the figures of this rank, by the names that SGLang's dashboards know."""
+        """Metric labels of this rank, by the names that SGLang's dashboards know."""
         return {"tp_rank": str(self.tp.rank), "pp_rank": str(self.pp.rank), "moe_ep_rank": str(self.ep.rank)}
 
 

@@ -30,7 +30,8 @@ class UpdateGroup:
         host = f"[{address}]" if ":" in address else address
         store, rank, world_size = next(rendezvous(f"tcp://{host}:{port}", rank, world_size, timeout=timeout))
         store.set_timeout(timeout)
-        # torch.distributed makes one default group in a process, and this one is beside it: only the helper can.
+        # torch.distributed has one default group in a process. This group exists beside it, and only the helper can
+        # make such a group.
         group, _ = distributed_c10d._new_process_group_helper(
             world_size,
             rank,
@@ -44,7 +45,7 @@ class UpdateGroup:
         self._group = group
         self._timeout_s = timeout_s
         self.on_cpu = backend == "gloo"
-        """Whether tensors must be on the CPU."""
+        """True if tensors must be on the CPU."""
 
     def broadcast(self, tensors: Sequence[Tensor], pulse: Callable[[], None]) -> None:
         """Rank 0 sends its tensors, the others receive into theirs: the same shapes and dtypes in the same order.

@@ -86,7 +86,7 @@ def _q3_k(blocks: Tensor) -> Tensor:
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 4, 1)
     scales = torch.cat([low & 15, low >> 4], 1) | ((high[:, None, :] >> shifts & 3) << 4).flatten(1)
     bits = blocks[:, None, :32] >> torch.arange(8, dtype=torch.uint8).view(1, 8, 1) & 1
-    # Without its highest bit, a value is 4 less.
+    # If its highest bit is 0, a value is 4 less.
     values = _crumbs(blocks[:, 32:96].contiguous()).to(torch.int8) - ((bits ^ 1) << 2).flatten(1).to(torch.int8)
     factors = _halves(blocks, 108) * (scales.to(torch.int8) - 32)
     return (values.view(-1, 16, 16) * factors[..., None]).flatten(1)
@@ -104,7 +104,7 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(blocks: Tensor, values: Tensor) -> Tensor:
-    """The values of Q4_K and Q5_K, whose blocks begin with d, m and 12 bytes of scales and offsets."""
+    """Values of Q4_K and Q5_K, whose blocks begin with d, m and 12 bytes of scales and offsets."""
     scales, offsets = _six_bits(blocks[:, 4:16])
     d, m = _halves(blocks, 0) * scales, _halves(blocks, 2) * offsets
     return (values.view(-1, 8, 32) * d[..., None] - m[..., None]).flatten(1)
@@ -138,4 +138,4 @@ EXPANDED_BY: Mapping[str, Expand] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }
-"""By the names of the types that are not plain numbers."""
+"""Functions that expand the blocks, by the name of the type. Types of plain numbers are absent."""

@@ -24,7 +24,7 @@ from mysglang.srt.model_loader.weight_files import open_weight_files
 from mysglang.srt.utils.hf import read_json
 
 Scales = Mapping[int, tuple[float, float]]
-"""By layer: the scale of its keys, and that of its values."""
+"""Layer -> (scale of its keys, scale of its values)."""
 
 _NAME = re.compile(
     r"(?:^|\.)layers\.(?P<layer>\d{1,6})\.self_attn\."
@@ -34,7 +34,7 @@ _NAME = re.compile(
 
 
 def checkpoint_scales(folder: Path, load_format: str = "auto") -> Scales:
-    """Those of a checkpoint's tensors; none if it has no such tensors. A layer that has one scale alone has it for
+    """Scales from a checkpoint's tensors; empty if it has no such tensors. A layer that has one scale alone has it for
     both. Raises ConfigError for a scale that is not one positive number.
     """
     found: dict[int, dict[str, float]] = {}
@@ -67,7 +67,7 @@ class _QuantParam(msgspec.Struct, frozen=True):
 
 
 def file_scales(path: Path, *, rank: int, num_ranks: int, num_layers: int) -> Scales:
-    """Those of a file of `--quantization-param-path`, which has one for each layer of each rank.
+    """Scales from a file of `--quantization-param-path`, which has one for each layer of each rank.
 
     Raises ConfigError for what is not such a file, or is one of another model.
     """

@@ -1,4 +1,4 @@
-"""From a ModelConfig to a model on the device: build, fill, finish.
+"""Build a model from its ModelConfig: make the parameters, fill them, finish them.
 
 Parameters are made uninitialised where they will stay, so the peak is the model and a few tensors on their way.
 """
@@ -44,9 +44,7 @@ def load_model(
     tp: Group = SOLO,
     stage: Stage = WHOLE_MODEL,
 ) -> TokenModel:
-    """This rank's part of a model that generates, ready to run. Raises ConfigError if the checkpoint is not what it
-    should be.
-    """
+    """Load this rank's part of a model that generates. Raises ConfigError if the checkpoint is invalid."""
     return load_as(TokenModel, model_config, load_config, device, dtype, tp=tp, stage=stage)  # type: ignore[type-abstract]
 
 
@@ -60,7 +58,7 @@ def load_as(
     tp: Group = SOLO,
     stage: Stage = WHOLE_MODEL,
 ) -> Model:
-    """The same of a model of this kind, which its architecture must be."""
+    """Load a model as class `kind`, which its architecture must be."""
     began = time.perf_counter()
     whose = "transformers" if model_config.served_as.foreign else model_config.served_as.package.partition(".")[0]
     logger.info("%s: its layers are the code of %s.", model_config.architecture, whose)
@@ -87,7 +85,9 @@ def load_as(
 
 
 class Filler(Protocol):
-    """Where values come from. It is made before the model is: what is missing or damaged costs no memory."""
+    """The source of a model's parameter values. It is made before the model, so that missing or damaged files are found
+    before memory is allocated.
+    """
 
     def fill(self, model: CheckpointModel, device: torch.device, *, show_progress: bool) -> None:
         """Give every parameter of the model, which is on `device`, its values. Raises ConfigError."""
@@ -119,7 +119,7 @@ class DummyFiller:
 
 
 def filler_of(model_config: ModelConfig, load_config: LoadConfig) -> Filler:
-    """That of `--load-format`. Raises ConfigError for files that are missing or damaged."""
+    """The filler for `--load-format`. Raises ConfigError for files that are missing or damaged."""
     if load_config.load_format == "dummy":
         return DummyFiller(load_config.seed)
     files = open_weight_files(Path(model_config.path), load_config.load_format)

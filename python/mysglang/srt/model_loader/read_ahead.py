@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 WINDOW = 1 << 30
-"""Bytes that are asked for ahead of what is copied: seconds of a fast disk, and little beside the model."""
+"""Bytes that are read ahead of the copying: seconds of a fast disk, and little compared with the model."""
 REQUEST = 1 << 25
 """Bytes of one request to the kernel."""
 WORKERS = 4
@@ -38,7 +38,7 @@ def ask_kernel(descriptor: int, begin: int, count: int) -> None:
 
 
 class PageAhead:
-    """Has the files read into the page cache, in order, `WINDOW` bytes ahead of what was copied."""
+    """Reads the files into the page cache, in order, `WINDOW` bytes ahead of the copying."""
 
     def __init__(self, paths: Sequence[Path], ask: Ask = ask_kernel) -> None:
         """Starts at once. Read errors are left to the copy that follows, which reports them."""
@@ -51,7 +51,7 @@ class PageAhead:
         self._thread.start()
 
     def note_copied(self, num_bytes: int) -> None:
-        """So many bytes more are being copied."""
+        """Report that this many more bytes are being copied."""
         with self._turn:
             self._copied += num_bytes
             self._turn.notify()
@@ -90,7 +90,9 @@ class PageAhead:
 
 
 def in_order_ahead(work: Iterable[Callable[[], Result]], workers: int = WORKERS) -> Generator[Result, None, None]:
-    """What the calls return, in their order; a few of the next ones run meanwhile. An exception comes in its turn."""
+    """Results of the calls, in their order; a few of the next calls run at the same time. An exception is raised in its
+    turn.
+    """
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read-weights")
     begun: deque[Future[Result]] = deque()
     try:

@@ -54,7 +54,7 @@ class WeightFile(Protocol):
         ...
 
     def stored_bytes(self, name: str) -> int:
-        """What the tensor takes in the file."""
+        """Bytes of the tensor in the file."""
         ...
 
 

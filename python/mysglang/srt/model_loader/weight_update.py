@@ -1,4 +1,4 @@
-"""WeightUpdate: other values for the parameters of a model that runs, checked in full before one of them changes.
+"""WeightUpdate: new values for the parameters of a running model, all checked before the first is changed.
 
 Values are copied to where the old ones are: captured graphs and kernels of whole steps hold the addresses. What was
 made of a parameter (weights packed for the CPU) is made anew. Knows no request and no device's ways.
@@ -23,24 +23,24 @@ from mysglang.srt.models.checkpoint_model import CheckpointModel, Matching, Plac
 CPU = torch.device("cpu")
 
 MAX_PROBLEMS = 8
-"""Told at once."""
+"""Number of problems that one error message lists."""
 
 SAME = ("architecture", "vocab_size", "hidden_size", "num_layers", "decoder", "encoder", "foreign")
-"""Of a ModelConfig: what decides how weights are computed with."""
+"""Fields of a ModelConfig that decide how weights are used; an update must not change them."""
 
 NamedTensors = Sequence[tuple[str, Tensor]]
 Plan = Sequence[tuple[Place, Tensor]]
 
 
 class WeightUpdate:
-    """Of one model, from the moment it is loaded."""
+    """Weight updates of one model, from the time that it is loaded."""
 
     def __init__(self, model: CheckpointModel) -> None:
         self._model = model
 
     def plan(self, weights: NamedTensors, *, whole: bool) -> Plan:
-        """Where each tensor goes. Raises ConfigError unless all are the model's, with their shapes, in floats, none
-        twice with other values, and with `whole` none is missing.
+        """The target of each tensor. Raises ConfigError unless all tensors are the model's, with their shapes, in
+        floating point, and none occurs twice with different values. With `whole`, no tensor may be missing.
         """
         matching = Matching(self._model, self._model.layouts)
         plan: list[tuple[Place, Tensor]] = []
@@ -102,7 +102,7 @@ class WeightUpdate:
 
     @property
     def nbytes(self) -> int:
-        """Of all parameters, as they are loaded."""
+        """Bytes of all parameters as they are loaded."""
         return sum(layout.nbytes for layout in self._model.layouts.values())
 
     def host_copy(self) -> dict[str, Tensor]:
@@ -199,7 +199,7 @@ def digest(tensor: Tensor) -> str:
 
 
 def _equal(first: Tensor | None, second: Tensor) -> bool:
-    """Whether both are the same; of tensors without values, whether they could be."""
+    """True if both tensors are equal; for tensors without values, True if they could be."""
     if first is None or first.shape != second.shape:
         return False
     return second.is_meta or torch.equal(first, second.to(first))

@@ -13,7 +13,7 @@ from mysglang.srt.models.token_model import TokenModel
 
 
 class CausalLM(Decoder, TokenModel):
-    """With the projection from hidden states to logits."""
+    """A decoder with the projection from hidden states to logits."""
 
     def __init__(self, config: ModelConfig, context: LayerContext, stage: Stage) -> None:
         super().__init__(config, context, stage)

@@ -33,14 +33,14 @@ class CheckpointModel(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.layouts: Mapping[str, WeightParameter] = {}
-        """Of all parameters by name, without memory: how they were before anything was made of them."""
+        """All parameters by name, without memory, as they were before they were converted."""
 
     @abstractmethod
     def weight_names(self) -> Names:
-        """From the checkpoint's names to those of the parameters."""
+        """The table from the checkpoint's names to those of the parameters."""
 
     def ignores(self, name: str) -> bool:
-        """Whether a checkpoint's tensor of this name, which no parameter takes, is no mistake."""
+        """True if a checkpoint tensor that no parameter takes may be ignored."""
         return name.endswith(self.ignored) or name.startswith(self.ignored_prefixes)
 
     def check_loaded(self) -> None:
@@ -59,7 +59,7 @@ class CheckpointModel(nn.Module, ABC):
                 if place is None:
                     continue
                 if not place.first:
-                    # It is compared with what the first one has written.
+                    # A second tensor for the same place is compared with the values of the first.
                     copies.finish()
                 copies.add(name, place.parameter.load if place.first else place.parameter.check, tensor, place.section)
         if problems := [*matching.lacking(), *matching.unknown()]:
@@ -81,7 +81,7 @@ class Copies:
             self._wait_for_oldest()
 
     def finish(self) -> None:
-        """Wait for all that were begun. Raises ConfigError likewise."""
+        """Wait for all copies that were begun. Raises ConfigError if a tensor disagrees with an earlier one."""
         while self._open:
             self._wait_for_oldest()
 
@@ -104,18 +104,18 @@ class Copies:
 
 
 class Place(NamedTuple):
-    """Where a tensor of a checkpoint goes."""
+    """Destination of a checkpoint tensor."""
 
     name: str
-    """Of the parameter."""
+    """Name of the parameter."""
     parameter: WeightParameter
     section: int | None
     first: bool
-    """Whether no tensor before it went there."""
+    """True if no earlier tensor was written to this place."""
 
 
 class Matching:
-    """The tensors of one checkpoint, by name, and the parameters of a model: who goes where, and what is left over."""
+    """Matches the tensors of one checkpoint, by name, with the parameters of a model, and reports what is left over."""
 
     def __init__(self, model: CheckpointModel, parameters: Mapping[str, WeightParameter]) -> None:
         """`parameters`: the model's own, or their layouts."""
@@ -126,7 +126,7 @@ class Matching:
         self._unknown: list[str] = []
 
     def place(self, name: str) -> Place | None:
-        """Where the tensor of that name goes; None if the model does not know it."""
+        """The place of the tensor of that name; None if the model does not know it."""
         target = self._names.target(name)
         parameter = self._parameters.get(target.parameter)
         if parameter is None or (target.section or 0) >= len(parameter.sections):

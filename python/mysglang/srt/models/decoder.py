@@ -48,24 +48,24 @@ from mysglang.srt.models.interfaces import TakesWorkspace
 from mysglang.srt.models.weight_names import KV_SCALES, WeightNames
 
 ENDS = ("embed_tokens", "norm", "lm_head")
-"""What stands before the layers of a decoder, and behind them."""
+"""Modules before the first layer of a decoder, and after the last one."""
 
 
 def elsewhere() -> Any:
-    """In the place of a part that another stage has: without parameters, and nobody may call it."""
+    """A module without parameters in the place of a part that another stage has. It must not be called."""
     return nn.Module()
 
 
 class Decoder(CheckpointModel):
     """This rank's part of a decoder, without what its hidden states are for.
 
-    Of several stages the first has the embedding and the last the norm. The last also has the embedding's table where
-    this makes the logits.
+    The first pipeline stage has the embedding and the last one the norm. The last stage also has the embedding's table
+    if the table makes the logits.
     """
 
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {"gate_up_proj": ("gate_proj", "up_proj")}
     stacked_heads: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
-    """Where keys and values of each head are kept."""
+    """Names of the tensors that hold keys and values of each head."""
     ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq", *KV_SCALES)
     ignored_prefixes: ClassVar[tuple[str, ...]] = ("mtp.", "model.mtp_")
 
@@ -103,7 +103,7 @@ class Decoder(CheckpointModel):
         return self._end(x, residual)
 
     def _begin(self, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
-        """The first layer's input, and the residual stream beside it: [T, hidden_size] each."""
+        """Input of the first layer, and the residual stream: [T, hidden_size] each."""
         ids = batch.input_ids
         if not self.stage.first:
             shape = (2, len(ids), self.config.hidden_size)
@@ -124,7 +124,7 @@ class Decoder(CheckpointModel):
         return VocabParallelEmbedding(*size, context) if scale == 1.0 else ScaledEmbedding(*size, scale, context)
 
     def decoder_layers(self) -> list[DecoderLayer]:
-        """Those of this rank, in order."""
+        """The layers of this stage, in order."""
         layers = list(self.layers.values())
         return layers  # type: ignore[return-value]
 
@@ -167,7 +167,7 @@ class Decoder(CheckpointModel):
         return other or unused or self._of_other_stage(name) or super().ignores(name)
 
     def _of_other_stage(self, name: str) -> bool:
-        """Whether a checkpoint's tensor belongs to layers, or to one of the ends, that another stage has."""
+        """True if a checkpoint tensor belongs to layers, or to the embedding, norm or head, of another stage."""
         part, _, rest = self._own_names.target(name).parameter.partition(".")
         if part == "layers":
             index = rest.partition(".")[0]
@@ -185,14 +185,14 @@ class Decoder(CheckpointModel):
 
 
 class Rotaries:
-    """The rotary tables of one model: one for all layers whose plans are equal."""
+    """The rotary tables of one model. Layers with equal plans share one table."""
 
     def __init__(self, num_positions: int) -> None:
         self._num_positions = num_positions
         self._made: list[tuple[RopePlan, int, RotaryEmbedding]] = []
 
     def of(self, plan: RopePlan | None, head_dim: int) -> RotaryEmbedding | None:
-        """None for layers whose heads are not turned."""
+        """The rotary table of a plan; None for layers without rotary positions."""
         if plan is None:
             return None
         for known, dim, table in self._made:

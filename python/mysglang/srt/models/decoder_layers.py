@@ -64,7 +64,7 @@ class DecoderLayer(nn.Module):
         return after_mlp(self._fed(x, residual)), residual
 
     def _fed(self, x: Tensor, residual: Tensor) -> Tensor:
-        """What the MLP makes of x, the normed residual stream."""
+        """The MLP's output for x, the normed residual stream."""
         out: Tensor = self.mlp(x)
         return out
 
@@ -90,7 +90,7 @@ class ScaledDecoderLayer(DecoderLayer):
 
 
 class ExpertsBesideLayer(ScaledDecoderLayer):
-    """The same with experts that take the residual stream itself."""
+    """A decoder layer whose experts take the residual stream itself."""
 
     def _fed(self, x: Tensor, residual: Tensor) -> Tensor:
         assert isinstance(self.mlp, MlpAndExperts)
@@ -120,7 +120,7 @@ class ParallelNormsLayer(DecoderLayer):
 
 
 class MixerLayer(DecoderLayer):
-    """Without an MLP."""
+    """A layer without an MLP."""
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         (norm, _), (mixer,), (after, _) = self.norms_before, self.mixers, self.norms_after
@@ -129,7 +129,7 @@ class MixerLayer(DecoderLayer):
 
 
 class MlpLayer(DecoderLayer):
-    """Without a mixer."""
+    """A layer without a mixer."""
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         (_, norm), (_, after) = self.norms_before, self.norms_after
@@ -221,7 +221,7 @@ def head_norm_of(plan: NormPlan, size: int, context: LayerContext) -> RMSNorm:
 
 
 def unchanged(x: Tensor) -> Tensor:
-    """Where a plan has no norm."""
+    """Identity, for a plan without a norm."""
     return x
 
 

@@ -1,4 +1,4 @@
-"""describe: a dense decoder as plain tensors, for whoever computes it in another way than layer by layer.
+"""describe: a dense decoder as plain tensors, for code that computes it in another way than layer by layer.
 
 What can be said is attention with rotary positions and a gated MLP, a norm before each, plain weights, one rank. The
 plan and the linears tell whether that is all that a model is.
@@ -86,7 +86,7 @@ def describe(model: CausalLM) -> DenseDecoder:
 
 
 def unsaid(plan: DecoderPlan) -> list[str]:
-    """What of the plan a description has no words for."""
+    """Parts of the plan that a description cannot express."""
     reasons = {
         "its embeddings are scaled": plan.embedding_scale != 1.0,
         "its logits are scaled": plan.logit_scale != 1.0,

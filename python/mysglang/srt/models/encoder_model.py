@@ -93,7 +93,7 @@ class Output(nn.Module):
 
 
 class Attention(nn.Module):
-    """Of a layer, with the projection out of it."""
+    """Attention of one layer, including the output projection."""
 
     def __init__(self, config: ModelConfig, context: LayerContext) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class EncoderModel(CheckpointModel):
     """Hidden states of whole prompts."""
 
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {"qkv": ("query", "key", "value")}
-    # What checkpoints call otherwise; `gamma` and `beta` are of the oldest ones.
+    # Names in checkpoints that differ from ours; `gamma` and `beta` occur in the oldest ones.
     renamed: ClassVar[Mapping[str, str]] = {"self": "heads", "LayerNorm": "norm", "gamma": "weight", "beta": "bias"}
     ignored: ClassVar[tuple[str, ...]] = (
         "embeddings.position_ids",

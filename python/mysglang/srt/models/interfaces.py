@@ -1,4 +1,6 @@
-"""What the model executor may ask of a model. A model's abilities are protocols; each feature asks for its own."""
+"""Protocols between the model executor and models. Each ability is a protocol of its own, and each feature asks for
+one.
+"""
 
 from __future__ import annotations
 

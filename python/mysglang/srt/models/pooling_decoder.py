@@ -1,4 +1,4 @@
-"""Decoders whose hidden states are wanted and no logits: for vectors, for scores of labels, for rewards."""
+"""Decoders that return hidden states instead of logits: for vectors, for scores of labels, for rewards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mysglang.srt.models.decoder import Decoder
 
 
 class PoolingDecoder(Decoder):
-    """Has no projection to logits, and none of a checkpoint's is read."""
+    """A decoder without a projection to logits; that tensor of a checkpoint is not read."""
 
     ignored: ClassVar[tuple[str, ...]] = (*Decoder.ignored, "lm_head.weight", "lm_head.bias")
 

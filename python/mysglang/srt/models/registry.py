@@ -1,4 +1,4 @@
-"""From an architecture to its class, and what would become of an architecture that somebody asks for.
+"""From an architecture to its class, and how a named architecture would be served.
 
 Imports the file on demand, so a server loads one model's code only.
 """
@@ -38,11 +38,11 @@ class Serving:
 
     by: Literal["mysglang", "transformers", "nobody"]
     reason: str = ""
-    """Why nobody serves it, or on what it depends; empty if nothing is to be said."""
+    """Why the architecture is not served, or a condition for serving it; empty if there is none."""
 
 
 def how_served(architecture: str) -> Serving:
-    """What would become of an architecture that config.json names.
+    """How an architecture that config.json names would be served.
 
     transformers' code is asked with the class's own default config, without weights: a few tenths of a second. Where
     the defaults build no model, the answer depends on each config.json.

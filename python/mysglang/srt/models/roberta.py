@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-R: BERT whose positions begin behind the one of padding, and whose classifier has two layers."""
+"""RoBERTa and XLM-R: BERT whose positions begin after the padding token's id, and whose classifier has two layers."""
 
 from __future__ import annotations
 

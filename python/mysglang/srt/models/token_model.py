@@ -1,4 +1,4 @@
-"""TokenModel: what the executor asks of every model that predicts tokens, whoever wrote its layers."""
+"""TokenModel: the interface of every model that predicts tokens, of our own layers or of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the names in a checkpoint to the parameters of a model: the table that a model declares, applied once."""
+"""Maps the names in a checkpoint to the parameters of a model. A model declares the table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,5})\.(.+)", re.ASCII)
 
 
 class Target(NamedTuple):
-    """Where a checkpoint tensor goes."""
+    """Destination of a checkpoint tensor."""
 
     parameter: str
     section: int | None
@@ -83,7 +83,7 @@ class WeightNames:
             return [self._to_theirs(f"{module}.{expert}.{part}") for expert in experts for part in of_expert]
         found = [parameter] * count
         for name, (stacked, section) in self._sections.items():
-            # Where the stacked projection has a name of its own in the checkpoint, it is one tensor there.
+            # If the stacked projection has a name of its own in the checkpoint, it is one tensor there.
             if section < count > 1 and stacked in parts and stacked in theirs:
                 found[section] = ".".join(name if part == stacked else part for part in parts)
         return [self._to_theirs(name) for name in found]
@@ -105,6 +105,6 @@ class WeightNames:
         return Target(".".join(parts), None)
 
     def _own(self, name: str) -> str:
-        """Without the first of the prefixes that it has."""
+        """The name without the first of the prefixes that it has."""
         prefix = next((prefix for prefix in self._prefixes if name.startswith(prefix)), "")
         return name.removeprefix(prefix)

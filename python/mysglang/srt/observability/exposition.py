@@ -20,7 +20,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """What goes up and down."""
+    """A value that goes up and down."""
 
     name: str
     help: str
@@ -42,7 +42,7 @@ class Page(Collector):
         self._families[gauge.name] = family
 
     def counter(self, counter: Gauge, value: float, **labels: str) -> None:
-        """Put a number on the page that only grows, and that somebody else counts."""
+        """Add a counter to the page whose value is counted elsewhere."""
         told = {**self.labels, **labels}
         family = self._families.get(counter.name) or CounterMetricFamily(counter.name, counter.help, labels=list(told))
         assert isinstance(family, CounterMetricFamily), f"two kinds of {counter.name}"
@@ -50,7 +50,7 @@ class Page(Collector):
         self._families[counter.name] = family
 
     def row(self, layout: Layout, row: Sequence[float], *, without: Sequence[Instrument] = ()) -> None:
-        """Put all instruments of `layout` on the page, whose numbers are in `row`, but those that nobody counts."""
+        """Add all instruments of `layout` with the numbers of `row`, except those that are not counted."""
         for instrument in layout.instruments:
             if instrument not in without:
                 self.instrument(instrument, layout.part(row, instrument))

@@ -17,7 +17,7 @@ TOKENS = tuple(float(2**power) for power in range(4, 21))
 # Every front, for the requests that it took.
 PROMPT_TOKENS = Counter("sglang:prompt_tokens_total", "Prompt tokens of requests that were begun.")
 CACHED_TOKENS = Counter(
-    "sglang:cached_tokens_total", "Of these, found in the prefix cache.", (("cache_source", "device"),)
+    "sglang:cached_tokens_total", "Prompt tokens found in the prefix cache.", (("cache_source", "device"),)
 )
 GENERATION_TOKENS = Counter("sglang:generation_tokens_total", "Tokens that were generated.")
 NUM_REQUESTS = Counter("sglang:num_requests_total", "Answers that came to their end.")
@@ -100,9 +100,11 @@ FRONT = Layout(
     )
 )
 
-LOOKS = Counter("mysglang:looks_total", "How often somebody looked at the figures of the playground.")
+LOOKS = Counter("mysglang:looks_total", "Requests for the figures of the playground.")
 WATCHED_FRONT = Layout((*FRONT.instruments, LOOKS))
-"""What fronts count without --enable-metrics, while somebody looks. It begins with the columns of FRONT."""
+"""The instruments that fronts count without --enable-metrics while the playground's figures are open. It begins with
+the columns of FRONT.
+"""
 
 # The scheduler.
 QUEUE_TIME = Histogram("sglang:queue_time_seconds", "From a request's arrival at the scheduler to its place.", WAITS)

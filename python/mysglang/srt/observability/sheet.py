@@ -18,7 +18,7 @@ NUMBER_BYTES = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counter:
-    """Only grows."""
+    """A number that only grows."""
 
     name: str
     help: str

@@ -25,10 +25,10 @@ EXPORT_S = 2.0
 """Seconds in which a collector may take a batch of spans, retries included; the server's end waits no longer."""
 
 DELAY_MS = 1000
-"""That a span waits for others, at most, before it is sent."""
+"""Longest time in milliseconds that a span waits for others before it is sent."""
 
 UNNAMED = "unknown_service"
-"""How OpenTelemetry calls whoever has no name."""
+"""OpenTelemetry's name for a service without a name."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -72,8 +72,8 @@ class Spans:
         self._tracer = self._provider.get_tracer("mysglang", __version__)
 
     def add(self, whole: Whole) -> None:
-        """A span for the request, below the caller's if it named one, and one for each part below that. Whether they
-        are kept is said by the caller's flags, or by OTEL_TRACES_SAMPLER.
+        """Add a span for the request, as a child of the caller's span if there is one, and a child span for each part.
+        Whether they are kept is decided by the caller's flags, or by OTEL_TRACES_SAMPLER.
         """
         parent: Context = _PROPAGATOR.extract(whole.carrier)
         span = self._tracer.start_span(

@@ -30,12 +30,12 @@ GRAPH_MAX_BS_BY_MEMORY = (
 
 
 def cuda_is_available() -> bool:
-    """Whether this torch can use a GPU here."""
+    """True if this torch can use a GPU on this machine."""
     return torch.cuda.is_available()
 
 
 def unpin(address: int) -> None:
-    """Let the device forget memory that `CudaPlatform.pin` told it of."""
+    """Unregister memory that `CudaPlatform.pin` registered with the device."""
     torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
 
 
@@ -93,7 +93,7 @@ class CudaRecorder:
         step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Not through torch.cuda.graph, which collects garbage and empties caches before every capture.
+        # torch.cuda.graph is not used: it collects garbage and empties caches before every capture.
         graph.capture_begin(pool=self._pool)
         try:
             left = step()
@@ -143,7 +143,8 @@ class CudaPlatform(Platform):
         # torch would take a power of two of pinned memory, so up to twice as much of what may be most of the machine.
         address = memory.data_ptr()
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, memory.nbytes, 0))  # type: ignore[no-untyped-call]
-        # Else whoever is given that memory next could not pin it again. At the end of the process all of it goes.
+        # Unpin the memory: otherwise the next owner of the same addresses could not pin them. At the end of the
+        # process, all of it is released.
         weakref.finalize(memory, unpin, address).atexit = False
 
     @contextmanager

@@ -21,7 +21,7 @@ class DeviceMemory:
     """Bytes of the memory that weights and KV cache live in."""
 
     free: int
-    """What this process could still take."""
+    """Bytes that this process can still allocate."""
     total: int
 
 
@@ -37,7 +37,7 @@ class Event(Protocol):
         ...
 
     def is_past(self) -> bool:
-        """Whether the device has come past this point."""
+        """True if the device has passed this point."""
         ...
 
     def hold_up(self) -> None:
@@ -46,10 +46,12 @@ class Event(Protocol):
 
 
 class SideQueue(Protocol):
-    """Work of the device beside its steps, in an order of its own."""
+    """A queue of device work that runs in an order of its own, beside the steps."""
 
     def begin(self) -> AbstractContextManager[None]:
-        """What is queued inside goes here, and begins when all work that was queued for steps so far is done."""
+        """Work that is queued inside the block goes to this queue, and begins when all step work queued so far is
+        done.
+        """
         ...
 
     def record_event(self) -> Event:
@@ -89,28 +91,28 @@ class Platform(ABC):
     """One kind of hardware. The device of this process is the current one; multi-device ranks choose it at start."""
 
     name: str
-    """As in `--device`, and the key under which an Op finds its implementation."""
+    """Name as in `--device`, and the key under which an Op finds its implementation."""
     has_graphs: bool
-    """Whether steps can be captured and replayed."""
+    """True if steps can be captured and replayed."""
     steps_are_done: bool
-    """Whether a step is done when it was launched, so that the host may read what it left at no cost."""
+    """True if a step is complete when its launch returns, so that the host may read its results without waiting."""
     graph_steps: tuple[tuple[int, int], ...]
     """Which batch sizes to capture: from the first of a pair on, one every so many rows. A step is padded up to one."""
     attention_backends: tuple[str, ...]
-    """Those that run here, the best first; of those that cannot do a kind of step, the next one is taken."""
+    """Backends that run on this device, the best first. If one cannot do a kind of step, the next one is used."""
     invariant_attention_backends: tuple[str, ...]
-    """Likewise, those whose results do not depend on what else a step computes."""
+    """Backends whose results do not depend on the rest of a step, the best first."""
     sampling_backends: tuple[str, ...]
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where tensors live."""
+        """The torch device of all tensors."""
 
     @property
     @abstractmethod
     def device_name(self) -> str:
-        """What the vendor calls it."""
+        """The vendor's name of the device."""
 
     @property
     @abstractmethod
@@ -139,8 +141,8 @@ class Platform(ABC):
 
     @abstractmethod
     def recorder(self) -> AbstractContextManager[GraphRecorder]:
-        """For graphs that are captured inside, where there are any. They may share memory: what a replay leaves is good
-        until the next one, and the largest is best captured first.
+        """Recorder for the graphs that are captured inside the block. The graphs may share memory: the output of a
+        replay is valid until the next replay. Capture the largest graph first.
         """
 
     @abstractmethod

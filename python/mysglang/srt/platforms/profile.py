@@ -20,7 +20,7 @@ class DeviceProfile:
 
 
 HOST = DeviceProfile(measured_on="host", layer_products=0)
-"""A device that computes what it is told at once, so nothing is queued."""
+"""A device that executes each operation at once, so nothing is queued."""
 
 H200 = DeviceProfile(measured_on="H200", layer_products=200_000_000_000)
 """Queueing a layer takes the host 0.45 ms and more."""
@@ -34,7 +34,7 @@ def profile_of(device_name: str) -> DeviceProfile:
 
 
 def described(profile: DeviceProfile, device_name: str) -> str:
-    """Whose figures are used, for `/server_info`."""
+    """Name of the device whose figures are used, for `/server_info`."""
     if profile is HOST or profile.measured_on in device_name:
         return profile.measured_on
     return f"{profile.measured_on} (nothing was measured on this device)"

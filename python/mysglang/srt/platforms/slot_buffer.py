@@ -1,5 +1,5 @@
-"""SlotBuffer: what the device keeps for every slot between steps. Each such tensor is declared by whoever owns it, so
-that it can be budgeted, listed, and dealt with when a request leaves its slot. Plain numbers, no torch.
+"""SlotBuffer: a tensor that the device keeps for every slot between steps. Its owner declares it, so that it can be
+budgeted, listed, and handled when a request leaves its slot. Plain numbers, no torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Keeping(Enum):
     ADVISORY = "advisory"
     """A wrong or missing value may cost speed, and never changes an answer."""
     TRAVELS = "travels"
-    """It exists nowhere else, so it must be moved with the request."""
+    """The value exists nowhere else, so it must move with the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class SlotBuffer:
     row_bytes: int
     keeping: Keeping
     on_demand: bool = False
-    """Whether rows are made when requests first need them, and none before: such a buffer is in no budget."""
+    """True if rows are allocated when requests first need them. Such a buffer is in no memory budget."""
 
     def nbytes(self, rows: int) -> int:
         """Bytes that are taken at the start, for so many rows."""

@@ -45,7 +45,7 @@ class Uploader:
 
 
 def layout(columns: Mapping[str, Column]) -> tuple[dict[str, int], int]:
-    """Where each column begins, and the bytes of all."""
+    """Offset of each column, and the total number of bytes."""
     offsets, end = {}, 0
     for name, column in columns.items():
         offsets[name] = end

@@ -1,4 +1,4 @@
-"""ERNIE 4.5 with experts: the likeliest by corrected probabilities, beside MLPs that every token goes through."""
+"""ERNIE 4.5 with experts, chosen by corrected probabilities, and shared MLPs that every token goes through."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Exaone4Config(DecoderConfig, frozen=True, kw_only=True):
         )
 
     def slides(self, index: int) -> bool:
-        """Whether this layer has the window."""
+        """True if this layer has the window."""
         if self.sliding_window is None:
             return False
         if self.layer_types is not None:

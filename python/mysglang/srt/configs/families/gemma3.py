@@ -40,10 +40,10 @@ class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
         )
 
     def slides(self, index: int) -> bool:
-        """Whether this layer has the window."""
+        """True if this layer has the window."""
         types = self.layer_types
         return (index + 1) % self.sliding_window_pattern != 0 if types is None else types[index] == SLIDING
 
     def local_rope(self, rope: RopePlan) -> RopePlan:
-        """That of layers with the window, which is never scaled but where config.json says so."""
+        """Rotary plan of layers with the window. It is scaled only if config.json says so."""
         return sliding_rope(rope, self.rope_parameters, self.rope_local_base_freq, self.max_position_embeddings)

@@ -15,7 +15,7 @@ from mysglang.srt.errors import ConfigError
 
 
 class PerLayer(msgspec.Struct, frozen=True):
-    """What is other in one layer."""
+    """Values that differ in one layer."""
 
     head_dim: HeadDim | None = None
     num_key_value_heads: Heads | None = None
@@ -53,7 +53,7 @@ class Gemma4Heads(Gemma3Config, frozen=True, kw_only=True):
         if self.attention_k_eq_v:
             heads = self.num_global_key_value_heads or heads
         if self.per_layer_config is not None:
-            # By the numbers of layers, which transformers 5 writes with zeros before them.
+            # The keys are layer numbers, which transformers 5 writes with leading zeros.
             numbered = {key.lstrip("0") or "0": own for key, own in self.per_layer_config.items()}
             own = numbered.get(str(index), PerLayer())
             dim, heads = own.head_dim or self.dim_of_head, own.num_key_value_heads or heads
@@ -65,7 +65,7 @@ class Gemma4Heads(Gemma3Config, frozen=True, kw_only=True):
         return dim, heads
 
     def slides(self, index: int) -> bool:
-        """The last layer sees all keys, whatever is said of it."""
+        """True if this layer has the window. The last layer always sees all keys."""
         return index + 1 < self.num_hidden_layers and super().slides(index)
 
     def norm(self) -> NormPlan:

@@ -8,7 +8,7 @@ from mysglang.srt.configs.layer_plan import NormsPlan
 
 
 class GlmConfig(Glm4Config, frozen=True, kw_only=True):
-    """The same keys with the same usual values."""
+    """GLM has Llama's keys with its own default values."""
 
     def norms(self) -> NormsPlan:
         return DecoderConfig.norms(self)

@@ -87,7 +87,7 @@ class GraniteHybridConfig(MambaConfig, frozen=True, kw_only=True):
 
     @property
     def types(self) -> list[str]:
-        """Of each layer; without `layer_types`, none attends."""
+        """Type of each layer; without `layer_types`, no layer attends."""
         return named_layers(self.layer_types or [LINEAR] * self.num_hidden_layers)
 
     def check(self) -> None:

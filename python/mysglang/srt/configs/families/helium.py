@@ -1,4 +1,4 @@
-"""Helium: Llama whose heads are turned in neighbouring lanes."""
+"""Helium: Llama whose rotary positions rotate neighbouring lanes."""
 
 from __future__ import annotations
 

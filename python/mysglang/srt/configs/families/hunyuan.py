@@ -49,7 +49,7 @@ class HunyuanConfig(LlamaConfig, frozen=True, kw_only=True):
 
 
 class HunyuanMoeConfig(HunyuanConfig, frozen=True, kw_only=True):
-    """Experts and the MLP beside them have one size, `intermediate_size`. `moe_topk` may be a list, by layer."""
+    """Experts and the shared MLP have one size, `intermediate_size`. `moe_topk` may be a list, by layer."""
 
     num_experts: Experts = 1
     moe_topk: Experts | list[Experts] = 1

@@ -71,7 +71,7 @@ class Lfm2Config(DecoderConfig, frozen=True, kw_only=True):
         return ConvolutionPlan(channels=self.hidden_size, kernel=self.conv_L_cache, bias=self.conv_bias)
 
     def attends(self, index: int) -> bool:
-        """Whether this layer attends over keys; all do where config.json does not say it."""
+        """True if this layer attends over keys. All layers do if config.json does not list them."""
         attending, types = self.full_attn_idxs, self.layer_types
         return (attending is None or index in attending) if types is None else types[index] == FULL
 
@@ -83,7 +83,7 @@ class Lfm2Config(DecoderConfig, frozen=True, kw_only=True):
 
     @property
     def inner_size(self) -> int:
-        """Of a dense MLP."""
+        """Inner size of a dense MLP."""
         size = self.block_ff_dim or self.intermediate_size
         narrow, factor, step = 2 * size // 3, self.block_ffn_dim_multiplier, self.block_multiple_of
         adjusted = narrow if factor is None else -(-int(factor * narrow) // step) * step

@@ -1,4 +1,4 @@
-"""LFM2-MoE: LFM2 with experts behind the first layers, whose scores have a correction for the choice alone."""
+"""LFM2-MoE: LFM2 with experts after the first layers. A correction is added to scores for choosing experts only."""
 
 from __future__ import annotations
 

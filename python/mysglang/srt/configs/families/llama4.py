@@ -1,4 +1,6 @@
-"""Llama 4 (text): chunks where heads are turned, all keys where they are not, and experts whose input is scaled."""
+"""Llama 4 (text): chunked attention in layers with rotary positions, full attention in the others, and experts whose
+input is scaled.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ class Llama4Config(LlamaConfig, frozen=True, kw_only=True):
             rope=rope if turned else None,
             window=self.attention_chunk_size if chunked else None,
             chunked=chunked,
-            # It stands behind the rotation there, which changes no head's size.
+            # Llama 4 applies this norm after the rotation, which does not change the norm of a head.
             qk_norm=plans.NormPlan(eps=self.rms_norm_eps, kind="rms_unit") if turned and self.use_qk_norm else None,
             tempering=plans.Tempering(self.attn_scale, self.floor_scale, 1) if tempered else None,
         )

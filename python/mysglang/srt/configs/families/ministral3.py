@@ -42,7 +42,7 @@ class Ministral3Config(MistralConfig, frozen=True, kw_only=True):
         return replace(super().attention(index, rope), tempering=self.tempering())
 
     def tempering(self) -> Tempering | None:
-        """Of the queries of all layers. Raises ConfigError for values that are no such."""
+        """Scaling of queries by position, for all layers. Raises ConfigError for invalid values."""
         rope = self.rope_scaling or self.rope_parameters or self.usual_rope
         weight, length = (_positive(rope, key) for key in (GROWTH, LENGTH_BEFORE_SCALING))
         return Tempering(weight, length, 0) if weight and length else None

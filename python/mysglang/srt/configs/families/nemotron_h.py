@@ -30,7 +30,7 @@ from mysglang.srt.configs.mixer_plan import Mamba2Plan, NoMixerPlan
 
 USUAL_LAYERS = [LINEAR, "moe", FULL, MLP]
 MODULES = {LINEAR: Mamba2Plan.name, FULL: AttentionPlan.name, MLP: "mlp"}
-"""What the mixer of a layer of each type is called here."""
+"""Layer type -> name of its mixer module here."""
 
 
 class NemotronHConfig(MambaConfig, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from mysglang.srt.configs.layer_plan import AttentionPlan, DecoderPlan, MixtureP
 
 
 class PhimoeConfig(MixtralConfig, frozen=True, kw_only=True):
-    """Where positions are scaled, `short_mscale` and `long_mscale` stretch heads."""
+    """If positions are scaled, `short_mscale` and `long_mscale` multiply the rotated heads."""
 
     carries_code: ClassVar[bool] = True
 

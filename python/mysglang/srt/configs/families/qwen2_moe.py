@@ -1,4 +1,6 @@
-"""Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B): the attention of Qwen2, and experts beside one that every token goes to."""
+"""Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B): the attention of Qwen2, routed experts, and one shared expert for every
+token.
+"""
 
 from __future__ import annotations
 

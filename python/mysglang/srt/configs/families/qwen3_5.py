@@ -1,4 +1,4 @@
-"""Qwen3.5, dense and with experts (text): Qwen3-Next with a projection for each thing that its delta nets project.
+"""Qwen3.5, dense and with experts (text): Qwen3-Next with separate projections for the inputs of its delta nets.
 
 In checkpoints with a tower, positions have three parts (`mrope_section`), which are equal for text.
 """

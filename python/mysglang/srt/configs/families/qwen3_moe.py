@@ -67,7 +67,7 @@ class Qwen3MoeConfig(DecoderConfig, frozen=True, kw_only=True):
 
     @property
     def experts(self) -> int:
-        """Of a layer; 0: every layer is dense."""
+        """Experts of a layer; 0: every layer is dense."""
         given = self.num_local_experts if self.num_experts is None else self.num_experts
         return self.usual_experts if given is None else given
 

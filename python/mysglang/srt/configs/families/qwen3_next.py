@@ -46,7 +46,7 @@ class Qwen3NextConfig(Qwen3MoeConfig, frozen=True, kw_only=True):
         return self.attention(index, rope) if self.attends(index) else self.linear_attention()
 
     def attends(self, index: int) -> bool:
-        """Whether this layer attends over keys. Every other layer keeps a state."""
+        """True if this layer attends over keys. Every other layer keeps a state."""
         types = self.layer_types
         return (index + 1) % self.full_attention_interval == 0 if types is None else types[index] == FULL
 

@@ -22,8 +22,8 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 """Kinds of layers, as `layer_types` names them, that keep keys and values and nothing else."""
 
 ROPE_BY_LENGTH = ("dynamic", "longrope")
-"""Kinds of rotary scaling that transformers makes anew for the longest position of a pass: a prompt in chunks would
-be turned otherwise than a whole one.
+"""Kinds of rotary scaling that transformers recomputes for the longest position of a pass. A prompt in chunks would be
+rotated differently from a whole one.
 """
 
 
@@ -95,7 +95,7 @@ def build(
     with quiet(), no_init_weights(), _parameters_on_meta():
         config.use_cache = True
         config.output_router_logits = False
-        # As an attribute: classes whose experts have no interface do not take it as an argument.
+        # Set as an attribute, because classes whose experts have no interface do not take it as an argument.
         config._experts_implementation = experts
         try:
             model = kind._from_config(config, dtype=dtype, attn_implementation=NAME)
@@ -105,7 +105,7 @@ def build(
 
 
 def build_without_numbers(kind: type[PreTrainedModel], config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The same with buffers on the meta device too, for the probe."""
+    """Build the model with its buffers on the meta device too, for the probe."""
     with torch.device("meta"):
         return build(kind, config, dtype, experts=NO_EXPERTS)
 

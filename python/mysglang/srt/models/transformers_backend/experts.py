@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers, whose experts stand in one module: computed by our kernels."""
+"""Mixtures of experts of transformers models. All experts are in one module, and our kernels compute them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight"}
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Whether a module holds all experts of a layer, as transformers' interface for experts says."""
+    """True if a module holds all experts of a layer, as defined by transformers' interface for experts."""
     return hasattr(module, "is_concatenated") and hasattr(module, "_apply_gate")
 
 

@@ -16,7 +16,7 @@ from mysglang.srt.models.weight_names import Target
 
 LINEARS = ("gate_proj", "up_proj", "down_proj")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
-"""Those that our kernels for products of two projections compute."""
+"""The activations that our kernels for gated products compute."""
 
 
 class ForeignMLP(GatedMLP):
@@ -66,7 +66,7 @@ def activation_of(function: object) -> str | None:
 
 
 def _computes(module: nn.Module, activation: str) -> bool:
-    """Whether its forward pass is that of a gated MLP, run with small linears in the places of its own."""
+    """True if the module's forward pass equals that of a gated MLP, checked by running it with small linears."""
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         gate, up, down = nn.Linear(6, 10), nn.Linear(6, 10), nn.Linear(10, 6)

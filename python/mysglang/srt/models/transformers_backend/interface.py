@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache
 
 NAME: Final = "mysglang"
-"""Of our attention and of our masks, among those of transformers."""
+"""Name of our attention and of our masks, registered in transformers."""
 
 
 class Attends(Protocol):
@@ -53,7 +53,7 @@ def attending(attends: Attends) -> Iterator[None]:
 
 
 def current() -> Attends:
-    """Who answers now."""
+    """The object that answers attention calls now."""
     return _current.get()
 
 
@@ -72,7 +72,7 @@ AttentionMaskInterface.register(NAME, _mask)
 
 
 class NoCache(Cache):  # type: ignore[misc]
-    """What a model gets as its cache: keys and values are kept by whoever answers the attention calls.
+    """What a model gets as its cache: keys and values are stored by the object that answers the attention calls.
 
     With it transformers makes masks of the step alone, and does not look at positions to find where prompts begin,
     which would wait for the device.

@@ -41,7 +41,7 @@ CHECKED = 8
 """Tokens of the sequence that a loaded model is checked with."""
 
 CAUSAL = CausalMask(None)
-"""What a model gets as its mask in a step: which keys a layer sees, its spec says."""
+"""The mask argument of a model in a step. The layer's spec says which keys it sees."""
 
 
 class TransformersCausalLM(TokenModel):
@@ -128,7 +128,7 @@ class TransformersCausalLM(TokenModel):
         positions = torch.arange(length, device=device)
 
         def states(plain: PlainAttention, *runs: tuple[int, int, int]) -> Tensor:
-            """Of some tokens: (sequence, first, end) each."""
+            """Hidden states of some tokens, each given as (sequence, first, end)."""
             plain.runs = [(sequence, end - start) for sequence, start, end in runs]
             tokens = torch.cat([(other if sequence else ids)[start:end] for sequence, start, end in runs])
             places = torch.cat([positions[start:end] for _, start, end in runs])
@@ -208,7 +208,7 @@ class Handed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.states: list[Tensor] = []
-        """What the next call gives."""
+        """The hidden states that the next call returns."""
 
     def forward(self, *_: Any, **__: Any) -> HandedStates:
         return HandedStates(self.states.pop())
@@ -219,7 +219,7 @@ class Handed(nn.Module):
 
 @dataclass(frozen=True)
 class HandedStates:
-    """What a body of transformers returns, with nothing in it but the last hidden states."""
+    """The output class of a transformers body, with the last hidden states only."""
 
     last_hidden_state: Tensor
 
@@ -233,7 +233,7 @@ class HandedStates:
 
 
 def _head_of(lm: Any) -> tuple[nn.Module, Handed]:
-    """The same model, its parts shared, with a body that gives what it is handed; and that body."""
+    """A copy of the model that shares its parts and whose body returns given hidden states, and that body."""
     head, body = copy.copy(lm), Handed()
     head._modules = {**lm._modules, lm.base_model_prefix: body}
     return head, body
@@ -264,6 +264,6 @@ def _check_agreement(config: ModelConfig, foreign: Any) -> None:
 
 
 def _middle_error(found: Tensor, expected: Tensor) -> float:
-    """Of the tokens' relative errors the middle one: a near tie of a router may send one token to other experts."""
+    """Median of the tokens' relative errors: a near tie of a router may send one token to other experts."""
     errors = (found.float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
     return float(errors.median())

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to the parameters of a model of transformers, by transformers' own table of names.
+"""Maps a checkpoint's tensors to the parameters of a model of transformers, by transformers' own table of names.
 
 The table renames tensors, and makes one parameter of the matrices of all experts; another conversion is refused.
 """
@@ -58,7 +58,7 @@ class ForeignNames:
         return [self._sources.get((parameter, section), name) for section, name in enumerate(usual)]
 
     def ignores(self, name: str) -> bool:
-        """Whether transformers does not load a tensor of that name."""
+        """True if transformers does not load a tensor of that name."""
         return any(pattern.search(name) for pattern in self._ignored)
 
     def _place(self, name: str) -> Target:

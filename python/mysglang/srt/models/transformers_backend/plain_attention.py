@@ -18,9 +18,9 @@ class PlainAttention:
     """Keeps the keys and values of sequences, of which each pass brings some tokens."""
 
     specs: Sequence[AttentionSpec]
-    """Of the calls of one pass, in order."""
+    """Specs of the calls of one pass, in order."""
     runs: Sequence[tuple[int, int]] = ()
-    """Of the next pass: (sequence, how many tokens of it come next), one after another."""
+    """Runs of the next pass: (sequence, number of its next tokens), one after another."""
     _kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     _calls: int = 0
 

@@ -18,7 +18,7 @@ from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.models.transformers_backend.interface import NoCache, attending
 
 TOKENS = 5
-"""Of the pass. More than the batch, so that neither is taken for the other."""
+"""Tokens of the pass: more than the batch size, so that the two dimensions cannot be confused."""
 
 SEEN_KEYS = 64
 """Keys before a query for which a mask without a window is looked at."""
@@ -73,7 +73,7 @@ class Probe:
 def spec_of(
     number: int, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: object, arguments: Mapping[str, Any]
 ) -> AttentionSpec:
-    """What this call asks for. Raises Refused for what is not served."""
+    """The attention spec that this call asks for. Raises Refused for unsupported arguments."""
     kind = type(module).__name__
     if not isinstance(mask, CausalMask):
         made = "makes a mask of its own" if mask is not None else "attends without a mask"
@@ -148,7 +148,7 @@ def probe(model: nn.Module) -> list[Call]:
             model(input_ids=ids, position_ids=ids, past_key_values=NoCache(), use_cache=True)
     except ConfigError:
         raise
-    except Exception as error:  # the model is not ours: whatever it says is why it is not served
+    except Exception as error:  # the model is not ours: any error of it is the reason why it is not served
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         raise Refused(f"it does not run with attention of ours ({text})") from error
     if not found.calls:

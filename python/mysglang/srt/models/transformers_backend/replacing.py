@@ -38,7 +38,7 @@ from mysglang.srt.models.weight_names import Target
 
 
 class Projection(ReplicatedLinear):
-    """In the place of an nn.Linear, or of a Conv1D, whose checkpoint has the matrix [input, output]."""
+    """Replaces an nn.Linear, or a Conv1D, whose checkpoint has the matrix [input, output]."""
 
     weight: Tensor
 
@@ -53,7 +53,7 @@ class Projection(ReplicatedLinear):
 
 
 class TurnedParameter(WeightParameter):
-    """A matrix whose checkpoint has it the other way round."""
+    """A matrix that the checkpoint stores transposed."""
 
     @classmethod
     def of(cls, parameter: WeightParameter) -> TurnedParameter:
@@ -93,7 +93,7 @@ class NormOfHeads(RMSNorm):
 
 
 class PlusOneNormOfHeads(PlusOneRMSNorm):
-    """The same with 1 + weight."""
+    """A norm of heads with factor 1 + weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
@@ -103,7 +103,7 @@ NORMS = {"rms": NormOfHeads, "rms_plus_one": PlusOneNormOfHeads}
 
 
 class TiedHead(TiedLMHead):
-    """Logits by the table of embeddings, whatever stands before the last dimension."""
+    """Logits from the table of embeddings. The input may have any leading dimensions."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         return super().forward(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
@@ -144,12 +144,12 @@ class _Replacing:
         self._tables: dict[int, tuple[str, nn.Module]] = {}
         """Embeddings by their weights as they were: a head that is tied to one comes later."""
         self._routers: set[nn.Module] = set()
-        """What stands beside experts in one module, and is not quantized, as routers of our own are not."""
+        """Modules beside experts, such as routers. They are not quantized, like our own routers."""
         self._loading: dict[int, WeightParameter] = {}
         self._norms: dict[tuple[object, ...], str | None] = {}
 
     def instead_of(self, name: str, module: nn.Module) -> nn.Module | None:
-        """What comes in the place of a module; None: it stays."""
+        """The replacement of a module, or None if it stays."""
         if any(are_experts(child) for child in module.children()):
             self._routers.update(child for child in module.children() if not any(True for _ in child.children()))
         if isinstance(module, nn.Embedding):
@@ -246,7 +246,7 @@ def _loading(tensor: Tensor, name: str, device: torch.device) -> WeightParameter
         if not tensor.dim():
             return SingleNumber(tensor.dtype)
         parameter = WeightParameter(tuple(tensor.shape), dtype=tensor.dtype)
-    # Norms of any kind: dummy values are drawn around what leaves a stream as it is.
+    # Norms of any kind: dummy values are drawn near those that leave the stream unchanged.
     parameter.centre = 1.0 if tensor.dim() == 1 and name == "weight" else 0.0
     return parameter
 
