@@ -32,7 +32,7 @@ def make_parser(prog: str) -> ToolParser:
         "(https://ui.perfetto.dev) shows. The server must have an admin key.",
         examples={
             "{prog} --num-steps 20": "Record 20 steps of the requests that are running.",
-            '{prog} --num-steps 20 --prompt "Tell me a story."': "Send requests while recording, if there is no traffic.",
+            '{prog} --num-steps 20 --prompt "Tell me a story."': "Send requests while recording: for an idle server.",
             "{prog} --no-cpu --no-gpu": "Record the phases of the scheduler's steps alone, which costs little.",
         },
     )
