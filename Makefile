@@ -7,7 +7,7 @@ SHELL := /bin/bash
 VENV := .venv
 STAMP := $(VENV)/.ready-$(or $(PLATFORM),auto)
 
-.PHONY: help setup serve test promises soak test-gpu fuzz check format docs api-docs promises-page clean distclean
+.PHONY: help setup serve test promises mutants soak test-gpu fuzz check format docs api-docs promises-page clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -27,6 +27,9 @@ test: setup  ## everything CI runs: style, types, layers, unit and server tests
 
 promises: setup  ## the tests of the promises in docs/reliability.md
 	@$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m promise $(ARGS)
+
+mutants: setup  ## remove what keeps each promise and see that a test fails (ARGS="7 'a name'" for some); an hour
+	@PYTHONPATH=python:sgl-kernel/python:test $(VENV)/bin/python -m mutants.run $(ARGS)
 
 soak: setup  ## a storm of requests, faults and attacks for SOAK_MINUTES (30), and what it left behind
 	@PYTHONPATH=python:sgl-kernel/python:test $(VENV)/bin/python -m chaos.soak
