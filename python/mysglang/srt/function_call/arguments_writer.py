@@ -101,7 +101,7 @@ def _as_literal(text: str) -> tuple[str, str] | None:
 
 
 def _as_escaped_json(text: str) -> tuple[str, str] | None:
-    r"""An array or object whose quotes and line breaks a model escaped once more: `[\"a\"]`."""
+    r"""An array or object whose quotes and line breaks the model has escaped once too often: `[\"a\"]`."""
     if text[:1] not in ("[", "{") or "\\" not in text:
         return None
     try:
@@ -121,7 +121,7 @@ def _type_of(value: object) -> str:
 
 
 def _allowed(found: str, types: frozenset[str]) -> bool:
-    """Whether a value of this type may stand there. What is declared nothing may be anything but a string."""
+    """True if a value of this type is allowed. Without a declared type, any value except a string is."""
     if not types:
         return found != "string"
     return found in types or (found == "integer" and "number" in types) or types.isdisjoint(_TYPES.values())

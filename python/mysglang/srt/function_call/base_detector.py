@@ -1,4 +1,4 @@
-"""FunctionCallDetector: finds calls in a text that arrives in pieces. What all formats have in common.
+"""FunctionCallDetector: finds calls in a text that arrives in pieces. The common part of all formats.
 
 A format says in `_calls`, a generator over a TextReader, how a text of it reads; because such a reading cannot see
 where pieces end, every way to cut a text gives the same text, calls and arguments. Nothing is lost: what turns out to
@@ -45,28 +45,28 @@ class FunctionCallDetector(ABC):
 
     @classmethod
     def structure(cls, name: str) -> CallStructure | None:
-        """How a call of `name` is written, for who holds a model to it; None if its arguments are not JSON, or more
-        than that changes from call to call.
+        """The written form of a call of `name`, for the grammar that forces it. None if its arguments are not JSON, or
+        if other parts also change from call to call.
         """
         return None
 
     @property
     def has_calls(self) -> bool:
-        """Whether there is a call so far."""
+        """True if the text so far has a call."""
         return self._calls_begun > 0
 
     @property
     def calls_complete(self) -> bool:
-        """Whether every call so far has all of its arguments."""
+        """True if every call so far has all of its arguments."""
         return self._calls_ended == self._calls_begun
 
     def feed(self, text: str) -> list[ToolEvent]:
-        """What `text` adds."""
+        """Events that `text` adds."""
         self._reading.feed(text)
         return self._told()
 
     def finish(self) -> list[ToolEvent]:
-        """What was held back; the text is over."""
+        """Events of the text that was held back; the text has ended."""
         self._reading.finish()
         if self._spaces and not self.has_calls:
             self._events.append(NormalText("".join(self._spaces)))
@@ -80,10 +80,10 @@ class FunctionCallDetector(ABC):
     def _calls(self) -> Steps[None]:
         """Read the text, for ever; what it returns at is where calls can no longer come."""
 
-    # What a format's reading says.
+    # Results of the format's reader.
 
     def _normal(self, text: str) -> None:
-        """Plain text. White space is only told with the text behind it, for it may only set a call apart."""
+        """Plain text. White space is held until text follows, because it may only separate a call."""
         kept = text.rstrip()
         if kept:
             self._events.append(NormalText("".join([*self._spaces, kept])))
@@ -98,11 +98,11 @@ class FunctionCallDetector(ABC):
         return marker
 
     def _no_call(self) -> None:
-        """What is held is plain text."""
+        """Report the held text as plain text."""
         self._normal(self._reader.release())
 
     def _begin(self, name: str, call_id: str | None = None) -> bool:
-        """A call of `name`, and what is held is its beginning. False if nobody offers such a function."""
+        """Begin a call of `name`; the held text is its beginning. False if the request offers no such function."""
         if name not in self._tools:
             return False
         self._reader.release()
@@ -128,7 +128,7 @@ class FunctionCallDetector(ABC):
 
 
 def merged(events: list[ToolEvent]) -> list[ToolEvent]:
-    """The same with neighbours of a kind as one."""
+    """The events with neighbours of one kind joined."""
     found: list[ToolEvent] = []
     for _, group in groupby(events, _kind):
         same = list(group)

@@ -11,7 +11,9 @@ BEGIN, END = "<|START_ACTION|>", "<|END_ACTION|>"
 
 
 class CohereCommand4Detector(JsonObjectDetector):
-    """One answer in this format. The model's own numbers of calls are not told: they begin anew with each answer."""
+    """One answer in this format. The model's own call numbers are not reported, because they start again with each
+    answer.
+    """
 
     markers = (BEGIN, END)
     name_keys = ("tool_name", "name")

@@ -1,4 +1,4 @@
-"""What a detector says of a text: plain text, the beginning of a call, and its arguments piece by piece."""
+"""Events of a detector: plain text, the beginning of a call, and its arguments piece by piece."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CallStart:
     index: int
     name: str
     call_id: str | None = None
-    """What the model itself calls it, in the formats that have a word for that."""
+    """The model's own id of the call, in the formats that have one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ DETECTORS: dict[str, type[FunctionCallDetector]] = {
 }
 """SGLang's names, and vLLM's where SGLang has none."""
 
-# What only templates of that format hold, those that hold another's as well before that one.
+# Marks that only templates of this format contain. A format whose templates also contain another's mark stands before
+# it.
 _SIGNS = (
     ("<｜DSML｜tool_calls>", "deepseekv4"),
     ("｜DSML｜", "deepseekv32"),

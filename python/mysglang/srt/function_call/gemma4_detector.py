@@ -40,14 +40,14 @@ class Gemma4Detector(FunctionCallDetector):
             yield from self._reader.accept(END)
 
     def _name(self) -> Steps[str | None]:
-        """What stands between `call:` and the first brace."""
+        """The text between `call:` and the first brace."""
         if not (yield from self._reader.accept(CALL)):
             return None
         head = yield from self._reader.before(("{",), MAX_NAME)
         return None if head is None else head[0].strip()
 
     def _object_of(self, name: str) -> Steps[bool]:
-        """The arguments behind their brace, told as JSON. False where something stands that cannot stand there.
+        """The arguments after their brace, reported as JSON. False if the text is not in this format.
 
         An explicit list of brackets takes the place of recursion: a model may open any number of them.
         """

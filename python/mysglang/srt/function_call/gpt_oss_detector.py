@@ -1,5 +1,5 @@
-"""gpt-oss: a message to `functions.f`, its text the arguments. Other messages are left as they are: which of them are
-thoughts, and which the answer, the reasoning parser tells, and it leaves only these.
+"""gpt-oss: a message to `functions.f` is a call, and its text is the arguments. Other messages are kept as text. The
+reasoning parser separates thoughts from the answer, and leaves only these messages.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from mysglang.srt.parser.text_reader import Steps
 
 
 class JsonArrayDetector(JsonObjectDetector):
-    """`[{"name": "f", "parameters": {...}}, ...]`, whatever the model's own format is."""
+    """Reads `[{"name": "f", "parameters": {...}}, ...]`, independent of the model's own format."""
 
     markers = ()
 

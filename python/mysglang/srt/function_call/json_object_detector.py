@@ -24,9 +24,9 @@ class Outcome(Enum):
 
     CALL = auto()
     NO_CALL = auto()
-    """Nothing was told of it, and it is held."""
+    """Nothing was reported, and the text is held."""
     BROKEN = auto()
-    """A call was told that turned out to be no JSON; what is wrong was not read."""
+    """A call was reported whose JSON is invalid; the invalid part was not read."""
 
 
 class JsonObjectDetector(FunctionCallDetector):
@@ -63,7 +63,7 @@ class JsonObjectDetector(FunctionCallDetector):
                 early.complete = True
                 complete = begun
             elif not begun and key not in self.keys_beside:
-                return Outcome.NO_CALL  # some other object: whoever waits for it need not wait for its end
+                return Outcome.NO_CALL  # another object: it is reported without waiting for its end
             elif not (yield from json_value(reader, _unread)):
                 break
             yield from reader.skip()
@@ -95,7 +95,7 @@ class JsonObjectDetector(FunctionCallDetector):
         return found
 
     def _json_arguments_of(self, name: str, call_id: str | None = None) -> Steps[Outcome]:
-        """The arguments that come next, of a call whose name stood before them."""
+        """The arguments that come next, of a call whose name was read before them."""
         if not self._begin(name, call_id):
             return Outcome.NO_CALL
         yield from self._reader.skip()
@@ -155,7 +155,7 @@ class _Early:
 
 
 def _sendable(text: str) -> str:
-    """Without the halves of surrogate pairs that an escape may have made: they have no UTF-8."""
+    """`text` without unpaired surrogates, which escapes can produce and which have no UTF-8."""
     return text.encode(errors="replace").decode()
 
 

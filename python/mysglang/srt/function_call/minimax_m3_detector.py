@@ -25,7 +25,7 @@ _CLOSER = {"{": "}", "[": "]"}
 
 @dataclass(slots=True)
 class _Open:
-    """An object or array whose end has not come."""
+    """An object or array whose end has not arrived."""
 
     tag: str
     declared: Declared
@@ -34,7 +34,7 @@ class _Open:
     filled: bool = False
 
     def begin(self, first: str) -> str:
-        """Its bracket, told before the tag `first`, which is empty if none comes."""
+        """Its bracket, reported before the tag `first`, which is empty if no tag comes."""
         types = self.declared.types
         self.bracket = "[" if "array" in types or (first == "item" and "object" not in types) else "{"
         return self.bracket
@@ -64,7 +64,7 @@ class MinimaxM3Detector(FunctionCallDetector):
         return (yield from self._reader.accept(*tags))
 
     def _call(self) -> Steps[bool]:
-        """Behind `CALL`. False if it is none, and nothing was told."""
+        """The rest of a call after `CALL`. False if it is not a call, and nothing was reported."""
         head = yield from self._reader.before(('">',), MAX_NAME)
         if head is None or not self._begin(head[0].strip()):
             return False
@@ -73,7 +73,7 @@ class MinimaxM3Detector(FunctionCallDetector):
         return True
 
     def _arguments_of(self, name: str) -> Steps[None]:
-        """The parameters up to the end of the call, told as JSON.
+        """The parameters up to the end of the call, reported as JSON.
 
         An explicit list of what is open takes the place of recursion: a model may open any number of tags.
         """
@@ -101,7 +101,7 @@ class MinimaxM3Detector(FunctionCallDetector):
                 marked = True
 
     def _head(self) -> Steps[str | None]:
-        """What stands in the tag behind the mark; None if no tag does."""
+        """The content of the tag after the mark; None if no tag follows."""
         yield from self._reader.skip()
         if not (yield from self._reader.accept("<")):
             return None
@@ -116,7 +116,9 @@ class MinimaxM3Detector(FunctionCallDetector):
             self._arguments(("" if level.bracket else level.begin("")) + _CLOSER[level.bracket])
 
     def _value(self, tag: str, declared: Declared) -> Steps[_Open | None]:
-        """A value, told up to its end; or what begins with a tag of its own, the mark of which is read."""
+        """A value that was reported to its end, or the open element if it begins with a tag of its own, whose mark has
+        been read.
+        """
         if declared.types == _STRING:
             self._arguments('"')
             yield from self._text_of(tag, lambda piece: self._arguments(json_text(piece)[1:-1]))

@@ -1,5 +1,5 @@
-"""Calls whose name stands before their arguments, between markers of their own, and all calls in a section: what the
-formats of DeepSeek and Kimi have in common.
+"""Calls whose name stands before their arguments, between markers of their own, with all calls in one section. The
+common part of the formats of DeepSeek and Kimi.
 """
 
 from __future__ import annotations
@@ -35,4 +35,4 @@ class NamedJsonDetector(JsonObjectDetector):
 
     @abstractmethod
     def _named_call(self) -> Steps[Outcome]:
-        """What stands between the markers of a call: its name, and its arguments."""
+        """The name and the arguments between the markers of a call."""

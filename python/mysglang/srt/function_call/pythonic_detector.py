@@ -65,7 +65,7 @@ class PythonicDetector(JsonObjectDetector):
                 writer.key(found[1])
                 writer.value(literal(found[2]))
             elif text.strip():
-                # As Python would: an argument without a name belongs to the parameter at its place.
+                # Python's rule: an argument without a name belongs to the parameter at its place.
                 writer.key(declared[position] if position < len(declared) else str(position))
                 writer.value(literal(text))
             position += 1
@@ -76,9 +76,10 @@ class PythonicDetector(JsonObjectDetector):
 
 
 def _expression(reader: TextReader, into: Into) -> Steps[bool]:
-    """One argument, up to and with the comma or parenthesis behind it; whether that was the parenthesis.
+    """One argument, up to and with the comma or parenthesis behind it; True if it ended with the parenthesis.
 
-    Brackets within it are balanced, and what stands in quotes is nobody's bracket. One that closes nothing is text.
+    Brackets within it are balanced, and brackets in quotes do not count. A closing bracket without an opening one is
+    text.
     """
     closers = [")"]
     while True:

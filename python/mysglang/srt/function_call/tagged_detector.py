@@ -1,5 +1,5 @@
-"""Calls whose parameters stand one by one between tags, with values that are no JSON: what the formats of Qwen3-Coder,
-MiniMax, Step 3 and GLM have in common.
+"""Calls whose parameters stand one by one between tags, with values that are not JSON. The common part of the formats
+of Qwen3-Coder, MiniMax, Step 3 and GLM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TaggedDetector(FunctionCallDetector):
     parameter_begin: ClassVar[str]
     parameter_end: ClassVar[str]
     value_on_lines: ClassVar[bool] = False
-    """Whether a line break on either side of a value is the format's, and not the value's own."""
+    """True if a line break on either side of a value belongs to the format, and not to the value."""
 
     def _calls(self) -> Steps[None]:
         openers = (*self.frames, self.call_begin)
@@ -48,7 +48,7 @@ class TaggedDetector(FunctionCallDetector):
         """The name of the parameter that begins, up to its value; None if there is none."""
 
     def _call(self) -> Steps[bool]:
-        """Behind `call_begin`. False if it is none, and nothing was told."""
+        """The rest of a call after `call_begin`. False if it is not a call, and nothing was reported."""
         name = yield from self._call_name()
         if name is None or not self._begin(name):
             return False
@@ -74,7 +74,7 @@ class TaggedDetector(FunctionCallDetector):
         return self._tools.types(name, parameter)
 
     def _value(self, types: frozenset[str], writer: ArgumentsWriter) -> Steps[None]:
-        """The value of a parameter, up to its end. Only what can be nothing but a string may be told as it comes."""
+        """The value of a parameter, up to its end. It is reported as it arrives only if it must be a string."""
         if self.value_on_lines:
             yield from self._reader.accept("\n")
         if types == _STRING:
@@ -89,7 +89,7 @@ class TaggedDetector(FunctionCallDetector):
         writer.value(unquoted(text.removesuffix("\n") if self.value_on_lines else text, types))
 
     def _head(self, end: str) -> Steps[str | None]:
-        """What stands before `end`, a name."""
+        """The text before `end`, which is a name."""
         head = yield from self._reader.before((end,), MAX_NAME)
         return None if head is None else head[0].strip()
 

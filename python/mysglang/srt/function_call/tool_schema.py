@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MAX_ALTERNATIVES = 32
-"""Of a parameter's anyOf, oneOf and allOf: who has more is not read further."""
+"""Limit for a parameter's anyOf, oneOf and allOf together. A longer list is not read further."""
 
 
 class Declared:
-    """What a schema says of one value."""
+    """The types that a schema declares for one value."""
 
     def __init__(self, schema: object) -> None:
         self._schema = schema
@@ -25,7 +25,7 @@ class Declared:
         return frozenset(_types(self._schema))
 
     def inside(self, key: str) -> Declared:
-        """Of what the value has under this key, or of an element if it is a list."""
+        """The declaration of the value under this key, or of an element if the value is a list."""
         if "array" in self.types:
             return Declared(_member(self._schema, "items"))
         properties = _properties(self._schema)

@@ -22,7 +22,7 @@ Sample = Callable[[Tensor, SamplingStep], Sampled]
 
 
 def sample_apart(sample: Sample, logits: Tensor, step: SamplingStep) -> Sampled:
-    """What `sample` makes of each row of `logits` [S, vocab] alone. Raises what a device raises that is lost."""
+    """Calls `sample` on each row of `logits` [S, vocab] alone. Raises the errors that mean that the device is lost."""
     parts = [_sample_one(sample, logits[row : row + 1], alone) for row, alone in enumerate(_rows(step, len(logits)))]
     logprobs = [part.logprobs for part in parts if part.logprobs is not None]
     return Sampled(torch.cat([part.tokens for part in parts]), join_logprobs(logprobs) if logprobs else None)
@@ -37,7 +37,7 @@ def _sample_one(sample: Sample, logits: Tensor, step: SamplingStep) -> Sampled:
     if step.output_query is None:
         return Sampled(tokens)
     query = step.output_query.query
-    # Nobody reads them: the request ends.
+    # These values are not read: the request ends.
     values = logits.new_zeros(1, min(query.top, logits.shape[1]), dtype=torch.float32)
     pairs = values.new_zeros(len(query.pair_ids))
     return Sampled(tokens, Logprobs(values.new_zeros(1), values, values.to(torch.int32), pairs))

@@ -1,4 +1,4 @@
-"""What nearly every decoder is made of: attention over pages, and a gated MLP.
+"""The blocks of nearly every decoder: attention over pages, and a gated MLP.
 
 Sizes are the whole model's; the linears take this rank's share.
 """
@@ -236,7 +236,7 @@ class PagedAttention(nn.Module):
         return head_view(x, self.attn.spec.head_dim).index_select(-1, self.rotary.order).flatten(1)
 
     def rotation(self) -> Rotation | None:
-        """What happens to heads before they attend."""
+        """The rotation of heads before attention; None without rotary positions."""
         if self.rotary is None:
             return None
         if self.q_norm is None or self.k_norm is None or self.norms_before or self.norms_turned:

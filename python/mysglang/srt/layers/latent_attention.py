@@ -39,16 +39,16 @@ PIECE = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSizes:
-    """Of one layer, and alike on all ranks."""
+    """Sizes of one layer, the same on all ranks."""
 
     query_rank: int | None
     """Numbers that queries are made from; None: they are made from the hidden state."""
     key_dim: int
-    """Of each head's key, without the part that is turned."""
+    """Size of each head's key without the rotated part."""
     value_dim: int
-    """Of each head."""
+    """Size of each head's value."""
     interleaved: bool
-    """Whether neighbours turn together, as in `kernels/rotary.py`."""
+    """True if neighbouring lanes are rotated together, as in `kernels/rotary.py`."""
 
 
 class HeadsOfRows(nn.Module):

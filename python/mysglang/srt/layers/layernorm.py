@@ -1,4 +1,4 @@
-"""Norms, with the residual addition before them where there is one. A table says which kinds there are."""
+"""Norms, with the residual addition before them where there is one. A table lists the kinds."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class PlusOneRMSNorm(RMSNorm):
 
 
 class SplitRMSNorm(RMSNorm):
-    """Normalises all heads of queries, or of keys, together, wherever they are: a rank has only some of them."""
+    """Normalises all heads of queries, or of keys, together, on any rank: each rank has only some of them."""
 
     def __init__(self, section: Section, eps: float, context: LayerContext) -> None:
         """`section`: this rank's numbers of all."""
@@ -91,7 +91,8 @@ class SplitRMSNorm(RMSNorm):
         if self._tp.size == 1:
             return super().forward(x)
         values = x.float()
-        # A product, since that op also has a form whose rows do not depend on the rows beside them.
+        # Computed as a matrix product, because that op also has a form whose rows do not depend on the rows beside
+        # them.
         squares = self._tp.all_reduce(linear(values.square(), self._ones, None))
         normed = values * torch.rsqrt(squares / self._counted + self.eps)
         return normed.to(x.dtype) * self.gain
@@ -158,7 +159,7 @@ RMS_NORMS: Mapping[str, Callable[[int, float, LayerContext], RMSNorm]] = {
     "rms_unit": UnitRMSNorm,
     "rms_plus_one": PlusOneRMSNorm,
 }
-"""Those of heads, which the kernel that turns heads computes."""
+"""Norms of heads that the rotation's kernel can compute."""
 
 NORMS: Mapping[str, Callable[[int, float, LayerContext], RMSNorm | LayerNorm]] = {
     **RMS_NORMS,

@@ -43,7 +43,7 @@ class LinearBase(nn.Module):
         self.method.reopen_weights(self, layouts)
 
     def values_of(self, name: str) -> Tensor:
-        """Of its parameter `weight` or `bias`: the values that it computes with."""
+        """Values of the parameter `weight` or `bias` that the layer computes with."""
         if name == "bias":
             assert self.bias is not None
             return self.bias
@@ -54,7 +54,7 @@ class LinearBase(nn.Module):
 
 
 class ReplicatedLinear(LinearBase):
-    """The same weights on every rank."""
+    """A linear layer with the same weights on every rank."""
 
     def __init__(self, input_size: int, output_size: int, *, bias: bool = False, context: LayerContext) -> None:
         whole = Section(output_size, 0, output_size)
@@ -123,7 +123,7 @@ class QKVParallelLinear(LinearBase):
             for part, dim in ((heads, query_dim or head_dim), *((kv_heads, head_dim),) * (2 if values else 1))
         )
         self.sections = sections
-        """Of the queries, keys and, where they are projected, values."""
+        """Sections of the queries, the keys and, if they are projected, the values."""
         self.sizes = [section.size for section in sections]
         super().__init__(Section(hidden_size, 0, hidden_size), sections, bias=bias, context=context)
         if fused_by_head:

@@ -16,21 +16,21 @@ class PromptQuery:
     """Prompt tokens whose log-probability is wanted; [N] int64 each."""
 
     positions: Tensor
-    """Tokens of the step whose logits predict them."""
+    """Indices of the step's tokens whose logits predict them."""
     targets: Tensor
     """The prompt tokens themselves."""
     query: LogprobQuery
 
 
 class MakesLogits(Protocol):
-    """From the hidden states of a step's tokens, [N, hidden], to what is made of them."""
+    """The last part of a model: from the hidden states of a step's tokens, [N, hidden], to logits or vectors."""
 
     def next_token_logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
         """[S, vocab] of the given tokens, or of all."""
         ...
 
     def prompt_logprobs(self, hidden: Tensor, prompt: PromptQuery) -> Logprobs:
-        """Of the plain distribution: no temperature, no penalties."""
+        """Log-probabilities of prompt tokens under the plain distribution, without temperature and penalties."""
         ...
 
 
@@ -46,7 +46,7 @@ class LogitsProcessor:
         return self._compute_logits(hidden if rows is None else hidden.index_select(0, rows))
 
     def prompt_logprobs(self, hidden: Tensor, prompt: PromptQuery) -> Logprobs:
-        """Of the plain distribution: no temperature, no penalties."""
+        """Log-probabilities of prompt tokens under the plain distribution, without temperature and penalties."""
 
         def logits_of(begin: int, end: int) -> Tensor:
             return self._compute_logits(hidden.index_select(0, prompt.positions[begin:end]))

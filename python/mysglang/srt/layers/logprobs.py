@@ -13,12 +13,14 @@ from torch import Tensor
 from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
 
 CHUNK_BYTES = 256 << 20
-"""Of float32 log-probabilities that exist at once; a long prompt's would take gigabytes."""
+"""Limit in bytes for float32 log-probabilities that exist at once; those of a long prompt would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobQuery:
-    """What is wanted at N positions besides the chosen token. The pairs are flat, ordered by position."""
+    """Log-probabilities that are wanted at N positions in addition to the chosen token's. The pairs are flat, ordered
+    by position.
+    """
 
     top: int
     """Most likely tokens to find, at each position."""

@@ -76,7 +76,9 @@ class WeightParameter(nn.Parameter):
             pass
 
     def read(self, section: int | None = None) -> Tensor:
-        """What `load` of the section wrote: this rank's rows, without padding. A view, or a copy of several parts."""
+        """The values that `load` of the section wrote: this rank's rows, without padding. The result is a view, or a
+        copy of several parts.
+        """
         wanted = range(len(self.sections)) if section is None else (section,)
         parts = []
         for index in wanted:
@@ -87,7 +89,7 @@ class WeightParameter(nn.Parameter):
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.shard_dim)
 
     def without_memory(self) -> WeightParameter:
-        """The same without memory."""
+        """A copy of this parameter without memory."""
         return self.filled(torch.empty_like(self.data, device="meta"))
 
     def filled(self, values: Tensor) -> WeightParameter:
@@ -135,7 +137,7 @@ def _in_runs(tensor: Tensor, run: int) -> Tensor:
 
 @runtime_checkable
 class FinishesWeights(Protocol):
-    """A module that computes with what it makes of its parameters. Who loads values calls these, by this ability."""
+    """A module that converts its parameters after loading. The loader calls these methods."""
 
     def process_weights_after_loading(self) -> None:
         """Make it; afterwards nothing can be loaded until `reopen_weights`."""

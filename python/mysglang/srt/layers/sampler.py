@@ -1,4 +1,5 @@
-"""Sampler: logits -> next tokens. What features change of the logits first, then the choice, then what it looked like.
+"""Sampler: logits -> next tokens. Features change the logits, then tokens are chosen, then log-probabilities are
+computed.
 
 Knows rows, no request and no feature. A row whose logits are not finite, or that cannot be sampled, gets token -1 and
 disturbs no other. Of several ranks the first one chooses, and the others are told its tokens.
@@ -43,7 +44,7 @@ class SamplingOps:
 
 
 class ChoosesTokens(Protocol):
-    """From logits to tokens."""
+    """Chooses tokens from logits."""
 
     def sample(self, logits: Tensor, step: SamplingStep) -> Sampled:
         """logits: [S, vocab] as the model gives them, left as they are. A row that cannot be sampled gets -1."""
@@ -101,7 +102,7 @@ class Sampler:
         return Sampled(tokens, logprobs)
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, step: SamplingStep) -> Logprobs | None:
-        """Of the distribution after temperature, before the filters."""
+        """Log-probabilities of the distribution after temperature, before the filters."""
         wanted = step.output_query
         if wanted is None:
             return None

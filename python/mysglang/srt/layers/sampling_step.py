@@ -23,16 +23,16 @@ class SamplingStep:
     """One step's sampling."""
 
     acts: tuple[Act, ...] = ()
-    """What the features in use do, in the order of their stages."""
+    """Acts of the features in use, in the order of their stages."""
     output_query: OutputQuery | None = None
 
     @property
     def plain_greedy(self) -> bool:
-        """Whether the tokens are those of `greedy_tokens` on the bare logits, and nothing else is wanted."""
+        """True if the tokens are those of `greedy_tokens` on the bare logits, and nothing else is wanted."""
         return not self.acts and self.output_query is None
 
     def then(self, late: tuple[Act, ...]) -> SamplingStep:
-        """The same with what could be said only now."""
+        """This step with the values that are known only after the forward pass."""
         return replace(self, acts=tuple(sorted((*self.acts, *late), key=lambda act: act.stage)))
 
 

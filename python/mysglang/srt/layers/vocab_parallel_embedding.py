@@ -78,7 +78,7 @@ class ParallelLMHead(LinearBase):
 
 
 class TiedLMHead(ParallelLMHead):
-    """With the weight of the model's embedding, which stays a plain one there whatever is made of it here."""
+    """Logits by the embedding's weight, which remains unconverted there, even if a converted copy is used here."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ LLAMA_3 = """\
 {%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif -%}
 """
 
-# There is no system role: what the system says stands before the first user message.
+# There is no system role: the system message's text stands before the first user message.
 MISTRAL = """\
 {{- bos_token | default('<s>') -}}
 {%- set ns = namespace(system='') -%}
@@ -35,7 +35,7 @@ MISTRAL = """\
 {%- endfor -%}
 """
 
-# As Mistral's, with marks around what the system says, and a beginning before each turn of the user.
+# Like Mistral's, with marks around the system message's text, and BOS before each turn of the user.
 LLAMA_2 = """\
 {%- set ns = namespace(system='') -%}
 {%- for message in messages -%}

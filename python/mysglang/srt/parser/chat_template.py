@@ -1,4 +1,4 @@
-"""ChatTemplate: one Jinja template, compiled once; what it wants is read from its source.
+"""ChatTemplate: one Jinja template, compiled once. Its source shows which inputs it uses.
 
 Rendering is bounded in work and size, and whatever goes wrong in it is the request's fault. Does not know where
 templates come from, nor what they are given (`template_manager.py`).
@@ -25,7 +25,7 @@ MAX_UNITS = 3_000_000
 """Units for a short conversation; about half a second at most."""
 
 UNITS_PER_VALUE = 256
-"""More units for each value in the conversation, and one for each character."""
+"""Units allowed for each value in the conversation, in addition to one for each character."""
 
 MAX_CPU_S = 2.0
 """Seconds of processor time, however long the conversation is."""
@@ -38,7 +38,7 @@ MAX_REASON = 1000
 
 ContentFormat: TypeAlias = Literal["string", "openai"]
 
-# What a template can raise when it meets values that it did not expect.
+# Errors that a template can raise when it meets values that it did not expect.
 _FAILURES = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
     MemoryError,
@@ -46,7 +46,7 @@ _FAILURES = (
 
 TOO_MUCH = "The chat template makes too much of these messages."
 
-# By one of these a template tells a content that is a string from one that is a list.
+# Tests by which a template distinguishes content that is a string from content that is a list.
 _KIND_TESTS = {"string", "iterable", "sequence", "mapping"}
 
 
@@ -61,15 +61,15 @@ class ChatTemplate:
         self._environment = ChatEnvironment()
         tree, self._template = self._environment.compiled(source)
         self.content_format: ContentFormat = "openai" if _loops_over_content(tree) else "string"
-        """Whether it takes a message's content as a list of parts, or only as a string."""
+        """"openai" if it takes a message's content as a list of parts, else "string"."""
         tests = {test.name for test in tree.find_all(nodes.Test)}
         self.takes_strings = self.content_format == "string" or not tests.isdisjoint(_KIND_TESTS)
-        """Whether it takes a content that is a string, too."""
+        """True if it also takes content that is a string."""
         self.source = source
         self.variables = frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
-        """What it asks for, if only under some condition."""
+        """Names of all variables that it uses, also under a condition only."""
         self.knows_developer = "developer" in source
-        """Whether it has a word for OpenAI's newer name of the system role."""
+        """True if it handles "developer", OpenAI's newer name of the system role."""
 
     def render(
         self, variables: Mapping[str, object], *, quick: bool = False, cancelled: threading.Event | None = None
@@ -116,7 +116,9 @@ def _units(variables: Mapping[str, object]) -> int:
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:
-    """Whether some `for` goes over a message's content, directly or by a variable or macro argument of that name."""
+    """True if some `for` iterates over a message's content, directly or through a variable or macro argument of that
+    name.
+    """
     names = {"content"}
     for assigned in tree.find_all(nodes.Assign):
         if isinstance(assigned.target, nodes.Name) and _is_content(assigned.node, names):

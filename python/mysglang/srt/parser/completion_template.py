@@ -15,13 +15,13 @@ from mysglang.srt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class CompletionTemplate:
-    """Where prompt and suffix stand, as a format with these two names, and the marks that it holds."""
+    """Places of prompt and suffix, as a format with these two names, and the marks in it."""
 
     text: str
     marks: tuple[str, ...]
 
     def render(self, prompt: str, suffix: str) -> str:
-        """What the model continues with the middle."""
+        """The prompt whose continuation is the middle."""
         return self.text.format(prompt=prompt, suffix=suffix)
 
 
@@ -31,7 +31,9 @@ def _template(text: str, *marks: str) -> CompletionTemplate:
 
 
 ORDER = "{0}{prompt}{1}{suffix}{2}"
-"""That of all three, whatever they call their marks: prefix, suffix and middle, or begin, hole and end."""
+"""Order of the parts in all three templates, whatever their marks are called: prefix, suffix and middle, or begin, hole
+and end.
+"""
 
 COMPLETION_TEMPLATES: Mapping[str, CompletionTemplate] = MappingProxyType(
     {
@@ -43,7 +45,7 @@ COMPLETION_TEMPLATES: Mapping[str, CompletionTemplate] = MappingProxyType(
 
 
 def choose_completion_template(name: str, has_token: Callable[[str], bool]) -> CompletionTemplate | None:
-    """By the name that the flag gives; "auto" is the one whose marks the tokenizer has, "none" is none.
+    """The template that the flag names. "auto" chooses the one whose marks the tokenizer has, "none" is None.
 
     has_token: whether a text is one token of the vocabulary. Raises ConfigError for marks that the tokenizer lacks: the
     model would read them as text.

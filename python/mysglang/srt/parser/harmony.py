@@ -14,7 +14,7 @@ from mysglang.srt.parser.text_reader import Steps, TextReader
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
 HEADS = (START, CHANNEL)
-"""With one of these a head begins."""
+"""Markers that begin a head."""
 ENDS = (END, CALL, RETURN)
 MARKERS = (*HEADS, MESSAGE, *ENDS, CONSTRAIN)
 
@@ -24,14 +24,16 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
 class Head(NamedTuple):
-    """What a head says; empty where it says nothing."""
+    """Fields of a head; absent ones are empty."""
 
     channel: str
     recipient: str
 
 
 def read_head(reader: TextReader, begun_by: str) -> Steps[Head | None]:
-    """The rest of a head whose first marker was just read, up to and with `<|message|>`. None if it is none."""
+    """The rest of a head whose first marker was just read, up to and including `<|message|>`. None if it is not a
+    head.
+    """
     found = yield from reader.before((MESSAGE,), MAX_HEAD)
     if found is None:
         return None

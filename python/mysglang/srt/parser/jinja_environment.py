@@ -1,4 +1,5 @@
-"""The environment that chat templates run in: what transformers gives a template, and nothing that reaches beyond it.
+"""The environment that chat templates run in. It has the functions that transformers offers to templates, and no access
+beyond it.
 
 A template comes with a model or from the operator, and works on what a client sent. So it cannot touch Python's
 insides, and whatever it does is paid for out of a Guard's limit. Knows no message.

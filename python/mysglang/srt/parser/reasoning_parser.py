@@ -26,7 +26,7 @@ MAX_TAG = 64
 """Characters of a tag that has no name."""
 
 BETWEEN = "..."
-"""What stands between the two tags of a pair that has no name: `--reasoning-parser "<plan>...</plan>"`."""
+"""Separator of the two tags of a pair that has no name: `--reasoning-parser "<plan>...</plan>"`."""
 
 
 class Part(NamedTuple):
@@ -44,16 +44,16 @@ class ReasoningParser(ABC):
         self._parts: list[Part] = []
         self._spaces: list[str] = []
         self._held_is: Into = self._answer
-        """What held text turns out to be if the text ends."""
+        """How the held text is reported if the text ends now."""
         self._reading = Reading(self._reader, self._read(), lambda text: self._held_is(text))
 
     def feed(self, text: str) -> list[Part]:
-        """What `text` adds."""
+        """Parts that `text` adds."""
         self._reading.feed(text)
         return self._told()
 
     def finish(self) -> list[Part]:
-        """What was held back; the text is over."""
+        """Parts of the text that was held back; the text has ended."""
         self._reading.finish()
         return self._told()
 
@@ -71,7 +71,7 @@ class ReasoningParser(ABC):
             self._parts.append(Part("answer", text))
 
     def _thought(self, text: str) -> None:
-        """White space is told with the thought behind it, if there is one."""
+        """Report white space only with the thought after it, if there is one."""
         kept = text.rstrip()
         if kept:
             self._parts.append(Part("thought", "".join([*self._spaces, kept])))
@@ -196,20 +196,24 @@ class ReasoningFormat(Protocol):
 
     @property
     def end(self) -> str:
-        """What ends a thought."""
+        """The text that ends a thought."""
         ...
 
     @property
     def tags(self) -> tuple[str, str] | None:
-        """What begins and what ends a thought, where nothing else does."""
+        """The texts that begin and end a thought; None if other texts also do."""
         ...
 
     def begins_thinking(self, prompt: str | None) -> bool:
-        """Whether the answer to `prompt` begins inside a thought: the prompt's end may have begun it, or ended it."""
+        """True if the answer to `prompt` begins inside a thought. The prompt's end may have begun a thought, or ended
+        it.
+        """
         ...
 
     def may_begin(self, prompt: str) -> str | None:
-        """What may begin a thought in the answer to `prompt`; None: it begins in one, or the thinking is over."""
+        """The text that may begin a thought in the answer to `prompt`. None: the answer begins in a thought, or the
+        thinking is over.
+        """
         ...
 
     def open(self, prompt: str | None = None) -> ReasoningParser:
@@ -224,7 +228,7 @@ class TagFormat:
     start: str
     end: str
     thinks_first: bool = False
-    """Whether an answer begins inside a thought where the prompt does not tell."""
+    """True if an answer begins inside a thought when the prompt does not decide it."""
     interrupts: tuple[str, ...] = ()
 
     @property
@@ -254,7 +258,7 @@ class BlockFormat:
     start: str
     end: str
     calls: str
-    """What begins calls. They belong to the answer, within a thought too."""
+    """The text that begins calls. They belong to the answer, also inside a thought."""
     calls_end: str
     dropped: tuple[str, ...] = ()
     """Tags around the answer, which say nothing."""
@@ -362,7 +366,7 @@ _SIGNS = (
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    """By its name, or by its tags with `...` between them. Raises InvalidRequest for a name that is none."""
+    """The format of that name, or of two tags with `...` between them. Raises InvalidRequest for an unknown name."""
     if name in REASONING_FORMATS:
         return REASONING_FORMATS[name]
     start, _, end = name.partition(BETWEEN)

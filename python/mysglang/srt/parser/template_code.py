@@ -26,7 +26,7 @@ MAX_NAMES = 300
 """Different names in a template: Jinja copies the table of them for every branch."""
 
 CALL_PRICE, MACRO_PRICE = 6, 24
-"""Units that a call costs, and one of a macro besides; every other node costs one."""
+"""Units that a call costs, and additional units of a macro call. Every other node costs one unit."""
 
 _CALLS = (nodes.Call, nodes.Filter, nodes.Test)
 _SCOPES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.With, nodes.Scope)
@@ -69,9 +69,9 @@ class GuardedCode(CodeGenerator):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._verbs: dict[int, str] = {}
-        """What is written before a node, by its id; a bracket closes it."""
+        """Node id -> text that is written before the node; a bracket closes it."""
         self._prices: dict[int, int] = {}
-        """What a body costs, by the id of its list."""
+        """Id of a body's list -> its price."""
 
     def write_commons(self) -> None:
         super().write_commons()
@@ -222,7 +222,7 @@ class GuardedCode(CodeGenerator):
 
 
 def _price(body: Iterable[nodes.Node]) -> int:
-    """What it costs to run a body once: each of its nodes, those of the bodies inside it included."""
+    """Cost of running a body once: each of its nodes, including those of the bodies inside it."""
     price, stack = 1, list(body)
     while stack:
         node = stack.pop()

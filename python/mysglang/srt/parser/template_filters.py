@@ -39,7 +39,7 @@ Filter = Callable[..., Any]
 
 
 def _jinja(name: str) -> Filter:
-    """Jinja's filter, whatever it wants to be passed, called with a context."""
+    """Jinja's filter, called with a context, whichever arguments it expects from Jinja."""
     function: Filter = JINJA_FILTERS[name]
     match PassArg.from_obj(function):
         case PassArg.context:

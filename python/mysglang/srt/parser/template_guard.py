@@ -1,4 +1,4 @@
-"""Guard: what one rendering of a chat template may still do, and the operations that it does under that limit.
+"""Guard: the remaining allowance of one rendering of a chat template, and the operations that it limits.
 
 A template is data, and nothing can interrupt one long call into C. So every operation whose cost depends on its
 operands is paid for before it is done. Prices are in units: about a tenth of a microsecond, or 16 characters that are
@@ -99,7 +99,7 @@ class Guard:
         """
         self.left = quick
         self.inflated = False
-        """Whether the template has built a list or an object of its own: its tree may be larger than its memory."""
+        """True if the template has built a list or an object: its tree of values may then be larger than its memory."""
         self._allowance = allowance
         self._rest: int | None = None
         self._deadline = cpu_s
@@ -152,7 +152,7 @@ class Guard:
         return size
 
     def scan(self, text: str, needle: str) -> None:
-        """Pay for looking for `needle` in `text`, whose worst case is slower for a longer needle."""
+        """Pay for a search for `needle` in `text`, whose worst case is slower for a longer needle."""
         self.spend((len(text) >> 4) * (1 + min(len(needle), 128) // 16))
 
     def each(self, values: Iterable[Any]) -> Iterator[Any]:
@@ -406,7 +406,7 @@ class Guard:
 
 
 def _require_numbers(left: Any, right: Any) -> None:
-    """Refuse operands whose operator could cost anything. Undefined values say themselves what is wrong."""
+    """Refuse operands whose operator could have any cost. Undefined values raise their own error."""
     for value in (left, right):
         if not isinstance(value, (int, float, Undefined)):
             raise TypeError(f"unsupported operand types: {type(left).__name__!r} and {type(right).__name__!r}")

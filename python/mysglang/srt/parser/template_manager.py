@@ -31,7 +31,7 @@ _RESERVED = """
     bos_token eos_token unk_token sep_token pad_token cls_token mask_token
 """
 RESERVED_KWARGS = frozenset(_RESERVED.split())
-"""What `chat_template_kwargs` may not name: ours to say, or the template's tools."""
+"""Names that `chat_template_kwargs` must not contain: the server sets them, or they are the template's tools."""
 
 TOOL_SIZE = 256
 """Characters that a tool counts for in the size of a conversation."""
@@ -62,7 +62,7 @@ class TemplateManager:
 
     @property
     def content_format(self) -> ContentFormat:
-        """Of the default template: whether it takes content as parts, or only as a string."""
+        """Content format of the default template: a list of parts, or only a string."""
         return self._template(False).content_format
 
     @property
@@ -71,7 +71,7 @@ class TemplateManager:
         return "\n".join(template.source for template in self._templates.values())
 
     def variables(self, *, with_tools: bool = False) -> frozenset[str]:
-        """What the template asks for that would render a conversation with or without tools. Raises InvalidRequest."""
+        """Variables of the template that would render a conversation with or without tools. Raises InvalidRequest."""
         return self._template(with_tools).variables
 
     def render(
@@ -198,7 +198,7 @@ def _text_of(part: object) -> str:
 
 
 def _with_arguments(call: object) -> object:
-    """A tool call whose arguments are an object, as templates expect, where the client sent them as JSON text."""
+    """A tool call whose arguments are an object, as templates expect; clients send them as JSON text."""
     match call:
         case {"function": {"arguments": str(text), **function}, **rest}:
             try:
@@ -227,5 +227,5 @@ def _cut(rendered: str) -> str:
     if not mark:
         message = "The chat template drops the end of the final message, so that it cannot be continued."
         raise InvalidRequest(message, param="continue_final_message")
-    # Where the template trims a message's text, it would have trimmed what stands before the mark as well.
+    # If the template trims a message's text, it would also have trimmed the text before the mark.
     return before if behind.startswith(" ") else before.rstrip()

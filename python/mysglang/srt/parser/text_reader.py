@@ -18,7 +18,7 @@ Steps: TypeAlias = Generator[None, None, T]
 """A reading that yields where it waits for more text, and returns a T."""
 
 Into: TypeAlias = Callable[[str], object]
-"""Where what was read goes."""
+"""Receives the text that is read."""
 
 SPACE = re.compile(r"\s*")
 
@@ -45,7 +45,7 @@ class TextReader:
         self._ended = True
 
     def rest(self) -> str:
-        """What was fed and not read."""
+        """The text that was fed and is not read yet."""
         rest, self._at = self._text[self._at :], len(self._text)
         return rest
 
@@ -58,7 +58,7 @@ class TextReader:
         return self._held is not None
 
     def release(self) -> str:
-        """What was read since `hold`; empty if nothing is held."""
+        """The text that was read since `hold`; empty if nothing is held."""
         held, self._held = "".join(self._held or ()), None
         return held
 
@@ -73,7 +73,9 @@ class TextReader:
         yield from self.run(characters, _nowhere)
 
     def run(self, characters: re.Pattern[str], into: Into) -> Steps[None]:
-        """The same, giving away what is read. `characters`: a pattern that matches any number of them, also none."""
+        """Read a run of characters and hand it to `into`. `characters`: a pattern that matches any number of them, also
+        none.
+        """
         while True:
             found = characters.match(self._text, self._at)
             assert found is not None, "the pattern matches the empty text"
@@ -90,7 +92,8 @@ class TextReader:
         return self._read(self._at + count)
 
     def accept(self, *words: str) -> Steps[str]:
-        """Read the one of `words` that comes next, and return it; "" if none does. Of two that do, the longer.
+        """Read the next text if it is one of `words`, and return it; "" if it is none. If two match, the longer one is
+        read.
 
         Raises EndOfText if the text ends within one.
         """
@@ -104,7 +107,7 @@ class TextReader:
             yield from self._more()
 
     def until(self, markers: tuple[str, ...], into: Into) -> Steps[str]:
-        """Give away all before the first of `markers` as it comes; read the marker and return it.
+        """Hand all text before the first of `markers` to `into` as it arrives; read the marker and return it.
 
         Of two that begin at the same place, the longer counts. Raises EndOfText if there is none; all is given away.
         """
@@ -120,8 +123,8 @@ class TextReader:
             yield from self._more()
 
     def before(self, markers: tuple[str, ...], limit: int) -> Steps[tuple[str, str] | None]:
-        """What stands before the first of `markers`, and the marker, both read; None, and nothing read, if none begins
-        within `limit` characters. Raises EndOfText.
+        """The text before the first of `markers`, and the marker. Both are read. None if no marker begins within
+        `limit` characters; then nothing is read. Raises EndOfText.
         """
         pattern, longest = _one_of(markers), max(map(len, markers))
         while True:
@@ -141,7 +144,7 @@ class TextReader:
         return found[0]
 
     def _begun(self, markers: Iterable[str]) -> int:
-        """Where the first marker begins that the text may end in the midst of; the end of the text if there is none."""
+        """Index at which the text may end with an incomplete marker; the end of the text if there is none."""
         text, first = self._text, len(self._text)
         for marker in markers:
             at = text.find(marker[0], max(self._at, len(text) - len(marker) + 1))
@@ -196,7 +199,7 @@ class Reading:
         except StopIteration:
             left = reader.release() + reader.rest()
         except EndOfText:
-            # Of a marker that is cut off where none is held, nothing is missed.
+            # After an incomplete marker where text is not held, no character is missing.
             left = reader.release() + reader.rest() if reader.holding else ""
         self._over = True
         if left:

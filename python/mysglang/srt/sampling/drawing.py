@@ -1,4 +1,4 @@
-"""Drawing: temperature, top_k, top_p, min_p and seed: tokens that are drawn instead of the likeliest ones.
+"""Drawing: temperature, top_k, top_p, min_p and seed. Tokens are drawn instead of taking the most likely ones.
 
 One feature, since one kernel does it. A row's random number is a function of its seed and of the length of its text, so
 it is the same whatever the neighbours and however often the row is computed again.
@@ -48,7 +48,7 @@ GREEDY_TEMPERATURE = 1e-6
 """Below this temperature a request is greedy."""
 
 MAX_TEMPERATURE = 1e20
-"""Beyond it a float32 logit would not be finite, whatever other fields do to it."""
+"""Above this limit a float32 logit could become infinite, in combination with other fields."""
 
 _INT64_MAX = (1 << 63) - 1
 
@@ -56,7 +56,7 @@ _EVERYWHERE = on("openai", "responses", "ollama", "anthropic")
 
 
 class DrawingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What clients ask for it by."""
+    """Request fields of drawing."""
 
     temperature: Annotated[
         float,
@@ -112,7 +112,7 @@ class DrawingFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_greedy(fields: DrawingFields) -> bool:
-    """Whether the most likely token is always taken."""
+    """True if the most likely token is always taken."""
     return fields.top_k == 1 or fields.temperature < GREEDY_TEMPERATURE
 
 
@@ -129,8 +129,8 @@ def drawing_columns(
     min_p: npt.NDArray[np.float32],
     seeds: npt.NDArray[np.int64],
 ) -> FeatureColumns:
-    """Of all rows of a batch [R]; greedy ones have top_k 1 and temperature 1. A filter that no drawing row has is left
-    out.
+    """Columns of all rows of a batch [R]; greedy ones have top_k 1 and temperature 1. A filter that no drawing row uses
+    is left out.
     """
     greedy = top_k == 1
     filters: dict[str, Array] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -142,14 +142,14 @@ def drawing_columns(
 
 
 def one_drawing_row(top_k: int) -> FeatureColumns:
-    """Of a batch of one row, which draws from its top_k."""
+    """Columns of a batch of one row, which draws from its top_k."""
     one, row = np.ones(1, dtype=np.float32), np.zeros(1, dtype=np.int64)
     ranks = np.full(1, top_k, dtype=np.int32)
     return drawing_columns(row, temperature=one, top_k=ranks, top_p=one, min_p=0 * one, seeds=row)
 
 
 class DrawingBySlot(HostSide):
-    """A greedy request does not use it, but may stand beside one that does.
+    """Drawing parameters by slot. A greedy request does not use them, but may be in a batch with one that does.
 
     Each place of a row has a random number of its own, so a draft counts where it is what would be drawn there, and the
     text is the same with drafts and without.

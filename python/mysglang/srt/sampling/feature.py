@@ -1,4 +1,5 @@
-"""SamplingFeature: one way to change how tokens are chosen, whole, from what a request asks to what the device does.
+"""SamplingFeature: one complete way to change how tokens are chosen, from the request's fields to the work on the
+device.
 
     fields of the request --open--> HostSide, by slot --kept, fresh--> FeatureColumns in the step
                                                                       | uploaded
@@ -36,7 +37,7 @@ Tensors: TypeAlias = "Mapping[str, Tensor]"
 NOTHING: Arrays = {}
 
 ANY_WIDTH = 1 << 30
-"""Of a feature that does the same to each token of a row, wherever it stands."""
+"""Marks a feature that treats each token of a row alike, at any position."""
 
 
 class Stage(IntEnum):
@@ -45,7 +46,7 @@ class Stage(IntEnum):
     EDIT = 0
     """Adds to logits."""
     PROCESS = 1
-    """Does to logits what it likes."""
+    """Changes the logits in any way."""
     MASK = 2
     """Forbids tokens: behind all that adds, which could bring them back."""
     CHOOSE = 3
@@ -53,7 +54,7 @@ class Stage(IntEnum):
 
 
 class FeatureColumns(msgspec.Struct, frozen=True, eq=False):
-    """What a step carries of one feature."""
+    """Columns that a step carries for one feature."""
 
     feature: str
     rows: Slots | None
@@ -90,7 +91,7 @@ class SlotTable(Protocol):
         ...
 
     def has_ids(self, slot: int) -> bool:
-        """Whether its prompt is of token ids, not of vectors."""
+        """True if the slot's prompt is token ids, not vectors."""
         ...
 
     def is_constrained(self, slots: Slots) -> Bools:
@@ -116,7 +117,7 @@ class StepRows(Protocol):
 
     @property
     def yields(self) -> Bools:
-        """Whether the row's next token will be sampled."""
+        """True for rows whose next token will be sampled."""
         ...
 
     @property
@@ -126,7 +127,7 @@ class StepRows(Protocol):
 
 
 class HostSide:
-    """What a scheduler keeps of a feature, by slot. A feature overrides what it needs."""
+    """The scheduler's side of a feature, by slot. A feature overrides what it needs."""
 
     widest: ClassVar[int] = 1
     """Tokens that a row may try in one step, so that each is chosen exactly as it would be in a step of its own."""
@@ -152,7 +153,7 @@ class HostSide:
 
 
 class Act(msgspec.Struct, frozen=True, eq=False):
-    """What a feature does in one step to the logits [S, vocab] and to the tokens. An act overrides what it needs."""
+    """A feature's work in one step on the logits [S, vocab] and on the tokens. An act overrides what it needs."""
 
     stage: ClassVar[Stage]
 
@@ -160,7 +161,9 @@ class Act(msgspec.Struct, frozen=True, eq=False):
         """Change float32 logits in place. `broken` [S] bool: rows to be marked for which that cannot be done."""
 
     def scale(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Those rows of the logits, float32 [K, vocab], as the distribution that log-probabilities are told of."""
+        """Scale those rows of the logits, float32 [K, vocab], to the distribution whose log-probabilities are
+        reported.
+        """
         return logits
 
     def choose(self, logits: Tensor, tokens: Tensor) -> Tensor:
@@ -168,10 +171,10 @@ class Act(msgspec.Struct, frozen=True, eq=False):
         return tokens
 
     def chosen(self, tokens: Tensor) -> None:
-        """These tokens were chosen; -1 in broken rows."""
+        """Called with the chosen tokens; -1 in broken rows."""
 
     def alone(self, row: int) -> Act | None:
-        """The same for one row of the logits, which then is row 0 of one; None if that row has no part in it.
+        """This act for one row of the logits, which is then row 0 of one; None if that row does not use the feature.
 
         For a step in which all rows together failed, so it may wait for the device.
         """
@@ -179,12 +182,12 @@ class Act(msgspec.Struct, frozen=True, eq=False):
 
 
 def places(rows: Tensor, row: int) -> Tensor:
-    """Where `row` stands in `rows`: int64."""
+    """Index of `row` in `rows`: int64."""
     return (rows == row).nonzero().squeeze(1)
 
 
 class DeviceSide:
-    """What a worker keeps of a feature. A feature overrides what it needs."""
+    """The worker's side of a feature. A feature overrides what it needs."""
 
     slot_buffers: tuple[SlotBuffer, ...] = ()
     """The tensors that it keeps for slots between steps."""
@@ -197,21 +200,21 @@ class DeviceSide:
         return NOTHING
 
     def act(self, tensors: Tensors) -> Act | None:
-        """What is to be done in a step: `tensors` are the parts' columns and what `expect` added. Where a part has
+        """The act of a step. `tensors` are the parts' columns and what `expect` added. Where a part has
         rows, "rows" are [E] int64 rows of the logits; a part none of whose rows have logits is left out.
         """
         raise NotImplementedError
 
 
 class HostFacts(msgspec.Struct, frozen=True, eq=False):
-    """What host sides are made from."""
+    """Facts from which host sides are made."""
 
     table: SlotTable
     eos_token_ids: tuple[int, ...]
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, eq=False):
-    """What device sides are made from."""
+    """Facts from which device sides are made."""
 
     vocab_size: int
     device: torch.device

@@ -14,7 +14,7 @@ import msgspec
 from mysglang.srt.errors import InvalidRequest
 
 GrammarKind: TypeAlias = Literal["json_schema", "regex", "ebnf", "structural_tag"]
-"""Also the name of the field that it comes in."""
+"""Kind of a grammar, which is also the name of its request field."""
 
 KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 

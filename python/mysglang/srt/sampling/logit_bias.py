@@ -21,11 +21,11 @@ divided by a small temperature."""
 
 MAX_LOGIT_BIAS = 4096
 _BYTES_BY_BIAS = 150
-"""Of objects in a map."""
+"""Bytes of a map's entry in Python."""
 
 
 class LogitBiasFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What clients ask for it by."""
+    """Request fields of logit biases."""
 
     logit_bias: Annotated[
         dict[int, float],
@@ -45,7 +45,7 @@ class LogitBiasFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BiasBySlot(HostSide):
-    """What each request adds."""
+    """Biases of each request, by slot."""
 
     widest = ANY_WIDTH
 

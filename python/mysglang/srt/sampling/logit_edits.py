@@ -39,7 +39,7 @@ class Prohibitions(Edits, frozen=True, eq=False):
 
 
 class EditsOnDevice(DeviceSide):
-    """Of a feature whose columns are those of `edits`. Stateless."""
+    """Device side of a feature whose columns are those of `edits`. Stateless."""
 
     def __init__(self, kind: type[Edits] = Edits) -> None:
         self._kind = kind
@@ -53,7 +53,9 @@ class EditsOnDevice(DeviceSide):
 def edits(
     feature: str, rows: Slots, ids: Sequence[npt.NDArray[np.integer]], values: Sequence[npt.NDArray[np.floating]]
 ) -> FeatureColumns:
-    """Of each of the ascending `rows` of the batch, what is added to which tokens (-inf forbids one)."""
+    """Columns that say, for each of the ascending `rows` of the batch, which value is added to which token (-inf
+    forbids it).
+    """
     columns: Arrays = {
         "ids": np.concatenate(ids).astype(np.int64, copy=False),
         "values": np.concatenate(values).astype(np.float32, copy=False),

@@ -1,4 +1,4 @@
-"""Logit processors: code of ours, or of whoever runs the server, that changes the logits of requests that name it.
+"""Logit processors: built-in or operator's code that changes the logits of requests that name it.
 
 A processor has the form of SGLang's: `__call__(logits, custom_param_list)`, a row and a dict for each request. It is
 called when all earlier tokens of these requests are known, after penalties and biases, and before what masks forbid.
@@ -30,12 +30,12 @@ NEAR = 1 << 10
 """Tokens at the end that are looked through first."""
 
 REQUEST = "__req__"
-"""In a row's dict: the RequestTokens, beside the request's custom_params."""
+"""Key of the RequestTokens in a row's dict, next to the request's custom_params."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestTokens:
-    """What a processor may know of a request. To be read, while it is called: not to be changed, nor to be kept."""
+    """A processor's view of a request. Valid during the call; read-only, and must not be kept."""
 
     origin_input_ids: Ints
     output_ids: Ints
@@ -60,7 +60,8 @@ class DisallowedTokensLogitsProcessor:
 
 
 class ThinkingBudgetLogitProcessor:
-    """A thought of `thinking_budget` tokens is made to end: its line, if there is a token for that, and then itself.
+    """Ends a thought after `thinking_budget` tokens: first its line, if there is a token for that, then the thought
+    itself.
 
     Whether the answer thinks is told by the last mark in prompt and answer.
     """
@@ -91,7 +92,7 @@ class ThinkingBudgetLogitProcessor:
 
 
 def _last(ids: Ints, token: int) -> int:
-    """Where `token` stands last; -1 for nowhere. Looks near the end first, since a prompt may be long."""
+    """Last index of `token`; -1 if absent. Searches near the end first, because a prompt may be long."""
     near = max(len(ids) - NEAR, 0)
     for start, part in ((near, ids[near:]), (0, ids[:near])):
         found = np.flatnonzero(part == token)
@@ -132,7 +133,7 @@ class ProcessorRun(Act, frozen=True, eq=False):
         return None
 
     def _changed(self, logits: Tensor) -> Tensor | None:
-        """What the processor makes of its rows; None if it fails."""
+        """The processor's result for its rows; None if it fails."""
         found = logits.index_select(0, self.rows)
         try:
             return self.processor(found, self.params).to(logits).reshape(found.shape)

@@ -32,11 +32,13 @@ class LogitsRows:
 
     @classmethod
     def of(cls, yields: npt.NDArray[np.bool_], per_row: npt.NDArray[np.int32] | None = None) -> LogitsRows:
-        """As many as `per_row` says, or one for each row that yields a token."""
+        """`per_row` logits for each row, or one for each row that yields a token."""
         return cls((yields if per_row is None else per_row).astype(np.int64))
 
     def lengths(self, seq_lens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """[S] tokens up to and with the one whose logits these are; seq_lens: [R] with all of the step's."""
+        """[S] number of tokens up to and including the one that has these logits; seq_lens: [R] with all of the step's
+        tokens.
+        """
         if self._one_each:
             return seq_lens
         behind = self._first[self.rows] + self._counts[self.rows] - 1 - np.arange(len(self.rows))

@@ -1,4 +1,4 @@
-"""min_new_tokens: EOS and stop tokens are forbidden to an answer that is too short to end.
+"""min_new_tokens: EOS and stop tokens are forbidden until the answer is long enough.
 
 Of a request that a mask holds the mask says so: it alone knows whether anything but the end is allowed.
 """
@@ -28,7 +28,7 @@ _INT32_MAX = (1 << 31) - 1
 
 
 class MinNewTokensFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What clients ask for it by."""
+    """Request fields of min_new_tokens."""
 
     min_new_tokens: Annotated[
         int,
@@ -42,7 +42,7 @@ class MinNewTokensFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndFields(Protocol):
-    """What it must know of a request."""
+    """Request fields that decide which tokens end an answer."""
 
     @property
     def min_new_tokens(self) -> int: ...
@@ -52,7 +52,7 @@ class EndFields(Protocol):
 
 
 class MinNewTokensBySlot(HostSide):
-    """For each slot the tokens that would end it."""
+    """For each slot, the tokens that would end it."""
 
     def __init__(self, facts: HostFacts) -> None:
         self._table = facts.table

@@ -54,7 +54,7 @@ MIN_REPETITION_PENALTY = 1e-6
 
 
 class PenaltyFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What clients ask for it by."""
+    """Request fields of penalties."""
 
     frequency_penalty: Annotated[
         float,
@@ -121,13 +121,13 @@ class PenaltiesBySlot(HostSide):
 
 
 def penalty_columns(rows: Slots, lines: Ints, frequency: Array, presence: Array, repetition: Array) -> FeatureColumns:
-    """Of the penalised rows of a batch: their lines, int32, and strengths, float32."""
+    """Columns of the penalised rows of a batch: their lines, int32, and strengths, float32."""
     strengths = {"frequency": frequency, "presence": presence, "repetition": repetition}
     return FeatureColumns(NAME, rows, {"lines": lines.astype(np.int64), **strengths})
 
 
 def reset_columns(lines: Ints, prompts: list[Ints], outputs: list[Ints]) -> FeatureColumns:
-    """Lines that start anew before the step samples, and the tokens that they start from."""
+    """Lines that are reset before the step samples, and the tokens from which they start."""
     wide = lines.astype(np.int64)
     columns: dict[str, Array] = {"reset": wide}
     for name, ids in (("prompt", prompts), ("output", outputs)):
@@ -177,7 +177,7 @@ class Penalties(msgspec.Struct, frozen=True, eq=False):
             yield self.at(slice(begin, begin + size))
 
     def at(self, which: slice | Tensor) -> Penalties:
-        """Those of them."""
+        """The penalties of the selected rows."""
         columns = (self.rows, self.lines, self.frequency, self.presence, self.repetition)
         return Penalties(*(column[which] for column in columns))
 
@@ -216,7 +216,7 @@ class PenaltyTable(DeviceSide):
             self._counts = grown
 
     def reset(self, lines: Tensor, prompt: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        """Start the lines anew. `prompt` and `output` are (line, token) pairs, int64, repeats included."""
+        """Reset the lines. `prompt` and `output` are (line, token) pairs, int64, repeats included."""
         # Assigning a plain number to indices would wait for the device.
         counts = self._counts
         counts.index_fill_(0, lines, 0)
@@ -250,7 +250,7 @@ class PenaltyTable(DeviceSide):
 
 
 class Penalize(Act, frozen=True, eq=False):
-    """What a step does with the table."""
+    """Applies the table's penalties in a step."""
 
     stage: ClassVar[Stage] = Stage.EDIT
     table: PenaltyTable

@@ -1,4 +1,4 @@
-"""Logit processors as requests name them: which there are beside the operator's own, and what they want to be told.
+"""Names of logit processors in requests: the built-in ones in addition to the operator's own, and their parameters.
 
 A request brings a name and plain values, never code. Knows no torch: what they do is in `logit_processors.py`.
 """
@@ -19,7 +19,7 @@ BUILT_IN = (DISALLOWED_TOKENS, THINKING_BUDGET)
 
 MAX_DISALLOWED = 4096
 MAX_PARAMS_BYTES = 64 << 10
-"""Of custom_params as JSON."""
+"""Limit for custom_params as JSON."""
 
 Params = Mapping[str, object]
 TokenId = Callable[[str], int | None]
@@ -48,7 +48,7 @@ Known = TypeVar("Known", DisallowedTokens, ThinkingBudget)
 
 
 def own_name(spec: str) -> str:
-    """What requests call the operator's own processor `module:Class`."""
+    """The name that requests use for the operator's own processor `module:Class`."""
     return spec.rpartition(":")[2]
 
 

@@ -1,4 +1,4 @@
-"""RequestField: what is said once of a field of a request: its meaning, its bounds, and which routes have it.
+"""RequestField: the single description of a request's field: its meaning, its bounds, and the routes that have it.
 
 It stands in the annotation of a struct's field, beside the type and the default:
 
@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get
 import msgspec
 
 Dialect: TypeAlias = Literal["openai", "responses", "ollama", "anthropic"]
-"""The routes beside the native one. "openai": chat and plain completions."""
+"""The routes other than the native one. "openai": chat and plain completions."""
 
 MAX_ENTRIES = 1 << 16
-"""Of a list or map, before its entries are looked at."""
+"""Limit for the entries of a list or map, checked before the entries are."""
 
 SHORT = msgspec.Meta(max_length=MAX_ENTRIES)
 
@@ -29,11 +29,11 @@ OR_ONE = msgspec.Meta(extra_json_schema={"x-or-one": True})
 
 
 class Bound(NamedTuple):
-    """What a value that is not null must be."""
+    """Condition for a value that is not null."""
 
     holds: Callable[[Any], bool]
     limit: str
-    """The same in words, behind "must be"."""
+    """The condition in words, to be read after "must be"."""
 
 
 def between(low: float, high: float) -> Bound:
@@ -60,26 +60,28 @@ def on(*dialects: Dialect, name: str = "") -> Mapping[Dialect, str]:
 
 
 class RequestField(msgspec.Struct, frozen=True, eq=False):
-    """What a type and a default do not say of a field."""
+    """Facts about a field that a type and a default cannot express."""
 
     text: str
     """Its meaning, for people. It may end in " Default: ...", which is left out where the field is required."""
     bounds: tuple[Bound, ...] = ()
     routes: Mapping[Dialect, str] = msgspec.field(default_factory=lambda: on("openai"))
-    """Where clients may send it beside the native route. A route that has a form of its own for it is not named."""
+    """Dialect -> name, for the routes other than the native one on which clients may send it. Routes with a form of
+    their own for it are absent.
+    """
     aliases: tuple[str, ...] = ()
     """Other names on OpenAI's routes, which clients of other servers use."""
     recommended: str | None = None
     """Set for a field that the model's generation_config.json may have a default for: the default in words where that
     file says nothing. The native route does not ask the file."""
     as_ours: Callable[[Any], Any] | None = None
-    """What a value of generation_config.json or of Ollama is here, where they write it otherwise."""
+    """Converts a value of generation_config.json or of Ollama where their form differs."""
     with_beams: bool = False
-    """Whether it may stand beside beam search, which honours it or does not depend on it."""
+    """True if it may be combined with beam search, which honours it or does not depend on it."""
     has_effect: bool = True
     """False: it is taken, and changes nothing."""
     are_token_ids: bool = False
-    """Whether its entries, or keys, are token ids, which the model must have."""
+    """True if its entries, or keys, are token ids, which the model must have."""
     work: Callable[[Any], int] | None = None
     """About how much work it is to verify a value: as much as to tokenize so many characters."""
     held_bytes: Callable[[Any], int] | None = None
@@ -91,9 +93,9 @@ class Declared(NamedTuple):
 
     name: str
     type: Any
-    """As annotated."""
+    """The annotated type."""
     default: Any
-    """Made anew by each look at it, where it is a list or a map."""
+    """The default. A new object at each access if it is a list or a map."""
     told: RequestField
     or_one: bool
 
@@ -109,7 +111,7 @@ def declared(struct: type[msgspec.Struct]) -> tuple[Declared, ...]:
 
 
 def declared_among(struct: type[msgspec.Struct]) -> tuple[Declared, ...]:
-    """Those fields of `struct` that have a RequestField."""
+    """The fields of `struct` that have a RequestField."""
     return tuple(_declared(found) for found in msgspec.structs.fields(struct) if _told(_marks(found)) is not None)
 
 

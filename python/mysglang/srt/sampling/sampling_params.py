@@ -36,9 +36,11 @@ MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_LENGTH = 256
 """Longest bad word, in characters."""
 MAX_BAD_WORDS_LENGTH = 32 << 10
-"""Of all together, in characters: each answer has a copy of their tokens, and a request may have many answers."""
+"""Limit in characters for all of them together: each answer has a copy of their tokens, and a request may have many
+answers.
+"""
 MAX_ALLOWED_TOKEN_IDS = 1 << 19
-"""More than any vocabulary has; `verify` holds the list to the size of the model's."""
+"""Larger than any vocabulary; `verify` compares the list with the model's size."""
 MAX_REGEX_WORK = 2048
 """Moves that one character of the answer may cost all patterns of a request together, at most."""
 MAX_N = 128
@@ -50,7 +52,7 @@ _INT32_MAX = (1 << 31) - 1
 _COMPILING = 1 << 12
 """Characters that could be tokenized while a pattern is compiled."""
 _BYTES_BY_ID = 40
-"""Of an object in a list."""
+"""Bytes of a list's entry in Python."""
 
 
 def _told_bytes(custom_params: dict[str, Any]) -> int:
@@ -73,8 +75,9 @@ if TYPE_CHECKING:
     from mysglang.srt.sampling.penalties import PenaltyFields
 
     class _FeatureFields(DrawingFields, PenaltyFields, LogitBiasFields, MinNewTokensFields, frozen=True, kw_only=True):
-        """Those of the features some of whose fields others read by name, too. A feature that alone reads its own needs
-        no place here: which fields there are is decided by the table."""
+        """Features of which other code also reads some fields by name. A feature whose fields only its own code reads
+        is not listed here; the table decides which fields there are.
+        """
 
 else:
     _FeatureFields = joined("FeatureFields", (feature.fields for feature in FEATURES))
@@ -85,7 +88,7 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
 
     max_new_tokens: Annotated[
         int | None,
-        # Of more than fits the rest is cut off, however much it is.
+        # The value is cut off at the limit, however large it is.
         RequestField(
             "Maximum tokens of the answer; null for what the context has room for. Default: 128.",
             (at_least(0),),
@@ -234,7 +237,7 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def held_bytes(self) -> int:
-        """About how much memory a scheduler needs for each answer that has these, beside its prompt."""
+        """Approximate bytes that a scheduler needs for each answer with these parameters, in addition to its prompt."""
         return _sum(self, _HELD)
 
     def verify(self, vocab_size: int) -> None:
@@ -260,7 +263,7 @@ class SamplingParams(_FeatureFields, frozen=True, kw_only=True, omit_defaults=Tr
         check_grammars(self._grammars())
 
     def _grammars(self) -> dict[GrammarKind, str | None]:
-        """Those that are given."""
+        """The grammars that are given."""
         return {kind: text for kind in KINDS if (text := getattr(self, kind)) is not None}
 
 

@@ -52,7 +52,7 @@ class BySpace:
 
 
 class CapturedBySpace(BySpace):
-    """The same where decode steps can be captured with every space's backend."""
+    """A backend by space whose decode steps can be captured, because every space's backend can."""
 
     def __init__(self, pool: KvStore, backends: Mapping[int, GraphAttentionBackend]) -> None:
         super().__init__(pool, backends)
@@ -109,6 +109,6 @@ def steps_of(metadata: AttentionMetadata) -> Mapping[int, ForwardBatch]:
 
 
 def columns_of(space: int, columns: Mapping[str, Column]) -> dict[str, Column]:
-    """Those of one space, under the names that its backend knows."""
+    """The columns of one space, under the names that its backend knows."""
     prefix = f"{space}:"
     return {name.removeprefix(prefix): column for name, column in columns.items() if name.startswith(prefix)}

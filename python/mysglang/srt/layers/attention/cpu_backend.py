@@ -37,7 +37,7 @@ class CpuBackend:
     """Over the pool and the page table, neither of which it changes. A GraphAttentionBackend."""
 
     def __init__(self, pool: KvPool, page_table: Tensor, *, alike: bool = False) -> None:
-        """`alike`: a token gets the same bits whatever the step that it is computed in."""
+        """`alike`: a token's result has the same bits whatever else is in the step."""
         self.kv_pool = pool
         self._page_table = page_table
         self._alike = alike
@@ -53,7 +53,7 @@ class CpuBackend:
         pass
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
-        """Of the tensors that each step is copied to, so that only the order of the work is still to be planned."""
+        """Metadata of the tensors that each step is copied to; only the order of the work remains to be planned."""
         return CpuMetadata(batch.slots.numpy(), batch.seq_lens.numpy(), batch.extend_lens.numpy())
 
     def begin_step(self, batch: ForwardBatch) -> None:

@@ -1,4 +1,4 @@
-"""DecodePlanner: who reads which keys in a decode step, as the lists that `mysgl_kernel.attention` walks.
+"""DecodePlanner: which rows read which keys in a decode step, as the lists that `mysgl_kernel.attention` walks.
 
     segment   keys that the same rows read: a group's shared pages, or what a row has for itself
     line      a segment for as many KV heads and queries as one block of threads takes at a time
@@ -28,13 +28,15 @@ from mysglang.srt.layers.attention.graph import HostColumns
 Longs: TypeAlias = npt.NDArray[np.int64]
 
 BYTE_FLOPS = 40
-"""What a block computes in the time in which it reads a byte; measured (benchmark/kernels/attention.md)."""
+"""Operations that a block computes in the time of reading one byte; measured (benchmark/kernels/attention.md)."""
 LEAST_KEYS = 32
-"""Of a block's share: below, joining more pieces costs more than reading in more places saves."""
+"""Smallest number of keys in a block's share. With fewer keys, joining the pieces costs more than the parallel reading
+saves.
+"""
 CUT_KEYS = 16
 """Cuts are at multiples of so many keys, which a warp reads at once; a line's last piece has no fewer."""
 LINE_OVERHEAD = 8
-"""What starting and ending a line costs, in keys."""
+"""Cost of beginning and ending a line, in keys."""
 LEVELS = 4
 """Groups that a row is in, on average, for which there is room; with more, nothing is shared."""
 
@@ -55,7 +57,7 @@ class DecodeShape:
         return self.num_heads // self.num_kv_heads
 
     def key_cost(self, team: TeamShape) -> int:
-        """Of reading one key for the heads of a block, or of computing with it, in bytes read."""
+        """Cost of one key for the heads of a block, in bytes read: the larger of reading it and computing with it."""
         read = team.heads * self.head_dim * 2 * 2
         computed = team.heads * team.shares * team.queries * self.head_dim * 2 * 2 // BYTE_FLOPS
         return max(read, computed)
@@ -186,7 +188,9 @@ class DecodePlanner:
         )
 
     def _lines(self, sources: Longs, sizes: Longs, rows: Longs) -> Lines:
-        """Of segments with so many rows each: the smallest team that takes all queries at once, or the largest."""
+        """Lines of segments with that many rows each: the smallest team that takes all queries at once, or the
+        largest.
+        """
         queries = sizes * self.shape.group
         shape = np.minimum(np.searchsorted(self._tiles, queries), len(self._teams) - 1)
         columns, shares = (

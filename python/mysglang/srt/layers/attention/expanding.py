@@ -31,9 +31,9 @@ from mysglang.srt.layers.attention.page_reader import PageReader
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 LONG = 171
-"""A row with so many new tokens is expanded, whatever it begins with."""
+"""A row with at least this many new tokens is always expanded."""
 FRESH = 16
-"""A row that begins with nothing is expanded from so many tokens on. Of shorter ones many attend in one call."""
+"""A row without a cached prefix is expanded from this many tokens on. Several shorter rows attend in one call."""
 
 
 @runtime_checkable
@@ -46,7 +46,7 @@ class Expands(AttentionBackend, Protocol):
 
 
 def expansion_of(backend: AttentionBackend, batch: ForwardBatch) -> Expansion | None:
-    """Of a step that is planned; None with other backends."""
+    """Expansion of a planned step; None with other backends."""
     return backend.expansion(batch) if isinstance(backend, Expands) else None
 
 

@@ -43,7 +43,7 @@ OVER_PAIRS = frozenset({"cpu", "invariant_cpu", "invariant_torch", "invariant_tr
 
 @dataclass(frozen=True, slots=True)
 class Speciality:
-    """What some layers ask for and only some backends can do."""
+    """A requirement of some layers that only some backends fulfil."""
 
     asks: Callable[[AttentionSpec], bool]
     able: frozenset[str]
@@ -72,16 +72,16 @@ READS: Mapping[str, frozenset[torch.dtype]] = {
     "torch_native": FEWER_BITS,
     "triton": FEWER_BITS,
 }
-"""What a backend reads of pages whose numbers are not of the dtype that is computed in. All read those that are."""
+"""Backend -> stored dtypes that it reads in addition to the dtype of the computation, which every backend reads."""
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 HALF_DIMS = (64, 128, 256)
-"""What flashinfer and sgl_kernel compute in, and with which head dimensions."""
+"""Dtypes and head dimensions of flashinfer and sgl_kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedBackends:
-    """What the user wants, None or "auto" where that is open."""
+    """Backends that the user asks for; None or "auto" leaves the choice open."""
 
     both: str | None = None
     prefill: str | None = None
@@ -101,13 +101,13 @@ class ChosenBackends:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTask:
-    """What a backend is wanted for."""
+    """The computation for which a backend is chosen."""
 
     specs: Sequence[AttentionSpec]
     dtype: torch.dtype
-    """Of queries and results."""
+    """Dtype of queries and results."""
     stored: torch.dtype
-    """Of the numbers in KV pages."""
+    """Dtype of the numbers in KV pages."""
 
 
 def choose_backends(
@@ -117,7 +117,8 @@ def choose_backends(
     dtype: torch.dtype,
     stored: torch.dtype | None = None,
 ) -> ChosenBackends:
-    """For each kind of step the backend that was asked for, or the first of the platform's that takes these layers.
+    """For each kind of step, the backend that was asked for, or the first of the platform's backends that supports
+    these layers.
 
     dtype: of queries and results. stored: of the numbers in KV pages, the same if it is None. Raises ConfigError
     if what was asked for does not run on this platform, or not with this model.
@@ -170,8 +171,8 @@ def _why_not_layers(name: str, specs: Sequence[AttentionSpec], dtype: torch.dtyp
 
 
 def workspace_bytes(names: ChosenBackends, specs: Sequence[AttentionSpec], *, max_tokens: int, max_context: int) -> int:
-    """What attention takes beside its arguments and results, in a step of so many new tokens at most and rows that
-    long, where that is much.
+    """Bytes that attention takes in addition to its arguments and results, in a step of at most that many new tokens
+    and rows of that length.
     """
     if "invariant_triton" not in (names.prefill, names.decode):
         return 0
@@ -258,7 +259,7 @@ def _why_not_cpu(specs: Sequence[AttentionSpec], dtype: torch.dtype) -> str:
 
 
 def _kernels_run(dims: set[int], dtype: torch.dtype) -> bool:
-    """Whether our CUDA kernels are there for heads of these dimensions, which may compile them."""
+    """True if our CUDA kernels can run heads of these dimensions; may compile them."""
     if importlib.util.find_spec("mysgl_kernel") is None:
         return False
     takes: Callable[[int, torch.dtype], bool] = importlib.import_module("mysgl_kernel.attention").takes

@@ -55,23 +55,25 @@ class PrefillMetadata:
 
     runs: tuple[Run, ...]
     lists: PageLists | None
-    """Of all rows; None if none reads pages."""
+    """Page lists of all rows; None if no row reads pages."""
     seq_lens: Ints
     extend_lens: Ints
     """[R] on the host."""
     planned: dict[AttentionSpec, Sequence[Attend]] = field(default_factory=dict)
-    """By layer kind, for each run."""
+    """Layer kind -> the planned call of each run."""
     captured: bool = False
-    """Whether it stands for all steps of a captured size, with the lengths of the first. All runs are of all rows."""
+    """True if this is the metadata of all steps of a captured size, planned with the lengths of the first. All runs
+    then contain all rows.
+    """
     own_from: int = 0
-    """Captured: tokens before those whose rows attend over their own keys."""
+    """Captured steps: number of tokens before those whose rows attend over their own keys."""
 
 
 class Attend(Protocol):
     """Attention of one run in one kind of layer."""
 
     def plan(self, metadata: PrefillMetadata, rows: slice) -> None:
-        """Work out who computes what; what was planned before is over."""
+        """Plan the work of the kernel's blocks. This replaces the earlier plan."""
         ...
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, pages: tuple[Tensor, ...], scales: KvScales, out: Tensor) -> None:
@@ -137,7 +139,7 @@ class PagedKeys:
 
 
 class CapturedPages(PagedKeys):
-    """The same in captured steps of so many tokens and rows."""
+    """Attention over pages in captured steps of a fixed number of tokens and rows."""
 
     def __init__(
         self, wrapper: Any, heads: tuple[int, int, int], page_size: int, options: dict[str, Any], other: WorkList | None
@@ -157,7 +159,7 @@ class CapturedPages(PagedKeys):
 
 
 class CapturedOwnKeys(OwnKeys):
-    """The same in captured steps of so many tokens and rows."""
+    """Attention over a step's own keys in captured steps of a fixed number of tokens and rows."""
 
     def __init__(
         self, wrapper: Any, heads: tuple[int, int, int], options: dict[str, Any], other: WorkList | None
@@ -176,7 +178,7 @@ class CapturedOwnKeys(OwnKeys):
 
 
 class WorkList:
-    """Where the plans of a captured kernel go: always to the same place, which all captured sizes share.
+    """Memory for the plans of a captured kernel. The address is fixed, and all captured sizes share it.
 
     On the device steps follow one another. A row without queries in `token_starts` is no work.
     """
@@ -190,7 +192,7 @@ class WorkList:
         other: WorkList | None,
     ) -> None:
         self.tokens = 0
-        """Of a step; 0 before the first plan."""
+        """Tokens of a step; 0 before the first plan."""
         self._wrapper = wrapper
         self._heads = heads
         self._page_size = page_size

@@ -34,10 +34,11 @@ from mysglang.srt.layers.attention.graph import NO_COLUMNS, HostColumns, PromptC
 from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 WORKSPACE_BYTES = 512 << 20
-"""For the partial results of split keys, shared by all plans: steps run one after another."""
+"""Bytes for the partial results of split keys. All plans share them, because steps run one after another."""
 DECODE_KERNELS = "fa2"
-"""Those of FlashAttention 2. They are what FlashInfer takes by itself, and the only ones for pages of eight-bit numbers
-under queries of sixteen."""
+"""The kernels of FlashAttention 2. FlashInfer chooses them by default, and no others support eight-bit pages under
+sixteen-bit queries.
+"""
 MIN_REPLAY_PAGES = 1 << 22
 """Entries of the page list of captured steps; rows may share pages, so a step can list more than the pool has."""
 
@@ -46,7 +47,9 @@ _workspaces: WeakValueDictionary[torch.device, Tensor] = WeakValueDictionary()
 
 
 def workspace_on(device: torch.device) -> Tensor:
-    """The one of a device, as long as somebody holds it: layers with a window may have a backend of their own."""
+    """The workspace of a device, freed when its last user is. Layers with a window may have a backend of their own,
+    which shares it.
+    """
     found = _workspaces.get(device)
     if found is None:
         found = _workspaces[device] = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -70,7 +73,7 @@ class FlashInferMetadata:
     """[R] on the host: what is planned for."""
     captured: bool = False
     wrappers: dict[AttentionSpec, Wrapper] = field(default_factory=dict)
-    """By layer kind, planned for this step."""
+    """Layer kind -> wrapper, planned for this step."""
 
 
 class FlashInferBackend:

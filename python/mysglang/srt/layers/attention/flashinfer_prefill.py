@@ -40,7 +40,7 @@ REPLAY_PAGES = 1 << 22
 
 
 class FlashInferPrefill:
-    """What is planned for a step is planned when the first layer of a kind runs; most models have one kind."""
+    """Plans a step when the first layer of a kind runs; most models have one kind."""
 
     def __init__(self, pool: KvPool, page_table: Tensor, workspace: Tensor) -> None:
         self._pool = pool
@@ -76,7 +76,7 @@ class FlashInferPrefill:
         return out.view(len(q), -1)
 
     def captures(self, specs: Sequence[AttentionSpec]) -> bool:
-        """Whether steps of such layers can be captured: only the plan of FlashAttention 3 keeps its shape."""
+        """True if steps of such layers can be captured: only the plan of FlashAttention 3 keeps its shape."""
         return all(backend_for(spec, self._pool.dtype, self._workspace.device) == "fa3" for spec in specs)
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
@@ -195,8 +195,8 @@ class PrefillKind:
 
 
 def backend_for(spec: AttentionSpec, stored: torch.dtype, device: torch.device) -> str:
-    """Of FlashAttention 3 only the plain kernel is used: each variant is a minute of compiling at first use. It reads
-    pages of eight-bit numbers only under queries of such numbers.
+    """The FlashInfer backend for these layers. Only the plain kernel of FlashAttention 3 is used, because each variant
+    takes a minute to compile at first use. It reads pages of eight-bit numbers only under queries of such numbers.
     """
     variant = spec.window is not None or spec.logit_cap > 0 or stored in LARGEST
     return "fa3" if torch.cuda.get_device_capability(device)[0] == 9 and not variant else "fa2"

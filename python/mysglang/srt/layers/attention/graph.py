@@ -1,4 +1,4 @@
-"""What a backend must offer beside `AttentionBackend`, for its steps to be captured and replayed."""
+"""Methods that a backend needs in addition to `AttentionBackend` so that its steps can be captured and replayed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class GraphAttentionBackend(AttentionBackend, Protocol):
         ...
 
     def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
-        """Write a step into the arrays, which still hold whatever an earlier step of this size left there.
+        """Write a step into the arrays, which still hold the values of an earlier step of this size.
 
         They are views of the upload buffer. Rows beyond the batch's are padding, of length 1.
         """
@@ -55,7 +55,7 @@ class GraphAttentionBackend(AttentionBackend, Protocol):
         ...
 
     def covers(self, seq_lens: Ints) -> bool:
-        """Whether buffers made for replays are large enough for these rows."""
+        """True if the buffers for replays are large enough for these rows."""
         ...
 
 
@@ -80,7 +80,7 @@ class PromptCapture(Protocol):
         ...
 
     def covers(self, seq_lens: Ints) -> bool:
-        """Whether buffers made for replays are large enough for these rows."""
+        """True if the buffers for replays are large enough for these rows."""
         ...
 
 
@@ -89,7 +89,7 @@ class PromptGraphBackend(AttentionBackend, Protocol):
     """A backend that may know how to capture steps with new tokens."""
 
     def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
-        """For models with these layers; None if there is a layer that it cannot capture."""
+        """Prompt capture for models with these layers; None if a layer cannot be captured."""
         ...
 
 

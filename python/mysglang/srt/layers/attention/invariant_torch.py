@@ -40,7 +40,7 @@ class Block:
     end: int
     """Positions of the queries that the step has."""
     token: int
-    """Where these begin in the token columns."""
+    """Index of the block's first query in the token columns."""
     row_begin: int
     """Position of the row's first new token."""
     row_end: int
@@ -48,7 +48,9 @@ class Block:
 
 
 class InvariantMetadata:
-    """The blocks of a step; of each span its KV slots, and who sees what, looked up once for all layers."""
+    """The blocks of a step. For each span: its KV slots, and which queries see which keys. Computed once for all
+    layers.
+    """
 
     def __init__(self, blocks: list[Block], pages: PageReader) -> None:
         self.blocks = blocks
@@ -57,7 +59,7 @@ class InvariantMetadata:
         self._masks: dict[tuple[int, int, Reach], Tensor | None] = {}
 
     def spans(self, block: Block, reach: Reach) -> range:
-        """Those that hold keys which some query of the block may see."""
+        """The spans that hold keys which some query of the block may see."""
         return range(_first(reach, block.begin) // SPAN, -(-block.end // SPAN))
 
     def slots(self, block: Block, span: int, reach: Reach) -> Tensor:
@@ -72,7 +74,7 @@ class InvariantMetadata:
         return found
 
     def mask(self, block: Block, span: int, reach: Reach) -> Tensor | None:
-        """To be added to the scores, [QUERIES, 1, SPAN]; None where every query sees every key."""
+        """Mask to add to the scores, [QUERIES, 1, SPAN]; None if every query sees every key."""
         key = (block.first, span, reach)
         if key not in self._masks:
             queries, keys = block.first + np.arange(QUERIES), np.arange(span * SPAN, (span + 1) * SPAN)
@@ -111,7 +113,7 @@ def _first(reach: Reach, position: int) -> int:
 
 
 def blocks_of(host: ModelWorkerBatch) -> Iterator[Block]:
-    """Of all rows, in their order."""
+    """The blocks of all rows, in their order."""
     token = 0
     rows = zip(host.slots.tolist(), host.seq_lens.tolist(), host.extend_lens.tolist(), strict=True)
     for slot, end, new in rows:
@@ -135,7 +137,7 @@ def _attend(
         highest = torch.full((heads, QUERIES * group, 1), float("-inf"))
         total = torch.zeros(heads, QUERIES * group, 1)
     else:
-        # As if each query had begun with a key of that score, whose value is zero.
+        # A sink acts like a first key with that score and the value zero.
         highest = spec.sinks.view(heads, 1, group, 1).expand(-1, QUERIES, -1, -1).reshape(heads, QUERIES * group, 1)
         total = torch.ones(heads, QUERIES * group, 1)
     attended = torch.zeros(heads, QUERIES * group, spec.value_dim)

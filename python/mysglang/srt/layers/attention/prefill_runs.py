@@ -15,7 +15,7 @@ import numpy as np
 from mysglang.srt.forward.worker_batch import Ints
 
 WORTH_A_RUN = 2048
-"""New tokens for which a launch of their own is worth its start and end, beside one for the others."""
+"""Number of new tokens from which a launch of its own costs less than computing the row together with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def runs_of(extend_lens: Ints, seq_lens: Ints) -> tuple[Run, ...]:
 
 
 def own_from_token(extend_lens: Ints, seq_lens: Ints) -> int:
-    """Where the tokens begin whose rows attend over their own keys, if only those at the end of a step can.
+    """Index of the first token of the rows at the end of a step that attend over their own keys only.
 
     Rows may be empty. All tokens, if what is new at the end is not worth a launch.
     """

@@ -49,7 +49,7 @@ class DecodeMetadata:
 
     kinds: Mapping[DecodeShape, KindPlan]
     early: bool
-    """Whether all keys but the rows' newest are those of earlier steps; not so in the last layer of a prompt."""
+    """True if all keys except the rows' newest were written by earlier steps; False in the last layer of a prompt."""
 
 
 class SglKernelBackend:
@@ -150,7 +150,7 @@ def planner(shape: DecodeShape, rows: int) -> DecodePlanner:
 
 
 def column_name(number: int, name: str) -> str:
-    """Of an array of the plan for the numbered kind of layer."""
+    """Name of an array of the plan for the numbered kind of layer."""
     return f"decode_{number}_{name}"
 
 

@@ -47,7 +47,7 @@ class SplitBackend:
         return torch.cat((prompts, self._decode.forward(q[tokens:], k[tokens:], v[tokens:], spec, metadata.decoding)))
 
     def prompt_capture(self, specs: Sequence[AttentionSpec]) -> PromptCapture | None:
-        """That of the backend for prompts, if it knows how."""
+        """The prompt capture of the backend for prompts, if it has one."""
         return self._prefill.prompt_capture(specs) if isinstance(self._prefill, PromptGraphBackend) else None
 
     def _backend_for(self, batch: ForwardBatch) -> AttentionBackend:
@@ -55,7 +55,7 @@ class SplitBackend:
 
 
 class SplitGraphBackend(SplitBackend):
-    """The same where decode steps can be captured."""
+    """A split backend whose decode steps can be captured."""
 
     def __init__(self, prefill: AttentionBackend, decode: GraphAttentionBackend) -> None:
         super().__init__(prefill, decode)

@@ -1,4 +1,4 @@
-"""Attention in plain torch: the CPU's backend, and what the others are compared with on any device.
+"""Attention in plain torch: the CPU's backend, and the reference for the other backends on any device.
 
 Rows of like shape are put into groups: keys and values of a group are gathered through the page table into one padded
 block, and one scaled-dot-product call attends for all its rows.
@@ -182,13 +182,14 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, group: 
     rows, n, length = group.shape
     heads, dim = spec.num_kv_heads, spec.head_dim
     group_size = spec.num_heads // heads
-    # The query heads that share a KV head stand beside each other as more queries of that head.
+    # The query heads that share a KV head are treated as further queries of that head.
     q = q.view(rows, n, heads, group_size, dim).transpose(1, 2).reshape(rows, heads, n * group_size, dim)
     k = keys.index_select(0, group.keys).to(q.dtype).view(rows, length, heads, dim).transpose(1, 2)
     if spec.latent_dim is None:
         v = values.index_select(0, group.keys).to(q.dtype).view(rows, length, heads, dim).transpose(1, 2)
     else:
-        # Whole keys, of whose sums only the beginning is wanted: torch has a fused call for values of the keys' size.
+        # Values are as long as keys, and only the beginning of their sum is used: torch has a fused call only for
+        # values of the keys' size.
         v = k
     mask = group.mask(group_size, q.dtype)
     if spec.logit_cap or spec.sinks is not None:
@@ -202,7 +203,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, group: 
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
-    """Attention whose scores are capped softly before the mask, or that has sinks, which the fused call cannot do.
+    """Attention with soft-capped scores or with sinks, which the fused call does not support.
 
     q: [R, KV heads, n * group, dim]; k, v: [R, KV heads, L, dim].
     """

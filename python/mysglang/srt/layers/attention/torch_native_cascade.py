@@ -1,4 +1,5 @@
-"""Decode attention in parts, in plain torch: what several rows share is read once, and each row's parts are merged.
+"""Decode attention in parts, in plain torch: shared keys are read once for all their rows, and each row's parts are
+merged.
 
     part of a group      queries of g rows x keys [start, end) of any of them     -> for each row an output and
     part of rows         one query each    x keys of the row's own, padded        -> the log of its sum of exponents
@@ -103,7 +104,7 @@ def attend_part(q: Tensor, keys: Tensor, values: Tensor, part: Part, spec: Atten
     blocks, n, _ = part.visible.shape
     heads, dim = spec.num_kv_heads, spec.head_dim
     group = spec.num_heads // heads
-    # The query heads that share a KV head stand beside each other as more queries of that head.
+    # The query heads that share a KV head are treated as further queries of that head.
     grouped = q.view(blocks, n, heads, group, dim).permute(0, 2, 1, 3, 4).reshape(blocks, heads, n * group, dim)
     k, v = (x[part.keys].float().transpose(1, 2) for x in (keys, values))
     scores = torch.matmul(grouped, k.transpose(2, 3)) * spec.scale
@@ -135,7 +136,7 @@ class Merged:
 
     @classmethod
     def before(cls, rows: int, spec: AttentionSpec, device: torch.device) -> Merged:
-        """Before any part: nothing, or the layer's sinks, whose values are zero."""
+        """The state before any part: empty, or the layer's sinks, whose values are zero."""
         out = torch.zeros(rows, spec.num_heads, spec.value_dim, device=device)
         if spec.sinks is not None:
             return cls(out, spec.sinks.expand(rows, -1).clone())

@@ -19,7 +19,7 @@ from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 @dataclass(frozen=True, slots=True)
 class ExtendMetadata:
-    """Where each row's new tokens begin [R] int64, and the most that a row has."""
+    """Index of each row's first new token, [R] int64, and the largest number of new tokens of a row."""
 
     token_starts: Tensor
     max_extend: int
@@ -27,7 +27,7 @@ class ExtendMetadata:
 
 @dataclass(frozen=True, slots=True)
 class DecodeMetadata:
-    """Nothing: a decoding row has one token."""
+    """Empty: a decoding row has one token."""
 
 
 class TritonBackend:

@@ -21,7 +21,7 @@ from mysglang.srt.layers.parameter import Section
 
 
 class GatedConvolution(StateLayer):
-    """As many channels as the hidden state has numbers, split over the ranks."""
+    """A gated convolution over as many channels as the hidden size, split over the ranks."""
 
     def __init__(self, layer_id: int, hidden_size: int, kernel: int, context: LayerContext, *, bias: bool) -> None:
         """`bias`: of the convolution and of both projections."""

@@ -29,7 +29,7 @@ from mysglang.srt.layers.quantization.unquantized import Unquantized
 
 @dataclass(frozen=True, slots=True)
 class DeltaSizes:
-    """Of one gated delta net."""
+    """Sizes of one gated delta net."""
 
     key_heads: int
     value_heads: int
@@ -46,7 +46,9 @@ class DeltaSizes:
 
 
 class GatedDeltaNet(StateLayer):
-    """Whole key heads, with their value heads, to a rank. What is projected in one product differs by family."""
+    """A gated delta net. Each rank has whole key heads with their value heads. Families differ in which inputs share a
+    projection.
+    """
 
     def __init__(self, layer_id: int, hidden_size: int, sizes: DeltaSizes, eps: float, context: LayerContext) -> None:
         """`sizes`: of the whole model."""
@@ -109,7 +111,7 @@ class GroupedDeltaNet(GatedDeltaNet):
     """Two projections, the outputs of both grouped by key head (Qwen3-Next)."""
 
     def make_projections(self, hidden_size: int, sizes: DeltaSizes, context: LayerContext) -> None:
-        # Of each key head: its query, its key, the values and the gates of its value heads; strengths, decays.
+        # For each key head: its query, its key, and the values and gates of its value heads; then strengths and decays.
         everything = 2 * (sizes.key_heads * sizes.key_dim + sizes.value_heads * sizes.value_dim)
         self.in_proj_qkvz = ColumnParallelLinear(hidden_size, everything, context=context.under("in_proj_qkvz"))
         plain = unquantized(context.under("in_proj_ba"))
@@ -143,7 +145,9 @@ class SplitDeltaNet(GatedDeltaNet):
 
 
 def unquantized(context: LayerContext) -> LayerContext:
-    """For a projection that is small, and whose rounding is multiplied into the state at every token."""
+    """The context without quantization, for a small projection whose rounding error would enter the state at every
+    token.
+    """
     return replace(context, quant=Unquantized())
 
 

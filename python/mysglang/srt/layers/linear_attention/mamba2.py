@@ -28,12 +28,12 @@ from mysglang.srt.layers.parameter import Section, WeightParameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSizes:
-    """Of one mixer of the whole model."""
+    """Sizes of one mixer of the whole model."""
 
     heads: int
     head_dim: int
     groups: int
-    """Of heads, which share what is written with and read with."""
+    """Number of groups of heads that share B and C, the vectors that write to the state and read from it."""
     state_size: int
     kernel: int
     """Tokens that the convolution sees, the token itself included."""
@@ -41,11 +41,11 @@ class MambaSizes:
     in_bias: bool
     out_bias: bool
     factors: tuple[float, float, float, float, float] | None
-    """Of what is projected: z, x, b, c and the time step. None: 1 each."""
+    """Factors of the projected z, x, B, C and time step. None: 1 each."""
 
 
 class Mamba2Mixer(StateLayer):
-    """Whole groups of heads to a rank."""
+    """A Mamba2 mixer. Each rank has whole groups of heads."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Mamba2Mixer(StateLayer):
         )
         sections = tuple(Section.split(size, rank, ranks) for size in (inner, rows, rows))
         self.widths = [section.size for section in sections]
-        """Of x, b and c on this rank."""
+        """Widths of x, B and C on this rank."""
         self.conv1d = ShortConvolution(sections, sizes.kernel, context, bias=sizes.conv_bias)
         heads = Section.split(sizes.heads, rank, ranks)
         self.A_log, self.D, self.dt_bias = (

@@ -20,8 +20,8 @@ from mysglang.srt.layers.parameter import WeightParameter
 
 
 class StreamRouter(Router):
-    """It takes the residual stream, normed and multiplied by a number for each lane and by 1 / sqrt(hidden_size). The
-    gate of each expert has a factor.
+    """A router on the residual stream, which is normed and multiplied by a number for each lane and by 1 /
+    sqrt(hidden_size). The gate of each expert has a factor.
     """
 
     def __init__(self, hidden_size: int, experts: int, routing: Routing, eps: float, context: LayerContext) -> None:
@@ -68,7 +68,7 @@ class MlpAndExperts(GatedMLP):
         self.workspace_per_token = workspace_per_token(
             top_k=routing.top_k, width=hidden_size, inner=expert_size // context.tp.size, dtype=context.dtype
         )
-        """Bytes that the experts take for a token, beside x and what is returned."""
+        """Bytes that the experts take for a token, in addition to x and the result."""
 
     def beside(self, x: Tensor, stream: Tensor) -> Tensor:
         """x: the normed stream; both [N, hidden]. The stream stays as it is."""

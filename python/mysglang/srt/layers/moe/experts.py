@@ -64,7 +64,7 @@ class Experts(nn.Module):
         self.method.reopen_weights(self, layouts)
 
     def values_of(self, name: str) -> Tensor:
-        """Of its parameter of that name: the values that it computes with."""
+        """Values of the parameter of that name that the experts compute with."""
         if name in BIASES:
             bias = getattr(self, name)
             assert isinstance(bias, Tensor)
@@ -78,20 +78,20 @@ class Experts(nn.Module):
     def _biases(self) -> Biases:
         if self.w13_bias is None or self.w2_bias is None:
             return None
-        # That of down is added once, not once for each rank.
+        # The bias of down is added once, not once for each rank.
         return self.w13_bias, self.w2_bias if self.tp.rank == 0 else torch.zeros_like(self.w2_bias)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """An expert that every token goes to, beside those that the router chooses."""
+    """An expert that every token goes through, in addition to the routed ones."""
 
     name: str
-    """Of the module in the mixture."""
+    """Name of the module in the mixture."""
     build: Callable[[LayerContext], nn.Module]
     """The module: x [N, hidden] -> [N, hidden], which is not x itself."""
     gated: bool
-    """Whether what it gives is multiplied by the sigmoid of a projection of x."""
+    """True if the output is multiplied by the sigmoid of a projection of x."""
 
 
 class MixtureOfExperts(nn.Module):
@@ -125,10 +125,11 @@ class MixtureOfExperts(nn.Module):
         self.workspace_per_token = workspace_per_token(
             top_k=routing.top_k, width=hidden_size, inner=intermediate_size // context.tp.size, dtype=context.dtype
         )
-        """Bytes that the experts take for a token, beside x and what is returned."""
+        """Bytes that the experts take for a token, in addition to x and the result."""
         self._shared: tuple[nn.Module | None, nn.Module | None] = None, None
         if shared is not None:
-            # By the names of the checkpoint, which differ; in a tuple, where torch does not count them again.
+            # Registered by the names of the checkpoint, which differ; kept in a tuple so that torch does not register
+            # them twice.
             expert = shared.build(context.under(shared.name))
             self.add_module(shared.name, expert)
             gate = None

@@ -19,12 +19,12 @@ NAMES = ("w13_weight", "w2_weight")
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Of one layer's experts on this rank."""
+    """Sizes of one layer's experts on this rank."""
 
     experts: int
     hidden_size: int
     inner: Section
-    """Of each expert's gate and up, and of what its down takes."""
+    """Section of each expert's gate and up outputs, and of the input of its down projection."""
     fused: FusedLayout | None = None
     """How a checkpoint has all experts in one tensor; None: it has each by itself."""
 
@@ -45,11 +45,11 @@ class ExpertsMethod(Protocol):
         ...
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """As that of `LinearMethod`."""
+        """Like the method of this name of `LinearMethod`."""
         ...
 
     def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
-        """As that of `LinearMethod`."""
+        """Like the method of this name of `LinearMethod`."""
         ...
 
     def plain_weight(self, layer: nn.Module, name: str) -> Tensor:
@@ -70,7 +70,7 @@ class UnquantizedExpertsMethod:
         create_expert_weights(layer, sizes, dtype)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Where the device has a form of its own for weights, it takes the place of the loaded one."""
+        """Replace the loaded weights by the device's own form of them, if it has one."""
         for name, weights in zip(NAMES, pack_experts(*_tensors(layer)), strict=True):
             replace_parameter(layer, name, weights)
 

@@ -47,7 +47,7 @@ class ExpertsParameter(WeightParameter):
         return self
 
     def read(self, section: int | None = None) -> Tensor:
-        """What `load` of the section wrote; without one, all experts' matrices."""
+        """The values that `load` of the section wrote; without a section, all experts' matrices."""
         if section is None:
             return self.data
         expert, part = divmod(section, len(self.parts))
@@ -72,7 +72,7 @@ class ExpertsParameter(WeightParameter):
 
 
 class FusedExpertsParameter(ExpertsParameter):
-    """The same for a checkpoint that has one tensor for all experts, in an order of its own."""
+    """A parameter of experts whose checkpoint has one tensor for all experts, in an order of its own."""
 
     fused: FusedLayout
 
@@ -93,7 +93,7 @@ class FusedExpertsParameter(ExpertsParameter):
         return self
 
     def read(self, section: int | None = None) -> Tensor:
-        """What `load` wrote, in the checkpoint's order."""
+        """The values that `load` wrote, in the checkpoint's order."""
         sizes = [part.size for part in self.parts]
         parts = [self.data.narrow(self.shard_dim, sum(sizes[:at]), size) for at, size in enumerate(sizes)]
         if len(parts) > 1 and self.fused.interleaved:
@@ -123,5 +123,7 @@ class FusedExpertsParameter(ExpertsParameter):
             source_at += part.full
 
     def _turned(self, tensor: Tensor) -> Tensor:
-        """From the checkpoint's order of inputs and outputs to ours, or back. Biases have no inputs."""
+        """Convert between the checkpoint's order of inputs and outputs and ours, in either direction. Biases have no
+        inputs.
+        """
         return tensor.transpose(1, 2) if self.fused.transposed and tensor.dim() == 3 else tensor

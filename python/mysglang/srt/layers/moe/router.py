@@ -23,14 +23,14 @@ NO_GATES = 1e-20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """What a model says of its router."""
+    """A model's options for its router."""
 
     kind: str
     """A row of `ROUTERS`."""
     top_k: int
     """Experts of a token."""
     renormalize: bool
-    """Whether the gates of a token's experts are divided by their sum."""
+    """True if the gates of a token's experts are divided by their sum."""
     groups: int = 1
     """Groups of as many experts each, side by side; a token's experts come from few of them."""
     kept_groups: int = 1
@@ -38,23 +38,25 @@ class Routing:
     scale: float = 1.0
     """Factor of the gates, after all else."""
     float32: bool = False
-    """Whether logits are computed in float32; else in the dtype of the model."""
+    """True if logits are computed in float32; otherwise in the dtype of the model."""
     corrected: bool = False
-    """Whether there is a number for each expert that is added to its score for the choice alone."""
+    """True if each expert has a correction that is added to its score for choosing experts only."""
     corrections_in_row: bool = False
-    """Whether a checkpoint has these numbers as the one row of a matrix."""
+    """True if a checkpoint stores the corrections as a matrix of one row."""
     bias: bool = False
-    """Whether logits have one."""
+    """True if logits have a bias."""
     least_sum: float = 0.0
-    """What the sum that gates are divided by is at least, for `softmax`."""
+    """Lower bound of the sum that gates are divided by, for `softmax`."""
     jitter: float = 0.0
-    """For `sparsemixer`: twice this is how far an expert may be below the best, relative to the larger of both."""
+    """For `sparsemixer`: twice the largest distance of a candidate expert from the best, relative to the larger of
+    both.
+    """
     scales_input: bool = False
-    """Whether the gates multiply what an expert is given, instead of what it gives."""
+    """True if the gates multiply the input of experts instead of their output."""
 
 
 class Router(ReplicatedLinear):
-    """From hidden states to logits, and from these to experts. Every rank routes alike.
+    """A router: from hidden states to logits, and from logits to experts. Every rank computes the same routing.
 
     A router is small, and what it rounds decides between experts: it is never quantized.
     """

@@ -1,4 +1,4 @@
-"""What a quantization does to a linear layer: makes its weights, finishes them after loading, multiplies.
+"""The interface of a quantization of linear layers: it makes the weights, finishes them after loading, and multiplies.
 
 Linears hold a method and know nothing of formats; a model is built with one QuantConfig and never mentions it again.
 """

@@ -1,4 +1,5 @@
-"""int8wo: the weights of linear layers and experts as eight-bit integers, made of a plain checkpoint when it is loaded.
+"""int8wo: the weights of linear layers and experts as eight-bit integers, rounded from a plain checkpoint when it is
+loaded.
 
     w[o, i] ≈ q[o, i] * scale[o],   scale[o] = max |w[o, :]| / 127,   q rounded to nearest
 
@@ -27,7 +28,7 @@ from mysglang.srt.layers.quantization.unquantized import UnquantizedLinearMethod
 LARGEST = 127
 EXPERT_SCALES = ("w13_scales", "w2_scales")
 LM_HEAD = "lm_head"
-"""What the parameters of the projection to logits begin with."""
+"""Prefix of the parameters of the projection to logits."""
 
 
 class Int8LinearMethod:

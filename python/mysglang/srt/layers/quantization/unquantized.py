@@ -23,7 +23,7 @@ class UnquantizedLinearMethod:
         create_weight(layer, input_section, output_sections, dtype)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Where the device has a form of its own for weights, it takes the place of the loaded one."""
+        """Replace the loaded weights by the device's own form of them, if it has one."""
         replace_parameter(layer, "weight", pack_linear_weight(_weight(layer)))
 
     def reopen_weights(self, layer: nn.Module, layouts: Mapping[str, WeightParameter]) -> None:
