@@ -1,4 +1,5 @@
-"""Whether this checkout is slower than another one, beside the noise of the machine: both run in turn, the other twice.
+"""Compares the speed of this checkout with another one, beside the noise of the machine: both run in turn, the other
+twice.
 
     python benchmark/against.py scheduler_cpu                        # this checkout against itself: the noise alone
     python benchmark/against.py scheduler_cpu --against ../before    # another one, the same again, and this one
@@ -32,12 +33,12 @@ FIRST, AGAIN, NEW = "before", "before, again", "now"
 
 @dataclass(frozen=True)
 class Bench:
-    """What is read from the last line of a benchmark."""
+    """How one benchmark is run, and which figures are read from the last line of its output."""
 
     figures: Mapping[tuple[str, ...], str]
     """Keys down to a number -> which is better; * stands for every key."""
     options: Sequence[str]
-    """That make one run short, since there are many."""
+    """Options that make one run short, because there are many runs."""
 
 
 BENCHES = {

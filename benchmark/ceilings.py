@@ -1,4 +1,4 @@
-"""What one GPU can do at most, measured: copy and read bandwidth, and the bf16 rates of a large product and of causal
+"""Measures the limits of one GPU: copy and read bandwidth, and the bf16 rates of a large product and of causal
 attention. Prints one JSON object.
 
 python benchmark/ceilings.py

@@ -24,7 +24,7 @@ BF16 = 2
 
 
 def measured_ceilings() -> dict[str, Any]:
-    """What `ceilings.py` finds, in a process that is gone before an engine takes the device's memory."""
+    """The ceilings that `ceilings.py` measures, in a process that ends before an engine takes the device's memory."""
     done = subprocess.run([sys.executable, Path(__file__).with_name("ceilings.py")], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"ceilings.py failed:\n{done.stderr}")
@@ -34,20 +34,20 @@ def measured_ceilings() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What counts of a model's shape."""
+    """Sizes of a model that determine its floors."""
 
     layer_weights: int
     """Elements of all matrices of all layers."""
     head_weights: int
-    """Of the last matrix, which only tokens that are sampled from go through."""
+    """Weights of the last matrix, which only sampled tokens go through."""
     kv_bytes: int
-    """Of one token in all layers."""
+    """Bytes of one token's KV cache in all layers."""
     query_width: int
     """heads * head_dim * layers: a query and a key cost four operations for each of them."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ModelSizes:
-        """From a config.json of a dense model."""
+        """Sizes from a config.json of a dense model."""
         hidden, layers, dim = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         attention = hidden * dim * (2 * heads + 2 * kv_heads)

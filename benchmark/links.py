@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Link:
-    """Both ends of a link that keeps nothing but what nobody has read."""
+    """Both ends of a link that keeps only the messages that were not read yet."""
 
     queue: deque[Any] = field(default_factory=deque)
     keeps: bool = True

@@ -1,4 +1,4 @@
-"""The same runtime in process, without HTTP: a batch of prompts, then one as it comes.
+"""The runtime in process, without HTTP: a batch of prompts, then one as a stream.
 
 .venv/bin/python examples/offline_engine.py
 """

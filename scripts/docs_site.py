@@ -68,7 +68,7 @@ def resolve(source: str, target: str) -> str | None:
 
 
 def place(path: str) -> str:
-    """Where a file of the repository stands on the site."""
+    """Path of a file of the repository on the site."""
     if path == "README.md":
         return "index.md"
     return path.removeprefix("docs/") if path.startswith("docs/") else f"repo/{path}"

@@ -48,7 +48,7 @@ def choose(index: str | None, plan: Plan, answers: Callable[[str], bool]) -> tup
 
 
 def is_cpu_build(report: dict[str, Any] | None) -> bool:
-    """Whether the one package in the report asks for no CUDA libraries on this machine."""
+    """True if the one package in the report needs no CUDA libraries on this machine."""
     if report is None:
         return False
     (torch,) = report["install"]
@@ -56,7 +56,7 @@ def is_cpu_build(report: dict[str, Any] | None) -> bool:
 
 
 def needs_no_cuda(requirements: Iterable[str]) -> bool:
-    """Whether none of these requirements is one of CUDA's libraries, on this machine."""
+    """True if none of these requirements is a CUDA library, on this machine."""
     from pip._vendor.packaging.requirements import Requirement
 
     needs = [Requirement(line) for line in requirements]
@@ -87,7 +87,7 @@ def plan_with_pip(options: Sequence[str]) -> dict[str, Any] | None:
 
 
 def answers(index: str, patience_s: float = PATIENCE_S) -> bool:
-    """Whether the index has a page for torch and says so in time."""
+    """True if the index has a page for torch and answers in time."""
     found: list[int] = []
 
     def ask() -> None:

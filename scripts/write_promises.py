@@ -1,4 +1,4 @@
-"""Write the list of promises in docs/reliability.md anew, from the tests: python scripts/write_promises.py"""
+"""Write the list of promises in docs/reliability.md again, from the tests: python scripts/write_promises.py"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What grammars cost on the host: following the answers of a step and writing their masks, and compiling.
+"""Cost of grammars on the host: following the answers of a step and writing their masks, and compiling.
 
     python benchmark/constrained/bench.py [--backends xgrammar llguidance outlines] [--rows 1 64 256]
 
@@ -45,7 +45,7 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
 
 
 def measure_steps(backend: GrammarBackend, vocabulary: Vocabulary, rows: int) -> dict[str, Any]:
-    """Decode steps of `rows` answers, each of which starts anew when it ended."""
+    """Decode steps of `rows` answers. An answer that ends starts again."""
     rng = random.Random(rows)
     ids, words = ids_of(vocabulary), words_of(vocabulary)
     grammar = backend.load(SPEC, backend.compile(SPEC))

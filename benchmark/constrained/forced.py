@@ -1,4 +1,4 @@
-"""How much of an answer its grammar forces, so that it could be said without asking the model (jump-forward).
+"""Share of an answer that its grammar forces, so that it could be emitted without asking the model (jump-forward).
 
     python benchmark/constrained/forced.py
 
@@ -32,7 +32,9 @@ SPEC = GrammarSpec("json_schema", json.dumps(SCHEMA))
 
 
 def measure(vocabulary: Vocabulary, style: JsonStyle) -> dict[str, Any]:
-    """Of all tokens: where only one was allowed, which stood in forced text, and which need no step of their own."""
+    """Shares of all tokens: those where only one was allowed, those in forced text, and those that need no step of
+    their own.
+    """
     ids, words, rng = ids_of(vocabulary), words_of(vocabulary), random.Random(1)
     backend = XGrammarBackend(vocabulary, style)
     grammar = backend.load(SPEC, backend.compile(SPEC))

@@ -53,7 +53,7 @@ def made_up_vocabulary() -> Vocabulary:
 
 
 def words_of(vocabulary: Vocabulary) -> list[str]:
-    """What strings are made of."""
+    """Words from which strings are made."""
     return [piece.decode() for piece in vocabulary.pieces if piece[:1] == b" " and piece[1:].isalpha()][:5000]
 
 

@@ -11,7 +11,7 @@ from mysglang.srt.constrained.vocabulary import Vocabulary
 
 
 def save_tokenizer(vocabulary: Vocabulary, folder: Path) -> None:
-    """Write tokenizer.json and what stands beside it."""
+    """Write tokenizer.json and its companion files."""
     words = {_in_letters(piece): token for token, piece in enumerate(vocabulary.pieces) if piece}
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()

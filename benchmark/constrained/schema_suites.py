@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--backend", default="xgrammar")
     parser.add_argument("--folder", type=Path, default=None, help="with a JSON file for each schema")
     parser.add_argument("--draw", type=int, default=None, help="schemas to draw of these, by a fixed seed")
-    parser.add_argument("--only", default="", help="schemas whose name has this in it")
+    parser.add_argument("--only", default="", help="only schemas whose name contains this")
     parser.add_argument("--walks", type=int, default=6, help="answers for each schema")
     parser.add_argument("--seconds", type=float, default=5.0, help="limit of compiling one")
     parser.add_argument("--show", action="store_true", help="print what is wrong or refused as it is found")

@@ -1,5 +1,5 @@
-"""What grammars cost those who have one, and those beside them: a scheduler around a device of which there is only the
-time (`timed_device.py`).
+"""Cost of grammars for requests with one, and for the requests beside them: a scheduler around a device of which only
+the time is simulated (`timed_device.py`).
 
     python benchmark/constrained/serving.py [--rows 1 64 256] [--backend xgrammar]
 
@@ -130,7 +130,7 @@ def _no_strings(_params: SamplingParams) -> Any:
 
 
 def scripts_of(vocabulary: Vocabulary, rows: int, steps: int) -> list[list[int]]:
-    """For each row other documents of ANSWER, longer than `steps`, each at another place."""
+    """For each row a different document of ANSWER, longer than `steps`, each at a different place."""
     rng = random.Random(rows)
     ids, words = ids_of(vocabulary), words_of(vocabulary)
     found = []
@@ -155,7 +155,7 @@ def timed_steps(served: Served, steps: int) -> list[float]:
 
 
 def measure_tpot(rows: int, vocabulary: Vocabulary, output: StructuredOutput) -> dict[str, Any]:
-    """By turns: `rows` requests that are free, and as many that are held to ANSWER and say the very same."""
+    """In turn: `rows` requests without a grammar, and as many that are held to ANSWER and generate the same tokens."""
     steps = WARM_UP + TURNS * TURN + rows
     scripts = scripts_of(vocabulary, rows, steps)
     free, held = Served(scripts, StructuredOutput.none()), Served(scripts, output)
@@ -185,7 +185,9 @@ def measure_tpot(rows: int, vocabulary: Vocabulary, output: StructuredOutput) ->
 
 
 def measure_stalls(vocabulary: Vocabulary, output: StructuredOutput, rounds: int) -> dict[str, Any]:
-    """The gaps between tokens of BESIDE free requests: first while nothing is compiled, then while TO_COMPILE are."""
+    """The gaps between tokens of BESIDE requests without a grammar: first while nothing is compiled, then while
+    TO_COMPILE grammars are.
+    """
     most = 20_000
     scripts = [[1000 + row] * most for row in range(BESIDE)]
     served = Served(scripts, output, spare=len(TO_COMPILE) + 2)

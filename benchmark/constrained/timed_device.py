@@ -1,4 +1,4 @@
-"""TimedDevice: a worker that says what it is told to, as late as a GPU would. It computes nothing and sleeps meanwhile.
+"""TimedDevice: a worker that returns given tokens as late as a GPU would. It computes nothing, and sleeps instead.
 
                     launch n+1            mask of n+1
 host     ──plan─────────┬───apply n, masks────┬──────plan──
@@ -22,9 +22,9 @@ STEP_ROWS, STEP_MS = (1, 64, 256), (4.0, 7.0, 16.0)
 PROMPT_MS = 95 / 4096
 """A token of a prompt."""
 UPLOAD_BYTES_MS = 25e6
-"""Of masks, over PCIe."""
+"""Bytes per millisecond of masks, over PCIe."""
 MEMORY_BYTES_MS = 4e9
-"""Of the device's own memory."""
+"""Bytes per millisecond of the device's own memory."""
 
 
 class TimedDevice:

@@ -1,4 +1,4 @@
-"""Are answers that are held to a JSON schema valid JSON of that schema, every one, and do others notice them?
+"""Checks that every answer held to a JSON schema is valid, and that other answers do not change.
 
     python benchmark/constrained/valid_json.py [--count 1000] [--at-once 64] [--grammar-backend X] [--jump-forward]
 
@@ -100,7 +100,7 @@ async def answers(engine: Engine, requests: list[dict[str, Any]], at_once: int) 
 
 
 def verdict(i: int, answer: dict[str, Any]) -> str:
-    """What became of the document of number `i`: valid, cut off by the token limit, or why it is neither."""
+    """Result of document number `i`: valid, cut off by the token limit, or the reason why it is neither."""
     if answer["meta_info"]["finish_reason"]["type"] != "stop":
         return "cut off"
     try:

@@ -30,7 +30,7 @@ MODEL = "qwen3-0.6b"
 CONTEXT, STEPS, PROMPT = 64, 16, 512
 MEGABYTES = 1024
 REST_S = 0.1
-"""For threads of the engine before, which spin for a while."""
+"""Seconds of rest for threads of the engine that ran before, which spin for a while."""
 WORK = {
     "decode_bs1": f"decode 1 {CONTEXT} {STEPS}",
     "decode_bs8": f"decode 8 {CONTEXT} {STEPS}",
@@ -73,7 +73,9 @@ class Engine:
 
 
 def summary(rates: dict[str, list[float]], peer: str | None) -> dict[str, Any]:
-    """Of one workload: each engine's median, least and most; and ours over the peer's, round by round."""
+    """Summary of one workload: each engine's median, minimum and maximum, and the ratio of ours to the peer's, round by
+    round.
+    """
     told: dict[str, Any] = {
         name: {"median": round(statistics.median(all_), 1), "spread": [round(min(all_), 1), round(max(all_), 1)]}
         for name, all_ in rates.items()

@@ -1,4 +1,4 @@
-"""From the call of `Engine.generate` to the launch of the first step, and to the last step of prompts.
+"""Time from the call of `Engine.generate` to the launch of the first step, and to the last prefill step.
 
     python benchmark/first_step/bench.py [--rounds 15] [--case NAME] [--parts]
 
@@ -40,7 +40,7 @@ FOLDER = str(Path(__file__).resolve().parent)
 GOAL_MS = 8.0
 """Until the first launch for 256 prompts of 2176 tokens."""
 STEP_TOKENS = 8192
-"""Of a step of prompts."""
+"""Prompt tokens of a step."""
 OUTPUT = 2
 """Tokens of each answer: what comes after the prompts is not of interest here."""
 VOCAB = 30000
@@ -64,11 +64,11 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What `generate` is asked for."""
+    """One case: the arguments of `generate`."""
 
     asked: dict[str, Any]
     new_tokens: int | None
-    """Of the prompts, what they share counted once; None where the tokenizer decides."""
+    """Prompt tokens, with shared ones counted once; None where the tokenizer decides."""
 
 
 def cases() -> dict[str, Case]:

@@ -34,7 +34,7 @@ MODULE = "counting_scheduler"
 
 STEP_NS = 1_000_000
 TOKEN_NS = 2_400
-"""What a step and a token of a prompt take: about those of Qwen3-0.6B on an H200."""
+"""Nanoseconds of a step, and of each token of a prompt: about those of Qwen3-0.6B on an H200."""
 SLOTS, TOKENS, CONTEXT = 512, 1 << 20, 8192
 
 
@@ -49,7 +49,7 @@ class Log:
 
 
 class TimedDevice:
-    """A Worker whose steps follow each other and take their time, and say the same token for every row."""
+    """A Worker whose steps take their time one after another, and yield the same token for every row."""
 
     tokens_per_step = 1
     device_name = "none"

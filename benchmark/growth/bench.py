@@ -1,4 +1,4 @@
-"""Whether the front and the detokenizer stay as small as they begin: memory over a hundred thousand requests.
+"""Checks whether the memory of the front and the detokenizer grows: memory over a hundred thousand requests.
 
     python benchmark/growth/bench.py [--requests 100000] [--fronts 1]
 
@@ -28,11 +28,11 @@ from servers import Running, build_client, chat, completion, front, generate, ru
 
 GOAL_MB = 200.0
 GOAL_BYTES = 20.0
-"""Of growth for each request: two megabytes over a hundred thousand, less than the readings scatter."""
+"""Allowed growth for each request: two megabytes over a hundred thousand, less than the scatter of the readings."""
 READINGS = 20
 CONNECTIONS = 64
 LEAVING = 50
-"""Of the clients between two readings, those that reset their connection in the middle of their stream."""
+"""Clients between two readings that reset their connection in the middle of their stream."""
 PART_S = 1.0
 MOST_S = 45.0
 

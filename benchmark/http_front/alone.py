@@ -1,4 +1,4 @@
-"""What a stream costs the front itself: from the bytes of a request to the bytes of its frames, in one process.
+"""Cost of a stream in the front itself: from the bytes of a request to the bytes of its frames, in one process.
 
     python benchmark/http_front/alone.py [--rounds 5] [--case NAME]
 
@@ -53,7 +53,7 @@ from mysglang.srt.utils.process import collect_rarely, freeze_heap
 
 CONNECTIONS = 64
 TURNS = 4
-"""Of the event loop between two steps, so that each is told before the next one comes."""
+"""Turns of the event loop between two steps, so that each step is sent before the next one arrives."""
 
 CASES: dict[str, tuple[bytes, int, int]] = {
     "completion 1": (completion(1), 1, 4000),

@@ -1,4 +1,4 @@
-"""How many streams and chunks a second get through the front: the whole of it, around an engine that does nothing.
+"""Streams and chunks per second through the whole front, around an engine that does nothing.
 
     python benchmark/http_front/bench.py [--fronts 1] [--rounds 3]
 
@@ -30,7 +30,7 @@ OURS, USUAL, BARE_FASTAPI, CHUNKS = "completion 16", "fastapi route 16", "bare f
 SHORT, LONG = 16, 128
 SECONDS, LONG_SECONDS = 0.8, 2.4
 QUICK_US, STEADY_US = 500, 2000
-"""Of a step. 64 streams of 16 steps could be 8000 a second, 256 streams in steps 128,000 chunks."""
+"""Microseconds of a step. 64 streams of 16 steps could be 8000 a second, 256 streams in steps 128,000 chunks."""
 
 
 def main() -> int:
@@ -86,7 +86,7 @@ def several(fronts: int) -> tuple[str, ...]:
 
 
 def middle(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """The round whose streams/s is the median."""
+    """The round with the median of streams/s."""
     return sorted(rounds, key=lambda row: row["streams_s"])[len(rounds) // 2]
 
 

@@ -1,4 +1,4 @@
-"""What a short request waits while prompts of a megabyte come in at the same front.
+"""Delay of short requests while prompts of a megabyte arrive at the same front.
 
     python benchmark/http_front/long_prompts.py [--seconds 8]
 
@@ -27,7 +27,9 @@ LONG_BYTES = 1_000_000
 LONG_CLIENTS = 2
 WORDS = (*TEXT.split(), *["seven", "wizards", "boxed", "queerly", "near", "an", "old", "wooden", "house"])
 GOAL_MS = 50.0
-"""For the slowest hundredth of short requests beside long ones; tokenizing a megabyte takes some ten times as long."""
+"""Goal for the slowest hundredth of short requests beside long ones; tokenizing a megabyte takes about ten times as
+long.
+"""
 
 
 class Waits:

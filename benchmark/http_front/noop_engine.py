@@ -75,7 +75,7 @@ class Answers:
         self._stream = np.append(self._stream, [request.stream for request in requests])
 
     def step(self) -> BatchTokenIDOutput:
-        """A token more for each. Of an answer that is not streamed, nothing is told before its end."""
+        """One more token for each answer. An answer that is not streamed is sent only at its end."""
         self._done = self._done + 1
         ending = self._done >= self._lengths
         told = self._stream | ending

@@ -1,4 +1,4 @@
-"""What the same answers cost without a server behind them: the same bytes for the same requests, by uvicorn.
+"""Cost of the same answers without a server behind them: the same bytes for the same requests, by uvicorn.
 
     python reference.py raw|fastapi FRAMES PORT_FILE
 
@@ -59,7 +59,7 @@ def raw_app(frames: int) -> Any:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         for _ in range(frames):
             await send({"type": "http.response.body", "body": made, "more_body": True})
-            # So that each is a write of its own, as if it had been waited for.
+            # Each frame is a write of its own, as if it had been waited for.
             await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 

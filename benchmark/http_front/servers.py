@@ -99,7 +99,7 @@ def generate(tokens: int) -> bytes:
 
 
 def run_client(client: Path, server: Running, data: bytes, connections: int, seconds: float) -> dict[str, Any]:
-    """What the client counted in the last four fifths of the time in which it asked."""
+    """The client's counts in the last four fifths of its run."""
     file = client.with_name("request")
     file.write_bytes(data)
     program = [str(client), str(server.port), str(connections), str(seconds), str(file)]
@@ -118,7 +118,7 @@ def ask(client: Path, server: Running, data: bytes, connections: int, seconds: f
         if seconds > PATIENCE_S:
             raise SystemExit(f"no answer on {connections} connections within {seconds} s")
         return ask(client, server, data, connections, 2 * seconds)
-    # Of all the time, not only of that in which the client counted.
+    # CPU time of the whole run, not only of the time in which the client counted.
     answers = found["answers"] * 1.25
     used = {name: spent - before[name] for name, spent in server.cpu_s().items()} | {"client": found["cpu_s"]}
     life = found["life_us"]

@@ -1,4 +1,4 @@
-"""The same server with a route as it is usually written: FastAPI, a pydantic body, a pydantic object for each frame.
+"""The same server with a route in the usual style: FastAPI, a pydantic body, a pydantic object for each frame.
 
     python usual_front.py [OPTIONS]
 

@@ -30,7 +30,7 @@ from ceilings import measure
 from shapes import SHAPES
 
 COLD_BYTES = 400 << 20
-"""Of weights that take turns: several times the cache."""
+"""Bytes of weights that take turns: several times the cache."""
 LAUNCHES = 16
 """In one graph, at least."""
 ROUNDS = 5

@@ -56,7 +56,7 @@ class Case:
 
     @property
     def keys(self) -> int:
-        """Those that must be read."""
+        """Number of keys that must be read."""
         return int(self.seq_lens.sum()) - (len(self.seq_lens) - 1) * self.shared
 
     def caches(self) -> list[tuple[Tensor, Tensor]]:

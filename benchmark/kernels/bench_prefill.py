@@ -1,4 +1,4 @@
-"""Times what a prefill step does beside its matrix products. Prints one JSON object as its last line.
+"""Times the work of a prefill step other than its matrix products. Prints one JSON object as its last line.
 
 rope_and_store    against the time in which its bytes can be copied
 attention         of new rows over the step's own keys, over pages of one token, and over pages of 16
@@ -105,7 +105,7 @@ def bench_attention(shapes: Shapes, rows: int, new: int, before: int, page_size:
 
 
 def tflops(shapes: Shapes, rows: int, new: int, before: int, us: float) -> float:
-    """What is computed of the scores that are not masked, in a second."""
+    """Operations per second, counted for the scores that are not masked."""
     flops = 4 * shapes.spec.num_heads * shapes.spec.head_dim * rows * (new * before + new * new / 2)
     return round(flops / us / 1e6, 0)
 

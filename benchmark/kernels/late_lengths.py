@@ -24,7 +24,7 @@ LENGTHS = (4, 5, 15, 16, 17, 31, 33, 64, 127, 129, 511, 512, 513, 1023, 1025, 40
 """Real lengths of the rows, the step's own tokens included: around borders of pages and of pieces."""
 STALE = 1e4
 EXTRA = tuple(range(10))
-"""Two steps of four drafts that nobody has counted yet, and one token."""
+"""Tokens whose number is not known yet: two steps of four drafts, and one token."""
 FEW = ((30_001,), (8_192, 513))
 """Batches of so few rows that keys are split among blocks."""
 
@@ -73,7 +73,7 @@ class Cache:
 def planned(kernel: str, cache: Cache, q_len: int, extra: int, workspace: Tensor) -> Any:
     """A wrapper that is planned for rows longer by `extra`, and whose device arrays have the real lengths."""
     starts, _, last = cache.lists(extra)
-    # As many entries as the plan expects; behind those of the real lengths stands the null page.
+    # The plan expects this number of entries; those after the real lengths are the null page.
     indices = torch.zeros(int(starts[-1]), dtype=torch.int32, device="cuda")
     real_starts, real_indices, real_last = cache.lists(0)
     indices[: len(real_indices)] = real_indices

@@ -35,7 +35,7 @@ from shapes import SHAPES, write_shape
 HERE = Path(__file__).parent
 
 DEATH_S = 3.0
-"""What the driver takes to give back the memory of a process that was killed."""
+"""Seconds that the driver takes to return the memory of a process that was killed."""
 
 
 def floors(model: str, ceilings: dict[str, Any], names: list[str]) -> dict[str, float]:
@@ -137,7 +137,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=["mysglang"])
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["llama-8b", "qwen3-0.6b"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", default=[], help="only workloads whose name has one of these parts")
+    parser.add_argument("--only", nargs="*", default=[], help="only workloads whose name contains one of these texts")
     parser.add_argument("--limit", type=float, default=900, help="seconds that one engine may take for one model")
     parser.add_argument("--option", nargs="*", default=[], metavar="ENGINE.NAME=VALUE", help="for its constructor")
     parser.add_argument("--vllm-path", type=Path, help="folder to import it from, instead of what is installed")

@@ -1,4 +1,4 @@
-"""What the prefix tree costs by itself: evicting from a million nodes under each policy, and matching a long prompt.
+"""Cost of the prefix tree by itself: evicting from a million nodes under each policy, and matching a long prompt.
 
     python benchmark/radix_cache/bench.py [--nodes N]
 
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1_000_000)
     num_nodes = parser.parse_args().nodes
-    gc.disable()  # As a server does once it is up: it freezes what it holds.
+    gc.disable()  # A running server also freezes the objects that it holds.
     evict = {}
     for name in EVICT_POLICIES:
         evict[name] = round(evict_us(name, num_nodes), 2)

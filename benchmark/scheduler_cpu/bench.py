@@ -44,9 +44,9 @@ from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.scheduling.prefill_planner import PrefillLimits
 
 GOAL_US = 60.0
-"""For one decode step of 256 rows."""
+"""Goal in microseconds for one decode step of 256 rows."""
 GOAL_SLOPE_US = 0.2
-"""For each further row."""
+"""Goal in microseconds for each further row."""
 SIZES = (1, 64, 256, 1024, 4096)
 """Rows, for the slope."""
 SIZE_STEPS = 300
@@ -100,7 +100,7 @@ def read_forever(folder: Path) -> None:
 
 
 def scheduler(folder: Path, rows: int, steps: int, *, stream: bool, shared: bool) -> Assembled:
-    """A scheduler whose `rows` requests all decode, for at least as many steps."""
+    """A scheduler whose `rows` requests all decode, for at least that many steps."""
     context = PROMPT + steps + 8
     worker = NullWorker(rows, context)
     capacity = worker.capacity
@@ -151,7 +151,7 @@ def step_times(turn: Callable[[], None], steps: int) -> list[float]:
 
 
 def watch(assembled: Assembled) -> dict[str, list[float]]:
-    """From now on, microseconds of each part in each turn. The watching itself costs some 0.3 us for each part."""
+    """From now on, record the microseconds of each part in each turn. Recording costs about 0.3 us for each part."""
     parts = assembled.scheduler._parts
     taken: dict[str, list[float]] = {}
     for name, (owner, method) in PARTS.items():

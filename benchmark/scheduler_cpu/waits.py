@@ -1,4 +1,4 @@
-"""What orders of prompts and running requests cost and bound: the real scheduler, and of the device only its time.
+"""Delays caused by the order of prompts and running requests: the real scheduler with a simulated device.
 
     python benchmark/scheduler_cpu/waits.py
 

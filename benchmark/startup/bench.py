@@ -1,4 +1,4 @@
-"""From the command to the first token, and the memory that the whole server takes: the embedded model on a CPU.
+"""Time from the command to the first token, and memory of the whole server: the embedded model on a CPU.
 
     python benchmark/startup/bench.py [--rounds 5]
 
@@ -36,14 +36,14 @@ GOAL_S = 3.0
 GOAL_FRONT_MB = 200.0
 """Resident, of the main process and of the detokenizer."""
 GOAL_TREE_MB = 900.0
-"""Of all processes, what they share counted once (PSS)."""
+"""Goal for all processes, with shared memory counted once (PSS)."""
 MOST_S = 40.0
 """No further round begins later than this."""
 LEAST_ROUNDS = 2
 LOAD_S = 5.0
 CONNECTIONS = 32
 PAUSE_S = 0.5
-"""For the processes to become quiet before memory is read."""
+"""Seconds for the processes to become quiet before memory is read."""
 
 SCHEDULER, DETOKENIZER, MAIN = "scheduler_TP0", "detokenizer", "main"
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
@@ -129,7 +129,7 @@ def memory_under_load() -> dict[str, Any]:
 
 
 def memory(processes: dict[str, psutil.Process]) -> dict[str, dict[str, float]]:
-    """Of each process and of all: resident megabytes, and the same with what is shared divided among its holders."""
+    """Resident megabytes of each process and of all, and the same with shared memory divided among its holders."""
     found = {name: process.memory_full_info() for name, process in processes.items()}
     sizes = {name: {"rss": info.rss / 1e6, "pss": info.pss / 1e6} for name, info in found.items()}
     sizes["tree"] = {kind: sum(size[kind] for size in sizes.values()) for kind in ("rss", "pss")}

@@ -1,4 +1,4 @@
-"""From the command to an Engine's first token: fresh processes, with empty kernel caches and with warm ones.
+"""Time from the command to an Engine's first token: fresh processes, with empty and with warm kernel caches.
 
     python benchmark/startup/bench_shapes.py llama-8b --rounds 3 [engine flags]
     python benchmark/startup/bench_shapes.py tiny --rounds 3 --device cpu

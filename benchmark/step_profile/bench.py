@@ -1,4 +1,4 @@
-"""Where the time of a step goes: how many kernels, how long each, how long the device waits between them, and the host.
+"""Profile of a step: the number of kernels, the time of each, the gaps between them, and the host's time.
 
     python benchmark/step_profile/bench.py llama-8b --batch-size 64 --context 1024 [server options]
     python benchmark/step_profile/bench.py qwen3-0.6b --prefill --batch-size 1 --context 128
@@ -69,7 +69,7 @@ def short_name(name: str) -> str:
 
 
 def recorded(run: Callable[[], None]) -> list[Activity]:
-    """What the device does for `run`."""
+    """The device's activities during `run`."""
     kinds = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=kinds, acc_events=True) as profile:
         run()
@@ -82,7 +82,7 @@ def recorded(run: Callable[[], None]) -> list[Activity]:
 
 
 def by_kernel(activities: Iterable[Activity], steps: int) -> list[dict[str, Any]]:
-    """What adds most first; counts and microseconds of one step."""
+    """Kernels by their total time, the largest first; counts and microseconds of one step."""
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for one, added in added_times(activities):
         groups[one.name].append((one.duration, added))
@@ -138,7 +138,7 @@ def profile_prefill(bench: OneBatch, worker: Worker, args: argparse.Namespace) -
 
 
 def figures(activities: list[Activity], steps: int, latency: float, launch: float) -> dict[str, Any]:
-    """Of one step. `latency` and `launch` are seconds, measured without the profiler."""
+    """Figures of one step. `latency` and `launch` are seconds, measured without the profiler."""
     busy = busy_time(activities) / steps
     return {
         "latency_ms": round(1e3 * latency, 3),

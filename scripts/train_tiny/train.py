@@ -166,7 +166,7 @@ def _to_device(rows: data.Rows, chosen: slice, device: str) -> Batch:
 
 
 def _ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches, made a few ahead by a thread."""
+    """The batches, a few of them prepared ahead by a thread."""
     ready: queue.Queue[Batch | None] = queue.Queue(8)
 
     def fill() -> None:

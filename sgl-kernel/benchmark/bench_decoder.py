@@ -22,7 +22,7 @@ POINTS = (
     *("others are through", "received", "o", "others are through", "added", "normed", "gate_up"),
     *("others are through", "received", "down"),
 )
-"""What is done when a trace notes the time."""
+"""Points of a step at which a trace records the time."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def measure(step: DecodeStep, inputs: tuple[Tensor, ...], steps: int) -> float:
 
 
 def print_trace(ticks: Tensor) -> None:
-    """Of the layers but the first, whose beginning is another."""
+    """Times of all layers except the first, whose beginning differs."""
     times = ticks.double()
     times[ticks == 0] = float("nan")
     before = torch.cat((times[:-1, -1:], times[1:, :-1]), 1)

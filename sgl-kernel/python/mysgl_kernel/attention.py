@@ -18,9 +18,11 @@ from mysgl_kernel.library import Library, current_stream
 HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
 ARCHS = ("90a", "100", "103")
-"""Those with a copy engine that follows tensor maps, and 227 KB of shared memory for a block."""
+"""Architectures with a copy engine that follows tensor maps, and 227 KB of shared memory for a block."""
 LEAN_JOIN_UNITS = 2048
-"""From so many query heads of all rows on, one warp joins the partial results of each; below, eight do."""
+"""With at least this many query heads over all rows, one warp joins the partial results of each; with fewer, eight
+warps do.
+"""
 
 _LIBRARIES = {
     (dim, dtype): Library(
@@ -35,7 +37,7 @@ _LIBRARIES = {
 
 
 def takes(head_dim: int, dtype: torch.dtype) -> bool:
-    """Whether the present device runs it for such heads, compiling it now if that is still to do."""
+    """True if the present device runs it for such heads. Compiles it if necessary."""
     library = _LIBRARIES.get((head_dim, dtype))
     return library is not None and library.available()
 
@@ -120,5 +122,5 @@ def _launch(head_dim: int, dtype: torch.dtype) -> Launch:
 
 @cache
 def _overlaps(device: torch.device) -> bool:
-    """Whether the device can start a kernel while the one before it drains."""
+    """True if the device can start a kernel while the one before it finishes."""
     return torch.cuda.get_device_capability(device) >= (9, 0)

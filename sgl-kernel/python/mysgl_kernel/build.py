@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 AnyLibrary = TypeVar("AnyLibrary", bound=CompiledLibrary)
 
 CORES_LEFT = 2
-"""For what the process itself does meanwhile."""
+"""Cores that are left for the process itself."""
 
 
 def declared_libraries() -> list[Library]:
-    """Those of all modules of this package; imports them all."""
+    """The libraries of all modules of this package; imports them all."""
     for module in pkgutil.walk_packages(mysgl_kernel.__path__, "mysgl_kernel."):
         if module.name != __name__:
             importlib.import_module(module.name)
@@ -59,7 +59,7 @@ def build_all(
 
 
 def start_building(model: Mapping[str, object] = NO_TRAITS) -> None:
-    """Compile into the cache, in the background, what this device can run for such a model and is not there yet.
+    """Compile into the cache, in the background, the missing libraries that this device can run for such a model.
 
     Whoever needs one of them meanwhile compiles it, or waits for it, as always: nobody waits behind the others. One
     that does not compile is reported by whoever needs it.

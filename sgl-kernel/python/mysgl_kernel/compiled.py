@@ -33,7 +33,7 @@ class CompiledLibrary(ABC):
     """The functions of one source, for the present device."""
 
     def __init__(self, source: str, *, flags: tuple[str, ...] = ()) -> None:
-        """`source` is relative to csrc. `flags` go to the compiler beside the common ones."""
+        """`source` is relative to csrc. `flags` are added to the compiler's common flags."""
         self.source = source
         self.flags = flags
 
@@ -50,7 +50,7 @@ class CompiledLibrary(ABC):
 
     @abstractmethod
     def supports(self, arch: str) -> bool:
-        """Whether the source is written for this architecture."""
+        """True if the source is written for this architecture."""
 
     @abstractmethod
     def describe(self, arch: str) -> str:
@@ -62,14 +62,14 @@ class CompiledLibrary(ABC):
 
     @abstractmethod
     def no_compiler(self, arch: str) -> str:
-        """What to do where there is none."""
+        """Advice for a machine without the compiler."""
 
     def load(self, path: Path) -> ctypes.CDLL:
         """Load the library's file."""
         return ctypes.CDLL(str(path))
 
     def available(self) -> bool:
-        """Whether the present device can run it, compiling it now if that is still to do.
+        """True if the present device can run it. Compiles it if necessary.
 
         False, with the reason in the log once, on another architecture and where it is neither built nor can be.
         """
@@ -91,7 +91,7 @@ class CompiledLibrary(ABC):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(target.with_suffix(".lock")):
-                if not is_sealed(target):  # nobody else made it while we waited
+                if not is_sealed(target):  # no other process compiled it while this one waited
                     self._compile(arch, compiler, target)
         except OSError as error:
             raise KernelBuildError(f"{self.source} cannot be built into {folder}: {error}") from None
@@ -114,7 +114,7 @@ class CompiledLibrary(ABC):
 
     @property
     def path(self) -> Path:
-        """Of the source."""
+        """Path of the source."""
         return sources.CSRC / self.source
 
     @cached_property

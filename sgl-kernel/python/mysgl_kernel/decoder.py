@@ -82,9 +82,9 @@ class DecoderTensors:
     q_heads: int
     eps: float
     qk_eps: float
-    """Of the norms of heads."""
+    """Epsilon of the norms of heads."""
     scale: float
-    """Of the scores."""
+    """Factor of the scores."""
 
 
 _INPUTS = ("ids", "positions", "slots", "out_cache_loc", "seq_lens")
@@ -120,7 +120,7 @@ class _Step(Structure):
 
 
 def available(head_dims: Iterable[int] = tuple(_LIBRARIES)) -> bool:
-    """Whether the present device can run it for heads of these sizes."""
+    """True if the present device can run it for heads of these sizes."""
     return all(_LIBRARIES[head_dim].available() for head_dim in head_dims)
 
 

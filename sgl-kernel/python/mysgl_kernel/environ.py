@@ -13,7 +13,7 @@ CPU_THREADS = "MYSGLANG_CPU_THREADS"
 
 
 def cpu_threads() -> int | None:
-    """What was asked for; None: nothing. Raises ValueError for what is no number of threads."""
+    """Number of threads that the user asks for; None if unset. Raises ValueError for an invalid number."""
     asked = os.environ.get(CPU_THREADS)
     if not asked:
         return None
@@ -23,7 +23,7 @@ def cpu_threads() -> int | None:
 
 
 def cache_directory() -> Path:
-    """Where compiled libraries are kept, the same for all processes of a user; it need not exist yet."""
+    """Folder of compiled libraries, shared by all processes of a user; it need not exist yet."""
     if own := os.environ.get(KERNEL_CACHE):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")

@@ -1,4 +1,5 @@
-"""Matrix products with bfloat16 weights, of up to 256 rows, gated of more: `csrc/gemm/linear.cuh`, which says how.
+"""Matrix products with bfloat16 weights, of up to 256 rows, and gated ones of more rows: `csrc/gemm/linear.cuh`, which
+describes the algorithm.
 
 Who calls chooses how a product is cut, by `plan` or otherwise.
 """
@@ -38,7 +39,7 @@ _LATE_LIBRARY = _library(LATE_FORM, wide=True, late=True)
 
 
 def available() -> bool:
-    """Whether the present device runs them, compiling the first part now if that is still to do."""
+    """True if the present device runs them. Compiles the first part if necessary."""
     return _LIBRARIES[FORMS[0], False].available()
 
 

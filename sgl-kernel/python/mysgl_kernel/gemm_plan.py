@@ -32,9 +32,11 @@ LEAST_MANY = 1024
 """Rows beyond MAX_ROWS for which the gate is worth a kernel of ours: below, the last wave is too empty."""
 MANY_TILE = 256
 LATE_TILES, LATE_INPUTS = (176, 192, 224, 256), 512
-"""Those that are built with late gates: few, for they take long to compile. So many inputs leave time for the gate."""
+"""Forms that are built with late gates; few, because they take long to compile. This number of inputs leaves time for
+the gate.
+"""
 ROW_GROUP = 16
-"""Blocks of 256 rows that go through a weight together: about as many as fit into the cache beside its tiles."""
+"""Blocks of 256 rows that go through a weight together: about the number that fits into the cache beside its tiles."""
 MIN_BLOCKS = 90
 """A cut that keeps fewer processors busy is not considered."""
 
@@ -59,7 +61,7 @@ class Form:
 FORMS = (Form(1, False), Form(2, False), Form(3, False), Form(1, True), Form(2, True))
 MAX_ROWS = max(form.rows for form in FORMS)
 LATE_FORM = Form(2, True)
-"""Of products whose gate is worked out beside the next tile."""
+"""Form of products whose gate is computed beside the next tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Plan:
     clusters: int
     shared_bytes: int = SHARED_BYTES[0]
     row_group: int = 1
-    """With more rows than the form takes: how many times as many go through the weight together."""
+    """With more rows than the form takes: how many times that number go through the weight together."""
 
     @property
     def cluster(self) -> int:
@@ -131,7 +133,9 @@ def plan_of_many(device: Device, rows: int, outputs: int, inputs: int) -> Plan |
 
 
 def has_late_gate(plan: Plan, rows: int, outputs: int, inputs: int) -> bool:
-    """Whether a gated product has its gate worked out beside the next tile: where blocks have several in turn."""
+    """True if the gate of a gated product is computed beside the next tile, because blocks have several tiles in
+    turn.
+    """
     repeated = rows > plan.form.rows or -(-outputs // plan.tile) > plan.clusters
     possible = plan.form == LATE_FORM and plan.split == 1 and plan.tile in LATE_TILES and inputs >= LATE_INPUTS
     return repeated and possible
@@ -185,7 +189,7 @@ def _partial_bytes(plan: Plan, rows: int) -> int:
 
 
 def microseconds(plan: Plan, rows: int, outputs: int, inputs: int, rates: GemmRates = H200) -> float:
-    """Of the product, from one launch to the next of many in a row.
+    """Time of the product, from one launch to the next of many in a row.
 
     What happens side by side: reading the weight from memory, filling one processor's stages from the cache, waiting
     for a stage, multiplying. The slowest bounds the time; the others show where they are close. On top, once: the
@@ -202,7 +206,7 @@ def microseconds(plan: Plan, rows: int, outputs: int, inputs: int, rates: GemmRa
     multiply = stages * form.groups * max(2 * plan.tile, plan.tile + 64) / rates.multiply
     norm = rates.overlap
     streams = float((read**norm + fill**norm + wait**norm + multiply**norm) ** (1 / norm))
-    # In half of the memory the next kernel's block starts beside this one.
+    # A block that needs at most half of the memory lets the next kernel's block start beside it.
     start = (
         rates.start
         + rates.start_group * (form.groups - 1)
@@ -230,11 +234,11 @@ def cublas(rows: int, outputs: int, inputs: int, gated: bool, rates: GemmRates =
 
 
 def cublas_of_many(rows: int, outputs: int, inputs: int, rates: GemmRates = H200) -> float:
-    """The same for many rows, gated: at the clocks that are left to the tensor cores after some time."""
+    """Time of cuBLAS for a gated product of many rows, at the clocks of tensor cores under sustained load."""
     start = rates.cublas_start + rates.cublas_inputs * min(inputs, 3072) / 1024
     return start + rows * outputs * inputs * 2 / rates.cublas_many + gate_microseconds(rows, outputs, rates)
 
 
 def gate_microseconds(rows: int, outputs: int, rates: GemmRates = H200) -> float:
-    """Of the gate's own kernel, which reads the product and writes half as much."""
+    """Time of the gate's own kernel, which reads the product and writes half as much."""
     return rates.gate_start + rows * outputs * 3 / rates.gate_bytes

@@ -1,4 +1,4 @@
-"""GemmRates: what bounds a matrix product on one kind of GPU, and how long cuBLAS takes there. Figures, no arithmetic.
+"""GemmRates: the limits of a matrix product on one kind of GPU, and the speed of cuBLAS there. Figures, no arithmetic.
 
 A device whose figures nobody has measured is planned with those of an H200: its plans are valid there and compute the
 same sums, but need not be the quickest.
@@ -30,9 +30,9 @@ class GemmRates:
     start: float
     """Microseconds of a launch whose blocks have one warpgroup."""
     start_group: float
-    """More for each further warpgroup."""
+    """Additional microseconds for each further warpgroup."""
     start_pair: float
-    """More where two blocks share their work."""
+    """Additional microseconds if two blocks share their work."""
     start_shared: float
     """Less where blocks of two kernels share a processor."""
     tile_end: float
@@ -40,9 +40,9 @@ class GemmRates:
     sums: float
     """Microseconds of adding up over a cluster, without what grows with it."""
     sums_block: float
-    """More for each block of the cluster."""
+    """Additional microseconds for each block of the cluster."""
     sums_byte: float
-    """More for each byte of partial sums."""
+    """Additional microseconds for each byte of partial sums."""
     cublas_start: float
     cublas_inputs: float
     """Microseconds more for 1,024 inputs, up to 3,072 of them."""
@@ -50,7 +50,7 @@ class GemmRates:
     cublas_multiply: float
     """Operations of the tensor cores."""
     cublas_share: float
-    """Part of the time to multiply that shows beside reading."""
+    """Share of the multiplication time that is not hidden behind reading."""
     cublas_overlap: float
     cublas_streams: float
     """Factor of reading and multiplying."""
@@ -94,5 +94,5 @@ MEASURED = (H200,)
 
 
 def rates_for(device_name: str) -> GemmRates:
-    """Those that were measured on such a device; else an H200's."""
+    """The rates that were measured on such a device, or an H200's."""
     return next((rates for rates in MEASURED if rates.measured_on in device_name), H200)

@@ -70,11 +70,11 @@ class Library(CompiledLibrary):
         return launch
 
     def supports(self, arch: str) -> bool:
-        """Whether the source is written for this architecture."""
+        """True if the source is written for this architecture."""
         return arch in self.archs if self.archs else int(arch.rstrip("af")) >= OLDEST
 
     def serves(self, model: Mapping[str, object]) -> bool:
-        """Whether a model with these traits may have a use for it. What is not told is not known."""
+        """True if a model with these traits may use it. A trait that is not given is unknown."""
         return all(model.get(name, value) == value for name, value in self.traits.items())
 
     def present_arch(self) -> str:

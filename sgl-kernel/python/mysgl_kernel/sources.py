@@ -1,4 +1,4 @@
-"""Where the sources stand, what a source includes, and the fingerprint of all that text. Compiles nothing."""
+"""Paths of the sources, the files that a source includes, and the fingerprint of all that text. Compiles nothing."""
 
 from __future__ import annotations
 

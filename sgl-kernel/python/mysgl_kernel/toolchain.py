@@ -30,7 +30,7 @@ class Compiler(ABC):
     """Words before the command."""
 
     def in_background(self) -> Self:
-        """The same, giving way to everything else on the machine."""
+        """This compiler at a low priority, so that it gives way to all other processes."""
         return replace(self, prefix=("nice", "-n", "10")) if shutil.which("nice") else self
 
     @cached_property
@@ -56,7 +56,7 @@ class Compiler(ABC):
 
     @abstractmethod
     def options(self, arch: str) -> tuple[str, ...]:
-        """What is said for every source."""
+        """Options that are given for every source."""
 
     @abstractmethod
     def describe(self, arch: str) -> str:
@@ -64,7 +64,7 @@ class Compiler(ABC):
 
 
 class Nvcc(Compiler):
-    """Of CUDA sources."""
+    """Compiler of CUDA sources."""
 
     def options(self, arch: str) -> tuple[str, ...]:
         return (*FLAGS, f"-gencode=arch=compute_{arch},code=sm_{arch}")

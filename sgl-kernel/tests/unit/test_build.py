@@ -111,7 +111,7 @@ def test_every_source_is_declared() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 def test_every_source_compiles() -> None:
-    """For Hopper, into the cache of this user: only what changed since the last run takes time.
+    """Compile every source for Hopper, into the cache of this user: only what changed since the last run takes time.
 
     Two libraries of each source, the first and the last that are declared. The tests on a GPU build all of them.
     """

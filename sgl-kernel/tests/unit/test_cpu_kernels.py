@@ -21,7 +21,7 @@ from mysgl_kernel.environ import cpu_threads
 pytestmark = pytest.mark.skipif(find_gxx() is None, reason="no g++")
 
 HERE = [arch for arch in ARCHS if library.cpu_flags().issuperset(ARCHS[arch].split()) and arch != "avx2"]
-"""Without AVX2, which is compiled from the same lines as what any processor runs."""
+"""Architectures to test here. The one without AVX2 is compiled from the same lines as the one for any processor."""
 
 
 @pytest.fixture(params=HERE)
@@ -95,7 +95,7 @@ def test_int8_weights(arch: str, count: int, inputs: int) -> None:
 @pytest.mark.parametrize("eight_bits", [False, True])
 @pytest.mark.parametrize(("count", "width", "inner"), [(1, 32, 64), (13, 96, 32), (530, 64, 32)])
 def test_experts(arch: str, count: int, width: int, inner: int, eight_bits: bool) -> None:
-    """Of seven, two that no row goes to; rows alone get the same."""
+    """Seven rows, and two experts that no row goes to. A row alone gets the same result."""
     number, top_k = 7, 3
     draws = torch.Generator().manual_seed(4)
     x = draw(count, width + 6)[:, :width]
@@ -202,7 +202,7 @@ def test_rope_and_store(arch: str, dim: int, normed: bool) -> None:
 
 
 EIGHT_BITS = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
-"""By dtype, the largest number."""
+"""dtype -> its largest number."""
 
 
 @pytest.mark.parametrize("dim", [16, 24, 64])
@@ -362,7 +362,7 @@ def test_threads_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_callers_at_the_same_time() -> None:
-    """Whoever comes second computes alone; nobody waits for ever, and all get their own."""
+    """A second caller at the same time computes alone. No caller waits for ever, and each gets its own result."""
     packed = gemm.pack(draw(4096, 512, seed=1))
     inputs = [draw(rows, 512, seed=rows) for rows in range(1, 9)]
     wanted = [gemm.linear(x, packed) for x in inputs]

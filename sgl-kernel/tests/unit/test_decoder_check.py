@@ -1,4 +1,4 @@
-"""What the decode kernel refuses, before any device is asked."""
+"""Cases that the decode kernel refuses before any device is used."""
 
 from dataclasses import replace
 

@@ -43,7 +43,7 @@ def test_every_candidate_can_be_launched(rows: int, weight: tuple[int, int]) -> 
 
 
 def test_another_device_is_cut_by_its_own_rates() -> None:
-    """Where cuBLAS is slower, it is used less; where nothing was measured, the rates are an H200's."""
+    """cuBLAS is used less where it is slower. Without measurements, the rates are an H200's."""
     assert rates_for("NVIDIA H200") is rates_for("NVIDIA H100 80GB HBM3") is gemm_rates.H200
     slow = replace(H200, rates=replace(gemm_rates.H200, cublas_start=1000.0))
     assert best_plan(H200, 129, 6144, 4096, False) is None
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_left_to_others() -> None:
 
 @pytest.mark.parametrize(("rows", "weight"), list(itertools.product(ROWS, WEIGHTS)))
 def test_sums_that_are_never_split_have_a_cut_of_their_own(rows: int, weight: tuple[int, int]) -> None:
-    """Of few rows every weight has one; of many, one that is not too wide."""
+    """With few rows, every weight has such a plan; with many rows, a weight that is not too wide has one."""
     plan = whole_plan(H200, rows, *weight)
     if rows <= 128 or weight[0] < 100_000:
         assert plan is not None and plan.split == 1 and rows <= plan.form.rows
@@ -100,7 +100,7 @@ def test_sums_that_are_never_split_have_a_cut_of_their_own(rows: int, weight: tu
 
 
 def test_never_to_split_costs_little_where_weights_are_wide() -> None:
-    """By the model of `microseconds`: of all products of a layer with 4096 values, at most a tenth."""
+    """By the model of `microseconds`, this costs at most a tenth over all products of a layer with 4096 values."""
     for rows in (1, 8, 64, 128):
         shapes = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
         plans = [(whole_plan(H200, rows, *shape), best_plan(H200, rows, *shape, False), shape) for shape in shapes]

@@ -1,4 +1,4 @@
-"""Recordings: a replay computes anew from what the tensors hold by then, and nothing else of the step happens again."""
+"""Recordings: a replay computes again from the present values of its tensors, and repeats nothing else of the step."""
 
 import threading
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def test_views_and_room_cost_nothing() -> None:
 
 
 def test_what_is_in_use_stays() -> None:
-    """Memory of the step belongs to the recording, so nobody else gets it."""
+    """Memory of the step belongs to the recording, so that no other tensor gets it."""
     with torch.inference_mode():
         x = torch.randn(100_000)
         with Recording() as recording:

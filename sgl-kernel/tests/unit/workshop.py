@@ -1,4 +1,4 @@
-"""A workshop for tests of building: a compiler that is a shell script, and sources that nobody else uses."""
+"""A workshop for tests of building: a compiler that is a shell script, and sources of its own."""
 
 from pathlib import Path
 

@@ -23,10 +23,10 @@ from mysglang.srt.scheduling.grammar import Grammar
 logger = logging.getLogger(__name__)
 
 LIBRARY_FAULTS = (BaseException,)
-"""What may come out of a library in one request's step. Those in Rust raise BaseException when they panic."""
+"""Exceptions that a library may raise in one request's step. Libraries in Rust raise BaseException when they panic."""
 
 KEPT_RUNS = 16
-"""More than the tokens that are ever taken back at once."""
+"""Forced runs that are remembered: more than the tokens that are ever taken back at once."""
 
 Cut: TypeAlias = Callable[[str], tuple[int, ...]]
 """A text that is forced -> the tokens that it is said with, as far as what follows cannot change them."""
@@ -56,24 +56,24 @@ class AnswerGrammar:
         self.thought_start = thought_start
         self._thought_end = list(thought_end)
         self._thought: list[int] = []
-        """What was thought, its ends included."""
+        """Tokens of the thinking, including the ones that end it."""
         self._ruled = 0
         """Tokens that the matcher took."""
         self._cut = cut
         self._runs: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=KEPT_RUNS)
-        """(tokens that the matcher had taken, what was forced there), the last first. A run is cut into tokens once:
-        cut anew in its middle, the rest could become other tokens.
+        """(tokens that the matcher had taken, tokens that were forced there), the last first. A run is cut into tokens
+        once: if it were cut again in its middle, the rest could become other tokens.
         """
 
     @property
     def thinking(self) -> bool:
-        """Whether the grammar has yet to begin."""
+        """True while the answer thinks, so that the grammar has not begun."""
         end, begun = self._thought_end, self.thought_start is None or bool(self._thought)
         return bool(end) and begun and self._thought[-len(end) :] != end
 
     @property
     def may_think(self) -> bool:
-        """Whether the next token may begin a thought instead of what the grammar rules."""
+        """True if the next token may begin a thought instead of following the grammar."""
         return self.thought_start is not None and not self._thought and not self._ruled
 
     @property
@@ -138,7 +138,7 @@ class AnswerMasks:
         self._free = free_mask(vocab_size, eos_ids)
         self._last_word = free_mask(vocab_size, ())[-1]
         self._suspicious = False
-        """Whether masks that were filled together took long: then each is looked at by itself."""
+        """True if masks that were filled together took long: each mask is then timed by itself."""
 
     def fill(self, grammars: Sequence[Grammar], bits: Ints) -> None:
         ruled, rows = [], []
@@ -175,7 +175,8 @@ class AnswerMasks:
         for grammar, row in zip(grammars, rows, strict=True):
             seconds = _fill_one(backend, grammar, bits, row)
             if seconds > SLOW_S:
-                # The same mask again tells a slow grammar from a moment in which the machine was slow.
+                # The same mask is filled again, to distinguish a slow grammar from a moment in which the machine was
+                # slow.
                 seconds = min(seconds, _fill_one(backend, grammar, bits, row))
             grammar.patience.took(seconds)
 

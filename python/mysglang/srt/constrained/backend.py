@@ -15,7 +15,7 @@ from mysglang.srt.sampling.grammar_spec import GrammarSpec
 MANY = 32
 """Masks from which on several threads are worth their waking."""
 FILL_THREADS = 8
-"""At most."""
+"""Largest number of threads that fill masks."""
 
 
 def fill_threads(cores: int) -> int:
@@ -29,7 +29,7 @@ class GrammarError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonStyle:
-    """What stands between the elements of JSON that a schema asks for."""
+    """Separators between the elements of JSON that a schema asks for."""
 
     any_whitespace: bool = True
     max_whitespace: int | None = None
@@ -52,7 +52,7 @@ class Matcher(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether nothing may follow any more, EOS included."""
+        """True if nothing may follow any more, not even EOS."""
         ...
 
     def accept(self, token: int) -> bool:
@@ -60,7 +60,7 @@ class Matcher(Protocol):
         ...
 
     def forced_text(self) -> str:
-        """What every continuation begins with, as far as the library knows; it may be nothing."""
+        """The text with which every continuation begins, as far as the library knows; may be empty."""
         ...
 
     def rollback(self, count: int) -> None:
@@ -83,11 +83,11 @@ class GrammarBackend(Protocol):
     """Bound to one vocabulary."""
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        """Work out whatever takes time. Raises GrammarError; may take any time and memory, or end the process."""
+        """Do all slow work for a grammar. Raises GrammarError; may take any time and memory, or end the process."""
         ...
 
     def load(self, spec: GrammarSpec, data: bytes | memoryview) -> CompiledGrammar:
-        """What `compile` worked out for `spec`, in the process that uses it. Must not hold the GIL for long."""
+        """Load the result of `compile` for `spec`, in the process that uses it. Must not hold the GIL for long."""
         ...
 
     def fill(self, matchers: Sequence[Matcher], bits: Ints, rows: Sequence[int]) -> None:

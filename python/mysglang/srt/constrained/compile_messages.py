@@ -1,4 +1,4 @@
-"""What the scheduler and the process that compiles say to each other: frames on two pipes.
+"""Messages between the scheduler and the process that compiles grammars: frames on two pipes.
 
 frame = length (4 bytes, little-endian) + msgpack of one struct
 """
@@ -18,7 +18,7 @@ Message = TypeVar("Message")
 
 
 class CompilerSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The first thing that the process is told."""
+    """The first message to the process."""
 
     backend: str
     tokenizer_path: str
@@ -27,7 +27,7 @@ class CompilerSetup(msgspec.Struct, frozen=True, kw_only=True):
     style: JsonStyle = JsonStyle()
     timeout_s: float = 5.0
     memory_bytes: int = 1 << 30
-    """What compiling one grammar may take beside what the process holds anyway."""
+    """Memory that compiling one grammar may take, in addition to what the process holds already."""
     at_once: int = 2
     """Grammars that are compiled at the same time, as long as no other tenant waits (`compile_turns.py`)."""
 
@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
-    """Nobody waits for this job any more: stop it, and do not answer."""
+    """No request waits for this job any more: stop it, and do not answer."""
 
     number: int
 

@@ -51,8 +51,8 @@ TRIAL_TOKENS = 24
 TRIAL_STEP_S = SLOW_S
 """One mask may take so long; later it would be the time that every other request waits."""
 TRIALS = 3
-"""Walks that must all be slow: a walk that was slow only once tells of the machine and not of the grammar. Even a
-thread's own time contains what a busy host takes from a virtual machine, and the pages that a fork copies.
+"""Number of slow walks that prove a grammar slow. One slow walk may be the machine's fault: even a thread's own CPU
+time contains the time that a busy host takes from a virtual machine, and the pages that a fork copies.
 """
 NICENESS = 5
 MAX_REASON = 300
@@ -70,9 +70,9 @@ class Child:
     began: float
     answer: bytearray = field(default_factory=bytearray)
     late: bool = False
-    """It was killed since its time was over."""
+    """True if it was killed because its time limit was exceeded."""
     dropped: bool = False
-    """It was killed since nobody waits for it."""
+    """True if it was killed because no request waits for it."""
 
     @property
     def killed(self) -> bool:
@@ -162,7 +162,7 @@ class CompileServer:
             _send(self._output, self._why(child, status))
 
     def _why(self, child: Child, status: int) -> Refused:
-        """What to say of a child that did not come to its end."""
+        """Error message for a child that did not finish."""
         number = child.job.number
         if child.late:
             limit = f"{self._setup.timeout_s:g} s (--grammar-compile-timeout)"
@@ -189,7 +189,7 @@ class CompileServer:
 
 
 def compile_in_child(setup: CompilerSetup, backend: GrammarBackend, job: Job, output: int) -> NoReturn:
-    """The life of a child. Never comes back into the copied stack, whatever happens."""
+    """Main function of a child. It never returns into the copied stack."""
     status = 1
     try:
         die_with_parent()
@@ -228,7 +228,7 @@ def _no_room(job: Job, error: OSError) -> Refused:
 
 
 def shorten(reason: str) -> str:
-    """What a client sent too much of is not sent back to it."""
+    """Cut a reason to a limited length, so that an oversized input is not echoed to the client."""
     return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}…"
 
 
@@ -247,7 +247,7 @@ def try_out(backend: GrammarBackend, spec: GrammarSpec, data: bytes, vocab_size:
 
 
 def _is_slow(backend: GrammarBackend, matcher: Matcher, vocab_size: int, *, again: bool) -> bool:
-    """Walk once; every walk of a grammar takes the same tokens. Tells whether a step took longer than TRIAL_STEP_S.
+    """Walk once; every walk of a grammar takes the same tokens. True if a step took longer than TRIAL_STEP_S.
 
     Raises GrammarError if the grammar leads to a place where nothing is allowed.
     """
@@ -274,7 +274,7 @@ def _is_slow(backend: GrammarBackend, matcher: Matcher, vocab_size: int, *, agai
 
 
 def _limit(setup: CompilerSetup) -> None:
-    """What this process may use from here on."""
+    """Limit the memory and time of this process from here on."""
     with open("/proc/self/statm") as statm:
         data_pages = int(statm.read().split()[5])
     most = data_pages * resource.getpagesize() + setup.memory_bytes
@@ -315,7 +315,7 @@ def main() -> None:
     die_with_parent()
     set_title("mysglang::grammar_compiler")
     os.nice(NICENESS)
-    # Whatever a library prints must not get among the answers.
+    # Output that a library prints must not be mixed with the answers.
     output = os.dup(1)
     os.dup2(2, 1)
     setup = _first(0, Frames(CompilerSetup))

@@ -1,4 +1,5 @@
-"""CompileTurns: which grammar is compiled next. Tenants take turns, so that one with many grammars holds up no other.
+"""CompileTurns: chooses the grammar that is compiled next. Tenants take turns, so that one with many grammars delays no
+other.
 
 Each tenant has a queue of its own. While fewer than `at_once` grammars are compiled, the tenant whose turn was longest
 ago starts the first of its queue. A tenant that has none under way may start one beyond that number, so that a tenant
@@ -18,13 +19,13 @@ MOST_AT_ONCE = 8
 
 @dataclass(slots=True)
 class Wanted:
-    """A grammar that somebody waits for."""
+    """A grammar that at least one tenant waits for."""
 
     spec: GrammarSpec
     tenants: set[str] = field(default_factory=set)
-    """Those that wait for it."""
+    """Tenants that wait for it."""
     turn_of: str | None = None
-    """The tenant in whose turn it is being compiled; None while it is not."""
+    """The tenant in whose turn it is compiled; None while it is not being compiled."""
     attempts: int = 0
     """How often its compiling was begun."""
 
@@ -38,7 +39,9 @@ class CompileTurns:
         self._at_once = at_once
         self._wanted: dict[GrammarSpec, Wanted] = {}
         self._queues: OrderedDict[str, OrderedDict[GrammarSpec, None]] = OrderedDict()
-        """Not yet begun, by tenant; the tenant whose turn was longest ago comes first. No queue is empty."""
+        """Grammars whose compilation has not begun, by tenant; the tenant whose turn was longest ago comes first. No
+        queue is empty.
+        """
         self._running: dict[str, int] = {}
         """How many are being compiled in each tenant's turn."""
 
@@ -53,7 +56,7 @@ class CompileTurns:
             self._queues.setdefault(tenant, OrderedDict())[spec] = None
 
     def leave(self, spec: GrammarSpec, tenant: str) -> Wanted | None:
-        """`tenant` wants it no longer. Returns the grammar if it is being compiled and nobody is left that wants it."""
+        """`tenant` no longer wants it. Returns the grammar if it is being compiled and no tenant wants it any more."""
         wanted = self._wanted.get(spec)
         if wanted is None or tenant not in wanted.tenants:
             return None
@@ -65,7 +68,7 @@ class CompileTurns:
         return self.end(spec)
 
     def start(self) -> Wanted | None:
-        """The grammar whose turn it is, which counts as being compiled from here on; None if none may begin now."""
+        """The grammar that is compiled next, which counts as being compiled from now on; None if none may begin now."""
         total = sum(self._running.values())
         if total >= MOST_AT_ONCE:
             return None

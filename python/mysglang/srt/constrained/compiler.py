@@ -73,11 +73,13 @@ class Compiler(Protocol):
         ...
 
     def withdraw(self, spec: GrammarSpec, tenant: str) -> None:
-        """`tenant` wants it no longer. What nobody wants is not compiled, not to its end either. Returns at once."""
+        """`tenant` no longer wants it. A grammar that no tenant wants is not compiled, and a running compilation of it
+        is stopped. Returns at once.
+        """
         ...
 
     def finished(self) -> list[tuple[GrammarSpec, Outcome]]:
-        """What became ready since the last call. May hold a grammar that was withdrawn meanwhile. Never waits."""
+        """Outcomes since the last call. They may contain a grammar that was withdrawn in that time. Never waits."""
         ...
 
 
@@ -100,7 +102,7 @@ class NoCompiler:
 
 
 class Change(Enum):
-    """What the scheduler says of a grammar and a tenant."""
+    """The scheduler wants a grammar for a tenant, or no longer wants it."""
 
     WANTED = "wanted"
     NOT_WANTED = "not wanted"
@@ -215,7 +217,9 @@ class GrammarCompiler:
         os.read(self._waking, WAKE_BYTES)
 
     def _load_backend(self) -> GrammarBackend | None:
-        """None if there is none now; what is wanted was told so. Never comes back where there will never be one."""
+        """The backend; None if it cannot be loaded now, and then all waiting grammars have failed. Never returns if it
+        can never be loaded.
+        """
         try:
             return self._make_backend()
         except (ImportError, OSError, RuntimeError, ValueError, MemoryError, GrammarError) as error:
@@ -231,7 +235,7 @@ class GrammarCompiler:
         return None
 
     def _refuse_all(self, failure: Failure) -> None:
-        """Whatever is wanted now fails."""
+        """Report `failure` for all waiting grammars."""
         self._hear_changes()
         for spec in self._turns.give_up():
             self._done.put((spec, failure))
@@ -258,7 +262,7 @@ class GrammarCompiler:
         return link
 
     def _hear_changes(self) -> None:
-        """Take what the scheduler said. What is being compiled and is wanted by nobody is stopped."""
+        """Apply the scheduler's changes. A compilation that no tenant wants any more is stopped."""
         while self._changes:
             change, spec, tenant = self._changes.popleft()
             if change is Change.WANTED:
@@ -330,7 +334,7 @@ class GrammarCompiler:
         try:
             return backend.load(spec, data)
         except (RuntimeError, ValueError, MemoryError, GrammarError) as error:
-            # It was loaded once already, where it was compiled.
+            # It was already loaded once, in the process that compiled it.
             logger.error("a compiled grammar cannot be loaded: %s", error)
             return Failure("the compiled grammar cannot be loaded", lasting=False, status=500)
 

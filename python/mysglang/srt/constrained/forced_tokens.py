@@ -19,7 +19,7 @@ def cutter(tokenizer: Tokenizer) -> Cut:
     @lru_cache(TEXTS)
     def cut(text: str) -> tuple[int, ...]:
         ids = tokenizer.encode(text, add_special_tokens=False)
-        # Some tokenizers put a space before every text, and a special token is no text at all.
+        # Some tokenizers put a space before every text, and a special token has no text.
         pieces = [b"" if token in tokenizer.special_ids else tokenizer.token_bytes(token) for token in ids]
         return tuple(ids[:-1]) if b"".join(pieces) == text.encode() else ()
 

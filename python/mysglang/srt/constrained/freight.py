@@ -22,18 +22,18 @@ class Freight(Protocol):
     """Between what a rank loaded, and the news of that."""
 
     def pack(self, spec: GrammarSpec) -> bytes:
-        """On the first rank: what its oldest grammar of this spec that was not packed yet was loaded from."""
+        """On the first rank: the data from which its oldest loaded and not yet packed grammar of this spec was made."""
         ...
 
     def unpack(self, spec: GrammarSpec, data: bytes) -> CompiledGrammar:
         """On another rank: the grammar. Raises what the backend's `load` raises, which must end the rank: the first
-        rank has loaded the same data, and ranks that differ cannot go on.
+        rank has loaded the same data, and ranks must not differ.
         """
         ...
 
 
 class NoFreight:
-    """For one rank: nothing is carried."""
+    """The null freight, for one rank."""
 
     def pack(self, spec: GrammarSpec) -> bytes:
         return b""
@@ -78,7 +78,7 @@ class SharedBackend:
 
 
 class CompiledElsewhere:
-    """The Compiler of a rank that follows: the first rank tells what became of every grammar."""
+    """The Compiler of a rank other than the first: the first rank sends it the outcome of every grammar."""
 
     def submit(self, spec: GrammarSpec, tenant: str) -> None:
         pass

@@ -56,7 +56,7 @@ class GrammarCache:
     ) -> None:
         """`clock` times the steps of the grammars, in seconds."""
         self.worn: list[GrammarSpec] = []
-        """Grammars whose steps turned out to be slow, and that nobody was told of."""
+        """Grammars whose steps turned out to be slow, and whose slowness is not reported yet."""
         self._clock = clock
         self._number = SharedRoom(max_grammars)
         self._bytes = SharedRoom(max_bytes)
@@ -67,12 +67,12 @@ class GrammarCache:
         """The one that was not used for longest comes first. None is empty."""
         self._wrong: OrderedDict[GrammarSpec, Failure] = OrderedDict()
         self._patience: dict[GrammarSpec, Patience] = {}
-        """With those that are here."""
+        """Patience with the grammars that are in the cache."""
         self._known_patience: WeakValueDictionary[GrammarSpec, Patience] = WeakValueDictionary()
-        """With those, and with others as long as answers follow them."""
+        """Patience with those, and with evicted grammars while answers still use them."""
 
     def get(self, spec: GrammarSpec, tenant: str = "") -> Outcome | None:
-        """What became of the grammar, which `tenant` wants to use; None if it must be compiled."""
+        """Outcome of the grammar, which `tenant` wants to use; None if it must be compiled."""
         compiled = self._compiled.get(spec)
         if compiled is None:
             return self._wrong.get(spec)
@@ -150,7 +150,7 @@ class GrammarNews(msgspec.Struct, frozen=True, tag=True):
     spec: GrammarSpec
     failure: Failure | None
     data: bytes = b""
-    """What the ranks that follow load it from (`freight.py`)."""
+    """Data from which the other ranks load the grammar (`freight.py`)."""
 
 
 class NoTurn(msgspec.Struct, frozen=True, tag=True):
@@ -196,7 +196,7 @@ class GrammarQueue:
         self._wanted: dict[GrammarSpec, dict[str, dict[str, Req]]] = {}
         """Grammar -> tenant -> rid -> request. No dict in it is empty."""
         self._loaded: dict[GrammarSpec, deque[CompiledGrammar]] = {}
-        """What was told of, and is to be learned."""
+        """Grammars that were reported as news, and are not learned yet."""
 
     @property
     def expecting(self) -> bool:
@@ -280,7 +280,7 @@ class GrammarQueue:
             for req in reqs.values():
                 del self._waiting[req.rid]
                 self._settle(req, spec, self._cache.get(spec, owner) or outcome)
-            # It may have been asked for once more while this outcome was on its way.
+            # It may have been asked for again while this outcome was on its way.
             self._compiler.withdraw(spec, tenant)
 
     def _end_impatient(self, rid: str) -> None:

@@ -48,7 +48,7 @@ class LLGuidanceMatcher:
         self._eos = eos
         self._ended = False
         self._stopped = False
-        """Whether the last token came where only the end could."""
+        """True if the last token came where only the end was allowed."""
 
     @property
     def finished(self) -> bool:
@@ -67,7 +67,7 @@ class LLGuidanceMatcher:
         return ""
 
     def rollback(self, count: int) -> None:
-        # Where nothing but the end could follow, the library does not count it.
+        # The library does not count a token after which only the end can follow.
         self.handle.rollback(count - 1 if self._ended and self._stopped and count else count)
         self._ended = self._ended and count == 0
 

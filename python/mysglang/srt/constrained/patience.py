@@ -1,4 +1,4 @@
-"""Patience: how long the steps of one grammar take, and when that is enough.
+"""Patience: measures the steps of one grammar, and decides when they take too long.
 
 A grammar is tried out before it is used (`compile_process.try_out`), but an ambiguous one may take its time only later,
 and then more with each token, while every other request waits. So each step is timed. Two slow ones soon after each
@@ -29,7 +29,7 @@ class Patience:
         """`tell` is called once, when the steps have been slow for long enough. `clock`: in seconds."""
         self.clock = clock
         self.over = False
-        """Whether that was learned: the answers of this grammar end."""
+        """True once that was learned: the answers of this grammar end."""
         self._tell = tell
         self._slow = 0.0
 
@@ -46,5 +46,5 @@ class Patience:
 
 
 def endless() -> Patience:
-    """The patience with a grammar that nobody gives up."""
+    """Patience with a grammar that is never refused for slowness."""
     return Patience(lambda: None)

@@ -20,12 +20,12 @@ from mysglang.srt.utils.hardware import usable_cores
 from mysglang.srt.utils.tokenizer import Tokenizer
 
 FEW_CORES = 4
-"""With more than these, libraries are loaded while the model is; with fewer, when the first grammar comes."""
+"""With more cores than this, libraries are loaded while the model is; with fewer, when the first grammar arrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """Where requests get their grammars, and what turns grammars into masks."""
+    """Creates the grammars of requests, and the masks of grammars."""
 
     role: GrammarQueue
     filler: MaskFiller
@@ -60,7 +60,7 @@ class StructuredOutput:
 
     @classmethod
     def follow(cls, setup: CompilerSetup, tokenizer: Tokenizer, *, jump_forward: bool = False) -> StructuredOutput:
-        """The same on another rank, which compiles nothing: the first rank sends it what was compiled."""
+        """The instance of another rank, which compiles nothing: the first rank sends it the compiled grammars."""
         backend = _backend_maker(setup, tokenizer)
         cut = cutter(tokenizer) if jump_forward else None
         queue = GrammarQueue(CompiledElsewhere(), cut=cut, freight=SharedBackend(backend))

@@ -21,12 +21,12 @@ _ILL_FORMED = re.compile(rb"\xe0[\x80-\x9f]|\xed[\xa0-\xbf]|\xf0[\x80-\x8f]|\xf4
 
 
 def may_be_utf8(piece: bytes) -> bool:
-    """Whether `piece` can be part of UTF-8 at all."""
+    """True if `piece` can be part of UTF-8."""
     return piece.translate(None, _NEVER) == piece and not _ILL_FORMED.search(piece)
 
 
 class Continuations:
-    """What may follow tokens whose last byte is one of NEXT_BYTE."""
+    """Tokens that may follow tokens whose last byte is one of NEXT_BYTE."""
 
     def __init__(self, pieces: Sequence[bytes], words: int) -> None:
         """pieces: per token. words: of a mask."""
@@ -44,7 +44,7 @@ class Continuations:
         return self._kind[token] if token < len(self._kind) else 0
 
     def allows(self, kind: int, token: int) -> bool:
-        """Whether `token` may follow a token of that kind."""
+        """True if `token` may follow a token of that kind."""
         mask = self._masks[kind]
         return mask is None or bool(mask.view(np.uint32)[token >> 5] >> np.uint32(token & 31) & 1)
 

@@ -88,7 +88,7 @@ class XGrammarBackend:
         self._style = style
         self._has_eos = bool(vocabulary.eos_ids)
         self._info = xgr.TokenizerInfo(
-            # What cannot be UTF-8 is never allowed.
+            # Bytes that cannot be UTF-8 are never allowed.
             [piece if may_be_utf8(piece) else b"" for piece in vocabulary.pieces],
             vocab_size=vocabulary.size,
             stop_token_ids=list(vocabulary.eos_ids),

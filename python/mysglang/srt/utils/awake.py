@@ -21,7 +21,7 @@ RESOLUTION_S = 0.01
 
 
 class AwakeClock:
-    """Seconds that never go back. Nobody ticks it at first, and then it is the monotonic clock.
+    """Seconds that never go back. Without a ticking thread it is the monotonic clock.
 
     One thread ticks; any thread may read.
     """
@@ -30,7 +30,7 @@ class AwakeClock:
         self._clock = clock
         # One tuple, since a reader in another thread must never see one of the two without the other.
         self._state: tuple[float | None, float] = (None, 0.0)
-        """When it last ticked, None while nobody ticks it; and the length of all pauses."""
+        """(time of the last tick, or None without a ticking thread; total length of all pauses)."""
 
     @property
     def paused_s(self) -> float:
@@ -40,7 +40,7 @@ class AwakeClock:
         return paused if ticked is None else paused + max(0.0, now - ticked - TICK_S - LATE_S)
 
     def now(self) -> float:
-        """Seconds, pauses left out. The current one is left out already, even if nobody has ticked since it ended."""
+        """Seconds without pauses. A pause is left out even if no tick has followed its end yet."""
         now = self._clock()
         ticked, paused = self._state
         return (now if ticked is None else min(now, ticked + TICK_S + LATE_S)) - paused
@@ -54,7 +54,7 @@ class AwakeClock:
         self._state = (now, paused)
 
     def rest(self) -> None:
-        """Nobody ticks from here on; all time counts again."""
+        """Stop ticking: from here on all time counts again."""
         self.tick()
         self._state = (None, self._state[1])
 
@@ -73,7 +73,7 @@ AWAKE = AwakeClock()
 
 
 class PauseNote:
-    """Tells whether the process was paused since it was last asked."""
+    """Reports whether the process was paused since the last call."""
 
     __slots__ = ("_paused_s",)
 
@@ -99,7 +99,7 @@ class AwakeTimer:
         self._handle.cancel()
 
     def _look(self) -> None:
-        # Where nothing paused, the two clocks agree to the resolution of the loop's.
+        # Without a pause, the two clocks agree to the resolution of the loop's clock.
         left = self._due - AWAKE.now()
         if left > RESOLUTION_S:
             self._handle = self._loop.call_later(left, self._look)

@@ -10,7 +10,7 @@ HELD_S = 0.002
 
 
 class Breather:
-    """Of one worker. Ask it between two pieces."""
+    """Decides when one worker lets others run. The worker asks it between two pieces of work."""
 
     __slots__ = ("_since",)
 
@@ -19,7 +19,7 @@ class Breather:
 
     @property
     def due(self) -> bool:
-        """Whether the others have waited for long enough."""
+        """True if the others have waited long enough."""
         return time.perf_counter() - self._since >= HELD_S
 
     def rested(self) -> None:

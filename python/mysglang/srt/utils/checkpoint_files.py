@@ -28,12 +28,14 @@ MAX_SHARDS = 4096
 """Files of one checkpoint. The largest known one has 163."""
 
 NO_WEIGHTS = ("training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state", "consolidated")
-"""Beginnings of files that a trainer leaves beside the weights, and of the same weights under Mistral's other names."""
+"""Beginnings of the names of files that are not weights, such as a trainer's, and of second copies under Mistral's own
+names.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """Where the weights of a model stand."""
+    """The files that hold a model's weights."""
 
     format: str
     """One of `FORMATS`."""
@@ -59,7 +61,7 @@ def find_weights(folder: Path, load_format: str = "auto") -> WeightSource:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether the directory has files of weights in some format, whatever is in them."""
+    """True if the directory has files of weights in some format, valid or not."""
     return any(row.find(folder) for row in FORMATS.values())
 
 
@@ -80,7 +82,7 @@ class _Format:
     find: Callable[[Path], list[Path]]
     """The files of a directory that hold weights in this format; none if it has no such files."""
     headers: Callable[[tuple[Path, ...], HeaderRoom], Iterator[list[StoredTensor]]]
-    """What they say, file by file."""
+    """Reads the headers, file by file."""
 
 
 def _safetensors(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from mysglang.srt.errors import NoRoom
 
 UNFINISHED = ".unfinished"
-"""Suffix of what was being written. What bears it after a restart is of no use."""
+"""Suffix of a file that is being written. Such a file is useless after a restart."""
 
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -50,7 +50,7 @@ def append_whole(path: Path, data: bytes) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` in the place of whatever is at `path`. Blocks until it is on the disk."""
+    """Replace the file at `path` by `data`. Blocks until it is on the disk."""
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
     try:
         with unfinished.open("xb") as file:
@@ -79,6 +79,6 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove it if it is there. A directory is nobody's file, and is left alone."""
+    """Remove the file if it exists. A directory is left alone."""
     with suppress(IsADirectoryError):
         path.unlink(missing_ok=True)

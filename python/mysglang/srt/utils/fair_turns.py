@@ -10,8 +10,8 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """Waiting items by key. The next one belongs to the key that has the fewest at work; of equals, to the key whose
-    last turn was longest ago. Items of one key come out in the order in which they went in.
+    """Waiting items by key. The next one belongs to the key that has the fewest items at work; among equals, to the key
+    whose last turn was longest ago. Items of one key come out in the order in which they went in.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class FairQueue(Generic[Item]):
 
 
 class FairTurns:
-    """At most `places` are inside at once. Lives in one event loop."""
+    """Lets at most `places` callers in at once. Lives in one event loop."""
 
     def __init__(self, places: int) -> None:
         self._places = places

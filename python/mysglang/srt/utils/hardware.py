@@ -1,4 +1,4 @@
-"""What this machine has, found out without torch, so that light processes can ask.
+"""Facts about this machine, found without torch, so that light processes can use them.
 
 A first answer for defaults and for early errors; the scheduler process, which does load torch, has the last word.
 """

@@ -24,7 +24,7 @@ WEIGHT_FILES: dict[str, list[list[str]]] = {
     "gguf": [["*.gguf"]],
     "dummy": [[]],
 }
-"""By load format: the patterns of its files. Later patterns are downloaded only if no file has an earlier one."""
+"""Load format -> the patterns of its files. Later patterns are downloaded only if no file has an earlier one."""
 # Sub-folders hold other formats of the same weights, but for the numbered ones, which sentence-transformers writes its
 # modules' configs to. Mistral's consolidated files are another format, too.
 UNWANTED_FILES = ["[!0-9]*/*", "consolidated*"]
@@ -43,7 +43,7 @@ def resolve_model_path(
 
     With the load format `dummy`, only the configuration and tokenizer files are fetched. Raises ConfigError.
     """
-    # os.path says no where pathlib raises: of names that are too long, and of homes of nobody.
+    # os.path returns False where pathlib raises: for names that are too long, and for homes of unknown users.
     path = os.path.expanduser(model)
     if model and os.path.isdir(path):
         return _gguf_in(Path(path).resolve())
@@ -119,7 +119,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """As `read_json`, for a file that a model may lack; an empty object then."""
+    """Like `read_json`, for a file that a model may lack; the result is then an empty object."""
     return read_json(path) if is_there(path) else {}
 
 

@@ -1,4 +1,4 @@
-"""What a value is called in JSON, for messages to those who sent it."""
+"""JSON names of a value's type, for error messages."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ MAX_LINE = 1 << 16
 LAST_WORDS_S = 1.0
 """Seconds in which a reader may take what waits when the process ends."""
 ON_TERMINAL = "MYSGLANG_LOG_ON_TERMINAL"
-"""Set for children whose log ends up on a terminal."""
+"""Environment variable that is set for children whose log ends up on a terminal."""
 
 STDOUT, STDERR = 1, 2
 
@@ -55,7 +55,7 @@ class Drops:
         self.untold = 0
 
     def add(self, data: bytes) -> None:
-        """These lines were dropped."""
+        """Count these lines as dropped."""
         lines = data.count(b"\n") or 1
         self.total += lines
         self.untold += lines
@@ -67,15 +67,15 @@ class Drops:
 
 
 def _notice(lines: int) -> bytes:
-    """The line that tells of dropped ones; empty if there are none."""
+    """The log line that reports dropped lines; empty if there are none."""
     if not lines:
         return b""
     when = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"[{when}] WARNING: {lines} lines of this log were dropped, since nobody took them.\n".encode()
+    return f"[{when}] WARNING: {lines} lines of this log were dropped, because its reader did not take them.\n".encode()
 
 
 class PipeLog:
-    """The log of a child: its stderr is a pipe to its parent whose end here never blocks."""
+    """The log of a child: its stderr is a pipe to its parent, and writing to it never blocks."""
 
     def __init__(self, descriptor: int = STDERR) -> None:
         self._descriptor = descriptor
@@ -96,7 +96,7 @@ class PipeLog:
             self._rest = whole[written:] if len(whole) - written <= MAX_WAITING else b""
 
     def flush(self, timeout: float) -> None:
-        """Nothing waits here but the rest of one long line."""
+        """Wait for the rest of one long line; nothing else waits here."""
         with self._lock, contextlib.suppress(OSError):
             self._rest = self._rest[os.write(self._descriptor, self._rest) :] if self._rest else b""
 
@@ -148,13 +148,13 @@ class LogWriter:
                     self._written.set()
 
     def _write_out(self, data: bytes) -> bool:
-        """Whether that could be written, however long it took."""
+        """True if all could be written, however long it took."""
         rest = memoryview(data)
         while rest:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
             except BlockingIOError:
-                # Somebody else who has this terminal or pipe open made it so.
+                # Another process that has this terminal or pipe open has made it so.
                 select.select([], [self._descriptor], [])
             except OSError:  # a full disk, a reader that is gone, a closed descriptor
                 return False
@@ -245,14 +245,14 @@ def never_wait_for_readers() -> None:
     """Let Python code of this process write to stdout and stderr without blocking from now on. For servers only."""
     for name, descriptor in (("stdout", STDOUT), ("stderr", STDERR)):
         stream = getattr(sys, name)
-        if stream is getattr(sys, f"__{name}__"):  # else somebody else, such as a test, reads it
+        if stream is getattr(sys, f"__{name}__"):  # otherwise another reader, such as a test, has it
             if stream is not None:
                 stream.flush()
             setattr(sys, name, LogStream(writer(descriptor), descriptor, on_terminal=os.isatty(descriptor)))
 
 
 def log_into_pipe() -> None:
-    """Do so in a child whose stdout and stderr are a pipe that `log_pipe` made."""
+    """Send the log of a child to its stdout and stderr, which are a pipe that `log_pipe` made."""
     output = PipeLog()
     on_terminal = ON_TERMINAL in os.environ
     for name, descriptor in (("stdout", STDOUT), ("stderr", STDERR)):
@@ -270,12 +270,12 @@ def log_pipe() -> tuple[int, int]:
 
 
 def log_environment() -> dict[str, str]:
-    """What a child must know of where its log goes."""
+    """Environment variables that tell a child where its log goes."""
     return {ON_TERMINAL: "1"} if os.isatty(STDERR) or ON_TERMINAL in os.environ else {}
 
 
 def pass_on(reading: int) -> None:
-    """Write what comes out of a child's pipe to stderr, whole lines at a time, until nobody holds its other end."""
+    """Write the output of a child's pipe to stderr, whole lines at a time, until every writer has closed it."""
     output, rest = writer(STDERR), b""
     with open(reading, "rb", buffering=0) as pipe:
         while data := pipe.read(MAX_LINE):

@@ -34,7 +34,9 @@ class _Formatter(logging.Formatter):
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """One line, whatever a client's words in it are: it can neither write lines of its own nor move the cursor."""
+        """One line, whatever text of a client it contains: that text can neither begin a new line nor move the
+        cursor.
+        """
         record.message = record.message.translate(_ONE_LINE)
         return super().formatMessage(record)
 
@@ -44,7 +46,7 @@ class _Formatter(logging.Formatter):
 
 def configure_logging(level: str, role: str = "") -> None:
     """Send everything from `level` on (`info`, `warning` …) to stderr, marked with `role` (`TP0`, `DETOK`)."""
-    # Where nobody has put something else in its place, stderr is written to by a thread: it may be a full pipe.
+    # Unless stderr was replaced, a thread writes to it, because it may be a full pipe.
     ours = sys.stderr is sys.__stderr__
     stream = LogStream(writer(STDERR), STDERR, on_terminal=False) if ours else sys.stderr
     handler = logging.StreamHandler(stream)

@@ -1,4 +1,4 @@
-"""Where a model's config and tokenizer come from: the files of a directory, or the metadata of a GGUF file."""
+"""The source of a model's config and tokenizer: the files of a directory, or the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MAX_TEMPLATES = 64
 
 
 class ModelSource(Protocol):
-    """What stands beside the weights, in the forms of Hugging Face. Every method raises ConfigError for what is missing
-    or damaged.
+    """Config and tokenizer of a model, in the forms of Hugging Face. Every method raises ConfigError for missing or
+    damaged files.
     """
 
     def config(self) -> dict[str, Any]:
@@ -34,12 +34,12 @@ class ModelSource(Protocol):
     def tokenizer_json(self) -> bytes: ...
 
     def tokenizer_config(self) -> dict[str, Any]:
-        """tokenizer_config.json, completed by the files that may stand beside it, such as chat templates."""
+        """tokenizer_config.json, completed by the files that may exist beside it, such as chat templates."""
         ...
 
 
 def model_source(path: Path) -> ModelSource:
-    """That of a directory, or of a file in GGUF."""
+    """The source for a directory, or for a file in GGUF."""
     return GgufSource(path) if path.is_file() else FolderSource(path)
 
 

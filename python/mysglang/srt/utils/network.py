@@ -24,7 +24,9 @@ _LONGEST_SOCKET_NAME = 24
 
 
 def bind_http_socket(host: str, port: int) -> socket.socket:
-    """Take `host`:`port` (0: a free one) and listen. Raises ConfigError if it is taken, naming who holds it."""
+    """Take `host`:`port` (0: a free one) and listen. Raises ConfigError if it is taken, and names the process that
+    holds it.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -32,7 +34,7 @@ def bind_http_socket(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        # Lets a restart reuse a port whose old connections are still closing; a listener still holds its own alone.
+        # Lets a restart reuse a port whose old connections are still closing; no second process can listen on it.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Connections inherit it. So what a client does not read waits with us, where it is bounded and noticed.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
@@ -94,7 +96,7 @@ def _why_not_bound(host: str, port: int, error: OSError) -> str:
 
 
 def _holder(port: int) -> str | None:
-    """Who listens on `port`, as far as this user may know."""
+    """The process that listens on `port`, as far as this user may know it."""
     try:
         for connection in psutil.net_connections(kind="tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:

@@ -1,4 +1,5 @@
-"""Outside: what depends on a clock or on another process, told as news, so that all ranks learn it in the same turn.
+"""Outside: facts that depend on a clock or on another process. They are sent as news, so that all ranks learn them in
+the same turn.
 
     look ──▶ news of rank 0 ──▶ the messages of the turn, the same on every rank ──▶ each rank's part learns
 
@@ -16,11 +17,11 @@ class Outside(Protocol):
     """A part of a scheduler."""
 
     def look(self) -> Sequence[Any]:
-        """What happened since the last look, as plain structs that mean the same on every rank. Plans do not see it
-        yet. Never waits.
+        """Events since the last look, as plain structs that mean the same on every rank. Plans do not see them yet.
+        Never waits.
         """
         ...
 
     def learn(self, news: Any) -> None:
-        """One of these, on any rank. News come in the order in which they were told."""
+        """Apply one of these structs, on any rank. News arrive in the order in which they were sent."""
         ...

@@ -5,9 +5,9 @@ those lets it through: a route answers without words, and work in the background
 from __future__ import annotations
 
 _MODULE = "pyo3_runtime"
-"""Where every library that is built with PyO3 says that its PanicException lives."""
+"""Module of the PanicException of every library that is built with PyO3."""
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library in Rust gave up."""
+    """True if a library in Rust panicked."""
     return type(error).__module__ == _MODULE

@@ -83,7 +83,7 @@ def check_tokenizer_files(folder: Path) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether the directory has such an entry. A link that leads nowhere counts: it is a fault, not an absence."""
+    """True if the directory has such an entry. A dangling link counts as present: it is an error, not an absence."""
     return os.path.lexists(path)
 
 

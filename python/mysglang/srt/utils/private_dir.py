@@ -21,11 +21,11 @@ from pathlib import Path
 
 PREFIX = "mysglang-"
 KINDS = ("ipc", "weights")
-"""What the directories are for: sockets and shared memory; weights on their way to the engine."""
+"""Purposes of the directories: sockets and shared memory; weights on their way to the engine."""
 LONGEST_NAME = len(f"{PREFIX}weights-12345678")
 NEW = f"{PREFIX}new-"
 NEW_S = 60.0
-"""After so many seconds nobody is still making a directory."""
+"""Seconds after which a directory is no longer being created by its process."""
 
 _locks: dict[Path, int] = {}
 """Directories of this process, and the descriptors that lock them."""
@@ -53,7 +53,7 @@ def make_private_dir(kind: str, parent: Path) -> Path:
 
 
 def remove_private_dir(path: Path) -> None:
-    """Remove it with whatever is in it; no error if it is gone."""
+    """Remove the directory with its content; no error if it does not exist."""
     shutil.rmtree(path, ignore_errors=True)
     lock = _locks.pop(path, None)
     if lock is not None:

@@ -44,7 +44,7 @@ T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 _STDIN = 0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's `mallopt`."""
+"""Parameters of glibc's `mallopt`."""
 
 HEAP_BYTES = 128 * 1024
 """glibc's thresholds at the start of a process."""
@@ -94,7 +94,8 @@ class Child:
             logger = ServiceThread(f"log {title}", partial(pass_on, log), self._lose)
             ServiceThread(f"wait {title}", partial(self._wait, [reader, logger]), self._lose)
         except RuntimeError:
-            # There is no room for a thread. Nobody would hear of this child, so there must be none.
+            # There is no memory for a thread. Without it the child's end would not be noticed, so the child must not
+            # exist.
             self._process.kill()
             self._process.wait()
             raise
@@ -110,7 +111,7 @@ class Child:
             self._process.stdin.close()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """To the child and whatever it started; nothing if it is gone."""
+        """Send the signal to the child and all processes that it started; no effect if it has ended."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -129,7 +130,7 @@ class Child:
 
     def _wait(self, readers: Sequence[threading.Thread]) -> None:
         code = self._process.wait()
-        # What it said last may still be in the pipes; a grandchild may hold the other ends open for ever.
+        # The child's last words may still be in the pipes; a grandchild may hold the other ends open for ever.
         for reader in readers:
             reader.join(timeout=0.5)
         self._tell_loop(self._on_exit, code)
@@ -179,13 +180,13 @@ class ParentLink:
 
     def __init__(self, spec: bytes, status: int) -> None:
         self.spec = spec
-        """What the child is to do."""
+        """Specification of the child's work."""
         self._status = status
         self._last_work: Callable[[], None] | None = None
 
     @classmethod
     def attach(cls) -> ParentLink:
-        """Called first thing in a child: from here on it ends when its parent says so or is gone, and only then."""
+        """Called first in a child: from then on it ends when its parent asks for it or has ended, and only then."""
         ignore_stop_signals()
         die_with_parent()
         log_into_pipe()
@@ -205,20 +206,20 @@ class ParentLink:
             os.write(self._status, message + b"\n")
 
     def before_end(self, work: Callable[[], None]) -> None:
-        """Do this when the parent lets go, in a thread of its own, and only then end. It must not take long: a parent
-        that has waited for a while ends whoever is still there.
+        """Run `work` in a thread when the parent lets go, before this process ends. It must be short: after a while the
+        parent kills the remaining processes.
         """
         self._last_work = work
 
     def _end_with_parent(self) -> None:
-        # Nothing more is ever written to it, so it can be read when the parent's end is closed.
+        # Nothing more is ever written to it, so reading it reports when the parent's end is closed.
         while not select.select([_STDIN], [], [], TICK_S)[0]:
             AWAKE.tick()
         try:
             if self._last_work is not None:
                 self._last_work()
         finally:
-            # This process leads its group (see Child), in which is whatever it started.
+            # This process leads its group (see Child), which contains all processes that it started.
             os.killpg(os.getpid(), signal.SIGKILL)
 
 
@@ -239,23 +240,23 @@ def paused_gc() -> Iterator[None]:
 
 
 def freeze_heap() -> None:
-    """What is alive now lives as long as this process: the garbage collector need not look at it again."""
+    """Declare all existing objects permanent: the garbage collector skips them from now on."""
     gc.collect()
     gc.freeze()
 
 
 def collect_rarely() -> None:
-    """For a process that makes and drops small objects all the time, few of them in cycles: looking for cycles every
-    few hundred objects, as is usual, takes a tenth of its time. After `freeze_heap`, which leaves little to look
-    through, looking at everything costs no more than at the youngest.
+    """Run the garbage collector rarely, in a process that makes and drops small objects all the time, few of them in
+    cycles. At the usual interval of a few hundred objects, collecting takes a tenth of its time. After `freeze_heap`,
+    which leaves little to look through, a full collection costs no more than one of the youngest objects.
     """
     gc.set_threshold(GC_OBJECTS, 1, 1)
 
 
 def keep_heap_small() -> None:
-    """For a process that handles many small objects and a large one now and then: have the C allocator map large ones
-    apart and give back what comes free, however many there were. By itself it raises both thresholds with the largest
-    object that it has freed, and then a heap full of small holes grows for as long as a few hundred thousand requests.
+    """Have the C allocator map large objects apart and return freed memory, in a process that handles many small
+    objects and sometimes a large one. By itself it raises both thresholds to the size of the largest freed object. A
+    heap full of small holes then grows over a few hundred thousand requests.
 
     Not for a process that computes: it takes and frees large tensors all the time. Linux with glibc only.
     """

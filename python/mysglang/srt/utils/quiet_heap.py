@@ -1,4 +1,4 @@
-"""QuietHeap: no looking for cycles while much is made that is soon dropped again.
+"""QuietHeap: no garbage collection while many short-lived objects are made.
 
 The garbage collector goes through all objects in one go, in which no other thread can run: of the half million that are
 made of one long body it looks at all again and again, up to half a second each time, and finds no cycle. What is made

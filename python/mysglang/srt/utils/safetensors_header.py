@@ -24,7 +24,7 @@ _BYTES = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
     **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2"), 1),
 }
-"""Of one value, by the names of the format."""
+"""Bytes of one value, by the names of the format."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -67,7 +67,7 @@ def _read_header(path: Path, room: HeaderRoom) -> bytes:
 
 
 def _check_place(path: Path, name: str, entry: _Entry) -> None:
-    """Raises ConfigError for a tensor that does not fill its place. Of an unknown type any size is taken."""
+    """Raises ConfigError if a tensor's place does not have its size. For an unknown type, any size is accepted."""
     begin, end = entry.data_offsets
     wanted = math.prod(entry.shape) * _BYTES[entry.dtype] if entry.dtype in _BYTES else end - begin
     if begin > end or end - begin != wanted:

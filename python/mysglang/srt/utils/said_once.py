@@ -9,7 +9,7 @@ MAX_REMEMBERED = 256
 
 
 class SaidOnce:
-    """Writes one log line for each thing."""
+    """Writes one log line for each key."""
 
     def __init__(self, logger: logging.Logger, what: str) -> None:
         """`what`: what the things are, in the plural, for the last line."""
@@ -18,7 +18,7 @@ class SaidOnce:
         self._told: set[str] = set()
 
     def warn(self, thing: str, words: str) -> None:
-        """Write `words`, which are safe to write, if nothing was written of `thing` before."""
+        """Write `words`, which must be safe to log, unless a line was written for `thing` before."""
         if thing in self._told or len(self._told) > MAX_REMEMBERED:
             return
         self._told.add(thing)

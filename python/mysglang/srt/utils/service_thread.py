@@ -45,7 +45,7 @@ class ServiceThread(threading.Thread):
     def run(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # the edge of a thread: nobody above it would hear
+        except BaseException as error:  # the edge of a thread: no caller above it would see the error
             lines = str(error).strip().splitlines()
             cause = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
             self._die(f"the thread {self.name!r} died: {cause}")

@@ -1,4 +1,4 @@
-"""SharedRoom: who holds how much of a room that several API keys share. Counts; keeps nothing itself.
+"""SharedRoom: counts how much of a limited room each API key holds. It keeps no data itself.
 
     one key     |------------------ all of it ------------------|
     four keys   |----- first come ------|  k1 |  k2 |  k3 |  k4 |
@@ -18,11 +18,11 @@ class SharedRoom:
     """Amounts are in one unit: bytes, or things."""
 
     def __init__(self, total: int, num_keys: int = 1) -> None:
-        """`num_keys`: keys that the server knows. With one or none there is nobody to set anything aside for."""
+        """`num_keys`: keys that the server knows. With one or none, nothing is set aside."""
         self.total = total
         self._num_keys = max(num_keys, 1)
         self._part = 0 if num_keys <= 1 else min(max(total // (2 * num_keys), 1), total // num_keys)
-        """What is set aside for each key."""
+        """Amount that is set aside for each key."""
         self._held = Counter[str]()
         self._used = 0
 
@@ -32,12 +32,12 @@ class SharedRoom:
 
     @property
     def held(self) -> Mapping[str, int]:
-        """What each key holds; keys that hold nothing are not there."""
+        """Amount that each key holds; keys that hold nothing are absent."""
         return self._held
 
     def has_room(self, key: str, amount: int) -> bool:
-        """True if `key` may take so much more: there is room beside what other keys hold and what is set aside. Its own
-        part is always free, even if others had to `take` more than there was room for.
+        """True if `key` may take that much more: it is free beside what other keys hold and what is set aside. A key's
+        own part is always free, even if others had to `take` more than there was room for.
         """
         if 0 < self._held[key] + amount <= self._part:
             return True

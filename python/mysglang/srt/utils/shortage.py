@@ -16,13 +16,13 @@ _WORDS = (
 
 
 def shortage_in(error: BaseException | None) -> str | None:
-    """What is short, in the system's words, if that is why `error` or what caused it was raised; None if not."""
+    """The missing resource, in the system's words, if that is why `error` or its cause was raised; otherwise None."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         if isinstance(error, MemoryError):
             return "Cannot allocate memory"
-        # Not only OSError has a number: ZMQ's errors have one too.
+        # OSError is not the only one with an errno: ZMQ's errors have one too.
         number = getattr(error, "errno", None)
         if number in _NUMBERS:
             return os.strerror(number)

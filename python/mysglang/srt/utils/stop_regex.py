@@ -19,18 +19,18 @@ from mysglang.srt.errors import InvalidRequest
 MAX_PATTERN = 256
 """Characters of a pattern."""
 MAX_STATES = 1024
-"""Of its automaton; what repeats {m,n} counts n times."""
+"""Limit for the states of its automaton; a repetition {m,n} counts n times."""
 MAX_WORK = 2048
 """Moves that one character may cost at most."""
 MAX_VISITS = 8192
 """States that are looked at to find the moves of all states: a pattern that is mostly empty has many of them."""
 MAX_DEPTH = 32
-"""Of groups within groups."""
+"""Limit for nested groups."""
 MAX_MATCH = 1024
 """Characters of a match. What takes longer to become one never does, so that no more than that is held back."""
 
 Test = Callable[[str], bool]
-"""Whether a character fits."""
+"""Function that returns True if a character fits."""
 
 _CLASSES: dict[str, Test] = {
     "d": str.isdecimal,
@@ -46,7 +46,7 @@ class Automaton:
 
     tests: list[Test]
     closures: list[tuple[int, ...]]
-    """By state: the states with a test that are reached from it without a character, and `final` if that is."""
+    """State -> the states with a test that are reached from it without a character, and `final` if that is reached."""
     targets: list[int]
     final: int
     work: int
@@ -74,7 +74,7 @@ class RegexWatch:
         self.matched = 0
         """How many of the last characters may be the beginning of a match."""
         self.length = 0
-        """Of the match, once there is one."""
+        """Length of the match, once there is one."""
         self._automaton = compile_regex(pattern)
         self._threads: dict[int, int] = {}
         self._place = 0
@@ -191,7 +191,7 @@ class _Parser:
         return part
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """What repeats the atom before; lazy or not is the same, where the first end of a match counts."""
+        """Repetition of the atom before; lazy and greedy are the same, because the first end of a match counts."""
         found: tuple[int, int | None] | None = None
         match self._peek():
             case "*":

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from mysglang.srt.utils.weight_headers import HeaderRoom, damaged
 
 MAX_ENTRIES = 1 << 18
-"""Of an archive: each tensor has at most one, and a few more stand beside them."""
+"""Limit for an archive's entries: each tensor has at most one, and there are a few more."""
 
 _END = struct.Struct("<4s4H2LH")
 _END_64_PLACE = struct.Struct("<4sLQL")
@@ -33,10 +33,10 @@ class ZipEntry:
     name: str
     size: int
     local: int
-    """Where its local header begins."""
+    """Offset of its local header."""
 
     def place(self, path: Path, file: BinaryIO) -> int:
-        """Where its bytes begin in the archive, which is open as `file`. Raises ConfigError if they are not in it."""
+        """Offset of its bytes in the archive, which is open as `file`. Raises ConfigError if they are not in it."""
         file.seek(self.local)
         header = file.read(_LOCAL.size)
         if len(header) < _LOCAL.size or not header.startswith(b"PK\x03\x04"):
@@ -66,7 +66,7 @@ def zip_entries(path: Path, file: BinaryIO, room: HeaderRoom) -> list[ZipEntry]:
 
 
 def _directory(path: Path, file: BinaryIO) -> tuple[int, int, int]:
-    """Where the directory begins, its bytes, and its entries."""
+    """Offset of the directory, its bytes, and its entries."""
     size = path.stat().st_size
     tail = _END.size + _END_64_PLACE.size
     file.seek(max(0, size - tail))

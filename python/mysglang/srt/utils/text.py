@@ -38,7 +38,7 @@ class IncrementalDecoder:
         return text
 
     def feed_one(self, token_id: int) -> str:
-        """The same for one token, as they come in a stream: most are whole characters."""
+        """Add one token, as they arrive in a stream: most are whole characters."""
         if not self._pending and self._texts is not None:
             text = self._texts[token_id]
             if text is not None:
@@ -46,7 +46,7 @@ class IncrementalDecoder:
         return self.feed((token_id,))
 
     def finish(self) -> str:
-        """What was held back, as U+FFFD; the text is over."""
+        """The bytes that were held back, as U+FFFD; the text has ended."""
         text, _ = utf_8_decode(self._pending, self._on_invalid, True)
         self._pending = b""
         return text
@@ -110,7 +110,7 @@ class StopStringMatcher:
 
     @property
     def watches(self) -> bool:
-        """Whether there is anything to look for."""
+        """True if there is a stop string to look for."""
         return bool(self._watches)
 
     def push(self, text: str) -> str:
@@ -131,7 +131,7 @@ class StopStringMatcher:
         return known[:safe]
 
     def flush(self) -> str:
-        """What was held back and did not become a stop string."""
+        """The text that was held back and did not become a stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -1,4 +1,4 @@
-"""What each token adds to a text, as bytes: the `decoder` of a tokenizer.json, compiled to a table.
+"""Bytes that each token adds to a text: the `decoder` of a tokenizer.json, compiled to a table.
 
 Decoding token by token this way costs the same for the last token of a text as for its first. Knows the decoders of
 generative models (byte-level, byte-fallback, Metaspace and what surrounds them) and BERT's WordPiece; others are
@@ -26,7 +26,7 @@ class ByteFallback(msgspec.Struct, frozen=True, tag_field="type", tag="ByteFallb
 
 
 class Fuse(msgspec.Struct, frozen=True, tag_field="type", tag="Fuse"):
-    """From here on the text is one string."""
+    """From this decoder on, the text is one string."""
 
 
 class StringPattern(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class StringPattern(msgspec.Struct, frozen=True):
 
 
 class Replace(msgspec.Struct, frozen=True, tag_field="type", tag="Replace"):
-    """`content` stands for the pattern wherever it occurs in a token."""
+    """Replaces each occurrence of the pattern in a token by `content`."""
 
     pattern: StringPattern
     content: str
@@ -76,7 +76,7 @@ class DecoderSequence(msgspec.Struct, frozen=True, tag_field="type", tag="Sequen
 DecoderSpec: TypeAlias = ByteLevel | ByteFallback | Fuse | Replace | Strip | Metaspace | WordPiece | DecoderSequence
 
 _CLEANED = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")
-"""What loses its space where it stands in a token, by the tokenizers library."""
+"""Texts that lose their space inside a token, by the tokenizers library."""
 
 
 def _per_byte(error: UnicodeError) -> tuple[str, int]:
@@ -125,12 +125,12 @@ class DecodingRules:
 
     rewrites: list[Callable[[str], str]] = field(default_factory=list)
     first_rewrites: list[Callable[[str], str]] = field(default_factory=list)
-    """The same for the first token of a text."""
+    """The rewrites for the first token of a text."""
     to_bytes: Callable[[str], bytes] = _plain_bytes
     on_invalid: str = "replace"
     """Codec error handler for bytes that are not UTF-8."""
     strip: bytes = b""
-    """What is removed from the start of a text, up to `strip_count` times."""
+    """Bytes that are removed from the start of a text, up to `strip_count` times."""
     strip_count: int = 0
 
     def piece(self, token: str) -> bytes:
@@ -225,7 +225,7 @@ class PieceTable(dict[int, bytes]):
         return piece
 
     def first(self, token_id: int) -> bytes | None:
-        """The same for the first token of a text; None if the token is not part of it."""
+        """Bytes of the token at the start of a text; None if the token is not part of it."""
         token = None if token_id in self._hidden else self._token_of(token_id)
         return None if token is None else self._rules.first_piece(token)
 

@@ -42,7 +42,7 @@ class _PostProcessor(msgspec.Struct, frozen=True):
     processors: list[_PostProcessor] = []
 
     def adds_special_tokens(self) -> bool:
-        """Whether it says which special tokens frame a text, none included."""
+        """True if it says which special tokens frame a text, even if there are none."""
         framing = self.type in ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
         return framing or any(processor.adds_special_tokens() for processor in self.processors)
 
@@ -146,7 +146,7 @@ class Tokenizer:
 
     @property
     def largest_id(self) -> int:
-        """Of all tokens."""
+        """Largest token id."""
         return self._extremes[1]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -154,8 +154,8 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """The same for several texts. Special tokens written out in a text become those tokens."""
-        # Unlike `encode`, the batch call releases the GIL, and _fast skips offsets that nobody reads.
+        """Token ids of several texts. Special tokens written out in a text become those tokens."""
+        # Unlike `encode`, the batch call releases the GIL, and _fast skips offsets that are not used.
         return [_ids(encoding) for encoding in self._encode(list(texts), add_special_tokens=add_special_tokens)]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
@@ -168,7 +168,7 @@ class Tokenizer:
     def _encode(
         self, texts: list[str] | list[tuple[str, str]], *, add_special_tokens: bool
     ) -> list[tokenizers.Encoding]:
-        """Raises InvalidRequest for a text on which the library gives up, such as one whose words cannot be told apart
+        """Raises InvalidRequest for a text on which the library gives up, such as one that cannot be split into words
         in a bounded number of steps.
         """
         try:
@@ -198,7 +198,7 @@ class Tokenizer:
         return StoppableText(self.incremental_decoder(skip_special_tokens=skip_special_tokens), stops, regexes)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to a text; may be a part of a character."""
+        """Bytes that the token adds to a text; they may be a part of a character."""
         return self._bytes.all[token_id]
 
     def token_text(self, token_id: int) -> str:

@@ -56,14 +56,14 @@ class ArchivedTensor:
 
     name: str
     dtype: str
-    """By torch's name."""
+    """Name of the dtype in torch."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     """In values."""
     begin: int
-    """Where its first value stands in the file, in bytes."""
+    """Offset of its first value in the file, in bytes."""
     end: int
-    """Where the bytes of its last value end."""
+    """Offset of the end of its last value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the headers of weight files say, whatever the format, and how much of that is read. No torch."""
+"""Tensors as the headers of weight files describe them, whatever the format, and limits for reading. No torch."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from mysglang.srt.errors import ConfigError
 from mysglang.srt.utils.plain_files import MIB
 
 MAX_TENSORS = 1 << 17
-"""Of one checkpoint. The largest known one has about 92,000."""
+"""Limit for one checkpoint. The largest known one has about 92,000."""
 
 MAX_HEADERS = 128 * MIB
 """Bytes of all headers of a checkpoint. The largest known one has about 12 MiB, for 92,000 tensors."""
 
 MAX_DIMS = 8
-"""Of one tensor."""
+"""Limit for one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """What a header says of one tensor."""
+    """Header entry of one tensor."""
 
     name: str
-    """As the model knows it: the name in Hugging Face's checkpoints."""
+    """Name in Hugging Face's checkpoints, by which the model knows it."""
     shape: tuple[int, ...]
     file: str
     """The name of its file."""

@@ -15,7 +15,7 @@ from mysgl_kernel.cpu.library import CpuLibrary
 from mysgl_kernel.cpu.rows import FORMATS
 
 HEAD_DIMS = (32, 64, 96, 128, 256)
-"""Of keys whose values have the same size. Latent rows may have any multiples of `LATENT_STEP`."""
+"""Head dimensions for keys and values of the same size. Latent rows may have any multiples of `LATENT_STEP`."""
 LATENT_STEP = 32
 QUERIES = 48
 """Query heads of new tokens that are computed together; as in the source."""
@@ -42,7 +42,7 @@ class AttentionRows:
     group: int
     """Query heads of each KV head."""
     addresses: tuple[int, ...]
-    """Of the arrays, in this order."""
+    """Addresses of the arrays, in this order."""
 
     @classmethod
     def of(

@@ -21,7 +21,7 @@ from mysgl_kernel.cpu.toolchain import ARCHS, find_gxx
 
 
 def declared_libraries() -> list[CpuLibrary]:
-    """Those of all modules of `mysgl_kernel.cpu`; imports them all."""
+    """The libraries of all modules of `mysgl_kernel.cpu`; imports them all."""
     for module in pkgutil.iter_modules(cpu.__path__, f"{cpu.__name__}."):
         if module.name != __name__:
             importlib.import_module(module.name)
@@ -29,7 +29,7 @@ def declared_libraries() -> list[CpuLibrary]:
 
 
 def start_building() -> None:
-    """Compile into the cache, in the background, what is not there yet for this processor.
+    """Compile into the cache, in the background, the libraries that are missing for this processor.
 
     Whoever needs one of them meanwhile compiles it, or waits for it.
     """
@@ -41,7 +41,7 @@ def start_building() -> None:
 
 
 def archs_of(machine: str) -> list[str]:
-    """Those that a compiler for such a machine knows."""
+    """Architectures that a compiler for such a machine supports."""
     return [arch for arch, needs in ARCHS.items() if not needs or machine in ("x86_64", "AMD64")]
 
 

@@ -19,7 +19,7 @@ available = _LIBRARY.available
 
 
 def packs(weights: Tensor) -> bool:
-    """Whether `pack` takes weights [experts, output, input] of this shape and dtype."""
+    """True if `pack` accepts weights [experts, output, input] of this shape and dtype."""
     if weights.dim() != 3 or len(weights) == 0:
         return False
     # The inputs of one product are what whole panels of the other give.
@@ -27,7 +27,7 @@ def packs(weights: Tensor) -> bool:
 
 
 def is_packed(weights: Tensor) -> bool:
-    """Whether `pack` made them."""
+    """True if `pack` made the weights."""
     return weights.dim() == 5
 
 

@@ -26,14 +26,14 @@ compiles = _LIBRARY.available
 
 
 def available() -> bool:
-    """Whether products with bfloat16 weights are best computed here: not where the processor multiplies matrices in
-    tiles (AMX), which these kernels do not use.
+    """True if products with bfloat16 weights are fastest with these kernels. They do not use AMX, so a processor with
+    AMX uses oneDNN.
     """
     return "amx_bf16" not in cpu_flags() and compiles()
 
 
 def packs(weight: Tensor) -> bool:
-    """Whether `pack` takes a weight of this shape and dtype."""
+    """True if `pack` accepts a weight of this shape and dtype."""
     return (
         weight.dtype in (torch.bfloat16, torch.int8)
         and weight.dim() == 2
@@ -44,7 +44,7 @@ def packs(weight: Tensor) -> bool:
 
 
 def is_packed(weight: Tensor) -> bool:
-    """Whether `pack` made it."""
+    """True if `pack` made the weight."""
     return weight.dim() == 4
 
 

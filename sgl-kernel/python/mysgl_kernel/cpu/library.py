@@ -86,7 +86,7 @@ def usable_cores() -> int:
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """What the processor says about itself; nothing where Linux is not there to tell."""
+    """The processor's feature flags; empty on systems other than Linux."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return frozenset()

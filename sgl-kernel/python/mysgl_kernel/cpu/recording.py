@@ -1,4 +1,5 @@
-"""Recording: what a step did on the CPU, to be done again without the Python between its kernels. Our CUDA graphs.
+"""Recording: the calls of a step on the CPU, replayed without the Python between them. The CPU's counterpart of CUDA
+graphs.
 
     recorded      our kernels, with their arguments; torch's ops, with the tensors that they read and write
     left out      what makes no values: views, and tensors that are not filled yet. They are there already
@@ -29,7 +30,7 @@ _threads = threading.local()
 
 
 class CannotRecord(Exception):
-    """A step whose work depends on values."""
+    """Raised for a step whose work depends on values."""
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -45,7 +46,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._kept: list[Tensor] = []
         self.nbytes = 0
-        """Of the tensors that the step made."""
+        """Bytes of the tensors that the step made."""
 
     def __enter__(self) -> Recording:
         _threads.recording = self
@@ -102,7 +103,7 @@ def recorded(function: Launch) -> Launch:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Those among arguments or results, however deep."""
+    """All tensors in arguments or results, at any depth."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -113,12 +114,14 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def shares_memory(results: Sequence[Tensor], given: Any) -> bool:
-    """Whether a result is a view of something that was given."""
+    """True if a result is a view of one of the given tensors."""
     return not memory_of(results).isdisjoint(memory_of(tensors_in(given)))
 
 
 def memory_of(tensors: Iterable[Tensor]) -> set[int]:
-    """Where that of each begins; of none without, as oneDNN's packed weights are."""
+    """Start addresses of the tensors' memory. Tensors without addresses, such as oneDNN's packed weights, are left
+    out.
+    """
     return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided} - {0}
 
 

@@ -1,4 +1,4 @@
-"""What is done to each bfloat16 row or head by itself: `csrc/cpu/rows.cpp`."""
+"""Operations on each bfloat16 row or head by itself: `csrc/cpu/rows.cpp`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mysgl_kernel.cpu.gemm import ACTIVATIONS
 from mysgl_kernel.cpu.library import CpuLibrary
 
 FORMATS = {torch.bfloat16: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
-"""By dtype, how `include/cpu/stored.h` calls the numbers of KV pages."""
+"""dtype -> the number by which `include/cpu/stored.h` names the format of KV pages."""
 
 _LIBRARY = CpuLibrary("cpu/rows.cpp")
 

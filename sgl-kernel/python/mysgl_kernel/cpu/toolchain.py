@@ -1,4 +1,4 @@
-"""g++: where it is, and which instructions it is told to use."""
+"""Finds g++ and chooses the instruction sets that it compiles for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARCHS = {
 
 
 class Gxx(Compiler):
-    """Of C++ sources."""
+    """Compiler of C++ sources."""
 
     def options(self, arch: str) -> tuple[str, ...]:
         return (*FLAGS, *(f"-m{name.replace('_', '')}" for name in ARCHS[arch].split()))

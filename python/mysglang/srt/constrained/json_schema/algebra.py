@@ -87,7 +87,7 @@ class Algebra:
         return self._nodes[node]
 
     def accepts(self, node: Node, value: Json) -> bool:
-        """Whether a value satisfies `node`."""
+        """True if a value satisfies `node`."""
         return any(holds(shape, Value.of(value), self.accepts) for shape in self.shapes(node))
 
     def strings(self, node: Node) -> Expr:
@@ -153,7 +153,7 @@ class Algebra:
     def _below(self, place: Place, *steps: str | int, positive: bool = True) -> tuple[Shape, ...]:
         return self._literal((positive, self._document.below(place, *steps)))
 
-    # What a schema takes.
+    # Shapes of the values that a schema accepts.
 
     def _positive(self, place: Place) -> tuple[Shape, ...]:
         schema = place.schema
@@ -184,7 +184,7 @@ class Algebra:
         return tuple(values)
 
     def _applied(self, place: Place) -> Iterable[tuple[Shape, ...]]:
-        """What each keyword that applies other schemas to the same value takes."""
+        """For each keyword that applies other schemas to the same value, the shapes that it accepts."""
         schema = place.schema
         for index in range(self._count("allOf", place)):
             yield self._below(place, "allOf", index)
@@ -244,7 +244,7 @@ class Algebra:
         return self._join(found, place)
 
     def _apart(self, shape: Shape, others: tuple[Shape, ...], place: Place) -> bool:
-        """Whether nothing of `shape` is in any of `others`, which must be exact."""
+        """True if `shape` has no value in common with any of `others`, which must be exact."""
         self._count_meetings(len(others), place)
         met = (meet(shape, other, self.accepts) for other in others)
         return all(one is None or self.empty.plainly(one) or self.empty.has_no_value(one, 2) for one in met)
@@ -257,7 +257,7 @@ class Algebra:
             return evaluated_array(shape, self._keywords.node(place, "unevaluatedItems"))
         return shape
 
-    # What a schema does not take.
+    # Shapes of the values that a schema does not accept.
 
     def _negative(self, place: Place) -> tuple[Shape, ...]:
         schema = place.schema
@@ -267,7 +267,7 @@ class Algebra:
         return unmarked(self._join(parts, place))
 
     def _contraries(self, place: Place) -> Iterable[tuple[Shape, ...]]:
-        """What breaks each keyword."""
+        """For each keyword, the shapes that violate it."""
         schema = place.schema
         if "$ref" in schema:
             yield self._literal((False, self._document.referred(place)))
@@ -358,7 +358,7 @@ def _combining(place: Place) -> str:
 
 
 def _speaks(schema: dict[str, Json]) -> bool:
-    """Whether a keyword of a type is in it."""
+    """True if the schema has a keyword that applies to one type only."""
     return not ALL_KEYWORDS.isdisjoint(schema)
 
 

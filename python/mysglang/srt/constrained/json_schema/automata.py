@@ -55,7 +55,7 @@ def automaton(expr: Expr) -> Automaton:
 
 @lru_cache(4096)
 def is_empty(expr: Expr) -> bool:
-    """Whether nothing is in it. Raises GrammarError above MAX_STATES."""
+    """True if the language is empty. Raises GrammarError above MAX_STATES."""
     if expr.kind in ("class", "empty"):
         return False
     if plain(expr):
@@ -107,7 +107,7 @@ def _blocks(steps: Steps, ends: tuple[bool, ...], alive: set[int]) -> list[int]:
     blocks = [
         block for block in ({one for one in alive if ends[one]}, {one for one in alive if not ends[one]}) if block
     ]
-    # What is not alive is one state, which stands for all that leads nowhere.
+    # All states that are not alive become one state, from which no text is accepted.
     blocks.append({len(steps)})
     block_of = [0] * (len(steps) + 1)
     for number, block in enumerate(blocks):
@@ -135,7 +135,7 @@ def _blocks(steps: Steps, ends: tuple[bool, ...], alive: set[int]) -> list[int]:
 
 
 def _sources(steps: Steps, alive: set[int]) -> list[dict[int, list[int]]]:
-    """For each class of characters that no state tells apart: state -> those from which the class leads there."""
+    """For each class of characters that every state treats alike: state -> states from which the class leads to it."""
     dead = len(steps)
     points = sorted({first for state in alive for ranges in steps[state].values() for first, _ in ranges})
     # A gap between ranges is a class too: there, a state leads nowhere.

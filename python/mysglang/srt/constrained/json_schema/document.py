@@ -16,12 +16,12 @@ from urllib.parse import unquote, urljoin
 from mysglang.srt.constrained.backend import GrammarError
 
 Json: TypeAlias = Any
-"""What json.loads gives, with Decimal for every number that has a point or an exponent."""
+"""A value of json.loads, with Decimal for every number that has a point or an exponent."""
 
 MAX_EXPONENT = 400
 MAX_PLACES = 200_000
 OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
-"""Where `$ref` makes its neighbours void."""
+"""Drafts in which `$ref` makes its neighbours void."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,11 +68,11 @@ class Document:
 
     @property
     def ref_stands_alone(self) -> bool:
-        """Whether keywords beside a `$ref` are void, as in drafts up to 7."""
+        """True if keywords beside a `$ref` are void, as in drafts up to 7."""
         return self._old
 
     def place(self, schema: Json, pointer: str, base: str) -> Place:
-        """The place of `schema`: the same one for all that are equal and whose `$ref` count from the same URI.
+        """The place of `schema`. Equal schemas whose `$ref` are relative to the same URI have the same place.
 
         So what a schema says many times over is worked out once, and becomes one rule.
         """
@@ -86,7 +86,7 @@ class Document:
         return self._places[key]
 
     def _number_of(self, value: Json) -> int:
-        """The same for values that are equal, in the order of their properties too. The caller keeps `value`."""
+        """A number that equal values share; the order of their properties counts. The caller keeps `value` alive."""
         if not isinstance(value, dict | list):
             return self._contents.setdefault((type(value), value), len(self._contents))
         known = self._numbers.get(id(value))
@@ -112,7 +112,7 @@ class Document:
         return self.place(schema, place.pointer, place.base)
 
     def referred(self, place: Place) -> Place:
-        """Where the `$ref` of `place` leads. Raises GrammarError where that is nowhere, or outside."""
+        """Target of the `$ref` of `place`. Raises GrammarError if it does not exist or is outside the document."""
         ref = place.schema["$ref"]
         if not isinstance(ref, str):
             refuse("$ref", place, "must be a string")
@@ -169,7 +169,7 @@ class Document:
 
 
 def _schemas_in(schema: dict[str, Json]) -> Iterator[tuple[str, Json]]:
-    """What may hold schemas: not the values of `const`, `enum` and the like."""
+    """Keywords whose values may contain schemas, with these values; not `const`, `enum` and the like."""
     for keyword, value in schema.items():
         if keyword not in ("const", "enum", "default", "examples"):
             yield keyword, value

@@ -118,7 +118,8 @@ class _Writer:
         any_plain, escape = ebnf_class(PLAIN), self._written(ANY_ESCAPE)
         if name == "string":
             self._put("string", f"{_QUOTE} string_rest")
-            # Where a string ends, one of these follows, or nothing: it tells the library which tokens can end it.
+            # One of these texts, or the end of the answer, follows a string. This tells the library which tokens can
+            # end the string.
             ahead = f"(= {self._space} [,}}\\]:])" if self._space else ""
             self._put("string_rest", f"({_QUOTE} | {any_plain} string_rest | {escape} string_rest) {ahead}")
         else:

@@ -12,7 +12,7 @@ from mysglang.srt.constrained.json_schema.regular import ANYTHING
 from mysglang.srt.constrained.json_schema.shapes import NEVER, Array, Node, Number, Object, OneOf, Shape, Text
 
 MAX_LOOK = 4
-"""Levels of a schema that are searched for any value at all."""
+"""Levels of a schema that are searched for a value."""
 
 
 class NotKnownYetError(GrammarError):
@@ -35,12 +35,12 @@ class Emptiness:
         self._known: dict[tuple[Node, int], bool] = {}
 
     def of_node(self, node: Node, depth: int = MAX_LOOK) -> bool:
-        """Whether surely no value satisfies `node`; it is looked into values `depth` deep."""
+        """True if certainly no value satisfies `node`; nested values are examined to `depth`."""
         if (node not in self._nodes and depth <= 0) or not self._exactness.of_node(node):
             return False
         key = node, depth
         if key not in self._known:
-            # What is asked for while it is being worked out is taken to have values.
+            # A node whose examination is under way counts as having values.
             self._known[key] = False
             try:
                 self._known[key] = all(self.has_no_value(shape, depth) for shape in self._shapes(node))
@@ -50,7 +50,7 @@ class Emptiness:
         return self._known[key]
 
     def has_no_value(self, shape: Shape, depth: int = MAX_LOOK) -> bool:
-        """Whether surely no value has `shape`."""
+        """True if certainly no value has `shape`."""
         match shape:
             case OneOf():
                 return not shape.values
@@ -76,7 +76,7 @@ class Emptiness:
         return any(self.of_node(named.node, depth - 1) for named in required)
 
     def plainly(self, shape: Shape) -> bool:
-        """Whether that is so without looking into other nodes, which may not be known yet."""
+        """True if no value has `shape`, decided without looking into other nodes, which may not be known yet."""
         if isinstance(shape, Object):
             return any(named.required and named.node >= NEVER for named in shape.named)
         return not isinstance(shape, Array) and self.has_no_value(shape)

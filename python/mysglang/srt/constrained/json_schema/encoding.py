@@ -24,7 +24,7 @@ from mysglang.srt.constrained.json_schema.regular import (
 _SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}
 _HEX = char_class([(48, 57), (65, 70), (97, 102)])
 PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF))
-"""What stands in a JSON string as it is."""
+"""Characters that stand unescaped in a JSON string."""
 
 
 @lru_cache(1 << 12)

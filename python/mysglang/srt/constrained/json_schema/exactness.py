@@ -24,7 +24,7 @@ CONSTRAINTS = ALL_KEYWORDS | NARROWED | {"enum", "const", "dependentRequired"}
 
 
 class Exactness:
-    """What is known of the literals of one document."""
+    """Facts about the literals of one document."""
 
     def __init__(self, document: Document, keywords: Keywords) -> None:
         self._document = document
@@ -35,7 +35,7 @@ class Exactness:
         return all(map(self.of, node))
 
     def of(self, literal: Literal) -> bool:
-        """Whether the shapes of `literal` leave nothing out."""
+        """True if the shapes of `literal` omit no value."""
         if literal not in self._known:
             self._known[literal] = False
             positive, place = literal
@@ -52,7 +52,7 @@ class Exactness:
         return "propertyNames" not in schema and all(self._one_dialect(place, pattern) for pattern in patterns)
 
     def _one_dialect(self, place: Place, pattern: str) -> bool:
-        """Whether all dialects agree about it."""
+        """True if all dialects of regular expressions agree about it."""
         narrow = self._keywords.pattern(place, "pattern", pattern)
         return narrow == self._keywords.pattern(place, "pattern", pattern, wide=True)
 
@@ -65,7 +65,7 @@ class Exactness:
         return not any(isinstance(value, list | dict) for value in values)
 
     def _applied(self, positive: bool, place: Place) -> list[Literal]:
-        """The literals whose shapes those of this one are made of."""
+        """The literals from whose shapes the shapes of this one are made."""
         schema, document = place.schema, self._document
         if isinstance(schema, bool):
             return []

@@ -12,7 +12,7 @@ _IPV6 = "|".join(
 )
 _MONTHS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
 _DATE = f"[0-9]{{4}}-({_MONTHS})"
-"""Without the 29th of February, for which the year would have to be divided."""
+"""Dates without the 29th of February, for which the year would have to be divided."""
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _LABEL = "[a-zA-Z0-9]{1,20}(-[a-zA-Z0-9]{1,20})?"
 _HOST = rf"{_LABEL}(\.{_LABEL}){{0,4}}"

@@ -41,7 +41,7 @@ from mysglang.srt.constrained.json_schema.shapes import (
 )
 
 FEW = 16
-"""Values that are written out wherever they may stand."""
+"""Largest number of values that are written out at each place of use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class _Maker:
 
 
 def _is_large(shape: Shape) -> bool:
-    """Whether a rule of its own is worth it."""
+    """True if the shape is worth a rule of its own."""
     return isinstance(shape, Array | Object) or (isinstance(shape, OneOf) and len(shape.values) > FEW)
 
 
@@ -199,7 +199,7 @@ def _inside(shape: Shape) -> Iterable[Node]:
 
 
 def _ends(shape: Shape, productive: set[Node]) -> bool:
-    """Whether some value of `shape` is finite, as far as is known."""
+    """True if some value of `shape` is known to be finite."""
     if isinstance(shape, Array):
         items = (shape.item(index) for index in range(min(shape.least, len(shape.prefix) + 1)))
         return all(item in productive for item in items)

@@ -19,7 +19,7 @@ MAX_STATES = 2000
 
 
 class Values(Protocol):
-    """What is known of the values inside."""
+    """Facts about the values inside."""
 
     def value(self, node: Node) -> Expr:
         """The rule of a node; NONE if nothing satisfies it."""
@@ -31,7 +31,7 @@ class Values(Protocol):
 
 
 def items_of(shape: Array, values: Values, rules: Rules) -> Expr:
-    """What stands between the brackets; NONE if nothing can. Raises GrammarError where that cannot be said."""
+    """The text between the brackets; NONE if no text is possible. Raises GrammarError if it cannot be expressed."""
     shape = _counted(shape)
     if shape.least > (shape.least if shape.most is None else shape.most):
         return NONE
@@ -105,7 +105,8 @@ def _unique(shape: Array, values: Values, rules: Rules) -> Expr:
 def _in_order(constants: list[Expr], least: int, most: int, rules: Rules) -> Expr:
     """Each value once at most, in their order: what may follow each of them, for each count of items so far."""
     bounded = most < len(constants)
-    # Whether there was an item must be known, for the comma; more is counted only as far as it matters.
+    # The state must contain whether there was an item, for the comma. Items are counted further only as far as the
+    # bounds need it.
     last = most if bounded else max(1, least)
     if (len(constants) + 1) * (last + 1) > MAX_STATES:
         raise GrammarError(f"'uniqueItems' with counts of items needs more than {MAX_STATES} states")

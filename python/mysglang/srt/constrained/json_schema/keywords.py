@@ -49,7 +49,7 @@ ALL_KEYWORDS = frozenset(("type", *NUMBER_KEYWORDS, *STRING_KEYWORDS, *ARRAY_KEY
 
 
 def types_of(place: Place) -> frozenset[str] | None:
-    """What `type` names; None: it is not there."""
+    """The types that `type` names; None if it is absent."""
     if "type" not in place.schema:
         return None
     given = place.schema["type"]
@@ -117,7 +117,7 @@ class Keywords:
         return NEVER if below.schema is True or below.schema == {} else frozenset([(False, below)])
 
     def own_shapes(self, place: Place) -> list[Shape]:
-        """What `type` and the keywords of each type leave."""
+        """Shapes that `type` and the keywords of each type allow."""
         types, schema = types_of(place), place.schema
         found: list[Shape] = []
         constants = [value for value in CONSTANTS if types is None or _constant_type(value.raw) in types]

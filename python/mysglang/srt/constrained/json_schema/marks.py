@@ -27,7 +27,9 @@ def evaluated_array(shape: Array, node: Node) -> Array:
 
 
 def unmarked(shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
-    """What a negation says: it marks no property and no item. A tuple without marks stays the same object."""
+    """The shapes without marks, as a negation needs them: it marks no property and no item. A tuple without marks stays
+    the same object.
+    """
     found = tuple(map(_without_marks, shapes))
     return shapes if found == shapes else found
 

@@ -1,4 +1,4 @@
-"""What two shapes have in common, and whether a value has a shape."""
+"""The intersection of two shapes, and the test whether a value has a shape."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mysglang.srt.constrained.json_schema.shapes import (
 )
 
 Accepts: TypeAlias = Callable[[Node, Json], bool]
-"""Whether a node takes a value."""
+"""Function that returns True if a node accepts a value."""
 
 
 def meet(a: Shape, b: Shape, accepts: Accepts) -> Shape | None:
@@ -97,7 +97,7 @@ def _objects(a: Object, b: Object) -> Object:
 
 
 def unnamed(shape: Object, name: str) -> Named:
-    """What `shape` says of a property that it does not name."""
+    """Constraints of `shape` on a property that it does not name."""
     for other in shape.others:
         if contains(other.keys, name):
             return Named(name, other.node, evaluated=other.evaluated)
@@ -105,7 +105,7 @@ def unnamed(shape: Object, name: str) -> Named:
 
 
 def holds(shape: Shape, value: Value, accepts: Accepts) -> bool:
-    """Whether `value` has `shape`."""
+    """True if `value` has `shape`."""
     raw = value.raw
     match shape:
         case OneOf():

@@ -51,7 +51,7 @@ class Bounds:
     high_open: bool = False
     integer: bool = False
     fractional: bool = False
-    """Only what is no integer."""
+    """True to exclude integers."""
     divisors: frozenset[Decimal] = frozenset()
     """Each must divide them."""
     excluded: frozenset[Decimal] = frozenset()
@@ -71,7 +71,7 @@ class Bounds:
         )
 
     def holds(self, value: Decimal) -> bool:
-        """Whether `value` is one of them."""
+        """True if `value` is within the bounds."""
         if self.low is not None and (value < self.low or (self.low_open and value == self.low)):
             return False
         if self.high is not None and (value > self.high or (self.high_open and value == self.high)):
@@ -100,7 +100,7 @@ def _divides(divisor: Decimal, value: Decimal) -> bool:
 
 @lru_cache(1024)
 def numbers(bounds: Bounds) -> Expr:
-    """The texts of the numbers within `bounds`. Raises GrammarError where they cannot be told apart."""
+    """The texts of the numbers within `bounds`. Raises GrammarError if they cannot be distinguished by their text."""
     if bounds == Bounds():
         return NUMBER
     if bounds == Bounds(integer=True):
@@ -149,7 +149,7 @@ def _of_kind(bounds: Bounds) -> Expr:
 
 
 def _digits(value: Decimal) -> tuple[str, str]:
-    """What stands before the point and behind it, without a sign, and without zeros at the end."""
+    """The digits before and after the point, without a sign and without trailing zeros."""
     value = abs(value)
     if not value.is_finite() or abs(value.adjusted()) > MAX_DIGITS:
         raise GrammarError(f"a number has more than {MAX_DIGITS} digits before or behind its point")

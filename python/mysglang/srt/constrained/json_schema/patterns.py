@@ -153,7 +153,7 @@ class _Reader:
                 self._at = self._pattern.find(">", self._at) + 1 or len(self._pattern)
             elif not self._take(":"):
                 raise GrammarError(f"the pattern has an unknown group '(?{self._peek()}'")
-        # What must not come is read the other way round.
+        # A negative look-behind is read backwards.
         self._wide ^= ahead is False
         found = self._choices()
         self._wide ^= ahead is False
@@ -293,7 +293,7 @@ def _category(name: str) -> Ranges:
 
 
 def _alternatives(parts: Iterable[Expr]) -> Expr:
-    """As `alt`, with assertions among them."""
+    """Like `alt`, with assertions among the parts."""
     found = list(parts)
     return Expr("alt", *found) if any(map(_asserts, found)) else alt(*found)
 
@@ -332,7 +332,7 @@ def _joined(first: Expr, rest: Iterable[Expr]) -> Expr:
 
 
 def _from_here(part: Expr, after: Expr) -> Expr:
-    """What is left of a string that goes on with `part`, and then with `after`."""
+    """The rest of a string that continues with `part`, and then with `after`."""
     if not _asserts(part):
         return cat(part, after)
     if part.kind == "alt":
@@ -341,7 +341,7 @@ def _from_here(part: Expr, after: Expr) -> Expr:
     following = _sequence(rest)
     match first.kind:
         case "stop":
-            # Nothing may follow but what may be empty.
+            # Only parts that may be empty can follow.
             return EMPTY if nullable(_from_here(following, after)) else NONE
         case "ahead":
             inner, positive = first.args

@@ -54,7 +54,7 @@ def with_witnesses(shape: Object, algebra: Algebra) -> Iterator[Object]:
 
 
 def properties_of(shape: Object, values: Values, rules: Rules) -> Expr:
-    """What stands between the braces; NONE if nothing can. Raises GrammarError where that cannot be said."""
+    """The text between the braces; NONE if no text is possible. Raises GrammarError if it cannot be expressed."""
     named = [one for one in shape.named if values.value(one.node).kind != "none"]
     other = _other(shape, values, rules)
     required = sum(one.required for one in named)
@@ -98,7 +98,7 @@ def _uncounted(named: list[Named], other: Expr, values: Values, rules: Rules) ->
         beginnings = [EMPTY, cat(other, later)]
     for place in range(len(named) - 1, -1, -1):
         item = _property(named[place], values)
-        # What follows a possible beginning is also part of what follows the property before it.
+        # The text after a possible beginning is also part of the text after the property before it.
         if (0 < place <= first_required) or (len(named) - place) % RUN == 0:
             later = rules.add(later)
         if place <= first_required:
@@ -110,7 +110,7 @@ def _uncounted(named: list[Named], other: Expr, values: Values, rules: Rules) ->
 
 
 def _counted(shape: Object, named: list[Named], other: Expr, values: Values, rules: Rules) -> Expr:
-    """As `_uncounted`, for each count of properties so far."""
+    """Like `_uncounted`, for each count of properties so far."""
     most = shape.most
     cap = shape.least if most is None else most
     cap = min(cap, len(named) + 1) if other.kind == "none" else cap
@@ -130,7 +130,7 @@ def _counted(shape: Object, named: list[Named], other: Expr, values: Values, rul
 
 
 def _last(shape: Object, count: int, other: Expr) -> Expr:
-    """What may follow all named properties, where there are `count`.
+    """The text after all named properties, when there are `count` of them.
 
     Names that are not in the schema could come twice, so that at most one of them can be asked for.
     """

@@ -162,7 +162,7 @@ def rep(part: Expr, least: int = 0, most: int | None = None) -> Expr:
 
 
 def both(*parts: Expr) -> Expr:
-    """What is in all of them."""
+    """The intersection of all parts."""
     found: dict[Expr, None] = {}
     for part in parts:
         for one in part.parts if part.kind == "and" else (part,):
@@ -178,7 +178,7 @@ def both(*parts: Expr) -> Expr:
 
 
 def inverse(part: Expr) -> Expr:
-    """What is not in it."""
+    """The complement of `part`."""
     if part.kind == "not":
         return part.parts[0]
     if part.kind == "none":
@@ -194,7 +194,9 @@ def multiple(divisor: int, places: int) -> Expr:
 _DIGIT_CUTS = frozenset([46, *range(47, 59)])
 
 BEGIN, BEFORE_POINT, AFTER_ZERO = -3, -2, -1
-"""Where in a number: before the first digit, before the point, behind a zero that nothing but a point may follow."""
+"""Positions in a number: before the first digit, before the point, after a leading zero that only a point may
+follow.
+"""
 
 
 def _multiple_ends(divisor: int, places: int, remainder: int, seen: int) -> bool:
@@ -223,7 +225,7 @@ ANYTHING = Expr("rep", ANY, 0, None)
 
 @lru_cache(1 << 16)
 def nullable(expr: Expr) -> bool:
-    """Whether the empty text is in it."""
+    """True if the language contains the empty text."""
     match expr.kind:
         case "empty":
             return True
@@ -242,7 +244,7 @@ def nullable(expr: Expr) -> bool:
 
 @lru_cache(1 << 16)
 def derivative(expr: Expr, code: int) -> Expr:
-    """What may follow the character `code`."""
+    """The texts that may follow the character `code`."""
     match expr.kind:
         case "class":
             return EMPTY if any(first <= code <= last for first, last in expr.ranges) else NONE
@@ -261,7 +263,7 @@ def derivative(expr: Expr, code: int) -> Expr:
             return inverse(derivative(expr.parts[0], code))
         case "rep":
             (part,), (least, most) = expr.parts, expr.bounds
-            # Where `part` may be empty, the count of the others is free.
+            # If `part` may be empty, the count of the others is free.
             least = 0 if nullable(part) else max(0, least - 1)
             return cat(derivative(part, code), rep(part, least, None if most is None else most - 1))
         case "multiple":
@@ -271,7 +273,7 @@ def derivative(expr: Expr, code: int) -> Expr:
 
 @lru_cache(1 << 16)
 def cuts(expr: Expr) -> frozenset[int]:
-    """Where, among the code points, the derivative may change."""
+    """Code points at which the derivative may change."""
     match expr.kind:
         case "class":
             return frozenset(cut for first, last in expr.ranges for cut in (first, last + 1))
@@ -290,7 +292,7 @@ def cuts(expr: Expr) -> frozenset[int]:
 
 
 def contains(expr: Expr, value: str) -> bool:
-    """Whether `value` is in it."""
+    """True if `value` is in the language."""
     for character in value:
         expr = derivative(expr, ord(character))
         if expr.kind == "none":
@@ -300,7 +302,7 @@ def contains(expr: Expr, value: str) -> bool:
 
 @lru_cache(1 << 14)
 def plain(expr: Expr) -> bool:
-    """Whether it has neither intersection nor complement."""
+    """True if the expression has neither intersection nor complement."""
     if expr.kind in ("and", "not", "multiple"):
         return False
     return expr.kind in ("class", "none", "empty") or all(map(plain, expr.parts))

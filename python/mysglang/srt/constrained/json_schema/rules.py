@@ -63,12 +63,14 @@ class Rules:
         return ref(name)
 
     def put(self, reference: Expr, expr: Expr) -> None:
-        """What a reserved rule is."""
+        """Define a reserved rule."""
         self.made[str(reference.args[0])] = expr
 
 
 def pruned(rules: dict[str, Expr]) -> dict[str, Expr]:
-    """Without what can never end, and without rules that nothing refers to. Raises GrammarError if nothing is left."""
+    """The rules without those that can never end, and without those that no rule refers to. Raises GrammarError if none
+    is left.
+    """
     users: dict[str, list[str]] = {}
     for name, expr in rules.items():
         for used in _references(expr):

@@ -22,7 +22,7 @@ TRUE: Node = frozenset()
 NOTHING = Place(False, "#")
 NEVER: Node = frozenset([(True, NOTHING)])
 ALL_ITEMS = 1 << 30
-"""As a count of items: every one."""
+"""A count of items that stands for every item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def value_key(raw: Json) -> object:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """These values. Also what says null, true and false."""
+    """One of these values. Also stands for null, true and false."""
 
     values: tuple[Value, ...]
 
@@ -125,7 +125,7 @@ class Named:
     required: bool = False
     evaluated: bool = False
     declared: bool = False
-    """Whether `properties` says so."""
+    """True if `properties` declares it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Object:
     least: int = 0
     most: int | None = None
     some: frozenset[tuple[Expr, Node]] = frozenset()
-    """Properties that must be there: for each pair, one whose name is in the language and whose value fits the node."""
+    """Required properties: for each pair, one whose name is in the language and whose value fits the node."""
 
 
 Shape: TypeAlias = OneOf | Number | Text | Array | Object
@@ -156,7 +156,7 @@ CONSTANTS = tuple(map(Value.of, (None, False, True)))
 
 
 def contrary_of(node: Node) -> Node:
-    """What a node of one literal does not take. Raises GrammarError for any other node."""
+    """The node of the values that a node of one literal does not accept. Raises GrammarError for any other node."""
     if node == TRUE:
         return NEVER
     if len(node) != 1:

@@ -1,4 +1,4 @@
-"""From the metadata of a GGUF file to what Hugging Face's config.json says of the same model.
+"""Converts the metadata of a GGUF file to the keys of Hugging Face's config.json for the same model.
 
 A family is a row in `FAMILIES`. What llama.cpp keeps in its code and not in the file (Gemma's window pattern, how
 experts are weighed) stands here too, from llama.cpp's src/models and convert_hf_to_gguf.py.
@@ -17,7 +17,7 @@ from mysglang.srt.utils.gguf.header import GgufHeader, GgufTensor
 from mysglang.srt.utils.gguf.tensor_names import FOUR_NORMS, PLAIN, SHARED_EXPERT, Naming
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""How every Llama 3.1 to 3.3 scales its rotary frequencies, beside the factor. A file holds only the result."""
+"""Rotary scaling of Llama 3.1 to 3.3, without the factor. A file holds only the result."""
 
 LLAMA3_TOLERANCE = 1e-3
 MOST = 1e12
@@ -65,7 +65,7 @@ class Facts:
         return value
 
     def number(self, key: str) -> int:
-        """Such a number that must be there."""
+        """A number that must be present."""
         value = self.of_model(key)
         if not isinstance(value, int):
             raise ConfigError(f"{self._header.path} lacks the metadata key {self.architecture}.{key}")
@@ -91,9 +91,9 @@ class Family:
     """One of llama.cpp's architectures."""
 
     hf_name: Callable[[Facts], str]
-    """What stands under `architectures` in config.json."""
+    """Value of `architectures` in config.json."""
     own: Callable[[Facts], dict[str, Any]]
-    """Keys beside those of all decoders."""
+    """Keys in addition to those of all decoders."""
     naming: Callable[[Facts], Naming]
 
 
@@ -186,7 +186,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(_named("Gemma2ForCausalLM"), _gemma2, _always(_FOUR_NORMS)),
     "gemma3": Family(_named("Gemma3ForCausalLM"), _gemma3, _always(_FOUR_NORMS)),
 }
-"""By `general.architecture`."""
+"""Families by `general.architecture`."""
 
 
 def family_of(facts: Facts) -> Family:
@@ -201,7 +201,7 @@ def family_of(facts: Facts) -> Family:
 
 
 def config_json(facts: Facts) -> dict[str, Any]:
-    """What config.json of the same model says. Raises ConfigError for what cannot be served."""
+    """config.json of the same model. Raises ConfigError for a model that cannot be served."""
     family = family_of(facts)
     embedding = facts.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -255,7 +255,7 @@ def _llama3(facts: Facts, divisors: tuple[float, ...]) -> dict[str, Any]:
 
 
 def _llama3_divisors(scaling: Mapping[str, Any], theta: float, count: int) -> list[float]:
-    """As convert_hf_to_gguf.py writes them: what each frequency of the rotary embedding is divided by."""
+    """Divisors of each rotary frequency, computed as convert_hf_to_gguf.py does."""
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     length = scaling["original_max_position_embeddings"]
     divisors = []

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: metadata by key, and where each tensor stands.
+"""The header of a GGUF file: metadata by key, and the place of each tensor.
 
     magic "GGUF", version 3 (or 2), number of tensors, number of keys
     key, type, value             for each key; a value may be a list of values of one type
@@ -36,7 +36,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", _FLOAT32: "f", _BOOL
 """Type of a value -> its letter for `struct`."""
 
 _LARGEST = 3.4028234663852886e38
-"""Of float32."""
+"""Largest float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ BLOCK_TYPES: Mapping[int, BlockType] = {
     14: BlockType("Q6_K", 256, 210),
     30: BlockType("BF16", 1, 2),
 }
-"""By the numbers of ggml.h; what can be read."""
+"""Block types that can be read, by the numbers of ggml.h."""
 
 OTHER_TYPES: Mapping[int, str] = {
     9: "Q8_1",
@@ -87,7 +87,7 @@ OTHER_TYPES: Mapping[int, str] = {
     39: "MXFP4",
     40: "NVFP4",
 }
-"""What cannot, by name."""
+"""Block types that cannot be read, with their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class GgufTensor:
     """One tensor as it is stored."""
 
     name: str
-    """By llama.cpp's names."""
+    """Name by llama.cpp's rules."""
     shape: tuple[int, ...]
     """Rows first: the reverse of the order in the file. The values of a row stand side by side."""
     type: BlockType
@@ -106,7 +106,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What one file says of itself."""
+    """Metadata and tensors of one file."""
 
     path: Path
     metadata: Mapping[str, Any]

@@ -21,7 +21,7 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII)
 
 
 def is_gguf(path: Path) -> bool:
-    """By its name; what is in it is seen when it is read."""
+    """True if the name ends like that of a GGUF file. The content is checked when it is read."""
     return path.suffix == ".gguf"
 
 
@@ -89,15 +89,15 @@ class GgufModel:
         ]
 
     def config(self) -> dict[str, Any]:
-        """What config.json would say."""
+        """The content of an equivalent config.json."""
         return config_json(self._facts)
 
     def tokenizer_json(self) -> bytes:
-        """What tokenizer.json would hold."""
+        """The content of an equivalent tokenizer.json."""
         return tokenizer_json(self._facts)
 
     def tokenizer_config(self) -> dict[str, Any]:
-        """What tokenizer_config.json would say."""
+        """The content of an equivalent tokenizer_config.json."""
         config = tokenizer_config(self._facts)
         templates = config.get("chat_template")
         for text in [each["template"] for each in templates] if isinstance(templates, list) else [templates or ""]:

@@ -1,4 +1,4 @@
-"""From the tensors of a GGUF file to those of a Hugging Face checkpoint: names, and what was changed on the way.
+"""Maps the tensors of a GGUF file to those of a Hugging Face checkpoint: their names, and changes that must be undone.
 
 What llama.cpp's converter does to the weights of a family is undone here:
 
@@ -58,11 +58,11 @@ class Naming:
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    """Of one expert."""
+    """Names of one expert's matrices."""
     permuted: bool = False
-    """Whether rows of queries and keys stand in llama.cpp's order."""
+    """True if rows of queries and keys are in llama.cpp's order."""
     one_more: bool = False
-    """Whether norms are stored as 1 + w."""
+    """True if norms are stored as 1 + w."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class NamedPart:
 
 
 def named_parts(naming: Naming, tensor: GgufTensor, *, heads: int, kv_heads: int) -> Iterator[NamedPart]:
-    """What a stored tensor is. One of an unknown name keeps it: the model reports it. `rope_freqs.weight` is none of
-    the model's tensors, but a part of its config.
+    """The checkpoint's parts of a stored tensor. A tensor of an unknown name keeps it: the model reports it.
+    `rope_freqs.weight` yields no part, because it belongs to the config.
     """
     if tensor.name == "rope_freqs.weight":
         return

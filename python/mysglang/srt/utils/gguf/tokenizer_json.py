@@ -1,4 +1,4 @@
-"""From the tokenizer in a GGUF file to what tokenizer.json and tokenizer_config.json of the same model say.
+"""Converts the tokenizer in a GGUF file to tokenizer.json and tokenizer_config.json of the same model.
 
 tokenizer.ggml.model    gpt2: BPE over bytes, whose words `tokenizer.ggml.pre` tells apart
                         llama: BPE by the scores of a SentencePiece model, unknown characters as bytes
@@ -24,7 +24,7 @@ NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 SPACE = "▁"
 
 MAX_CHARACTERS = 1 << 24
-"""Of all tokens together. The largest known vocabulary has about 2 million."""
+"""Limit for all tokens together. The largest known vocabulary has about 2 million."""
 MAX_MERGED = 256
 """Characters of a token that is looked for as a pair of others. The longest known ones have 64."""
 
@@ -37,7 +37,7 @@ def _split(pattern: str) -> dict[str, Any]:
 
 
 def _bytes(*, words: bool) -> dict[str, Any]:
-    """words: whether GPT-2's expression tells words apart."""
+    """Byte-level pre-tokenizer. words: True to split words by GPT-2's expression."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": words}
 
 
@@ -47,11 +47,11 @@ class Words:
 
     steps: tuple[dict[str, Any], ...]
     whole_words: bool = False
-    """Whether a word that is a token is that token, whatever its merges say."""
+    """True if a word that is a token is that token, whatever its merges say."""
     add_bos: bool = False
-    """Whether a text begins with BOS, where the file does not say it."""
+    """True if a text begins with BOS when the file does not say it."""
     nfc: bool = False
-    """Whether characters are composed first."""
+    """True if characters are composed (NFC) first."""
 
 
 GPT2 = Words(steps=(_bytes(words=True),))
@@ -84,7 +84,7 @@ WORDS: Mapping[str, Words] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
     "tekken": TEKKEN,
 }
-"""By `tokenizer.ggml.pre`, as llama.cpp's src/llama-vocab.cpp groups them."""
+"""Word rules by `tokenizer.ggml.pre`, as llama.cpp's src/llama-vocab.cpp groups them."""
 
 
 def tokenizer_json(facts: Facts) -> bytes:
@@ -138,7 +138,7 @@ def _byte_bpe(facts: Facts) -> dict[str, Any]:
     pre = str(facts.metadata.get("tokenizer.ggml.pre", "default"))
     if pre not in WORDS:
         raise facts.refused(
-            f"how its tokenizer tells words apart (tokenizer.ggml.pre, {pre[:80]!r}) is not known here; give the "
+            f"how its tokenizer splits words (tokenizer.ggml.pre, {pre[:80]!r}) is not known here; give the "
             "model's tokenizer with --tokenizer-path"
         )
     words = WORDS[pre]
@@ -204,7 +204,7 @@ def _scored_merges(facts: Facts, tokens: list[str]) -> list[tuple[str, str]]:
 
 
 def _frame(facts: Facts) -> dict[str, Any]:
-    """What all kinds have: tokens that are found in a text before it is cut into words."""
+    """The part that all kinds share: tokens that are found in a text before it is split into words."""
     tokens = _tokens(facts)
     kinds = _types(facts, len(tokens))
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
