@@ -1,4 +1,4 @@
-"""Trains the embedded model: `PYTHONPATH=python python scripts/train_tiny --out FOLDER`.
+"""Trains the embedded model: `PYTHONPATH=python:scripts python scripts/train_tiny --out FOLDER`.
 
 One command makes the tokenizer, the data, the model and its folder; the same arguments make the same data and schedule.
 Seven minutes on one H200; `--toy --steps 5 --rows-per-step 1` on a CPU only proves that everything runs.

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from mysglang.eval.tiny_world import render, world
-from mysglang.eval.tiny_world.items import Item
-from mysglang.eval.tiny_world.long_context import LONG_PIECE
+from mysglang.eval.exam import Item
+from tiny_world import render, world
+from tiny_world.long_context import LONG_PIECE
 
 END_OF_TEXT = "<|endoftext|>"
 CONTEXT = 8192

@@ -11,7 +11,7 @@ from model import Llama
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mysglang.eval.tiny_world import world
+from tiny_world import world
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from pydoc_data.topics import topics
 from data import CONTEXT, END_OF_TEXT
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from mysglang.eval.tiny_world import render, world
+from tiny_world import render, world
 
 VOCAB_SIZE = 4096
 SPECIAL = (END_OF_TEXT, "<|im_start|>", render.END)

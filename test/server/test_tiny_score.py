@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 
 from fixtures.gguf_files import Q8_0, convert, words_of
-from mysglang.eval.chat_prompt import TINY
 from mysglang.eval.engine_runner import answers
-from mysglang.eval.tiny_world.render import answer_text
-from mysglang.eval.tiny_world.world import held_out_items
+from mysglang.eval.exam import TINY, answer_text, exam_items
 
 PER_TASK = 4
 FLOAT32 = ("--dtype", "float32")
@@ -23,11 +21,11 @@ WAYS = {
 @pytest.fixture(scope="module")
 def usual() -> list[str]:
     """The answers of a server with no flags."""
-    return list(answers(held_out_items(PER_TASK), ()))
+    return list(answers(exam_items(PER_TASK), ()))
 
 
 def test_the_model_is_good_at_its_small_world(usual: list[str]) -> None:
-    items = held_out_items(PER_TASK)
+    items = exam_items(PER_TASK)
     expected = [answer_text(item.answer, item.thinking) for item in items]
     right = sum(answer == wanted for answer, wanted in zip(usual, expected, strict=True))
     assert right / len(items) >= 0.95
@@ -38,18 +36,18 @@ def precise() -> list[str]:
     """The answers in float32: in bfloat16 the rows of a step differ in their last bits with who stands beside them, and
     so now and then in which of two tokens that are nearly as likely is taken.
     """
-    return list(answers(held_out_items(PER_TASK), FLOAT32))
+    return list(answers(exam_items(PER_TASK), FLOAT32))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_gives_the_same_answers(way: str, precise: list[str]) -> None:
-    assert list(answers(held_out_items(PER_TASK), (*FLOAT32, *WAYS[way]))) == precise
+    assert list(answers(exam_items(PER_TASK), (*FLOAT32, *WAYS[way]))) == precise
 
 
 def test_eight_bits_of_a_gguf_file_answer_as_well(tmp_path: Path) -> None:
     """The embedded model at Q8_0 with its tokenizer in the same file, from which alone a server starts."""
     path = convert(TINY, tmp_path / "tiny-Q8_0.gguf", Q8_0, **words_of(TINY))
-    items = held_out_items(PER_TASK)
+    items = exam_items(PER_TASK)
     expected = [answer_text(item.answer, item.thinking) for item in items]
     found = answers(items, ("--model-path", str(path)))
     right = sum(answer == wanted for answer, wanted in zip(found, expected, strict=True))

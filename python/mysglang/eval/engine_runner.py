@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from tqdm import tqdm
 
-from mysglang.eval.chat_prompt import chat_template, prompt_text
-from mysglang.eval.tiny_world.items import LONGEST_ANSWER, Item
+from mysglang.eval.exam import LONGEST_ANSWER, Item, chat_template, prompt_text
 from mysglang.srt.entrypoints.engine import Engine
 from mysglang.srt.server_args import ServerArgs
 

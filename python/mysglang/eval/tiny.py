@@ -1,7 +1,7 @@
 """`python -m mysglang.eval.tiny`: the held-out evaluation of the embedded model, by exact match of greedy answers.
 
 It judges whatever runs the model: an engine started here (server flags may follow), a server (--url), or transformers.
-Knows where answers come from and where results go; the items are made in `tiny_world`, the figures in `report`.
+Knows where answers come from and where results go; the questions stand in `exam`, the figures in `report`.
 """
 
 import argparse
@@ -12,11 +12,16 @@ from pathlib import Path
 from random import Random
 
 from mysglang.eval import report
-from mysglang.eval.chat_prompt import chat_template, prompt_text
-from mysglang.eval.tiny_world.items import Item
-from mysglang.eval.tiny_world.long_context import with_long_system
-from mysglang.eval.tiny_world.render import answer_text
-from mysglang.eval.tiny_world.world import TASKS, held_out_items
+from mysglang.eval.exam import (
+    EXAM_FILE,
+    TASKS,
+    Item,
+    answer_text,
+    chat_template,
+    exam_items,
+    prompt_text,
+    with_long_system,
+)
 
 PROG = "python -m mysglang.eval.tiny"
 
@@ -29,7 +34,7 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     if flags and (options.url or options.transformers):
         make_parser(prog).error(f"server flags belong to the engine only: {' '.join(flags)}")
     chosen = options.tasks or TASKS
-    items = [item for item in held_out_items(options.per_task, options.seed) if item.task in chosen]
+    items = exam_items(options.per_task, options.seed, chosen, options.exam)
     if options.long_system:
         rng = Random(f"long system prompts {options.seed}")
         items = [with_long_system(rng, item, options.long_system) for item in items]
@@ -83,8 +88,11 @@ def make_parser(prog: str = PROG) -> argparse.ArgumentParser:
     parser.add_argument(
         "--at-least", type=float, default=0.0, help="With --compare: the agreement that is enough, 0 to 1."
     )
-    parser.add_argument("--per-task", type=int, default=40, help="Items of each task.")
-    parser.add_argument("--seed", type=int, default=0, help="Which held-out items.")
+    parser.add_argument("--per-task", type=int, default=40, help="Questions of each task.")
+    parser.add_argument(
+        "--exam", type=Path, default=EXAM_FILE, metavar="FILE", help="Other questions, written by scripts/tiny_world."
+    )
+    parser.add_argument("--seed", type=int, default=0, help="Which questions; 0 takes the first ones.")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=f"Only these: {', '.join(TASKS)}.")
     parser.add_argument(
         "--long-system",

@@ -7,8 +7,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mysglang.eval.chat_prompt import TINY, chat_template, prompt_text
-from mysglang.eval.tiny_world.items import LONGEST_ANSWER, Item
+from mysglang.eval.exam import LONGEST_ANSWER, TINY, Item, chat_template, prompt_text
 
 
 def answers(items: Sequence[Item], dtype: str, batch_size: int, folder: Path = TINY) -> Iterator[str]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mysglang.eval.tiny_world.items import LONGEST_ANSWER, Item, ToolCall, Turn
-from mysglang.eval.tiny_world.render import answer_text
+from mysglang.eval.exam import LONGEST_ANSWER, Item, ToolCall, Turn, answer_text
 
 CONCURRENCY = 32
 TIMEOUT_SECONDS = 300

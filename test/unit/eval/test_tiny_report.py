@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from mysglang.eval import report, tiny
+from mysglang.eval.exam import ToolCall, Turn, answer_text
 from mysglang.eval.report import Scored
-from mysglang.eval.tiny_world.items import ToolCall, Turn
-from mysglang.eval.tiny_world.render import answer_text
 from mysglang.eval.url_runner import message_text
 
 RESULTS = [Scored("a", "p1", "x", "x"), Scored("a", "p2", "x", "y"), Scored("b", "p3", "ü", "ü")]

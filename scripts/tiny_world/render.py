@@ -4,12 +4,10 @@
 here.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from mysglang.eval.tiny_world.items import Item, Turn
+from mysglang.eval.exam import Item, answer_text, compact_json
 
 END = "<|im_end|>"
 THINK_SIGNAL = "Think first, inside <think></think>."
@@ -28,15 +26,6 @@ class Piece:
 
     text: str
     learned: bool
-
-
-def answer_text(turn: Turn, thinking: bool) -> str:
-    """What the model writes for an assistant turn, without the end token."""
-    calls = "\n".join(
-        f'<tool_call>\n{{"name": {_json(c.name)}, "arguments": {_json(c.arguments)}}}\n</tool_call>' for c in turn.calls
-    )
-    body = f"{turn.content}\n{calls}" if turn.content and calls else turn.content or calls
-    return f"<think>\n{turn.thought}\n</think>\n\n{body}" if thinking and turn.thought else body
 
 
 def pieces(item: Item) -> list[Piece]:
@@ -68,11 +57,7 @@ def prompt_text(item: Item) -> str:
 def _system_text(item: Item) -> str:
     parts: Sequence[str] = (
         item.system,
-        _TOOLS_HEAD + "".join("\n" + _json(tool) for tool in item.tools) + _TOOLS_TAIL if item.tools else "",
+        _TOOLS_HEAD + "".join("\n" + compact_json(tool) for tool in item.tools) + _TOOLS_TAIL if item.tools else "",
         THINK_SIGNAL if item.thinking else "",
     )
     return "\n\n".join(part for part in parts if part)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

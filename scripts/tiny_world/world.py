@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
-from mysglang.eval.tiny_world import (
+from mysglang.eval.exam import Item, Turn, with_long_system
+from tiny_world import (
     arithmetic,
     chat,
     completion,
@@ -23,7 +24,7 @@ from mysglang.eval.tiny_world import (
     tools,
     wordplay,
 )
-from mysglang.eval.tiny_world.items import Item, Turn
+from tiny_world.items import is_held_out
 
 Maker = Callable[[Random], Item]
 
@@ -93,7 +94,7 @@ _CHAIN_WEIGHTS = tuple(MAKERS[name][0] for name in _CHAINABLE)
 
 
 def _on_side(rng: Random, maker: Maker, held_out: bool) -> Item:
-    while (item := maker(rng)).held_out is not held_out:
+    while is_held_out(item := maker(rng)) is not held_out:
         pass
     return item
 
@@ -116,7 +117,7 @@ def _lengthened(rng: Random, item: Item) -> Item:
     share = rng.choice((0.0, 0.0, 0.5, 1.0)) if talks else 0.0
     if share:
         item = long_context.with_long_talk(rng, item, int(characters * share), _unremarkable)
-    return long_context.with_long_system(rng, item, int(characters * (1 - share))) if share < 1 else item
+    return with_long_system(rng, item, int(characters * (1 - share))) if share < 1 else item
 
 
 def _unremarkable(rng: Random) -> tuple[Turn, ...]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from mysglang.eval.tiny_world import words
-from mysglang.eval.tiny_world.fact_banks import CAPITALS, DAYS
+from tiny_world import words
+from tiny_world.fact_banks import CAPITALS, DAYS
 
 Arguments = dict[str, Any]
 Result = dict[str, Any]

@@ -2,10 +2,11 @@
 
 from random import Random
 
-from mysglang.eval.tiny_world import words
-from mysglang.eval.tiny_world.items import Item, exchange
-from mysglang.eval.tiny_world.phrases import decorate
-from mysglang.eval.tiny_world.wordplay import LEXICON, sentence
+from mysglang.eval.exam import Item
+from tiny_world import words
+from tiny_world.items import exchange
+from tiny_world.phrases import decorate
+from tiny_world.wordplay import LEXICON, sentence
 
 _UP = ("Count from {a} to {b}.", "Please count from {a} to {b}.", "Can you count from {a} to {b}?",
     "List the numbers from {a} to {b}.",

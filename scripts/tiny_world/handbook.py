@@ -6,11 +6,12 @@ Many questions share one long beginning here, as they do behind a real server.
 from collections.abc import Callable
 from random import Random
 
-from mysglang.eval.tiny_world import words
-from mysglang.eval.tiny_world.fact_banks import DAYS
-from mysglang.eval.tiny_world.items import Item, exchange
-from mysglang.eval.tiny_world.phrases import decorate
-from mysglang.eval.tiny_world.wordplay import LEXICON, made_up_word
+from mysglang.eval.exam import Item
+from tiny_world import words
+from tiny_world.fact_banks import DAYS
+from tiny_world.items import exchange
+from tiny_world.phrases import decorate
+from tiny_world.wordplay import LEXICON, made_up_word
 
 _POSITIVE = ("I love this {o}.", "This {o} is great!", "What a wonderful {o}.", "The {o} works very well.",
     "I am happy with my {o}.", "The best {o} I ever had.",

@@ -2,9 +2,10 @@
 
 from random import Random
 
-from mysglang.eval.tiny_world import fact_banks, words
-from mysglang.eval.tiny_world.items import Item, exchange
-from mysglang.eval.tiny_world.phrases import decorate
+from mysglang.eval.exam import Item
+from tiny_world import fact_banks, words
+from tiny_world.items import exchange
+from tiny_world.phrases import decorate
 
 _LIST = ("List {n} {x}.", "Name {n} {x}.", "Give me {n} {x}.", "Can you list {n} {x}?", "Tell me {n} {x}.",
     "Write down {n} {x}.",

@@ -5,10 +5,11 @@ Each intent has many wordings and one answer; the wording with its decoration is
 
 from random import Random
 
-from mysglang.eval.tiny_world import words
-from mysglang.eval.tiny_world.items import Item, exchange
-from mysglang.eval.tiny_world.phrases import decorate
-from mysglang.eval.tiny_world.wordplay import made_up_word
+from mysglang.eval.exam import Item
+from tiny_world import words
+from tiny_world.items import exchange
+from tiny_world.phrases import decorate
+from tiny_world.wordplay import made_up_word
 
 _INTENTS: dict[str, tuple[str, ...]] = {
     "Hello! How can I help you?": ("Hello", "Hi", "Hey", "Hello!", "Hi!", "Hey!", "Hi there!", "Hello there!",

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from mysglang.eval.tiny_world import words
-from mysglang.eval.tiny_world.fact_banks import CAPITALS, DAYS, MONTHS
-from mysglang.eval.tiny_world.items import Item, exchange
+from mysglang.eval.exam import Item
+from tiny_world import words
+from tiny_world.fact_banks import CAPITALS, DAYS, MONTHS
+from tiny_world.items import exchange
 
 Draw = Callable[[Random], Any]
 

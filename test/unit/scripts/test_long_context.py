@@ -1,23 +1,12 @@
-"""Long contexts change how long a prompt is, and nothing of what is right."""
+"""A long talk changes how long a prompt is, and nothing of what is right."""
 
 from random import Random
 
-from mysglang.eval.tiny_world.items import Turn
-from mysglang.eval.tiny_world.long_context import draw_characters, with_long_system, with_long_talk
-from mysglang.eval.tiny_world.world import held_out_items
+from mysglang.eval.exam import Turn
+from tiny_world.long_context import draw_characters, with_long_talk
+from tiny_world.world import held_out_items
 
 TALK = (Turn("user", "Hello!"), Turn("assistant", "Hello! How can I help you?"))
-
-
-def test_a_long_system_prompt_keeps_the_own_one_and_all_turns() -> None:
-    for item in held_out_items(4):
-        longer = with_long_system(Random(1), item, 3_000)
-        assert longer.turns == item.turns and longer.key == item.key
-        if item.raw:
-            assert longer == item
-        else:
-            assert item.system in longer.system
-            assert 2_500 < len(longer.system) - len(item.system) < 3_300
 
 
 def test_a_long_talk_stands_between_what_was_told_and_the_question() -> None:

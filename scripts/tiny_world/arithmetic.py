@@ -2,9 +2,10 @@
 
 from random import Random
 
-from mysglang.eval.tiny_world import words
-from mysglang.eval.tiny_world.items import Item, exchange
-from mysglang.eval.tiny_world.phrases import decorate
+from mysglang.eval.exam import Item
+from tiny_world import words
+from tiny_world.items import exchange
+from tiny_world.phrases import decorate
 
 _ASK = ("What is {e}?", "How much is {e}?", "Calculate {e}.", "Compute {e}.", "What's {e}?", "{e} = ?", "{e}",
     "Can you work out {e}?",

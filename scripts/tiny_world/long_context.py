@@ -6,11 +6,9 @@ The foreign text is the reference text that comes with Python (`pydoc_data`), so
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from pydoc_data.topics import topics
 from random import Random
 
-from mysglang.eval.tiny_world.items import Item, Turn
+from mysglang.eval.exam import Item, Turn
 
 _SHORTEST, _LONGEST = 900, 21_000
 
@@ -22,15 +20,6 @@ indentation, which it would then write into JSON."""
 def draw_characters(rng: Random) -> int:
     """A length in characters; every order of magnitude is as likely. The tokenizer needs a token for about three."""
     return int(_SHORTEST * (_LONGEST / _SHORTEST) ** rng.random())
-
-
-def with_long_system(rng: Random, item: Item, characters: int) -> Item:
-    """The item with about `characters` of foreign text before or after its own system prompt. Raw items stay as is."""
-    if item.raw:
-        return item
-    text = _foreign(rng, characters)
-    parts = (text, item.system) if rng.random() < 0.5 else (item.system, text)
-    return replace(item, system="\n\n".join(part for part in parts if part))
 
 
 def with_long_talk(rng: Random, item: Item, characters: int, exchange: Callable[[Random], tuple[Turn, ...]]) -> Item:
@@ -45,22 +34,3 @@ def with_long_talk(rng: Random, item: Item, characters: int, exchange: Callable[
         characters -= sum(len(turn.content) + 40 for turn in turns)
     at = 2 if len(item.turns) > 2 and item.turns[1].role == "assistant" else 0
     return replace(item, turns=(*item.turns[:at], *talk, *item.turns[at:]))
-
-
-def _foreign(rng: Random, characters: int) -> str:
-    """Paragraphs from one or several places of the reference text."""
-    paragraphs = _paragraphs()
-    chosen: list[str] = []
-    while characters > 0:
-        at = rng.randrange(len(paragraphs))
-        for paragraph in paragraphs[at : at + rng.randint(2, 40)]:
-            chosen.append(paragraph[:characters])
-            characters -= len(paragraph)
-            if characters <= 0:
-                break
-    return "\n\n".join(chosen)
-
-
-@cache
-def _paragraphs() -> tuple[str, ...]:
-    return tuple(part.strip() for name in sorted(topics) for part in topics[name].split("\n\n") if part.strip())

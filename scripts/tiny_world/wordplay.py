@@ -2,8 +2,9 @@
 
 from random import Random
 
-from mysglang.eval.tiny_world import words
-from mysglang.eval.tiny_world.items import Item, exchange
+from mysglang.eval.exam import Item
+from tiny_world import words
+from tiny_world.items import exchange
 
 _COPY = ("Repeat after me: {x}", "Repeat exactly: {x}", "Copy this text: {x}", "Say this: {x}", "Echo: {x}",
     "Please repeat: {x}",

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from random import Random
 
-from mysglang.eval.tiny_world import fact_banks as bank
-from mysglang.eval.tiny_world import words
-from mysglang.eval.tiny_world.items import Item, exchange
-from mysglang.eval.tiny_world.phrases import decorate, upper_first
+from mysglang.eval.exam import Item
+from tiny_world import fact_banks as bank
+from tiny_world import words
+from tiny_world.items import exchange
+from tiny_world.phrases import decorate, upper_first
 
 _CAPITAL = ("What is the capital of {x}?", "What's the capital of {x}?", "Which city is the capital of {x}?",
     "Name the capital of {x}.",

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from random import Random
 
-from mysglang.eval.tiny_world import words
-from mysglang.eval.tiny_world.fact_banks import CAPITALS
-from mysglang.eval.tiny_world.items import Item, Turn
+from mysglang.eval.exam import Item, Turn
+from tiny_world import words
+from tiny_world.fact_banks import CAPITALS
 
 Facet = tuple[tuple[str, ...], str, tuple[str, ...], str, str, Callable[[Random], str]]
 

@@ -4,11 +4,11 @@ import json
 from random import Random
 from typing import Any
 
-from mysglang.eval.tiny_world import arithmetic, facts, words
-from mysglang.eval.tiny_world.items import Item, Json, ToolCall, Turn
-from mysglang.eval.tiny_world.phrases import decorate
-from mysglang.eval.tiny_world.tool_bank import TOOLS, Parameter, ToolKind
-from mysglang.eval.tiny_world.wordplay import made_up_word
+from mysglang.eval.exam import Item, Json, ToolCall, Turn
+from tiny_world import arithmetic, facts, words
+from tiny_world.phrases import decorate
+from tiny_world.tool_bank import TOOLS, Parameter, ToolKind
+from tiny_world.wordplay import made_up_word
 
 _EXPLICIT = (
     "Call {t} with {a}.",

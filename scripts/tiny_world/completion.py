@@ -2,10 +2,10 @@
 
 from random import Random
 
-from mysglang.eval.tiny_world import facts, stories, words
-from mysglang.eval.tiny_world.fact_banks import CAPITALS, COLORS, DAYS, MONTHS, OPPOSITES
-from mysglang.eval.tiny_world.items import Item, Turn
-from mysglang.eval.tiny_world.phrases import upper_first
+from mysglang.eval.exam import Item, Turn
+from tiny_world import facts, stories, words
+from tiny_world.fact_banks import CAPITALS, COLORS, DAYS, MONTHS, OPPOSITES
+from tiny_world.phrases import upper_first
 
 
 def make(rng: Random) -> Item:
