@@ -54,7 +54,9 @@ def test_a_log_that_nobody_reads(unread: UnreadPipe) -> None:
         assert "GET /health?why=xxx" in log
         ask(url)
         log += unread.read()
-        said = re.findall(r"\] WARNING: (\d+) lines of this log were dropped, since nobody took them\.\n", log)
+        said = re.findall(
+            r"\] WARNING: (\d+) lines of this log were dropped, because its reader did not take them\.\n", log
+        )
         assert sum(map(int, said)) >= float(found[1])
         # The last words have no reader, and the end does not wait for one.
         unread.fill()

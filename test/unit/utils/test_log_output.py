@@ -13,7 +13,9 @@ from fixtures.patience import PATIENCE_S
 from mysglang.srt.utils import log_output
 from mysglang.srt.utils.log_output import LogStream, LogWriter, PipeLog, log_pipe
 
-NOTICE = re.compile(rb"\[[\d: -]+\] WARNING: (\d+) lines of this log were dropped, since nobody took them.\n")
+NOTICE = re.compile(
+    rb"\[[\d: -]+\] WARNING: (\d+) lines of this log were dropped, because its reader did not take them.\n"
+)
 
 
 @pytest.fixture

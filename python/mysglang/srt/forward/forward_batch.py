@@ -20,7 +20,7 @@ from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """What is fixed about one attention layer (heads of this rank)."""
+    """Facts about one attention layer that do not change (heads of this rank)."""
 
     layer_id: int
     num_heads: int
@@ -30,18 +30,20 @@ class AttentionSpec:
     window: int | None = None
     """Keys visible to a query, itself included; None for all."""
     chunked: bool = False
-    """Of its window, a query sees only the keys of its own chunk; chunks are of `window` positions."""
+    """True if a query sees only the keys of its own chunk of `window` positions."""
     logit_cap: float = 0.0
     """Soft cap of the scores: cap * tanh(score / cap); 0 for none."""
     latent_dim: int | None = None
-    """Latent rows: the first `latent_dim` numbers of a key are its value, so one row holds both. None: values are kept
-    beside keys and have head_dim numbers."""
+    """Latent rows: the first `latent_dim` numbers of a key are its value, so one row holds both. None: values are
+    stored beside keys and have head_dim numbers.
+    """
     sinks: Tensor | None = field(default=None, compare=False)
     """[num_heads] float32, scaled: for each head the score of one more key, which all queries see and whose value is
     zero. It only makes the sum of exponents larger. None: there is none. Weights may change, the tensor does not."""
     value_scale: float = 1.0
-    """What the attended values are multiplied by. Models leave it at 1; a store that holds values divided by a scale
-    says it here (`KvPool.over_stored`)."""
+    """Factor of the attended values. Models leave it at 1; a store that holds values divided by a scale sets it
+    (`KvPool.over_stored`).
+    """
 
     @property
     def value_dim(self) -> int:
@@ -75,16 +77,16 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What happens to each head of queries and keys before they attend."""
+    """Rotation and norms of each head of queries and keys before attention."""
 
     cos_sin: Tensor
     """[max_position, head_dim] float32: cosines of the angles of each position, then their sines."""
     norms: tuple[Tensor, Tensor, float] | None = None
-    """Of an RMSNorm before that: weights [head_dim] for queries and for keys, and epsilon."""
+    """RMSNorm before the rotation: weights [head_dim] for queries and for keys, and epsilon."""
 
 
 class KvStore(Protocol):
-    """Where the keys and values of a step go. All of a step's are stored, at `loc_for` the layer, before a row attends.
+    """The store of a step's keys and values. All of a step's are stored, at `loc_for` the layer, before a row attends.
 
     q: [T, num_heads * head_dim]; k: [T, num_kv_heads * head_dim]; v: [T, num_kv_heads * value_dim]; loc: [T] int64 KV
     slots. q, k and v may be slices of one wider projection.
@@ -115,7 +117,7 @@ class StatePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """What is fixed about the state that one layer keeps for each request (sizes of this rank)."""
+    """Facts about the state that one layer keeps for each request (sizes of this rank)."""
 
     layer_id: int
     parts: tuple[StatePart, ...]
@@ -123,7 +125,7 @@ class StateSpec:
 
 
 class StateStore(Protocol):
-    """Where the states of requests and checkpoints are. A step writes into the tensors itself."""
+    """The store of the states and checkpoints of requests. A step writes into the tensors itself."""
 
     def of(self, layer_id: int) -> tuple[Tensor, ...]:
         """[states + 1, …] each of the parts that the layer's spec names. The last entry is for rows without a state."""
@@ -156,7 +158,7 @@ class StateStep:
 
 
 class AttentionMetadata(Protocol):
-    """What a backend works out once for a step; opaque to everybody else."""
+    """Data that a backend computes once for a step; opaque to other code."""
 
 
 class AttentionBackend(Protocol):
@@ -168,7 +170,7 @@ class AttentionBackend(Protocol):
 
     @property
     def kv_pool(self) -> KvStore:
-        """Where it reads, and layers store before they attend."""
+        """The store that the backend reads; layers store there before they attend."""
         ...
 
     def plan(self, batch: ForwardBatch) -> AttentionMetadata:
@@ -176,7 +178,7 @@ class AttentionBackend(Protocol):
         ...
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
-        """Attend over what is stored; return [T, num_heads * value_dim].
+        """Attend over the stored keys and values; return [T, num_heads * value_dim].
 
         q, k, v as they were stored, rotary positions applied. k and v are there for rows that have nothing else in the
         cache: a backend may read them where they are, but only if the store holds the same numbers.
@@ -190,7 +192,7 @@ class ForwardBatch:
 
     mode: ForwardMode
     host: ModelWorkerBatch
-    """The same step as plain arrays: what planning on the host may read without waiting for the device."""
+    """The step as plain arrays, which planning on the host may read without waiting for the device."""
     input_ids: Tensor
     """[T] int64, every id known."""
     positions: Tensor
@@ -214,7 +216,7 @@ class ForwardBatch:
     states: StateStep | None = None
     """None: no layer of the model keeps a state."""
     tail: Tail | None = None
-    """Tokens whose hidden states are wanted; None: all. Of the others the last layer only stores keys and values."""
+    """Tokens whose hidden states are wanted; None: all. For the others, the last layer only stores keys and values."""
 
     def loc_for(self, spec: AttentionSpec) -> Tensor:
         """[T] int64 KV slots that this layer writes."""
@@ -227,23 +229,23 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedRow:
-    """A row whose latent rows are made keys and values of heads, for its new tokens to attend to."""
+    """A row whose latent rows are expanded to keys and values of heads, for its new tokens to attend to."""
 
     tokens: slice
-    """Of the step."""
+    """The row's tokens in the step."""
     keys: Tensor
     """[L] int64 KV slots of all tokens of the row, the new ones last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """What some rows of a step attend to in layers with latent rows."""
+    """Keys and values that some rows of a step attend to in layers with latent rows."""
 
     rows: tuple[ExpandedRow, ...]
     others: Tail | None
     """The tokens of the other rows, and they alone as a step; None: there are no others."""
     slots: Callable[[int], tuple[Tensor, Tensor]]
-    """Of a layer: the latent rows [KV slots, 1, head_dim], and their beginnings."""
+    """For a layer: the latent rows [KV slots, 1, head_dim], and their beginnings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,4 +269,6 @@ class Tail:
     tokens: Tensor
     """[R] int64, where they stand among the tokens of the step."""
     step: ForwardBatch | None
-    """They alone, as a DECODE step that attends over what is stored; None: they attend with all others."""
+    """The tail tokens as a DECODE step of their own that attends over stored keys; None: they attend with all
+    others.
+    """

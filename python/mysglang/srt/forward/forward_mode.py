@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ForwardMode(Enum):
-    """What the rows of a step look like."""
+    """Kind of a step's rows."""
 
     EXTEND = "extend"
     """Any number of new tokens in each row: whole prompts, chunks, or these together with decoding rows."""

@@ -1,4 +1,4 @@
-"""HostPages: KV pages in the memory of the host, beside those of the device, and the copies between the two.
+"""HostPages: KV pages in the host's memory, beside those of the device, and the copies between the two.
 
 What the scheduler knows of them: page numbers. Which tokens a page holds is its own business (mem_cache/host_tier.py);
 where the bytes are is the worker's (model_executor/page_mover.py).
@@ -30,14 +30,16 @@ NO_PAIRS = PagePairs(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageCopies:
-    """What is to be copied before the next step. No device page is both written out and loaded but in this order."""
+    """Copies that must be made before the next step. If a device page is both written out and loaded, it is in this
+    order.
+    """
 
     write: PagePairs = NO_PAIRS
-    """From the device to the host."""
+    """Copies from the device to the host."""
     urgent: bool = False
-    """Whether the next step, and the loads, may overwrite what is written out, and must therefore wait for that."""
+    """True if the next step, or the loads, may overwrite pages that are being written out, and must therefore wait."""
     load: PagePairs = NO_PAIRS
-    """From the host to the device."""
+    """Copies from the host to the device."""
 
 
 class HostPages(Protocol):
@@ -63,18 +65,20 @@ class HostPages(Protocol):
         """Until all of them have."""
         ...
 
-    # The bytes themselves: for threads beside that of the scheduler.
+    # Access to the bytes, for threads other than the scheduler's.
 
     page_bytes: int
     identity: str
-    """A hash of what these bytes depend on beside the tokens: where it is equal, pages may stand for each other."""
+    """A hash of everything that these bytes depend on, except the tokens: pages with the same identity are
+    interchangeable.
+    """
 
     def read(self, pages: Ints) -> bytes | None:
-        """What stands in these pages, one after another; None if there are numbers in it that are not finite."""
+        """Content of these pages, one after another; None if it has numbers that are not finite."""
         ...
 
     def put(self, pages: Ints, data: bytes) -> None:
-        """Write it there, once the loads that were asked for before are done; the pages are nobody's yet."""
+        """Write `data` to the pages, after the loads that were requested before. No request uses the pages yet."""
         ...
 
 

@@ -12,11 +12,13 @@ from mysglang.srt.forward.weights import Pulse
 
 
 class Occupation(Protocol):
-    """By tag: weights, kv_cache, cuda_graph. Raises InvalidRequest, saying why not, before anything has changed."""
+    """Memory by tag: weights, kv_cache, cuda_graph. Raises InvalidRequest with the reason, before anything has
+    changed.
+    """
 
     @property
     def released(self) -> frozenset[str]:
-        """What is given back at this moment."""
+        """The tags whose memory is released now."""
         ...
 
     def release(self, tags: frozenset[str], pulse: Pulse) -> int:
@@ -24,7 +26,9 @@ class Occupation(Protocol):
         ...
 
     def resume(self, tags: frozenset[str], pulse: Pulse) -> None:
-        """Take them again: the same weights, and keys and values of nobody. What it lacks memory for stays released."""
+        """Allocate the tags again: the same weights, and empty keys and values. A tag for which memory is too short
+        stays released.
+        """
         ...
 
 

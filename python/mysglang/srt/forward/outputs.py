@@ -1,4 +1,4 @@
-"""What a worker gives back for a step: tokens that may still be on their way, as arrays."""
+"""Results of a step from the worker: tokens as arrays, which may still be on their way."""
 
 from __future__ import annotations
 
@@ -48,14 +48,16 @@ class BatchResult:
 
     def __init__(self, finish: Callable[[], StepOutput]) -> None:
         self.on_graph = False
-        """Whether the step was a captured graph, replayed; its worker says so."""
+        """True if the step was a replay of a captured graph; set by the worker."""
         self._finish: Callable[[], StepOutput] | None = finish
         self._choose: Callable[[TokenMask], BatchResult] | None = None
         self._output: StepOutput | None = None
 
     @classmethod
     def waiting(cls, choose: Callable[[TokenMask], BatchResult]) -> BatchResult:
-        """A step whose tokens are not chosen yet; `choose` does it, and returns before it is done if it can."""
+        """A step whose tokens are not chosen yet. `choose` does it, and returns without waiting for the device if it
+        can.
+        """
         result = cls.__new__(cls)
         result._finish, result._choose, result._output = None, choose, None
         result.on_graph = False
@@ -63,7 +65,7 @@ class BatchResult:
 
     @property
     def waits_for_mask(self) -> bool:
-        """Whether `sample` must be called, before `complete` and before the next step is launched."""
+        """True if `sample` must be called, before `complete` and before the next step is launched."""
         return self._choose is not None
 
     def sample(self, mask: TokenMask) -> None:

@@ -1,4 +1,4 @@
-"""ModelWeights: what the scheduler may ask of the weights of a running model: other values, and what they are now.
+"""ModelWeights: the scheduler's interface to the weights of a running model: updating and reading them.
 
 Plain names, paths and numbers. Whoever asks sees to it that no step is launched meanwhile.
 """
@@ -34,7 +34,7 @@ class GroupFacts:
     master_address: str
     master_port: int
     rank: int
-    """This one's."""
+    """Rank of this process."""
     world_size: int
     backend: str
     """nccl or gloo."""
@@ -57,7 +57,7 @@ class ModelWeights(Protocol):
         ...
 
     def leave_group(self, name: str) -> None:
-        """Or give up one that has not come together yet."""
+        """Leave the group, or give up one that has not formed yet."""
         ...
 
     def receive(self, tensors: Sequence[TensorFacts], group: str, pulse: Pulse) -> int:

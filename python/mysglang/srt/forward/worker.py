@@ -12,7 +12,7 @@ from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCapacity:
-    """What the worker's memory was found to hold, after the model was loaded."""
+    """Capacity of the worker's memory, measured after the model was loaded."""
 
     spaces: tuple[SpaceShape, ...]
     """The page spaces of the model; the first is that of the rows."""

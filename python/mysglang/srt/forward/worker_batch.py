@@ -27,8 +27,10 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 ON_DEVICE = -1
-"""Only the device knows it yet. In `input_ids`: the newest token sampled for this row's slot. In `seq_lens`: the length
-that the step before leaves behind, with this step's tokens. In `out_cache_locs`: where such a row's table says."""
+"""Marks a value that only the device knows. In `input_ids`: the newest token sampled for this row's slot. In
+`seq_lens`: the length after the step before, plus this step's tokens. In `out_cache_locs`: the place in this row's
+table.
+"""
 DRAFTED = -2
 """In `input_ids`: the token is a draft, behind the newest: of `DraftColumns`, or of the device itself."""
 
@@ -52,28 +54,28 @@ class TableWrites:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessorCall:
-    """The rows whose logits a logit processor is to change, and what it is told of each.
+    """Rows whose logits a logit processor changes, and its arguments for each.
 
     Tokens are views of the scheduler's own: to be read, and good until the tokens of the step are applied.
     """
 
     name: str
     rows: Ints
-    """Of the batch; they yield a token."""
+    """Rows of the batch that yield a token."""
     params: list[Mapping[str, object]]
     prompts: list[Ints]
     outputs: list[Ints]
     """All tokens generated so far."""
 
     def copy(self) -> ProcessorCall:
-        """The same with tokens in memory of its own."""
+        """A copy whose tokens are in memory of its own."""
         prompts, outputs = ([tokens.copy() for tokens in each] for each in (self.prompts, self.outputs))
         return replace(self, prompts=prompts, outputs=outputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenMask:
-    """Which tokens some rows may get, all others being forbidden; and what logit processors are told."""
+    """Tokens that some rows may get, all others being forbidden, and the calls of logit processors."""
 
     rows: Ints
     """[C] rows of the batch that yield a token, ascending. A row that tries drafts may be there several times."""
@@ -85,7 +87,7 @@ class TokenMask:
     """[C] which of the row's tokens with logits the mask is for: 0 its newest token, d its draft d. None: all 0."""
 
     def copy(self) -> TokenMask:
-        """The same in memory of its own, good for as long as somebody has it."""
+        """A copy in memory of its own, without a time limit."""
         return replace(self, bits=self.bits.copy(), calls=tuple(call.copy() for call in self.calls))
 
 
@@ -96,7 +98,8 @@ def mask_words(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingColumns:
-    """How the tokens of the rows are chosen: the features in use, in no order; none where all take the likeliest token.
+    """How the tokens of the rows are chosen: the features in use, in no order; none if all rows take the most likely
+    token.
 
     The same object comes again with every step whose rows did not change, so a worker may keep its device copy by
     identity.
@@ -121,7 +124,7 @@ class LogprobColumns:
     top_num: Ints
     """Per row: how many of the most likely tokens to report, at each wanted position."""
     token_ids: list[Ints]
-    """Per row: ids whose logprob is wanted at each wanted position."""
+    """Per row: ids whose log-probability is wanted at each wanted position."""
     prompt_positions: Ints
     """Indices into the token columns whose logits predict a wanted prompt token, rows in order."""
     prompt_targets: Ints
@@ -143,7 +146,7 @@ class DraftColumns:
     runs: Ints
     """[D, M] what is expected at the positions from `known` on; NO_DRAFT behind the last."""
     known: Ints
-    """[D] tokens of the row whose value the host knew."""
+    """[D] tokens of the row that the host knew."""
 
 
 NO_DRAFT = -1
@@ -161,7 +164,7 @@ class HiddenColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbedColumns:
-    """Tokens whose embedding is given, so that their ids say nothing."""
+    """Tokens whose embedding is given, so that their ids are ignored."""
 
     tokens: Ints
     """[N] indices into the token columns."""
@@ -175,7 +178,8 @@ NO_STATE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateColumns:
-    """Of a model with layers that keep a state for each request: the states of the rows, and what is copied where.
+    """For a model with layers that keep a state for each request: the states of the rows, and the copies between states
+    and checkpoints.
 
     Order: all copies, which read what was there before the step; then the layers, which update the states of the rows,
     and copy them out to checkpoints on the way.
@@ -219,12 +223,14 @@ class ModelWorkerBatch:
     sampling: SamplingColumns = PLAIN_SAMPLING
     table_writes: TableWrites | None = None
     sampling_now: tuple[FeatureColumns, ...] = ()
-    """What sampling features say of this step only."""
+    """Columns of sampling features that are valid for this step only."""
     logprobs: LogprobColumns | None = None
     hidden: HiddenColumns | None = None
     embeds: EmbedColumns | None = None
     waits_for_mask: bool = False
-    """Whether tokens are chosen only when `BatchResult.sample` brings a TokenMask: it depends on the step before."""
+    """True if tokens are chosen only when `BatchResult.sample` brings a TokenMask, because it depends on the step
+    before.
+    """
     high_lens: Ints | None = None
     """[R] as `seq_lens`, at most: memory is there for so many. None: all `seq_lens` are known."""
     drafts: DraftColumns | None = None

@@ -1,4 +1,4 @@
-"""PageAllocator: which pages of a space are free. It knows no owner: whoever was given a page gives it back once."""
+"""PageAllocator: the free pages of a space. It knows no owner: the code that was given a page gives it back once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Follower(Protocol):
     """A page space in which a page has a place for as long as it is given out here, at most."""
 
     def give(self, pages: Ints) -> None:
-        """These pages were given out; there is room for their places."""
+        """These pages were allocated; the follower has room for their places."""
         ...
 
     def drop(self, pages: Ints) -> None:
-        """These pages are about to be free, and their places with them. No row reads any."""
+        """These pages are about to be freed, and their places with them. No row reads any of them."""
         ...
 
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 
 
 class Evictable(Protocol):
-    """What a policy may look at."""
+    """Attributes of a node that a policy may use."""
 
     @property
     def last_access(self) -> int:
@@ -31,7 +31,7 @@ class Evictable(Protocol):
 
     @property
     def urgency(self) -> int:
-        """That of the most urgent of them."""
+        """Largest urgency of the requests that used it."""
         ...
 
 
@@ -40,10 +40,10 @@ EvictPolicy: TypeAlias = Callable[[Evictable], int]
 EvictPolicyName = Literal["lru", "lfu", "fifo", "filo", "slru", "priority"]
 
 LATER = 1 << 48
-"""More than any logical time: what comes before last access in a key is multiplied by it."""
+"""Larger than any logical time: a key's part that comes before the last access is multiplied by it."""
 
 PROTECTED_USES = 2
-"""From so many rows on, slru holds a prefix for one that is asked for again."""
+"""Number of uses from which slru protects a prefix as one that is used repeatedly."""
 
 
 def lru(node: Evictable) -> int:
@@ -67,12 +67,14 @@ def filo(node: Evictable) -> int:
 
 
 def slru(node: Evictable) -> int:
-    """What was used once first, then what was used again, each from the least recently used on (segmented lru)."""
+    """Nodes that were used once first, then nodes that were used again; within each group the least recently used first
+    (segmented lru).
+    """
     return (node.uses >= PROTECTED_USES) * LATER + node.last_access
 
 
 def priority(node: Evictable) -> int:
-    """What only less urgent requests have used first, of equals the least recently used."""
+    """Nodes that only less urgent requests have used first; among equals, the least recently used first."""
     return node.urgency * LATER + node.last_access
 
 

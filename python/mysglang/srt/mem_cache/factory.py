@@ -35,7 +35,7 @@ def hierarchical_cache(
 def prefix_cache(
     name: PrefixCacheName, *, eviction_policy: EvictPolicyName = "lru", listener: PageListener | None = None
 ) -> MakePrefixCache:
-    """What KvManager makes its prefix cache with. `chunk` shares nothing, and has nothing to evict or to tell."""
+    """Constructor of KvManager's prefix cache. `chunk` shares nothing, and has nothing to evict or to report."""
     makers: dict[PrefixCacheName, MakePrefixCache] = {
         "radix": partial(RadixCache, policy=EVICT_POLICIES[eviction_policy], listener=listener),
         "chunk": ChunkCache,

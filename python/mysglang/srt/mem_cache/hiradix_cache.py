@@ -46,7 +46,7 @@ class HostBelow:
         self._written_after = WRITTEN_AFTER[write_policy]
         self.writes_back = self._written_after is None
         self.locked: list[TreeNode] = []
-        """Nodes of the device whose copies are not done, with repeats."""
+        """Nodes of the device whose copies are not complete; a node may occur several times."""
 
     @property
     def busy(self) -> bool:
@@ -120,7 +120,7 @@ class HostBelow:
         self._evicted(there)
 
     def _evicted(self, there: TreeNode | None) -> None:
-        """What was evicted is locked by nobody here."""
+        """Called after nodes were evicted; none of them is locked here."""
         if there is not None:
             self._storage.store(there)
 

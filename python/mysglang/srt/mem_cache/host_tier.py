@@ -1,4 +1,4 @@
-"""HostTier: the pages of a prefix cache that stand in the memory of the host. It plans copies; it touches no byte.
+"""HostTier: the pages of a prefix cache in the host's memory. It plans copies; it touches no byte.
 
     device tree   system ─┬─ a ── b            what attention reads; evicted when memory is wanted
                           └─ c
@@ -41,7 +41,7 @@ class Writing:
     """Pages on their way to the host, locked on both sides."""
 
     number: int
-    """Of the call of `HostPages.copy`."""
+    """Number of the call of `HostPages.copy`."""
     node: TreeNode
     """In the host's tree."""
     release: Release
@@ -69,7 +69,7 @@ class HostTier:
         self._pages = pages
         self._listener = NoListener() if listener is None else listener
         self._ready_at: Longs = np.zeros(pages.num_pages + 1, dtype=np.int64)
-        """By page: the call of `copy` that writes it."""
+        """Page -> number of the call of `copy` that writes it."""
         self._started = 0
         self._done = 0
         self._writing: deque[Writing] = deque()
@@ -82,7 +82,9 @@ class HostTier:
     # Finding and loading
 
     def match(self, ids: Ints, extra_key: str, num_pages: int) -> HostMatch | None:
-        """The longest prefix of `ids` that can be loaded, if it is worth it beside the `num_pages` of the device."""
+        """The longest prefix of `ids` that can be loaded, if loading is worthwhile beside the `num_pages` of the
+        device.
+        """
         node, found = self.tree.match_prefix(ids, extra_key)
         if node is None or (found - num_pages) * self.page_size < LOAD_AT_LEAST:
             return None
@@ -93,7 +95,7 @@ class HostTier:
         return HostMatch(found * self.page_size, found, node)
 
     def holds(self, match: HostMatch) -> bool:
-        """Whether a match has lost nothing."""
+        """True if every page of the match is still there."""
         return self.tree.node_at(match.node, match.num_pages) is not None
 
     def hold(self, match: HostMatch) -> None:
@@ -106,7 +108,7 @@ class HostTier:
     def load(self, match: HostMatch, pages: Ints) -> None:
         """Copy the last pages of a match that is kept to these of the device."""
         node = self.tree.node_at(match.node, match.num_pages)
-        assert node is not None, "nobody kept this match"
+        assert node is not None, "this match was not kept"
         source = self.tree.path_pages(node)[match.num_pages - len(pages) : match.num_pages]
         self._loads.append(PagePairs(pages.copy(), source))
         self._loaded += len(pages) * self.page_size
@@ -156,7 +158,7 @@ class HostTier:
         self.tree.unpin(node)
 
     def take(self, num_pages: int) -> Ints:
-        """So many pages for who will fill them, or as many as there can be."""
+        """`num_pages` free pages for the caller to fill, or as many as are available."""
         return self.allocator.alloc(self._room(num_pages))
 
     def give_back(self, pages: Ints) -> None:
@@ -167,7 +169,7 @@ class HostTier:
         """Taken pages, filled, for the tokens that go on from a locked node. The lock moves to the node returned."""
         leaf = self.tree.append(node, ids, pages)
         if leaf is None:
-            # Somebody else was faster.
+            # Another request's copy of the same tokens arrived first.
             self.allocator.free(pages)
             return node
         self._listener.stored(node, ids, pages, 0)
@@ -175,7 +177,9 @@ class HostTier:
         return leaf
 
     def condemn(self, ids: Ints, num_pages: int, extra_key: str) -> None:
-        """Let nobody find what goes on from the first `num_pages` pages of this prefix with its next page."""
+        """Make the page after the first `num_pages` pages of this prefix, and everything below it, impossible to
+        find.
+        """
         node, found = self.tree.match_prefix(ids, extra_key)
         if found <= num_pages:
             return
@@ -216,7 +220,7 @@ class HostTier:
         if self._writes:
             self._copy(NO_PAIRS)
         self._pages.wait()
-        # All of them, on every rank, so nobody has to be told.
+        # All pages are cleared, on every rank, so the ranks need no message about it.
         self.learn(HostNews(self._started))
         assert not self._writing, "waited for copies, and some are not done"
         return True

@@ -1,4 +1,4 @@
-"""What a prefix cache tells routers about its pages: which prefixes are there, and which are not any more.
+"""Events of a prefix cache for routers: which prefixes are cached, and which no longer are.
 
 A page is a block. Its name is a hash of its tokens and of the block before it, so equal prefixes have equal names
 everywhere; the first block of a namespace goes on from the namespace's own. Events have the fields of SGLang's, of
@@ -20,7 +20,7 @@ from mysglang.srt.mem_cache.tree_node import TreeNode, namespace_of
 GPU = "GPU"
 """The medium of pages that attention reads, in the host's memory though it is without a GPU."""
 CPU = "CPU"
-"""That of pages in a tier on the host: from there they are copied back before they are read."""
+"""Medium of pages in the host tier: they are copied back before they are read."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -28,9 +28,9 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=Fal
 
     block_hashes: list[int]
     parent_block_hash: int | None
-    """Of the block before the first; None where a namespace begins."""
+    """Hash of the block before the first; None at the beginning of a namespace."""
     token_ids: list[int]
-    """Of all these blocks."""
+    """Tokens of all these blocks."""
     block_size: int
     lora_id: int | None = None
     medium: str | None = None
@@ -53,7 +53,7 @@ KvEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KvEventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What happened between two sendings, in order."""
+    """Events between two sendings, in order."""
 
     ts: float
     """Seconds since 1970."""
@@ -62,7 +62,7 @@ class KvEventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KvEventLog:
-    """The PageListener that makes events of what it hears and keeps them until they are taken.
+    """The PageListener that turns changes into events and keeps them until they are taken.
 
     Pages are told of when they are planned, like all sharing here: a step before they are computed at most.
     """
@@ -72,16 +72,16 @@ class KvEventLog:
         self._page_size = page_size
         self._medium = medium
         self._hashes: Longs = np.zeros(num_pages + 1, dtype=np.int64)
-        """By page; says something while the page is told of."""
+        """Page -> hash; valid while the page is reported as stored."""
         self._told: Bools = np.zeros(num_pages + 1, dtype=np.bool_)
         self._events: list[KvEvent] = [] if events is None else events
 
     def of_host(self, num_pages: int) -> KvEventLog:
-        """A log for the pages of a tier on the host, whose events come in order with those of this one."""
+        """A log for the pages of a host tier. Its events are ordered together with those of this log."""
         return HostEventLog(num_pages, self._page_size, CPU, self._events)
 
     def take(self) -> list[KvEvent]:
-        """What happened since it was last asked, in order."""
+        """Events since the last call, in order."""
         events = self._events.copy()
         self._events.clear()
         return events
@@ -118,14 +118,14 @@ class KvEventLog:
 
 
 class HostEventLog(KvEventLog):
-    """Of a tier below another cache, with which it is cleared and which tells of that."""
+    """Log of a tier below another cache. It is cleared together with that cache, which reports the clearing."""
 
     def cleared(self) -> None:
         self._told[:] = False
 
 
 def first_hash(namespace: str) -> int:
-    """What the first block of a namespace goes on from."""
+    """The hash that the first block of a namespace follows."""
     return _to_int(sha256(namespace.encode()).digest())
 
 

@@ -1,4 +1,4 @@
-"""KvManager: all that planning may ask of memory. It knows slots, pages and token ids; no request, no device.
+"""KvManager: the memory interface of planning. It knows slots, pages and token ids; no request, no device.
 
 Its verbs speak of rows and tokens, never of a page space: a model with several (spaces.py) changes what is behind them
 only. Rows and the prefix cache name pages of the first space, and the others follow it.
@@ -38,12 +38,12 @@ from mysglang.srt.mem_cache.window_space import WindowSpace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvState:
-    """Where the memory is, in tokens (whole pages). free + evictable + protected + private == total."""
+    """Use of the memory, in tokens (whole pages). free + evictable + protected + private == total."""
 
     total: int
     free: int
     evictable: int
-    """Cached, and nobody's: free as soon as it is wanted."""
+    """Cached tokens that no row uses: they become free as soon as memory is needed."""
     protected: int
     """Cached, and open rows stand on it."""
     private: int
@@ -53,14 +53,14 @@ class KvState:
     free_slots: int
     open_rows: int
     host_total: int = 0
-    """Tokens in the memory of the host, beside all that."""
+    """Tokens in the host's memory, in addition to the other figures."""
     host_free: int = 0
     host_cached: int = 0
     host_locked_nodes: int = 0
     spaces: tuple[SpaceState, ...] = ()
     """Each page space, that of the rows first."""
     states: StateCounts = NO_COUNTS
-    """Of a model whose layers keep a state for each request."""
+    """Counts of states, for a model whose layers keep a state for each request."""
 
 
 class KvManager:
@@ -76,8 +76,8 @@ class KvManager:
         prefix_cache: MakePrefixCache,
         states: StateShape | None = None,
     ) -> None:
-        """`spaces`: that of the rows, and those that follow it, whose layers have a window. `states`: of a model whose
-        layers keep one for each request.
+        """`spaces`: the rows' own space, then the spaces that follow it, whose layers have a window. `states`: for a
+        model whose layers keep a state for each request.
         """
         first, *others = spaces
         self.page_size = first.page_size
@@ -120,11 +120,11 @@ class KvManager:
         return replace(match, num_tokens=end * self.page_size, num_pages=end, tail=None, known=known)
 
     def holds(self, match: PrefixMatch) -> bool:
-        """Whether a match has lost nothing since it was made, so that it may be opened."""
+        """True if the match has lost nothing since it was made, so that it may be opened."""
         return self.cache.holds(match) and self._reach(match) == match.num_pages and self._has_tail(match)
 
     def tokens_to_lock(self, match: PrefixMatch) -> int:
-        """By how much `available_tokens` sinks when this match is opened: its part that no open row stands on."""
+        """The decrease of `available_tokens` when this match is opened: its part that no open row uses."""
         return self.cache.unlocked_pages(match) * self.page_size
 
     def open(self, match: PrefixMatch) -> int:
@@ -175,7 +175,7 @@ class KvManager:
             space.turn(slots, lows)
         held, wanted = self.rows.held[slots], self._pages_of(new_lens)
         counts = wanted - held
-        if np.count_nonzero(counts == 1) == len(counts):  # As when rows decode with pages of one token.
+        if np.count_nonzero(counts == 1) == len(counts):  # The usual case of decoding rows with pages of one token.
             if not self._make_room(len(counts)) and not self._make_room_behind(slots, len(counts)):
                 return False
             self.rows.append_one(slots, held, wanted, self.allocator.alloc(len(counts)))
@@ -236,7 +236,7 @@ class KvManager:
         pages = self.rows.pages(slot)
         assert start <= end <= len(pages), f"released with {end} pages; {start} are shared, {len(pages)} held"
         if self.bounds:
-            # Where the cache has the row's tokens already, by pages of another row, it keeps those.
+            # If the cache already has the row's tokens in pages of another row, it keeps those pages.
             known = self.cache.known_pages(node, self._ids_of(ids, start, end))
             for bound in self.bounds:
                 bound.release(slot, known, pages[start : start + len(known)])
@@ -265,7 +265,7 @@ class KvManager:
         self.cache.dec_lock_ref(node)
         self.rows.free(slot)
 
-    # What may be trusted
+    # Which results may be trusted
 
     def confirm(self, slot: int) -> None:
         """A step that read all that this row shares had a finite result."""
@@ -275,7 +275,8 @@ class KvManager:
             bound.confirm(slot)
 
     def condemn(self, slot: int) -> bool:
-        """A step of this row had a result that is not finite: what it read and nobody confirmed is matched no more.
+        """A step of this row had a result that is not finite: pages that it read and that are not confirmed are no
+        longer matched.
 
         Returns whether the row had found any such thing in the cache.
         """
@@ -306,7 +307,7 @@ class KvManager:
         return Room([RowRoom(self, float(to_come.sum())), *(space.room(slots, to_come) for space in self.followers)])
 
     def available_tokens(self) -> int:
-        """Tokens for which there are pages: free now, or after evicting all that nobody stands on."""
+        """Tokens for which there are pages: free now, or after evicting all pages that no row uses."""
         return self.first.num_available * self.page_size
 
     @property
@@ -320,7 +321,7 @@ class KvManager:
         return self.allocator.num_free * self.page_size
 
     def tokens_alone(self, slot: int) -> int:
-        """Tokens, in whole pages, that nobody but this row stands on: they come free, or evictable, if it goes."""
+        """Tokens, in whole pages, that only this row uses: they become free or evictable when it is closed."""
         node = self._nodes[slot]
         return (int(self.rows.held[slot]) - self.cache.shared_pages(node)) * self.page_size
 
@@ -344,21 +345,23 @@ class KvManager:
 
     @property
     def sharing(self) -> bool:
-        """Whether any two open rows have pages in common."""
+        """True if any two open rows have pages in common."""
         return self.cache.shared_nodes > 0
 
     def nodes(self, slots: Slots) -> list[TreeNode]:
-        """Where the open rows stand: each has the pages on the path to its node, and shares them with all below it."""
+        """Node of each open row. A row has the pages on the path to its node, and shares them with all rows below that
+        path.
+        """
         return [self._nodes[slot] for slot in slots.tolist()]
 
     def in_spaces(self, locations: Ints) -> tuple[Ints, ...]:
-        """The same KV slots by the numbers of each page space."""
+        """The KV slots by the numbers of each page space."""
         if not self.followers:
             return (locations,)
         return (locations, *(space.locations(locations) for space in self.followers))
 
     def take_writes(self) -> TableWrites | None:
-        """What the device's page tables must learn before the next step; None if nothing changed."""
+        """Writes for the device's page tables before the next step; None if nothing changed."""
         writes = self.rows.take_writes()
         if writes is None or not self.followers:
             return writes
@@ -379,7 +382,9 @@ class KvManager:
         return self.first.evicted * self.page_size
 
     def settle(self) -> None:
-        """Wait until no page is locked for being copied: for who must know now what is available."""
+        """Wait until no page is locked for being copied, for callers that need an exact count of the available
+        memory.
+        """
         self.cache.lower.settle()
 
     # Care
@@ -436,7 +441,7 @@ class KvManager:
     # Inside
 
     def _follower(self, shape: SpaceShape) -> WindowSpace:
-        """A space whose pages follow those of the rows, which are there."""
+        """A space whose pages follow the given rows' pages."""
         assert shape.window is not None and shape.page_size == self.page_size
         own = self.allocator_type(shape.num_pages, shape.page_size)
         return WindowSpace(shape.window, self.rows, self.allocator.num_pages, own, self.cache)
@@ -451,7 +456,7 @@ class KvManager:
         return end
 
     def _has_tail(self, match: PrefixMatch) -> bool:
-        """Whether the page that a match has behind its whole ones, if any, is there in all spaces."""
+        """True if the partly filled page of a match, if it has one, is there in all spaces."""
         return match.tail is None or all(bound.has(match.tail.value) for bound in self.bounds)
 
     def _last_page(self, slot: int, ids: Ints) -> int:
@@ -484,7 +489,7 @@ class KvManager:
         return True
 
     def _make_room_behind(self, slots: Slots, num_pages: int) -> bool:
-        """The same after there was not enough: these rows let go first what they do not see any more."""
+        """Make room after there was not enough: these rows first free the pages that they no longer see."""
         for space in self.followers:
             space.let_go(slots)
         return bool(self.followers) and self._make_room(num_pages)

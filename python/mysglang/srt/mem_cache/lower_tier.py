@@ -20,7 +20,7 @@ class TierCounts:
     loaded: int = 0
     """Copied back to the device."""
     dropped: int = 0
-    """That should have been written, and found no room."""
+    """Tokens that should have been written, and found no room."""
     stored: int = 0
     """Written to storage."""
     fetched: int = 0
@@ -32,12 +32,12 @@ class Arrival(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will come."""
+        """True if nothing more will arrive."""
         ...
 
     @property
     def deadline(self) -> float:
-        """By time.monotonic(): until then a request should wait for it that has no more patience than most."""
+        """Time (time.monotonic()) until which a request should wait for it, under the policy `timeout`."""
         ...
 
 
@@ -46,7 +46,7 @@ class LowerTier(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether copies are planned or on their way: a lock may be held for them, though nobody runs."""
+        """True if copies are planned or on their way. They may hold locks although no request runs."""
         ...
 
     @property
@@ -76,13 +76,13 @@ class LowerTier(Protocol):
         ...
 
     def look(self) -> Sequence[Any]:
-        """What was copied, stored and found: see `utils/outside.py`."""
+        """News about copied, stored and found pages: see `utils/outside.py`."""
         ...
 
     def learn(self, news: Any) -> None: ...
 
     def weights_changed(self) -> None:
-        """What is computed from now on is of another model than what may be stored elsewhere."""
+        """The weights changed: pages that are computed from now on differ from those that may be stored elsewhere."""
         ...
 
 

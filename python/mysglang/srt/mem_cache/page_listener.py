@@ -1,4 +1,4 @@
-"""PageListener: who hears which pages can be matched, and which cannot any more. NoListener hears nothing."""
+"""PageListener: receives which pages can be matched, and which no longer can. NoListener ignores it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mysglang.srt.mem_cache.tree_node import TreeNode
 
 
 class PageListener(Protocol):
-    """Told of every change, in order. Splits are none: pages stay what they are."""
+    """Called at every change, in order. A split is not a change, because the pages stay the same."""
 
     def stored(self, node: TreeNode, ids: Ints, pages: Ints, known: int) -> None:
         """The tokens `ids` go on from the end of `node`, in as many whole pages: all but the first `known` are new.
@@ -19,16 +19,16 @@ class PageListener(Protocol):
         ...
 
     def removed(self, pages: Ints) -> None:
-        """Nobody finds these any more. Of pages that were taken out of sight before, it may be told again."""
+        """These pages can no longer be matched. Pages that were hidden before may be reported again."""
         ...
 
     def cleared(self) -> None:
-        """Nobody finds anything any more."""
+        """No page can be matched any more."""
         ...
 
 
 class NoListener:
-    """Nobody wants to know."""
+    """The null listener."""
 
     def stored(self, node: TreeNode, ids: Ints, pages: Ints, known: int) -> None:
         pass

@@ -21,10 +21,10 @@ from mysglang.srt.mem_cache.tree_view import TreeView
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """What a cache holds, in pages and nodes."""
+    """Size of a cache, in pages and nodes."""
 
     evictable_pages: int
-    """Pages that nobody stands on."""
+    """Pages that no row uses."""
     protected_pages: int
     num_nodes: int
     locked_nodes: int
@@ -34,16 +34,16 @@ class CacheSize:
     host_cached: int = 0
     """Pages of prefixes there. Those that are neither are being filled from storage."""
     host_locked_nodes: int = 0
-    """Of prefixes there that copies, or storage, have not done with."""
+    """Nodes of the host tier that copies or storage still use."""
 
 
 class PrefixCache(ABC):
     """Pages by the tokens whose keys and values they hold."""
 
     shares: bool = True
-    """Whether anything of a row is kept for others."""
+    """True if pages of a row are kept for other rows."""
     lower: LowerTier = NO_LOWER_TIER
-    """Where copies of pages may be beside."""
+    """The tier that holds copies of pages."""
 
     @property
     @abstractmethod
@@ -65,7 +65,7 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def view(self, preview_tokens: int) -> TreeView:
-        """A bounded picture of what is cached. Takes about a millisecond, however much is cached.
+        """A bounded picture of the cached prefixes. Takes about a millisecond, whatever the size of the cache.
 
         `preview_tokens`: how many token ids to copy of each node whose requests brought no salt.
         """
@@ -76,7 +76,7 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def holds(self, match: PrefixMatch) -> bool:
-        """Whether every page of the match is still cached."""
+        """True if every page of the match is still cached."""
 
     @abstractmethod
     def unlocked_pages(self, match: PrefixMatch) -> int:
@@ -92,12 +92,12 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def confirm(self, node: TreeNode) -> None:
-        """Who reads the path to `node` had a finite result: its keys and values are sound."""
+        """A row that read the path to `node` had a finite result: its keys and values are sound."""
 
     @abstractmethod
     def condemn(self, node: TreeNode) -> None:
-        """Who reads the path to `node` had a result that is not finite: nobody finds what is unconfirmed of it, and all
-        that was computed from that, any more. Rows that stand there go on reading it, and their pages stay theirs.
+        """A row that read the path to `node` had a result that is not finite. Its unconfirmed part, and everything that
+        was computed from it, can no longer be matched. Rows that use it go on reading it, and their pages stay theirs.
         """
 
     @abstractmethod

@@ -24,9 +24,9 @@ from mysglang.srt.mem_cache.kv_manager import KvManager
 from mysglang.srt.mem_cache.tree_node import TreeNode
 
 WORK_ITEM_TOKENS = 64
-"""What one more group costs beside its rows' partial results."""
+"""Cost of one more group, in addition to its rows' partial results."""
 PARTIAL_BYTES = 4
-"""Of one number of a partial result, which is float32."""
+"""Bytes of one number of a partial result, which is float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class CascadeCosts:
 
     @classmethod
     def of_model(cls, *, partial_size: int, token_bytes: int) -> CascadeCosts:
-        """By the sizes of one layer: numbers of a row's partial result, and bytes that are kept of a token."""
+        """Costs by the sizes of one layer: numbers of a row's partial result, and bytes that are stored of a token."""
         return cls(per_row=2 * partial_size * PARTIAL_BYTES / token_bytes)
 
     def worthwhile(self, rows: int, tokens: int, readers: int) -> bool:
-        """Whether a group of so many rows should read the tokens, which otherwise are read by that many readers."""
+        """True if a group of that many rows should read the tokens once, instead of that many readers reading them."""
         return (readers - 1) * tokens > self.per_row * rows + self.per_group
 
 
@@ -92,7 +92,7 @@ class Crossing:
 
     node: TreeNode
     rows: list[int]
-    """Those that stand here, or below on nodes of their own."""
+    """Rows that end here, or below on nodes of their own."""
     below: list[Crossing]
     total: int = 0
     """Rows here and at all crossings below."""

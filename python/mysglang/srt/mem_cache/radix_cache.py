@@ -1,4 +1,6 @@
-"""RadixCache: the radix tree bound to the page allocator. It knows which pages to free, not who runs on them."""
+"""RadixCache: the radix tree bound to the page allocator. It knows which pages to free, but not which requests use
+them.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,7 @@ class RadixCache(PrefixCache):
         return NO_PAGES if match.tail is None else self.tree.take(match.tail)
 
     def insert_tail(self, node: TreeNode, ids: Ints, page: Ints, urgency: int = 0) -> None:
-        # Nobody is told of it: events and tiers below know whole pages only.
+        # Not reported: events and tiers below handle whole pages only.
         if node.condemned or not self.tree.insert_tail(ids, namespace_of(node), page, urgency):
             self.allocator.free(page)
 

@@ -26,7 +26,7 @@ class RadixTree:
     def __init__(self, page_size: int, policy: EvictPolicy) -> None:
         self.page_size = page_size
         self.evictable_pages = 0
-        """Pages of nodes that nobody locks."""
+        """Pages of nodes that are not locked."""
         self.protected_pages = 0
         self.locked_nodes = 0
         self.shared_nodes = 0
@@ -34,7 +34,7 @@ class RadixTree:
         self.num_nodes = 0
         """Nodes that hold pages."""
         self._detached: dict[int, TreeNode] = {}
-        """By serial: the topmost nodes of what was condemned. No parent has them among its children any more."""
+        """Serial -> topmost node of what was condemned. It is no longer among its parent's children."""
         self._policy = policy
         self.roots: dict[str, NamespaceRoot] = {}
         self.clock = 0
@@ -44,7 +44,7 @@ class RadixTree:
         # any more, or used since, or taken; that is found out when it comes up.
         self._queue: list[tuple[int, int, TreeNode]] = []
         self._num_taken = 0
-        """Entries of the queue whose nodes were taken; never more than half of all."""
+        """Queue entries whose nodes were already taken out; never more than half of all."""
 
     # Looking up
 
@@ -74,7 +74,7 @@ class RadixTree:
         return node, position // self.page_size
 
     def node_at(self, node: TreeNode | None, end: int) -> TreeNode | None:
-        """The node that holds page `end` - 1 of the path to `node`, or None if that page was evicted meanwhile.
+        """The node that holds page `end` - 1 of the path to `node`, or None if that page has been evicted since.
 
         `node` may have been split since, so the page may be in one of the nodes above.
         """
@@ -86,7 +86,7 @@ class RadixTree:
         return node if end <= node.end and not node.condemned else None
 
     def unlocked_pages(self, node: TreeNode, end: int) -> int:
-        """Pages of the path to page `end` - 1 (which `node` holds) that nobody locks."""
+        """Unlocked pages of the path to page `end` - 1 (which `node` holds)."""
         while node.parent is not None and node.lock_ref == 0:
             node = node.parent
         return max(0, end - node.end)
@@ -161,7 +161,7 @@ class RadixTree:
         return node if end == node.end else self._split(node, end - start)
 
     def append(self, node: TreeNode, ids: Ints, pages: Ints) -> TreeNode | None:
-        """Hang pages below a node that the caller has locked, as a new leaf that the caller locks too.
+        """Append pages below a node that the caller has locked, as a new leaf that the caller locks too.
 
         None if the tree already knows the first page of `ids` here, or if nobody would find it: nothing changes then.
         """
@@ -216,8 +216,8 @@ class RadixTree:
         return True
 
     def take(self, leaf: TreeNode) -> Ints:
-        """Take out a leaf that nobody locks. Returns its pages, which are the caller's now."""
-        assert not leaf.lock_ref and not leaf.children and leaf.end != REMOVED, "only a leaf that nobody locks is taken"
+        """Take out an unlocked leaf. Returns its pages, which now belong to the caller."""
+        assert not leaf.lock_ref and not leaf.children and leaf.end != REMOVED, "only an unlocked leaf is taken"
         self.evictable_pages -= len(leaf.value)
         self._num_taken += leaf.queued
         self._remove(leaf)
@@ -256,13 +256,13 @@ class RadixTree:
             step = step.parent
 
     def unpin(self, node: TreeNode) -> None:
-        """Take back one lock of somebody who was no row: that is no use, and makes nothing more recent."""
+        """Release a lock that does not belong to a row. This does not count as a use of the prefix."""
         latest = 0
         step: TreeNode | None = node
         while step is not None:
             assert step.lock_ref > 0, "unlocked more often than locked"
             step.lock_ref -= 1
-            # What is above is as recent as what was hung below it meanwhile.
+            # A parent is at least as recent as its children.
             step.last_access = latest = max(latest, step.last_access)
             self.shared_nodes -= step.lock_ref == 1 and step.parent is not None
             if step.lock_ref == 0:
@@ -272,7 +272,7 @@ class RadixTree:
     # Trusting
 
     def confirm(self, node: TreeNode) -> None:
-        """What stands on the path to `node` was read, and the result was finite."""
+        """A row read the path to `node`, and its result was finite."""
         step: TreeNode | None = node
         while step is not None and not step.confirmed:
             step.confirmed = True
@@ -286,14 +286,14 @@ class RadixTree:
         return top
 
     def condemn(self, node: TreeNode) -> Ints:
-        """Take out what is unconfirmed of the path to `node`, with all below it: found by nobody any more, evicted as
-        anything else, once nobody stands there. Returns the pages that could be found until now.
+        """Take out the unconfirmed part of the path to `node`, with all below it. It can no longer be matched, and is
+        evicted like other pages when no row uses it. Returns the pages that could be matched until now.
         """
         top = self.doubtful(node)
         return NO_PAGES if top is None else self.take_out(top)
 
     def take_out(self, top: TreeNode) -> Ints:
-        """The same for `top`, which holds pages, and all below it."""
+        """Take out `top`, which holds pages, and all below it. Returns the pages that could be matched until now."""
         parent = top.parent
         assert parent is not None
         if top.condemned:
@@ -313,7 +313,7 @@ class RadixTree:
     # Shrinking
 
     def evict(self, num_pages: int, leaving: Callable[[TreeNode], None] | None = None) -> Ints:
-        """Take out `num_pages` pages, or all that are evictable if these are fewer. Returns them.
+        """Take out `num_pages` pages, or all evictable ones if these are fewer. Returns them.
 
         Leaves go in the order of the policy, a parent that became a leaf among them. Of the last one only as many
         pages go as are wanted, from its end, so no cached token is lost without need. `leaving` is told of each node

@@ -1,4 +1,4 @@
-"""ReqToTokenPool: the rows of the page table. It knows which pages stand in which row, not who owns them.
+"""ReqToTokenPool: the rows of the page table. It knows which pages are in which row, but not which request owns them.
 
     table[slot] = [ page of positions 0 … p-1 | page of p … 2p-1 | … | last page held | 0 0 0 … ]
                     <------------------------ held[slot] ------------------------->
@@ -45,7 +45,7 @@ class ReqToTokenPool:
     def free(self, slot: int) -> None:
         """Forget the row; its pages are the caller's business."""
         self._untold = [writes.only(writes.slots != slot) for writes in self._untold]
-        self.pages(slot)[:] = 0  # Whoever still asks for its locations by mistake is led to the page for padding.
+        self.pages(slot)[:] = 0  # A mistaken read of its locations yields the padding page.
         self.held[slot] = 0
         self._free.append(slot)
 
@@ -121,8 +121,8 @@ class ReqToTokenPool:
         return pages
 
     def take_writes(self) -> TableWrites | None:
-        """Entries that the device was not told of, in the numbers of the rows' own space; None if there are none. They
-        count as told from now on.
+        """Entries that the device does not have yet, in the numbers of the rows' own space; None if there are none.
+        They count as sent from now on.
         """
         untold, self._untold = self._untold, []
         return joined([writes for writes in untold if len(writes.slots)])

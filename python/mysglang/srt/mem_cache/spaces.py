@@ -1,4 +1,4 @@
-"""Page spaces as planning sees them: who may have pages, what must be evicted, and what a prompt would need.
+"""Page spaces as planning sees them: which rows may have pages, what must be evicted, and what a prompt would need.
 
     RowSpace        the rows' own pages: a row keeps all of its pages, and the prefix cache what it can
     WindowSpace     pages of layers with a window (window_space.py): a row keeps the last ones, and they follow the
@@ -21,7 +21,7 @@ from mysglang.srt.mem_cache.prefix_match import PrefixMatch
 
 @dataclass(frozen=True, slots=True)
 class SpaceState:
-    """Where the memory of a space is, in tokens (whole pages). free + evictable + held == total."""
+    """Use of a space's memory, in tokens (whole pages). free + evictable + held == total."""
 
     window: int | None
     total: int
@@ -33,7 +33,7 @@ class SpaceState:
 
 
 class SpaceRoom(Protocol):
-    """What one space has left while a step is planned, beside what rows may still need. Amounts in tokens."""
+    """The room of one space while a step is planned, beside what rows may still need. Amounts in tokens."""
 
     def lacking(self, match: PrefixMatch, end: int, prompt: int, to_come: int) -> float:
         """Tokens that must come free for a row with this match to have its tokens before `end` computed in this step,
@@ -42,7 +42,7 @@ class SpaceRoom(Protocol):
         ...
 
     def admit(self, end: int, prompt: int, to_come: int) -> None:
-        """Such a row was admitted: set aside what it may still need."""
+        """A row of this size was admitted: reserve what it may still need."""
         ...
 
 
@@ -68,14 +68,14 @@ class Space(Protocol):
 
 
 class Bound(Protocol):
-    """What says, beside the pages of the first space, how far a row can go on from a cached prefix."""
+    """A limit, in addition to the pages of the first space, for how far a row can go on from a cached prefix."""
 
     def reach(self, pages: Ints) -> int:
         """How many of these pages of a prefix, from the first on, a row can go on from."""
         ...
 
     def has(self, pages: Ints) -> bool:
-        """Whether a row can go on inside these pages, which are filled in part."""
+        """True if a row can go on inside these partly filled pages."""
         ...
 
     def confirm(self, slot: int) -> None:
@@ -128,7 +128,7 @@ class RowSpace:
 
 
 class RowMemory(Protocol):
-    """What `RowRoom` asks of the KvManager. Amounts in tokens."""
+    """Queries of `RowRoom` to the KvManager. Amounts in tokens."""
 
     def available_tokens(self) -> int: ...
 
@@ -136,7 +136,7 @@ class RowMemory(Protocol):
 
 
 class RowRoom:
-    """Of the rows' own pages: a row may need one for every token to come."""
+    """Room of the rows' own pages: a row may need one for every token to come."""
 
     def __init__(self, memory: RowMemory, aside: float) -> None:
         """`aside`: tokens that running rows may still generate."""
@@ -161,7 +161,7 @@ class Room:
         self._parts = parts
 
     def lacking(self, match: PrefixMatch, end: int, prompt: int, to_come: int) -> float:
-        """As `SpaceRoom.lacking`, of the space that lacks most."""
+        """See `SpaceRoom.lacking`, for the space that lacks most."""
         return max(part.lacking(match, end, prompt, to_come) for part in self._parts)
 
     def admit(self, end: int, prompt: int, to_come: int) -> None:

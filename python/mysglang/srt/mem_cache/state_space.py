@@ -32,14 +32,14 @@ from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool
 
 @dataclass(frozen=True, slots=True)
 class StateCounts:
-    """Where the states are. free + evictable + held == total."""
+    """Use of the states. free + evictable + held == total."""
 
     total: int = 0
     free: int = 0
     evictable: int = 0
     """Checkpoints: free as soon as a state is wanted."""
     held: int = 0
-    """Of open rows."""
+    """States of open rows."""
 
 
 NO_COUNTS = StateCounts()
@@ -52,12 +52,12 @@ class Checkpoint:
     page: int
     state: int
     confirmed: bool = False
-    """Whether a row that wrote it, or began with it, had a finite result."""
+    """True if a row that wrote it, or began with it, had a finite result."""
 
 
 @dataclass(slots=True)
 class RowState:
-    """What is known of an open row."""
+    """Facts about an open row."""
 
     state: int
     planned: int
@@ -65,7 +65,7 @@ class RowState:
     branch: int
     """Tokens up to which the prefix cache had the row's pages, where that is further than the row could begin from."""
     began: Checkpoint | None
-    """What it began with; None: with nothing."""
+    """The checkpoint with which it began; None if it began empty."""
     written: list[Checkpoint] = field(default_factory=list)
     """Copied out by its steps, until it has a finite result."""
 
@@ -79,7 +79,7 @@ class Known(Protocol):
 
 
 class States(Protocol):
-    """What a KvManager asks, whether the model keeps states or not."""
+    """Interface between a KvManager and states, also for models without states."""
 
     def open(self, slot: int, pages: Ints, match: PrefixMatch) -> None:
         """A row begins with these pages, from a match that it can go on from."""
@@ -90,14 +90,14 @@ class States(Protocol):
         ...
 
     def condemn(self, slot: int) -> bool:
-        """A step of this row had a result that is not finite. Returns whether the row began with a checkpoint that
-        nobody had confirmed.
+        """A step of this row had a result that is not finite. True if the row began with a checkpoint that was not
+        confirmed.
         """
         ...
 
     def take(self, slots: Slots, starts: Ints) -> StateColumns | None:
-        """What a step of these rows must say, which start at these tokens. What the step copies out is found from now
-        on.
+        """The state columns of a step of these rows, which start at these tokens. States that the step copies out can
+        be matched from now on.
         """
         ...
 
@@ -137,15 +137,15 @@ class StateSpace:
         self._of_slot: Ints = np.full(rows.num_slots, NO_STATE, np.int32)
         self._rows: dict[int, RowState] = {}
         self._behind: dict[int, Checkpoint] = {}
-        """By page, those that are still to be copied out among them."""
+        """Page -> checkpoint after it, including those that are still to be copied out."""
         self._found: Bools = np.zeros(num_pages + 1, np.bool_)
         """[num_pages + 1] whether a row may begin behind the page."""
         self._used: OrderedDict[int, Checkpoint] = OrderedDict()
-        """Those that rows may begin with, by page, the least recently used first."""
+        """Page -> checkpoint that rows may begin with, the least recently used first."""
         self._copies: dict[int, int] = {}
-        """For the next step: the state of a row -> what it begins with."""
+        """For the next step: state of a row -> the state from which it is copied."""
         self._saves: list[tuple[int, int, Checkpoint]] = []
-        """For the next step: (slot, tokens, the checkpoint behind them)."""
+        """For the next step: (slot, tokens, the checkpoint after them)."""
 
     # Bound
 
@@ -155,7 +155,7 @@ class StateSpace:
         return int(ends[-1]) + 1 if len(ends) else 0
 
     def has(self, pages: Ints) -> bool:
-        """Whether a row can go on inside this page, which is filled in part: there is no checkpoint of that."""
+        """False for a partly filled page: there is no checkpoint inside a page."""
         return False
 
     def confirm(self, slot: int) -> None:
@@ -249,7 +249,7 @@ class StateSpace:
         """A page that was given out has no checkpoint yet."""
 
     def drop(self, pages: Ints) -> None:
-        """These pages are about to be free, and with them the states behind them."""
+        """These pages are about to be freed, and with them the states after them."""
         if self._behind:
             for page in pages.tolist():
                 if (checkpoint := self._behind.get(page)) is not None:
@@ -274,7 +274,7 @@ class StateSpace:
         self._saves.append((slot, tokens, checkpoint))
 
     def _drop(self, checkpoint: Checkpoint) -> None:
-        """Nobody begins with it any more, and its state is free; nothing happens if that is so already."""
+        """No row can begin with it any more, and its state is free; no effect if that is already so."""
         page = checkpoint.page
         if self._behind.get(page) is not checkpoint:
             return

@@ -14,7 +14,9 @@ from mysglang.srt.mem_cache.chunk_cache import ChunkCache
 from mysglang.srt.mem_cache.kv_manager import KvManager
 
 ROOM = 2
-"""Longest prompts for which each free slot counts as room: one, and as much for what planning sets aside beside it."""
+"""Longest prompts for which each free slot counts as room: one prompt, and the same amount that planning reserves
+beside it.
+"""
 
 
 class StorelessKvManager(KvManager):
@@ -31,7 +33,7 @@ class StorelessKvManager(KvManager):
         return True
 
     def commit(self, slot: int, ids: Ints, *, more: bool = False) -> None:
-        """There is nothing to share."""
+        """No effect: there is nothing to share."""
 
     def release(self, slot: int, ids: Ints, urgency: int = 0, tail_end: int = 0) -> None:
         self.discard(slot)

@@ -1,4 +1,4 @@
-"""TreeNode: a run of cached pages; an opaque handle for whoever stands on one, and meaningful to the tree alone."""
+"""TreeNode: a run of cached pages. An opaque handle for a row that uses it; only the tree knows its content."""
 
 from __future__ import annotations
 
@@ -55,15 +55,19 @@ class TreeNode:
         self.urgency = NEVER_URGENT
         """The greatest of these rows."""
         self.queued = False
-        """Whether an entry for this node is in the eviction queue."""
+        """True if an entry for this node is in the eviction queue."""
         self.confirmed = False
-        """Whether somebody who read all of it, and of the path above, had a finite result. Holds for the path too."""
+        """True if a row that read all of it, and of the path above, had a finite result. This then holds for the whole
+        path.
+        """
         self.condemned = False
-        """Whether nobody finds it any more, since it may hold numbers that are not finite. Holds for all below too."""
+        """True if it can no longer be matched, because it may hold numbers that are not finite. This then holds for all
+        nodes below too.
+        """
 
     @property
     def is_tail(self) -> bool:
-        """Whether this is a page that is filled in part: only the tokens before the first NO_TOKEN are in it."""
+        """True if this is a partly filled page: only the tokens before the first NO_TOKEN are in it."""
         return self.parent is not None and int(self.key[-1]) == NO_TOKEN
 
     def used(self, urgency: int) -> None:

@@ -39,7 +39,7 @@ class NodeView:
     hidden: int
     """Children that are not in the picture."""
     is_default: bool
-    """Whether the node belongs to the namespace of requests that bring no salt (and no key of their own)."""
+    """True if the node belongs to the namespace of requests that bring no salt (and no key of their own)."""
     ids: list[int]
     """The first tokens of the run, if they were asked for and the node is in the default namespace."""
 

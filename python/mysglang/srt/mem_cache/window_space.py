@@ -25,14 +25,15 @@ from mysglang.srt.mem_cache.req_to_token import ReqToTokenPool, concatenated_ran
 from mysglang.srt.mem_cache.spaces import SpaceRoom, SpaceState
 
 LAG = 8
-"""Tokens behind the window that a row keeps: what it planned last may be taken back when it ends, and whoever goes on
-from there has a whole window then."""
+"""Tokens behind the window that a row keeps: its last planned tokens may be taken back when it ends, and a row that
+goes on from there then still has a whole window.
+"""
 MOVE_EVERY = 8
 """Decode steps after which rows let go what they do not see any more; earlier where memory is short."""
 
 
 def row_tokens(window: int, page_size: int) -> int:
-    """Tokens that a row holds at most, in whole pages, beside those that a step writes."""
+    """Largest number of tokens that a row holds, in whole pages, in addition to those that a step writes."""
     return (-(-(window + LAG + MOVE_EVERY) // page_size) + 2) * page_size
 
 
@@ -47,7 +48,7 @@ def least_tokens(window: int, page_size: int, chunk: int | None, context: int) -
 
 
 class WindowSpace:
-    """Pages for one window. `rows`: whose pages these follow."""
+    """Pages for one window. `rows`: the space whose pages these follow."""
 
     def __init__(
         self, window: int, rows: ReqToTokenPool, num_pages: int, allocator: PageAllocator, cache: PrefixCache
@@ -82,7 +83,7 @@ class WindowSpace:
 
     @property
     def num_evictable(self) -> int:
-        """Pages that nobody reads, which the prefix cache has."""
+        """Pages of the prefix cache that no row reads."""
         return self.allocator.num_pages - self.allocator.num_free - self.num_read
 
     @property
@@ -90,7 +91,7 @@ class WindowSpace:
         """These, and the free ones."""
         return self.allocator.num_pages - self.num_read
 
-    # What is seen
+    # Pages that rows see
 
     def first_column(self, position: int) -> int:
         """The first page that a query at this position sees something of."""
@@ -110,11 +111,11 @@ class WindowSpace:
         return int(ends[sound.nonzero()[0][-1]])
 
     def has(self, pages: Ints) -> bool:
-        """Whether none of them is gone."""
+        """True if all of these pages are still there."""
         return bool(self.page_of[pages].all())
 
     def unread(self, pages: Ints) -> int:
-        """How many of them nobody reads."""
+        """How many of them no row reads."""
         return int(np.count_nonzero(self._readers[pages] == 0))
 
     def held_tokens(self, slots: Slots) -> Ints:
@@ -125,7 +126,7 @@ class WindowSpace:
     # A row's pages
 
     def give(self, pages: Ints) -> None:
-        """These pages, new ones of one row, get their place; the caller has seen to it that there is room."""
+        """Give places to these new pages of one row. The caller has made sure that there is room."""
         at = pages.astype(np.intp)  # once, instead of at each use
         self.page_of[at] = self.allocator.alloc(len(pages))
         self._readers[at] = 1
@@ -145,7 +146,8 @@ class WindowSpace:
         self._shared[slot] = shared
 
     def turn(self, slots: Slots, lows: Ints | None) -> None:
-        """These rows are about to be extended by a decode step: now and then they let go what they do not see.
+        """These rows are about to be extended by a decode step: from time to time they free pages that they no longer
+        see.
 
         lows: [R] tokens that are surely written; None: all for which they have pages.
         """
@@ -156,7 +158,7 @@ class WindowSpace:
             self.let_go(slots)
 
     def extended(self, slots: Slots | int, lens: Ints | int) -> None:
-        """So many tokens of these rows are planned and surely written: later steps begin there, or behind."""
+        """These rows have at least that many tokens, planned and surely written: later steps begin there, or after."""
         self._lens[slots] = lens
 
     def trim(self, slot: int, pages: int, length: int) -> None:
@@ -226,7 +228,7 @@ class WindowSpace:
     # Giving back
 
     def drop(self, pages: Ints) -> None:
-        """Free what stands for these pages, which nobody reads."""
+        """Free the places of these pages, which no row reads."""
         held = self.page_of[pages]
         self.allocator.free(held[held != 0])
         self.page_of[pages] = 0
@@ -237,7 +239,7 @@ class WindowSpace:
         self.evict(max(0, num_pages - self.allocator.num_free))
 
     def evict(self, num_pages: int) -> None:
-        """Free so many pages of those that are evictable, what was left first before all others.
+        """Free that many evictable pages; pages that rows have left behind go first.
 
         Of what a row left at once go those at the beginning: prefixes that end behind them keep their windows longest.
         """
@@ -253,8 +255,8 @@ class WindowSpace:
             num_pages -= len(valid)
 
     def revive(self, pages: Ints, copies: Ints) -> None:
-        """What is gone of `pages`, which the prefix cache has, takes over what there is of `copies`, which nobody reads
-        any more. Both hold the same tokens after the same prefix.
+        """Let missing places of `pages`, which the prefix cache has, take over existing places of `copies`, which no
+        row reads any more. Both hold the same tokens after the same prefix.
         """
         better = (self.page_of[pages] == 0) & (self.page_of[copies] != 0)
         pages, copies = pages[better], copies[better]
@@ -333,7 +335,7 @@ class WindowSpace:
         assert owners[0] == 0 and (owners[1:] == 1).all(), "a window's pages without exactly one owner"
         assert self.num_read == np.count_nonzero(readers), "the count of a window's read pages is off"
         idle = live[readers[live] == 0]
-        assert np.isin(idle, cached).all(), "a window's page is kept for nobody"
+        assert np.isin(idle, cached).all(), "a window's page is kept without an owner"
         queued = [pages[self._left[pages] == when] for when, pages in self._queue]
         found = np.sort(np.concatenate(queued)) if queued else idle[:0]
         assert np.array_equal(found, np.sort(idle)), "what is evictable of a window is not what is queued"
@@ -345,7 +347,7 @@ class WindowRoom:
     def __init__(self, space: WindowSpace, slots: Slots, to_come: Floats) -> None:
         self._space = space
         self._most = row_tokens(space.window, space.page_size)
-        """Tokens that a row holds at most, beside those that a step writes."""
+        """Largest number of tokens that a row holds, in addition to those that a step writes."""
         self._aside = float(np.minimum(to_come, np.maximum(self._most - space.held_tokens(slots), 0)).sum())
 
     def lacking(self, match: PrefixMatch, end: int, prompt: int, to_come: int) -> float:
@@ -353,7 +355,7 @@ class WindowRoom:
         size = space.page_size
         new = -(-end // size) - match.num_pages
         locked = space.unread(space.match_pages(match)[space.first_column(match.num_tokens) :])
-        # The next chunk of a prompt needs as much again, beside the window before it.
+        # The next chunk of a prompt needs the same amount again, in addition to the window before it.
         wanted = (new + locked) * size + min(prompt - end + to_come, self._most)
         return wanted + self._aside - space.num_available * size
 

@@ -29,16 +29,16 @@ Incoming = TypeVar("Incoming", covariant=True)
 
 
 class Sender(Protocol[Out]):
-    """Where messages of one link go in."""
+    """Sending end of one link."""
 
     def send(self, message: Out) -> None: ...
 
 
 class Receiver(Protocol[Message]):
-    """Where messages of one link come out, in order for each sender."""
+    """Receiving end of one link. Messages of each sender arrive in order."""
 
     def poll(self, timeout_ms: int) -> bool:
-        """Whether a message is there, waiting up to `timeout_ms` for one."""
+        """True if a message is there, waiting up to `timeout_ms` for one."""
         ...
 
     def drain(self) -> list[Message]:
@@ -47,7 +47,7 @@ class Receiver(Protocol[Message]):
 
 
 class AsyncReceiver(Protocol[Incoming]):
-    """Where messages of one link come out in a process with an event loop."""
+    """Receiving end of one link in a process with an event loop."""
 
     async def receive(self) -> Sequence[Incoming]:
         """The messages that are there, at least one; waits for it."""
@@ -119,7 +119,7 @@ class Pull(Generic[Message]):
 
 
 class AsyncPull(Generic[Message]):
-    """The receiving end of a process with an event loop; read by one task.
+    """The receiving end in a process with an event loop; one task reads it.
 
     The loop watches ZMQ's own descriptor, which tells of changes, not of messages: so it is read until nothing is left.
     """
@@ -159,7 +159,7 @@ def _bound(endpoint: str) -> zmq.Socket[bytes]:
 
 
 def _drain(socket: zmq.Socket[bytes], codec: Codec[Message]) -> list[Message]:
-    """What is there now and decodes."""
+    """Messages that are there now and can be decoded."""
     messages: list[Message] = []
     # Asking first is cheaper than an exception in each of the many turns in which nothing came.
     while int(socket.get(zmq.EVENTS)) & READABLE:

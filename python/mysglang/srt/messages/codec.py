@@ -43,7 +43,7 @@ ToTokenizer: TypeAlias = (
 Message = TypeVar("Message")
 
 ID_BYTES = 4
-"""Of a token id, and of every other number that travels as int32."""
+"""Bytes of a token id, and of every other number that travels as int32."""
 
 
 class Codec(Generic[Message]):

@@ -19,7 +19,7 @@ class FlushCacheReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class FlushCacheReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Whether the cache was emptied, and in `message` why not."""
+    """True in `success` if the cache was emptied; otherwise `message` says why not."""
 
     id: int
     success: bool
@@ -52,16 +52,16 @@ class GetInternalStateReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     avg_spec_accept_length: float | None = None
     """Tokens that a decoding row got in a step since the start; None where no drafts are tried."""
     max_total_num_tokens_swa: int = 0
-    """That the pools of layers with a sliding window hold; 0: there are none of their own."""
+    """Tokens that the pools of layers with a sliding window hold; 0: there are no separate pools."""
     swa_free_tokens: int = 0
     swa_evictable_tokens: int = 0
     mamba_states: int = 0
-    """Of layers that keep one for each request; 0: the model has no such layers."""
+    """States of layers that keep one for each request; 0: the model has no such layers."""
     mamba_free_states: int = 0
     mamba_evictable_states: int = 0
     """Checkpoints of the prefix cache."""
     host_tokens: int = 0
-    """That a tier of the cache in the memory of the host holds at most; 0: there is none."""
+    """Largest number of tokens in the host tier of the cache; 0: there is none."""
     host_free_tokens: int = 0
     host_cached_tokens: int = 0
     host_locked_nodes: int = 0
@@ -70,14 +70,14 @@ class GetInternalStateReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     host_loaded_tokens: int = 0
     """Copied back since the start, instead of being computed."""
     host_dropped_tokens: int = 0
-    """That should have been copied there, and found no room."""
+    """Tokens that should have been copied there, and found no room."""
     storage_written_tokens: int = 0
     """Written to storage below that, since the start."""
     storage_read_tokens: int = 0
     memory_usage: dict[str, float] = {}
     rank: int = 0
     ranks: list[GetInternalStateReqOutput] = []
-    """What the other ranks hold. Ranks plan alike, so the numbers of pages, slots and requests are those of the first
+    """Values of the other ranks. Ranks plan alike, so the numbers of pages, slots and requests are those of the first
     rank.
     """
 
@@ -96,11 +96,11 @@ class GetCacheTreeReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 PauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
-"""What becomes of the requests that run: they end, they give their memory back and wait, or they keep it and wait."""
+"""How a pause treats running requests: they end, or give their memory back and wait, or keep it and wait."""
 
 
 class PauseGenerationReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Launch no step until ContinueGenerationReq. Requests that come meanwhile wait."""
+    """Launch no step until ContinueGenerationReq. Requests that arrive in between wait."""
 
     id: int
     mode: PauseMode = "abort"
@@ -119,7 +119,9 @@ class FreezeGcReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 ProfileActivity: TypeAlias = Literal["CPU", "GPU", "STEPS"]
-"""What a profile records: functions on the host, kernels on the device, or the phases of the scheduler's steps."""
+"""Events that a profile records: functions on the host, kernels on the device, or the phases of the scheduler's
+steps.
+"""
 
 ProfileStage: TypeAlias = Literal["prefill", "decode"]
 
@@ -150,23 +152,23 @@ class StopProfileReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class ControlReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Whether a command was carried out; in `message` what was done, or why not."""
+    """Result of a command; `message` says what was done, or why it failed."""
 
     id: int
     success: bool
     message: str = ""
     details: dict[str, Any] = {}
-    """What was asked for, by name: plain JSON."""
+    """The requested values by name, as plain JSON."""
     param: str | None = None
     """The field of the command that is to blame for its not being carried out, if one is."""
 
     conflict: bool = False
-    """Whether that was for something which is under way, or was done."""
+    """True if the command failed because another one is under way, or was already done."""
     rank: int = 0
 
     @classmethod
     def refusing(cls, number: int, error: RequestError) -> Self:
-        """That question `number` was not carried out, and why."""
+        """The answer that question `number` was not carried out, and why."""
         conflict = isinstance(error, Conflict)
         return cls(id=number, success=False, message=error.message, param=error.param, conflict=conflict)
 
@@ -230,7 +232,7 @@ class SchedulerFigures(msgspec.Struct, frozen=True, array_like=True):
     cache_hit_rate: float = 0.0
     """The part of the prompts that began last which the prefix cache held, 0 to 1."""
     is_cuda_graph: bool = False
-    """Whether the last step was a captured graph, and something runs."""
+    """True if the last step was a captured graph, and a request runs."""
     num_free_tokens: int = 0
     """Tokens of the KV cache that nothing holds."""
     num_available_tokens: int = 0
@@ -254,7 +256,7 @@ class SchedulerFigures(msgspec.Struct, frozen=True, array_like=True):
 
 
 Reply: TypeAlias = FlushCacheReqOutput | GetInternalStateReqOutput | ControlReqOutput
-"""What one rank answers. A control request is answered when all ranks have answered."""
+"""Answer of one rank. A control request is answered when all ranks have answered."""
 
 
 class HeartBeat(msgspec.Struct, frozen=True, tag=True, kw_only=True):

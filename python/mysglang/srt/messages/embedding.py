@@ -62,7 +62,7 @@ class EmbeddingReqInput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def several(self) -> bool:
-        """Whether there is a list of answers, be it a list of one."""
+        """True if the answer is a list, also a list of one."""
         return isinstance(self.text, list) or any(isinstance(entry, list) for entry in (self.input_ids or [])[:1])
 
 

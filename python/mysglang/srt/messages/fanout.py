@@ -29,7 +29,9 @@ Batch = TypeVar("Batch", BatchTokenIDOutput, BatchStrOutput)
 
 
 def wire_rid(rid: str, serial: int, front: int) -> str:
-    """The name of a request between the processes. `serial` tells apart two that a client gives the same name."""
+    """Name of a request between the processes. `serial` distinguishes two requests to which a client gave the same
+    name.
+    """
     return f"{rid}@{serial}.{front}"
 
 
@@ -39,7 +41,7 @@ def rid_of(name: str) -> str:
 
 
 def call_of(name: str) -> str:
-    """What the requests of one call have in common, of a request's wire name."""
+    """The part of a request's wire name that all requests of one call share."""
     return name[name.rfind("@") + 1 :]
 
 
@@ -62,7 +64,9 @@ def to_detokenizers(endpoints: Sequence[str]) -> Sender[ToDetokenizer]:
 
 
 class ToFronts:
-    """Texts go to whoever asked for them, replies to whoever asked the question, signs of life to all."""
+    """Sends texts to the front that asked for them, replies to the front that asked the question, and signs of life to
+    all.
+    """
 
     def __init__(self, fronts: Sequence[Sender[ToTokenizer]]) -> None:
         self._fronts = fronts
@@ -76,13 +80,13 @@ class ToFronts:
                 for each in self._fronts:
                     each.send(message)
             case _:
-                # A question's number says who asked, see ControlClient.
+                # A question's number contains the front that asked it, see ControlClient.
                 number: int = getattr(message, "id")  # noqa: B009  # of every reply, of no message of a front
                 self._fronts[number % len(self._fronts)].send(message)
 
 
 class ToDetokenizers:
-    """A request's tokens all go to the same detokenizer. The hash is this process's own: nobody else need know it."""
+    """Sends all tokens of a request to the same detokenizer. The hash is local to this process."""
 
     def __init__(self, detokenizers: Sequence[Sender[ToDetokenizer]]) -> None:
         self._detokenizers = detokenizers
@@ -104,7 +108,7 @@ def split(batch: Batch, owners: Sequence[int]) -> list[tuple[int, Batch]]:
 
 
 def take(batch: Batch, rows: Rows) -> Batch:
-    """A batch of these rows, whatever else rows have: lists and columns are cut down, maps numbered anew."""
+    """A batch of these rows only: lists and columns are cut down, maps are renumbered."""
     kept = rows.tolist()
     cut = _Columns(len(batch.rids), rows)
     fields: dict[str, Any] = {}

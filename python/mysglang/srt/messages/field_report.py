@@ -1,4 +1,4 @@
-"""FieldReport: what is told of a request's fields that change nothing here. Knows no HTTP."""
+"""FieldReport: reports a request's fields that have no effect here. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REFUSED = RefusedFields()
 
 
 def asks_for_nothing(value: object, neutral: Sequence[object] = ()) -> bool:
-    """Whether a field with this value might as well be left out: it is null, false, empty, or one of `neutral`.
+    """True if the value is the same as leaving the field out: it is null, false, empty, or one of `neutral`.
 
     False asks for something where true is neutral.
     """

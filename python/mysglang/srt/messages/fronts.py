@@ -1,4 +1,4 @@
-"""What the fronts of one server tell each other: where one acts, the others must know. Sent to a front like replies."""
+"""Messages between the fronts of one server, for actions that all fronts must know. Sent to a front like replies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class PeerAbortReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     rid: str = ""
     abort_all: bool = False
     scope: str | None = None
-    """The key whose requests are meant; None for all keys."""
+    """API key whose requests are meant; None for all keys."""
 
 
 class DrainReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The server was asked to end: let nobody in any more."""
+    """The server is shutting down: accept no more requests."""
 
 
 class EndReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -34,7 +34,7 @@ class EndReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class RequestLogReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """What is to be written down of requests from now on."""
+    """Which parts of requests are logged from now on."""
 
     log_requests: bool
     dump_folder: str
@@ -45,4 +45,4 @@ class FreezeFrontGcReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 FrontOrder: TypeAlias = DrainReq | EndReq | RequestLogReq | FreezeFrontGcReq
-"""What concerns the whole front, and not its TokenizerManager alone."""
+"""A command to the whole front, not only to its TokenizerManager."""

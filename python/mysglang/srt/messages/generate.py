@@ -53,17 +53,18 @@ NO_FIELDS: Mapping[str, object] = MappingProxyType({})
 _PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$\.?(?P<field>.*)`", re.DOTALL)
 
 HiddenStatesWish: TypeAlias = Literal["all", "last"]
-"""Whether the prompt's are among the hidden states wanted, or only those from its last token on."""
+"""Which hidden states are wanted: also the prompt's, or only those from its last token on."""
 
 MANY_IDS = 1 << 14
-"""From so many on the ids or numbers of prompts are looked at only where they are packed: to go through them takes
-milliseconds in which no other thread can run, and what is copied must be forgotten again."""
+"""From this number on, the ids or numbers of prompts are checked only where they are packed. Checking them earlier
+would take milliseconds in which no other thread can run, and a copy that must be freed again.
+"""
 
 MAX_ENTRIES = 1 << 16
-"""Of a list with an entry for each prompt."""
+"""Limit for a list with an entry for each prompt."""
 
 MAX_ASKED_IDS = 1 << 20
-"""Of `token_ids_logprob`, all prompts together."""
+"""Limit for `token_ids_logprob`, all prompts together."""
 
 _FOR_EACH = msgspec.Meta(max_length=MAX_ENTRIES)
 
@@ -107,7 +108,7 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """First prompt position with a logprob; -1 for none of the prompt, 0 for all of it."""
     top_logprobs_num: int | Annotated[list[int], _FOR_EACH] = 0
     token_ids_logprob: Annotated[list[int | list[int] | None], _FOR_EACH] | None = None
-    """Ids whose logprob is wanted at every position; the same for all prompts, or a list for each."""
+    """Ids whose log-probability is wanted at every position; the same for all prompts, or a list for each."""
     return_text_in_logprobs: bool = False
     return_flat_raw_top_logprobs: bool = False
     """If true, the most likely tokens of the prompt are returned as flat arrays instead of tuples."""
@@ -128,7 +129,7 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     extra_key: Annotated[
         str | None,
         RequestField(
-            "Namespace of the prefix cache, beside `cache_salt`: prompts share cached tokens only under the same.",
+            "Namespace of the prefix cache, in addition to `cache_salt`: only prompts with the same one share tokens.",
             routes=on("openai", "responses"),
         ),
     ] = None
@@ -148,25 +149,29 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     no_logs: bool = False
     """Keep the request out of the log. The log never contains the content of requests."""
     add_special_tokens: bool = True
-    """Whether `text` is framed as the tokenizer says (BOS …); a rendered chat template has its frame already."""
+    """True to frame `text` with special tokens as the tokenizer says (BOS …); a rendered chat template already has its
+    frame.
+    """
     clip_max_new_tokens: bool | list[bool] = False
-    """Whether max_new_tokens is only a default, to be cut to what fits, and not the client's own word."""
+    """True if max_new_tokens is only a default, to be cut to what fits, and not set by the client."""
     think_end: str | None = None
     """Text with which the model ends its thinking; a grammar begins only after it. None: there is no thinking."""
     think_start: str | None = None
     """Text with which the answer may begin a thought, if it does not begin in one. None: it does, or may not think."""
     pool: bool = False
-    """Whether a vector of the prompt is wanted, and no text."""
+    """True if a vector of the prompt is wanted instead of text."""
     second_texts: list[int | None] | None = None
-    """For each prompt, given as ids: the token with which the second text of a pair begins."""
+    """For each prompt, given as ids: the index of the token with which the second text of a pair begins."""
     tail_end: int | None = None
-    """For a request of a session: how many of its first tokens the session has computed already. None: of none."""
+    """For a request of a session: how many of its first tokens the session has computed already. None: not in a
+    session.
+    """
 
 
 BESIDE_SAMPLING = declared_among(GenerateReqInput)
 """The fields that routes of other dialects have alike."""
 
-# Not the client's to say.
+# Clients cannot set these fields.
 INTERNAL = {
     *("add_special_tokens", "clip_max_new_tokens", "think_end", "think_start"),
     *("pool", "second_texts", "tail_end"),
@@ -210,7 +215,7 @@ def _request(fields: dict[str, object]) -> GenerateReqInput:
 
 
 def _are_many_ids(value: object) -> bool:
-    """Whether this is a list of MANY_IDS or more, or of lists that have as many together."""
+    """True for a list of MANY_IDS or more, or of lists that have as many together."""
     if type(value) is not list or not value:
         return False
     if type(value[0]) is list:
@@ -219,12 +224,12 @@ def _are_many_ids(value: object) -> bool:
 
 
 def _are_vectors(value: object) -> bool:
-    """Whether this is a list of lists. Numbers in it are as many as a whole body may hold."""
+    """True for a list of lists. The number of values in it is limited only by the body's size."""
     return type(value) is list and all(type(row) is list for row in value)
 
 
 _LATER: Mapping[str, Callable[[object], bool]] = {"input_ids": _are_many_ids, "input_embeds": _are_vectors}
-"""Fields whose entries are looked at later, if this holds of them."""
+"""Field -> function that returns True for entries that are checked later."""
 
 
 _LISTS_OR_ONE = tuple(each.name for each in FIELDS if each.or_one)
@@ -242,7 +247,7 @@ def parse_sampling_params(data: object, path: str = "sampling_params") -> Sampli
         # SGLang's way to say: no beam search.
         del fields["beam_width"]
     if data.get("max_new_tokens", 0) is None:
-        # The one field whose default is not what null means: fill the context.
+        # The only field whose default differs from the meaning of null, which is: fill the context.
         fields["max_new_tokens"] = None
     return convert_fields(fields, SamplingParams, path)
 

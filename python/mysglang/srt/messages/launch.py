@@ -1,4 +1,5 @@
-"""What a child process tells the process that launched it, over a pipe: ready with these facts, or why it cannot go on.
+"""Messages of a child process to the process that launched it, over a pipe: ready with these facts, or failed with a
+cause.
 
 One JSON object a line. The pipe stays open for the child's life; a cause that is told later is told on it too.
 """
@@ -11,10 +12,10 @@ import msgspec
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is another rank's own: the model's part that it holds, and its start. All else is as on the first rank."""
+    """Facts that differ on another rank: its part of the model, and its start. All others are as on the first rank."""
 
     labels: dict[str, str]
-    """What sets the rank apart in logs and metrics, such as `tp_rank`."""
+    """Labels that identify the rank in logs and metrics, such as `tp_rank`."""
     memory_usage: dict[str, float]
     """GiB by what they are used for."""
     startup_times: dict[str, float]
@@ -22,7 +23,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known once a scheduler has its model and its KV cache; part of /server_info."""
+    """Facts that are known once a scheduler has its model and its KV cache; part of /server_info."""
 
     max_total_num_tokens: int
     """Tokens that the KV cache holds."""
@@ -43,14 +44,14 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
     programs: dict[str, str] = {}
     """Name of each way to run steps, the fastest first -> the steps that it takes, or why it is not used."""
     priorities: bool = False
-    """Whether requests are scheduled by priority."""
+    """True if requests are scheduled by priority."""
     estimates: bool = False
-    """Whether what steps compute, read and write is reckoned."""
+    """True if the work of steps (operations, bytes read and written) is estimated."""
     is_embedding: bool = False
-    """Whether the model makes vectors or scores of prompts, and no text."""
+    """True if the model makes vectors or scores of prompts, and no text."""
     eos_token_ids: list[int] = []
     hidden_states: bool = False
-    """Whether requests may ask for hidden states."""
+    """True if requests may ask for hidden states."""
     hidden_size: int = 0
     """Numbers of a hidden state, and of a token's embedding."""
     logit_processors: list[str] = []
@@ -66,7 +67,7 @@ class SchedulerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_rank(self) -> RankFacts:
-        """What another rank says of itself."""
+        """The facts of another rank that are its own."""
         return RankFacts(labels=self.rank_labels, memory_usage=self.memory_usage, startup_times=self.startup_times)
 
 
@@ -77,11 +78,11 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The child cannot go on; the last thing it says."""
+    """The child's last message: it cannot go on."""
 
     problems: list[str]
     follows: bool = False
-    """Whether this only follows from the end of another child, which is the cause."""
+    """True if another child's end is the cause."""
 
 
 FromChild: TypeAlias = Ready | Failed

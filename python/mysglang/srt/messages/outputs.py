@@ -1,4 +1,4 @@
-"""What comes back from the schedulers: tokens to the detokenizer, text to the TokenizerManager.
+"""Messages from the schedulers: tokens to the detokenizer, text to the TokenizerManager.
 
 One message carries a whole step. Numbers travel as columns (little-endian bytes read by `np.frombuffer`), one row for
 each request named in `rids`; what only a few rows have (finish reasons, logprobs) travels as a map from row number.
@@ -29,7 +29,7 @@ class Length(msgspec.Struct, frozen=True, tag="length"):
 
 
 TIMED_OUT = "RequestTimeoutError"
-"""The kind of an abort for which nobody but the clock is to blame."""
+"""Kind of an abort that was caused by a time limit only."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -74,14 +74,14 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
-    """When a request stood where: seconds of the machine's clock that only goes forward (`time.perf_counter`), which
-    all its processes share. 0 for what did not come to pass.
+    """Times of a request's stages: seconds of the monotonic clock (`time.perf_counter`) that all processes of the
+    machine share. 0 for a stage that was not reached.
     """
 
     arrived: float
-    """At the scheduler."""
+    """When it arrived at the scheduler."""
     started: float
-    """It got its first place."""
+    """When it got its first place."""
     first_token: float
     """Its prompt was computed."""
     ended: float
@@ -107,14 +107,14 @@ class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     hidden_states: dict[int, bytes] = {}
     """float32: those of a row that became known, one position after the other."""
     times: dict[int, RequestTimes] = {}
-    """Of rows that ended, where requests are traced."""
+    """Row -> times of requests that ended, if requests are traced."""
     drafts: dict[int, bytes] = {}
     """int32, where drafts are tried: how many were tried for a row so far, then its decode steps by the number of
     tokens that they gave, from 1 on."""
     stops: dict[int, list[str]] = {}
     """Stop strings of a row, sent with its first tokens: text that may become one of them is held back."""
     stop_regexes: dict[int, list[str]] = {}
-    """The same for its stop patterns."""
+    """Row -> stop patterns of requests that are sent for the first time."""
 
 
 class BatchStrOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -1,4 +1,6 @@
-"""What the TokenizerManager sends to the schedulers about generation. Frozen tagged structs; no torch, no tokenizer."""
+"""Messages from the TokenizerManager to the schedulers about generation. Frozen tagged structs; no torch, no
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from mysglang.srt.messages.generate import HiddenStatesWish
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 ShareKey: TypeAlias = Literal["api_key", "extra_key", "routing_key"]
-"""The field of TokenizedGenerateReqInput that tells tenants apart."""
+"""The field of TokenizedGenerateReqInput that identifies the tenant."""
 
 
 class LogprobRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -20,7 +22,7 @@ class LogprobRequest(msgspec.Struct, frozen=True, array_like=True):
     """First prompt position with a logprob; -1 for none of the prompt."""
     top_num: int = 0
     token_ids: bytes = b""
-    """int32 ids whose logprob is wanted at every position."""
+    """int32 ids whose log-probability is wanted at every position."""
 
 
 class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -43,15 +45,15 @@ class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     extra_key: str = ""
     """Namespace of the prefix cache: only requests with the same key share pages."""
     priority: int = 0
-    """Of those that wait, who is tried first; see `ByPriority`."""
+    """Priority among waiting requests; see `ByPriority`."""
     routing_key: str = ""
-    """What it belongs to; see the policy `RoutingKey`."""
+    """Group to which the request belongs; see the policy `RoutingKey`."""
     api_key: str = ""
     """The name of the key that it came with, which is not the key; empty where none is needed."""
     grammar_after: bytes = b""
     """int32: the tokens that end the thinking, after which the grammar begins. None: it begins at once."""
     thought_start: int | None = None
-    """Token with which the answer may begin to think. None: it begins in a thought, if there is thinking at all."""
+    """Token with which the answer may begin to think. None: the answer begins in a thought, if there is thinking."""
     second_text: int | None = None
     """Token with which the second text of a pair begins, for a model that reads pairs. None: it is one text."""
     tail_end: int | None = None

@@ -6,7 +6,7 @@ import msgspec
 
 
 class SetInternalStateReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """From now on these options have these values; None leaves one as it is."""
+    """New values of these options; None leaves an option unchanged."""
 
     id: int
     schedule_conservativeness: float | None = None

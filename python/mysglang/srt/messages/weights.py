@@ -13,7 +13,7 @@ FIRST_VERSION = "default"
 
 
 class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same whichever way weights come."""
+    """Fields of every weight update, however the weights arrive."""
 
     abort_all_requests: bool = False
     """End the requests that are open, instead of finishing them first."""
@@ -28,9 +28,9 @@ class UpdateWeightsReq(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     id: int
     path: str
-    """On the scheduler's machine."""
+    """Path on the scheduler's machine."""
     whole: bool
-    """Whether it is a checkpoint of the whole model, with its config."""
+    """True if it is a checkpoint of the whole model, with its config."""
     update: WeightUpdate
 
 
@@ -41,7 +41,7 @@ class InitWeightsUpdateGroupReq(msgspec.Struct, frozen=True, tag=True, kw_only=T
     master_address: str
     master_port: int
     rank_offset: int
-    """This engine's rank; of several schedulers, that of the first."""
+    """This engine's rank; with several schedulers, that of the first."""
     world_size: int
     group_name: str
     backend: Literal["nccl", "gloo"]

@@ -16,11 +16,11 @@ class Arrivals:
         self._events.setdefault(layer_id, []).append(event)
 
     def wait(self, layer_id: int) -> None:
-        """What is queued from now on comes after the pages of this layer."""
+        """Work that is queued from now on runs after the arrival of this layer's pages."""
         for event in self._events.pop(layer_id, ()):
             event.hold_up()
 
     def wait_for_all(self) -> None:
-        """The same of all layers: for steps that cannot stop between two."""
+        """Wait for the pages of all layers: for steps that cannot stop between two layers."""
         for layer_id in list(self._events):
             self.wait(layer_id)

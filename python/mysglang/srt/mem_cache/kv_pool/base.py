@@ -31,13 +31,13 @@ class KvPool(ABC):
     """Pages that hold tokens; page 0 comes on top."""
     page_size: int
     window: int | None = None
-    """Of layers whose pages behind it may be anybody's by now; None: a row's pages stay its own."""
+    """Window of layers whose pages behind it may already belong to another row; None: a row's pages stay its own."""
     arrivals: Arrivals
     """Pages that are still being loaded: `store` waits for those of its layer, since attention comes after it."""
 
     @property
     def stores(self) -> tuple[KvPool, ...]:
-        """What this is made of, by ascending space."""
+        """The pools of which this one is made, by ascending space."""
         return (self,)
 
     def space_of(self, layer_id: int) -> int:
@@ -47,12 +47,13 @@ class KvPool(ABC):
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Of the stored numbers, in all layers. With fewer bits than the model computes in, a store is lossy: queries
-        must attend over what is stored, also of their own step, or an answer would depend on what was cached.
+        """Dtype of the stored numbers, in all layers. With fewer bits than the model computes in, a store is lossy:
+        queries must attend over stored values, also those of their own step, because otherwise an answer would depend
+        on what was cached.
         """
 
     def scales(self, layer_id: int) -> KvScales:
-        """What the layer's stored keys and values are multiplied by."""
+        """Factors of the layer's stored keys and values."""
         return UNSCALED
 
     def over_stored(self, spec: AttentionSpec) -> AttentionSpec:
@@ -65,7 +66,7 @@ class KvPool(ABC):
     @property
     @abstractmethod
     def layer_ids(self) -> tuple[int, ...]:
-        """Of the layers that attend, in the order in which they run."""
+        """Ids of the layers that attend, in the order in which they run."""
 
     @abstractmethod
     def store(self, layer_id: int, loc: Tensor, k: Tensor, v: Tensor) -> None:
@@ -87,7 +88,7 @@ class KvPool(ABC):
 
     @abstractmethod
     def buffers(self, layer_id: int) -> tuple[Tensor, ...]:
-        """The memory of a layer, each byte once: tensors whose first dimension counts KV slots."""
+        """The memory of a layer, each byte once: tensors whose first dimension is KV slots."""
 
     def pages(self, layer_id: int) -> tuple[Tensor, ...]:
         """The buffers page by page, each [num_pages + 1, page_size, ...]: what is copied when a page moves."""

@@ -29,7 +29,9 @@ def page_bytes(pool: KvPool) -> int:
 
 
 class HostKvPool:
-    """Of the same layers, page size and dtype as `pool`; the device of `platform` copies from and to it by itself."""
+    """Host pages with the layers, page size and dtype of `pool`; the device of `platform` copies from and to them by
+    itself.
+    """
 
     def __init__(self, pool: KvPool, num_pages: int, *, layout: MemLayout, platform: Platform) -> None:
         self.num_pages = num_pages
@@ -75,5 +77,5 @@ class HostKvPool:
             begin = end
 
     def pages(self, layer_id: int) -> tuple[Tensor, ...]:
-        """Those of the pool's pages of a layer, in the same order: each [num_pages + 1, page_size, ...]."""
+        """The pages of a layer in the pool's order of buffers: each [num_pages + 1, page_size, ...]."""
         return self._layers[layer_id]

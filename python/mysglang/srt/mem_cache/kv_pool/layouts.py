@@ -16,7 +16,7 @@ from mysglang.srt.mem_cache.kv_pool.mha import MhaLayout
 
 
 class Layout(Protocol):
-    """What a page holds of the layers of a model."""
+    """The content of a page for the layers of a model."""
 
     def token_bytes(self, specs: Sequence[AttentionSpec]) -> int:
         """Bytes that one token takes in these layers."""

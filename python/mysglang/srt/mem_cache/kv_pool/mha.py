@@ -25,9 +25,9 @@ class MhaLayout:
     """A key and a value for each head of a layer, all of one dtype."""
 
     dtype: torch.dtype
-    """Of the stored numbers."""
+    """Dtype of the stored numbers."""
     scales: Mapping[int, KvScales] = field(default_factory=dict)
-    """By layer, where they are not 1. Only numbers of eight bits have scales."""
+    """Layer -> its scales, where they are not 1. Only numbers of eight bits have scales."""
 
     def token_bytes(self, specs: Sequence[AttentionSpec]) -> int:
         """Bytes that one token's keys and values take in these layers."""

@@ -27,7 +27,7 @@ class StateLayout:
 
     @property
     def nbytes(self) -> int:
-        """Of one state, over all layers."""
+        """Bytes of one state, over all layers."""
         return sum(prod(part.shape) * (part.dtype or self.dtype).itemsize for spec in self.specs for part in spec.parts)
 
 
@@ -51,7 +51,7 @@ class StatePool:
         return tuple(self._layers)
 
     def of(self, layer_id: int) -> tuple[Tensor, ...]:
-        """As `forward_batch.StateStore`."""
+        """See `forward_batch.StateStore`."""
         return self._layers[layer_id]
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
@@ -63,17 +63,18 @@ class StatePool:
         sources = sources.clamp(min=0)
         for buffer in self._buffers():
             states = buffer.index_select(0, sources)
-            # Filled, not multiplied by 0: a state that nobody owns may hold NaN. An index by `empty` would wait.
+            # Filled instead of multiplied by 0, because a free state may contain NaN. Indexing by `empty` would wait
+            # for the device.
             states.masked_fill_(empty.view(-1, *[1] * (buffer.dim() - 1)), 0)
             buffer.index_copy_(0, targets, states)
 
     def release(self) -> None:
-        """As `KvPool.release`."""
+        """See `KvPool.release`."""
         for buffer in self._buffers():
             buffer.untyped_storage().resize_(0)
 
     def resume(self) -> None:
-        """As `KvPool.resume`."""
+        """See `KvPool.resume`."""
         for buffer in self._buffers():
             buffer.untyped_storage().resize_(buffer.nbytes)
             buffer.zero_()
@@ -89,5 +90,5 @@ class StatePool:
 
 
 def state_bytes(layouts: Sequence[StateLayout]) -> int:
-    """Of one state, over the layers of all models."""
+    """Bytes of one state, over the layers of all models."""
     return sum(layout.nbytes for layout in layouts)

@@ -14,7 +14,9 @@ from mysglang.srt.mem_cache.kv_pool.base import KvPool
 
 
 class KvStores(KvPool):
-    """To the layers, one pool: each is led to its store. KV slots are those of the layer's space."""
+    """Several stores that appear to the layers as one pool: each layer uses its own store. KV slots are those of the
+    layer's space.
+    """
 
     def __init__(self, stores: Sequence[KvPool]) -> None:
         """Every layer is in one store, and there is at least one."""

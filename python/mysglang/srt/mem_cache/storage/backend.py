@@ -25,11 +25,11 @@ class StorageBackend(Protocol):
         ...
 
     def read(self, key: str) -> bytes | None:
-        """What was written under the key; None if it is not there, or not whole and sound any more."""
+        """The data that was written under the key; None if it is absent, incomplete or damaged."""
         ...
 
     def write(self, key: str, data: bytes) -> bool:
-        """Keep it, whole or not at all; whether it was kept. What is there already may stay as it is."""
+        """Store the data completely or not at all; True if it was stored. Existing data may stay as it is."""
         ...
 
 

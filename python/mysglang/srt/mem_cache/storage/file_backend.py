@@ -90,14 +90,14 @@ class FileBackend:
         return self._root / key[:2] / f"{key}{SUFFIX}"
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
-        """When each was used last, its size, and where it is; what goes away meanwhile is left out."""
+        """(last use, size, path) of each file; files that disappear while being listed are left out."""
         for path in self._root.glob(f"??/*{SUFFIX}"):
             with contextlib.suppress(OSError):
                 found = path.stat()
                 yield found.st_mtime, found.st_size, path
 
     def _delete_oldest(self) -> None:
-        """Look at all files, since other servers write and delete here too."""
+        """Delete the oldest files. All files are listed, because other servers write and delete here too."""
         files = sorted(self._files())
         self._total = sum(size for _, size, _ in files)
         for _, size, path in files:

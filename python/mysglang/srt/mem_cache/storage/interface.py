@@ -20,7 +20,7 @@ class StorageNews:
     amount: int
     """Blocks that were stored or found, or pages that were filled so far."""
     over: bool
-    """Whether nothing more will come of what was last asked for it."""
+    """True if no further news follows for this request."""
 
 
 class Storage(Protocol):

@@ -1,4 +1,4 @@
-"""StorageTier: what the host holds goes to storage, too, and what it lacks of a prompt is looked for there.
+"""StorageTier: writes the host tier's pages to storage, and searches storage for the missing part of a prompt.
 
     store(node)  ──▶ [writer: keys, which are missing, bytes of their pages]             once a copy to the host is done
     fetch(ids)   ──▶ [reader: keys, how many are there] ──▶ pages of the host
@@ -70,13 +70,13 @@ class Fetching:
     deadline: float
     """time.monotonic()"""
     sought: bool = False
-    """Whether it is known how much there is."""
+    """True if the number of available blocks is known."""
     keys: list[str] = field(default_factory=list)
     first_block: int = 0
     pages: Ints = field(default_factory=lambda: NO_PAGES)
-    """For what was found: the prefix's from `start` on."""
+    """Pages for the blocks that were found: those of the prefix from `start` on."""
     adopted: int = 0
-    """Of these, part of the tree."""
+    """Number of these pages that are part of the tree."""
     done: bool = False
     cancelled: bool = False
 
@@ -95,7 +95,7 @@ class StorageTier:
         reader: Runner,
         writer: Runner,
     ) -> None:
-        """`identity`: what the bytes of a page depend on, beside its tokens."""
+        """`identity`: a hash of everything that the bytes of a page depend on, except its tokens."""
         assert limits.block_tokens % host.page_size == 0
         self.stored = self.fetched = self.dropped = 0
         """Tokens."""
@@ -110,16 +110,16 @@ class StorageTier:
         self._events: SimpleQueue[StorageNews] = SimpleQueue()
         self._next = 0
         self._works: dict[int, Storing | Fetching] = {}
-        """By number: those of which there will be news."""
+        """Number -> work for which news will arrive."""
         self._storing: list[Storing] = []
         self._fetching: list[Fetching] = []
         self._closed = False
-        """Whether the host may hold what another model computed."""
+        """True if the host may hold pages that another model computed."""
 
     # Out
 
     def store(self, node: TreeNode) -> None:
-        """What stands on the path to a node of the host can be read from now on."""
+        """The pages on the path to a node of the host can be read from now on."""
         count = node.end // self._block_pages * self._block_pages
         if self._closed or node.condemned or not count:
             return
@@ -136,7 +136,7 @@ class StorageTier:
         self._writer.submit(lambda: self._write_blocks(work, identity, extra_key, ids))
 
     def _write_blocks(self, work: Storing, identity: str, extra_key: str, ids: Ints) -> None:
-        """On the writer: from the first block on that is not there."""
+        """Runs in the writer: write from the first missing block on."""
         written, size = 0, self._block_pages
         try:
             keys = block_keys(identity, extra_key, ids, self._limits.block_tokens)
@@ -174,12 +174,12 @@ class StorageTier:
         return work
 
     def _covers(self, work: Fetching, ids: Ints, extra_key: str) -> bool:
-        """Whether it brings what these tokens lack first."""
+        """True if it fetches the first blocks that these tokens lack."""
         end = (work.first_block + 1) * self._limits.block_tokens
         return work.extra_key == extra_key and len(ids) >= end and np.array_equal(work.ids[:end], ids[:end])
 
     def _look(self, work: Fetching, identity: str) -> None:
-        """On the reader: how much is there."""
+        """Runs in the reader: count the available blocks."""
         found = 0
         try:
             if not work.cancelled:
@@ -189,7 +189,7 @@ class StorageTier:
             self._events.put(StorageNews(work.number, found, over=True))
 
     def _read_blocks(self, work: Fetching) -> None:
-        """On the reader: what was found, until something is not whole."""
+        """Runs in the reader: read the blocks that were found, until one is incomplete."""
         filled = 0
         try:
             blocks = -(-(work.start + len(work.pages)) // self._block_pages)
@@ -210,7 +210,7 @@ class StorageTier:
     # Between steps
 
     def look(self) -> Sequence[StorageNews]:
-        """What the runners did."""
+        """News from the runners."""
         news = []
         with suppress(Empty):
             while True:
@@ -258,7 +258,7 @@ class StorageTier:
         pages = work.pages[work.adopted : filled]
         work.adopted = filled
         if work.node.end != begin or work.node.condemned:
-            # Somebody else was faster before, or what it goes on from is not to be trusted.
+            # Another request's pages arrived first, or the pages before these cannot be trusted.
             self._host.give_back(pages)
             return
         work.node = self._host.adopt(work.node, work.ids[begin * size : end * size], pages)
@@ -276,7 +276,7 @@ class StorageTier:
     # Care
 
     def weights_changed(self) -> None:
-        """What is stored is another model's, and what the host holds may be, until all is forgotten.
+        """Stop using storage until the host tier is emptied: stored pages belong to another model, and the host's may.
 
         Nobody can name the model that there is, so what it computes is found in this process only.
         """
