@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mysglang.srt.errors import NoRoom
-from mysglang.srt.utils.disk import append_whole, room_for, write_atomically
+from mysglang.srt.utils.disk import append_whole, room_for
 
 
 def full_after(taken: int) -> Callable[[int, Any], int]:
@@ -46,17 +46,3 @@ def test_no_room_is_told_from_a_broken_disk(number: int) -> None:
         raise OSError(number, "full")
     with pytest.raises(OSError, match="broken"), room_for("this file"):
         raise OSError(errno.EIO, "broken")
-
-
-def test_an_atomic_write_that_fails_leaves_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "record"
-    write_atomically(path, b"old")
-
-    def full(_descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(path, b"new")
-    assert [found.name for found in tmp_path.iterdir()] == ["record"]
-    assert path.read_bytes() == b"old"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -47,20 +46,6 @@ def append_whole(path: Path, data: bytes) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the file at `path` by `data`. Blocks until it is on the disk."""
-    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
-    try:
-        with unfinished.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,10 +12,10 @@ import openai
 import pytest
 from openai.types import Batch
 
-from fixtures.batch_desk import desk_in, line
+from fixtures.batch_desk import desk_in, edit_record, line, put_record, records, remove_record, table_of
 from fixtures.patience import PATIENCE_S
 from fixtures.scripted_engine import Step, Stop, endless, hello, silent
-from mysglang.srt.entrypoints.openai import batches_journal, batches_run, batches_service, record_folder
+from mysglang.srt.entrypoints.openai import batches_journal, batches_run, batches_service
 from mysglang.srt.entrypoints.openai.batches_room import Room
 from mysglang.srt.errors import ConfigError, Overloaded, WorkerDied
 from mysglang.srt.messages.requests import TokenizedGenerateReqInput
@@ -167,13 +167,11 @@ async def test_a_restart_asks_only_what_was_not_answered(tmp_path: Path) -> None
 async def test_a_crash_while_files_are_handed_out(tmp_path: Path) -> None:
     async with desk_in(tmp_path) as desk:
         batch = await desk.end_of(await desk.begin(line("a"), line("b", n=-1)))
-    record = tmp_path / "batches" / f"{batch.id}.json"
-    known = json.loads(record.read_bytes())
     output, errors = (tmp_path / "files" / f"{file_id}.bin" for file_id in (batch.output_file_id, batch.error_file_id))
     # As if it had come between the bytes and the record of the first file.
-    record.write_text(json.dumps({**known, "status": "finalizing", "completed_at": None}))
-    output.with_suffix(".json").unlink()
-    errors.with_suffix(".json").unlink()
+    edit_record(tmp_path, batch.id, status="finalizing", completed_at=None)
+    for path in (output, errors):
+        remove_record(tmp_path, path.stem)
     errors.rename(tmp_path / "batches" / f"{batch.id}.error.jsonl")
     async with desk_in(tmp_path) as desk:
         again = await desk.end_of(batch)
@@ -219,10 +217,9 @@ async def test_a_torn_journal_costs_only_what_is_torn(tmp_path: Path, caplog: py
 async def test_a_journal_that_is_torn_when_all_is_answered(tmp_path: Path, damage: str) -> None:
     async with desk_in(tmp_path) as desk:
         batch = await desk.end_of(await desk.begin(*(line(name) for name in "abc")))
-    record = tmp_path / "batches" / f"{batch.id}.json"
-    record.write_text(json.dumps({**json.loads(record.read_bytes()), "status": "finalizing", "completed_at": None}))
+    edit_record(tmp_path, batch.id, status="finalizing", completed_at=None)
     output = tmp_path / "files" / f"{batch.output_file_id}.bin"
-    output.with_suffix(".json").unlink()
+    remove_record(tmp_path, output.stem)
     journal = output.rename(tmp_path / "batches" / f"{batch.id}.output.jsonl")
     data = journal.read_bytes()
     match damage:
@@ -270,17 +267,17 @@ async def test_torn_records_keep_no_server_from_starting(
     async with desk_in(tmp_path) as desk:
         kept = await desk.end_of(await desk.begin(line("a")))
         lost = await desk.end_of(await desk.begin(line("b")))
-    torn = [tmp_path / "batches" / f"{lost.id}.json", tmp_path / "files" / f"{lost.output_file_id}.json"]
-    for path in torn:
-        path.write_bytes(data)
-    os.mkfifo(tmp_path / "files" / "pipe.json")
+    torn = [lost.id, lost.output_file_id or ""]
+    for record_id in torn:
+        put_record(tmp_path, record_id, data)
     async with desk_in(tmp_path) as desk:
         assert [batch.id async for batch in desk.api.batches.list()] == [kept.id]
         assert set(await desk.entries(kept.output_file_id)) == {"a"}
         assert lost.output_file_id not in [file.id async for file in await desk.api.files.list()]
-    for path in [*torn, tmp_path / "files" / "pipe.json"]:
-        assert caplog.text.count(f"{path} is not readable") == 1
-    # What cannot be read may be mended by hand.
+    for record_id in torn:
+        assert caplog.text.count(f"{record_id} is not readable") == 1
+        # What cannot be read may be mended by hand.
+        assert records(tmp_path, table_of(record_id))[record_id] == data
     assert (tmp_path / "files" / f"{lost.output_file_id}.bin").exists()
 
 
@@ -302,8 +299,7 @@ async def test_the_end_of_the_window(tmp_path: Path) -> None:
         batch = await desk.begin(line("a"), line("b"))
         while not desk.served.engine.requests:
             await asyncio.sleep(0.01)
-    record = tmp_path / "batches" / f"{batch.id}.json"
-    record.write_text(json.dumps({**json.loads(record.read_bytes()), "expires_at": 1}))
+    edit_record(tmp_path, batch.id, expires_at=1)
     async with desk_in(tmp_path, silent) as desk:
         batch = await desk.end_of(batch)
         assert (batch.status, counts(batch), batch.output_file_id) == ("expired", (2, 0, 2), None)
@@ -406,16 +402,10 @@ async def test_no_room_for_an_upload_or_a_batch(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(openai.InternalServerError, match="no room for this file") as refused:
             await desk.upload(line("a"))
         assert refused.value.status_code == 507
-        with pytest.raises(openai.InternalServerError, match="no room for this batch"):
-            await desk.api.batches.create(
-                input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h"
-            )
-        assert [known.id async for known in desk.api.batches.list()] == [batch.id]
-        monkeypatch.undo()
-        monkeypatch.setattr(record_folder, "write_atomically", full)
-        with pytest.raises(openai.InternalServerError, match="no room for this file"):
-            await desk.upload(line("a"))
         assert sorted(tmp_path.rglob("*.*")) == kept
+        monkeypatch.undo()
+        assert await desk.upload(line("a")) != file_id
+    assert batch.id in records(tmp_path, "batches")
 
 
 async def test_a_bug_of_ours_is_one_lines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,8 +430,7 @@ async def test_another_model_waits(tmp_path: Path) -> None:
         batch = await desk.begin(line("a"))
         while not desk.served.engine.requests:
             await asyncio.sleep(0.01)
-    record = tmp_path / "batches" / f"{batch.id}.json"
-    record.write_text(json.dumps({**json.loads(record.read_bytes()), "model": "other"}))
+    edit_record(tmp_path, batch.id, model="other")
     async with desk_in(tmp_path) as desk:
         assert (await desk.api.batches.retrieve(batch.id)).status == "in_progress"
         assert (await desk.api.batches.cancel(batch.id)).status == "cancelling"

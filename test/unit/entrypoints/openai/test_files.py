@@ -10,7 +10,7 @@ import openai
 import orjson
 import pytest
 
-from fixtures.batch_desk import OpenDesk, desk_in, line
+from fixtures.batch_desk import OpenDesk, desk_in, line, records
 from fixtures.patience import PATIENCE_S
 from fixtures.scripted_engine import Script, Served, endless, hello, serve
 from mysglang.srt.entrypoints.app_options import AppOptions
@@ -38,7 +38,7 @@ async def test_a_file_is_told_back(tmp_path: Path) -> None:
         assert (await desk.api.files.delete(file.id)).deleted
         with pytest.raises(openai.NotFoundError):
             await desk.api.files.retrieve(file.id)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["batches", "files", "lock"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["batches", "files", "lock", "records.sqlite3"]
 
 
 async def test_lists_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ async def test_found_again_after_a_restart(tmp_path: Path) -> None:
     async with desk_in(tmp_path) as desk:
         assert [file async for file in await desk.api.files.list()] == [known]
     there = {path.name for path in (tmp_path / "files").iterdir()}
-    assert there == {f"{file_id}.json", f"{file_id}.bin", "file-3.json"}
+    assert there == {f"{file_id}.bin", "file-3.json"}
 
 
 async def test_time_removes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ async def test_a_key_sees_only_what_came_with_it(tmp_path: Path) -> None:
     async with keyed(tmp_path) as served:
         assert (await served.client.get(output, headers=two)).status_code == 404
         assert (await served.client.get(output, headers=one)).status_code == 200
-    assert b"one" not in b"".join(path.read_bytes() for path in (tmp_path / "files").glob("*.json"))
+    assert b"one" not in b"".join(records(tmp_path, "files").values())
 
 
 def key(name: str) -> dict[str, str]:
@@ -322,9 +322,9 @@ async def test_batches_that_are_over_are_forgotten_key_by_key(tmp_path: Path, mo
         }
     assert set(listed["two"]) == set(known["two"])
     assert 2 < len(listed["one"]) < 20 and set(listed["one"]) == set(known["one"][-len(listed["one"]) :])
-    records = list((tmp_path / "batches").glob("*.json"))
-    assert len(records) == len(listed["one"]) + 2
-    assert sum(path.stat().st_size for path in records) <= 8000 + 1000
+    kept = records(tmp_path, "batches").values()
+    assert len(kept) == len(listed["one"]) + 2
+    assert sum(map(len, kept)) <= 8000 + 1000
 
 
 async def test_a_batch_of_a_key_that_is_gone_asks_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -100,6 +100,16 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cancelled_at: int | None = None
 
     @property
+    def size(self) -> int | None:
+        """Counts as what it takes as JSON."""
+        return None
+
+    @property
+    def ends_at(self) -> int | None:
+        """A batch that is over may be forgotten at any time."""
+        return self.created_at if self.over else None
+
+    @property
     def over(self) -> bool:
         return self.status in OVER
 

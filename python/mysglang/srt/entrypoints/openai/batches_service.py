@@ -66,9 +66,7 @@ class Batches:
 
     def start(self) -> None:
         """Go on with what was broken off, the oldest first."""
-        for record in reversed(self._store.all()):
-            if record.over:
-                continue
+        for record in self._store.open_batches():
             if record.status == "cancelling":
                 self._begin(record)
             elif record.owner not in self._owners:
@@ -116,7 +114,7 @@ class Batches:
 
     def list(self, owner: str, *, after: str | None, limit: int) -> dict[str, object]:
         """Those of one owner, the newest first. Raises InvalidRequest."""
-        return page([self._shown(record) for record in self._store.of_owner(owner)], after=after, limit=limit)
+        return page(map(self._shown, self._store.of_owner(owner)), after=after, limit=limit)
 
     async def cancel(self, batch_id: str, owner: str) -> dict[str, object]:
         """Raises NotFound, InvalidRequest for a batch that is over, and NoRoom."""

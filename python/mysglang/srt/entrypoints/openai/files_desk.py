@@ -1,8 +1,9 @@
 """The desk at which files and batches are asked for: open on a folder that is this server's alone, or closed.
 
-FOLDER/lock       held by the server that works here
-FOLDER/files/     FileStore
-FOLDER/batches/   BatchStore
+FOLDER/lock                held by the server that works here
+FOLDER/records.sqlite3     records of files and batches (`record_tables.py`)
+FOLDER/files/              FileStore
+FOLDER/batches/            BatchStore
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,7 @@ from mysglang.srt.entrypoints.openai.batches_room import Room
 from mysglang.srt.entrypoints.openai.batches_service import BatchEndpoints, Batches
 from mysglang.srt.entrypoints.openai.batches_store import BatchStore
 from mysglang.srt.entrypoints.openai.files_store import FileStore
+from mysglang.srt.entrypoints.openai.record_tables import Database
 from mysglang.srt.errors import ConfigError, NotFound
 
 
@@ -75,8 +77,9 @@ class OpenDesk:
 
     def __init__(self, options: DeskOptions, front: Front, endpoints: BatchEndpoints, owners: Collection[str]) -> None:
         self._folder = options.folder
-        self._files = FileStore(options.folder / "files", options.max_total_bytes, len(owners))
-        self._store = BatchStore(options.folder / "batches")
+        self._database = Database(options.folder)
+        self._files = FileStore(options.folder / "files", self._database, options.max_total_bytes, len(owners))
+        self._store = BatchStore(options.folder / "batches", self._database)
         room = Room(front.tokenizer_manager, options.max_in_flight, front.facts.max_running_requests)
         self._batches = Batches(self._store, self._files, room, endpoints, owners)
 
@@ -90,7 +93,7 @@ class OpenDesk:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        with _alone_in(self._folder):
+        with _alone_in(self._folder), closing(self._database):
             await asyncio.to_thread(self._load)
             self._batches.start()
             try:
@@ -100,6 +103,7 @@ class OpenDesk:
 
     def _load(self) -> None:
         try:
+            self._database.open()
             self._store.load()
             self._files.load(coming=self._store.coming_files())
         except OSError as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Literal, Protocol, TypeVar
+from collections.abc import Iterable
+from itertools import islice
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -36,6 +37,14 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     owner: str = ""
     """The key that it came with, by `auth.owner_of`: to others it does not exist."""
 
+    @property
+    def size(self) -> int:
+        return self.bytes
+
+    @property
+    def ends_at(self) -> int | None:
+        return self.expires_at
+
     def wire(self) -> dict[str, object]:
         return {
             "id": self.id,
@@ -59,24 +68,18 @@ class Recorded(Protocol):
     def wire(self) -> dict[str, object]: ...
 
 
-Item = TypeVar("Item", bound=Recorded)
-
-
-def page(items: Sequence[Item], *, after: str | None, limit: int) -> dict[str, object]:
+def page(items: Iterable[Recorded], *, after: str | None, limit: int) -> dict[str, object]:
     """At most `limit` of `items`, those behind the one named `after`. Raises InvalidRequest if there is none."""
-    start = 0
-    if after is not None:
-        places = [place for place, item in enumerate(items) if item.id == after]
-        if not places:
-            raise InvalidRequest(f"after: there is no {after!r} in this list.", param="after")
-        start = places[0] + 1
-    shown = items[start : start + limit]
+    rest = iter(items)
+    if after is not None and not any(item.id == after for item in rest):
+        raise InvalidRequest(f"after: there is no {after!r} in this list.", param="after")
+    shown = list(islice(rest, limit))
     return {
         "object": "list",
         "data": [item.wire() for item in shown],
         "first_id": shown[0].id if shown else None,
         "last_id": shown[-1].id if shown else None,
-        "has_more": start + len(shown) < len(items),
+        "has_more": next(rest, None) is not None,
     }
 
 

@@ -1,11 +1,11 @@
-"""FileStore: files of clients in one folder, and what is known of each.
+"""FileStore: files of clients, their bytes in a folder and their records in a table.
 
-    ID.bin     the bytes
-    ID.json    a FileRecord, written last and removed first: a file exists if this does
+    ID.bin        the bytes
+    FileRecord    written after the bytes and removed before them: a file exists if its record does
 
-Paths are made of ids that we drew, never of anything that a client sent: a client's id is looked up among those known.
-All that is known is also in memory, and changed by the event loop alone; threads touch only the disk. API keys share
-the room for files, and for what is on its way here.
+Paths are made of ids that we drew, never of anything that a client sent: a client's id is looked up in the table. API
+keys share the room for files, and for uploads. Threads write to the disk; the event loop reads records, and alone
+changes what is counted in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from mysglang.srt.entrypoints.openai.files_record import FileRecord, now
-from mysglang.srt.entrypoints.openai.record_folder import RecordFolder
+from mysglang.srt.entrypoints.openai.record_tables import Database, RecordTable
 from mysglang.srt.errors import InvalidRequest, NotFound
 from mysglang.srt.utils.disk import UNFINISHED, remove_file, room_for, sync_folder
 from mysglang.srt.utils.shared_room import SharedRoom
@@ -64,59 +64,59 @@ class Arrival:
 
 
 class FileStore:
-    """Nothing is known before `load`."""
+    """`load` comes first."""
 
-    def __init__(self, folder: Path, max_total_bytes: int, num_keys: int = 1) -> None:
+    def __init__(self, folder: Path, database: Database, max_total_bytes: int, num_keys: int = 1) -> None:
         """`max_total_bytes`: uploads beyond it are refused; answers of batches are kept all the same. `num_keys`: API
         keys that share it.
         """
-        self._folder = RecordFolder(folder, FileRecord)
+        self._folder = folder
+        self._database = database
+        self._table = RecordTable(database, "files", FileRecord)
         self._room = SharedRoom(max_total_bytes, num_keys)
         self._number = SharedRoom(MAX_FILES, num_keys)
-        self._records: dict[str, FileRecord] = {}
-        self._of_owner: dict[str, dict[str, None]] = {}
-        """Ids of each key's files, the oldest first."""
         self._held = Counter[str]()
+        self._going: set[str] = set()
+        """Files that a thread is removing: nobody can ask for them any more."""
 
     def load(self, coming: Container[str] = ()) -> None:
-        """Blocks. Files whose record cannot be read, or is not that of their bytes, are left alone, with a warning;
-        bytes without a record are not, but for the files that are still `coming`: those that somebody is going to
-        `adopt`.
+        """Blocks. Files whose record cannot be read, or is not that of their bytes, are left alone, with a warning.
+        Bytes without a record are removed, except files that are still `coming`: somebody is going to `adopt` these.
         """
-        records, damaged = self._folder.load()
-        for record in sorted(records, key=_age):
+        self._table.load(self._folder)
+        for record in list(self._table.select()):
             content = self._content(record.id)
-            # Nothing of ours is a link, and what another one leads to is not the client's.
+            # We make no links, and what a link leads to does not belong to the client.
             if content.is_symlink() or not content.is_file():
-                continue
-            if (size := content.stat().st_size) != record.bytes:
+                self._table.hide(record.id)
+            elif (size := content.stat().st_size) != record.bytes:
                 logger.warning("%s has %d bytes instead of %d and is left alone.", content, size, record.bytes)
-                damaged.add(record.id)
-            else:
-                self._know(record)
-        for path in self._folder.path.glob("*.bin"):
-            if path.stem not in self._records and path.stem not in damaged and path.stem not in coming:
-                remove_file(path)
+                self._table.hide(record.id)
+        for owner, (number, size) in self._table.used().items():
+            self._number.take(owner, number)
+            self._room.take(owner, size)
+        if self._database.whole:
+            self._remove_orphans(coming)
 
     def get(self, file_id: str, owner: str) -> FileRecord:
         """Raises NotFound, also for a file whose time is over, or that is somebody else's."""
-        record = self._records.get(file_id)
+        record = self._table.get(file_id)
         if record is None or record.owner != owner or self._over(record):
             raise NotFound(f"There is no file {file_id!r}.", param="file_id")
         return record
 
     def is_there(self, file_id: str) -> bool:
-        """True if the bytes of a file are in place, whether it is known already or not."""
-        return file_id in self._records or self._content(file_id).exists()
+        """True if the bytes of a file are in place, whether or not it has a record."""
+        return self._content(file_id).exists()
 
     def path(self, record: FileRecord) -> Path:
         """Where its bytes are."""
         return self._content(record.id)
 
-    def all(self, owner: str) -> list[FileRecord]:
-        """Those of one owner, the newest first."""
-        mine = (self._records[name] for name in self._of_owner.get(owner, ()))
-        return sorted((record for record in mine if not self._over(record)), key=_age, reverse=True)
+    def of_owner(self, owner: str, *, oldest_first: bool = False) -> Iterator[FileRecord]:
+        """The files of one owner, the newest first. Each is read as the caller comes to it."""
+        records = self._table.select("owner = ?", owner, oldest_first=oldest_first)
+        return (record for record in records if not self._over(record))
 
     @contextmanager
     def arriving(self, owner: str) -> Iterator[Arrival]:
@@ -133,8 +133,7 @@ class FileStore:
         """Keep a copy of `source`, which was `arriving`, for `life_s` seconds, or for ever. Raises InvalidRequest for
         more than may be kept, and NoRoom.
         """
-        for old in self._forget_old():
-            await asyncio.to_thread(self._erase, old)
+        await self._remove_old()
         size = source.seek(0, os.SEEK_END)
         # The file takes the place of its upload.
         arrival.end()
@@ -149,18 +148,18 @@ class FileStore:
         finally:
             arrival.end()
             self._number.give(owner, 1)
-        self._know(record)
+        self._count(record)
         return record
 
     async def adopt(
         self, source: Path, file_id: str, *, owner: str, name: str, purpose: str, life_s: int | None
     ) -> FileRecord:
         """Make the file at `source`, of the same file system, the file `file_id`. Doing it again changes nothing."""
-        known = self._records.get(file_id)
+        known = self._table.get(file_id)
         if known is not None:
             return known
         record = await asyncio.to_thread(self._adopt, source, file_id, owner, name, purpose, life_s)
-        self._know(record)
+        self._count(record)
         return record
 
     async def delete(self, file_id: str, owner: str) -> None:
@@ -169,8 +168,7 @@ class FileStore:
         if self._held[file_id]:
             message = f"{file_id} is the input of a batch that is not complete; cancel that first."
             raise InvalidRequest(message, param="file_id")
-        self._forget(record)
-        await asyncio.to_thread(self._erase, record)
+        await self._remove(record)
 
     @contextmanager
     def held(self, file_id: str) -> Iterator[None]:
@@ -191,12 +189,13 @@ class FileStore:
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(content)
+            sync_folder(self._folder)
         finally:
             unfinished.unlink(missing_ok=True)
         try:
-            self._folder.write(record)
+            self._table.write(record)
         except OSError:
-            # Nobody would ever know of it.
+            # No record will ever name these bytes.
             content.unlink()
             raise
 
@@ -206,40 +205,46 @@ class FileStore:
         if not content.exists():
             source.replace(content)
             sync_folder(source.parent)
+            sync_folder(self._folder)
         record = _new_record(file_id, content.stat().st_size, owner, name, purpose, life_s)
-        self._folder.write(record)
+        self._table.write(record)
         return record
 
-    def _erase(self, record: FileRecord) -> None:
-        self._folder.remove(record.id)
-        self._content(record.id).unlink(missing_ok=True)
+    async def _remove_old(self) -> None:
+        for record in list(self._table.select("ends_at <= ?", now())):
+            if not self._held[record.id] and record.id not in self._going:
+                await self._remove(record)
 
-    def _forget_old(self) -> list[FileRecord]:
-        over = [record for record in self._records.values() if self._over(record)]
-        for record in over:
-            self._forget(record)
-        return over
-
-    def _know(self, record: FileRecord) -> None:
-        self._records[record.id] = record
-        self._of_owner.setdefault(record.owner, {})[record.id] = None
-        self._room.take(record.owner, record.bytes)
-        self._number.take(record.owner, 1)
-
-    def _forget(self, record: FileRecord) -> None:
-        del self._records[record.id], self._of_owner[record.owner][record.id]
+    async def _remove(self, record: FileRecord) -> None:
+        self._going.add(record.id)
+        try:
+            await asyncio.to_thread(self._erase, record)
+        finally:
+            self._going.discard(record.id)
         self._room.give(record.owner, record.bytes)
         self._number.give(record.owner, 1)
 
+    def _erase(self, record: FileRecord) -> None:
+        self._table.remove(record.id)
+        self._content(record.id).unlink(missing_ok=True)
+
+    def _remove_orphans(self, coming: Container[str]) -> None:
+        for path in self._folder.glob("*.bin"):
+            # A record that an older version wrote, and that cannot be read, names bytes all the same.
+            named = self._table.has(path.stem) or path.with_suffix(".json").exists()
+            if not named and path.stem not in coming:
+                remove_file(path)
+
+    def _count(self, record: FileRecord) -> None:
+        self._room.take(record.owner, record.bytes)
+        self._number.take(record.owner, 1)
+
     def _over(self, record: FileRecord) -> bool:
-        return record.expires_at is not None and record.expires_at <= now() and not self._held[record.id]
+        ended = record.expires_at is not None and record.expires_at <= now()
+        return record.id in self._going or (ended and not self._held[record.id])
 
     def _content(self, file_id: str) -> Path:
-        return self._folder.path / f"{file_id}.bin"
-
-
-def _age(record: FileRecord) -> tuple[int, str]:
-    return record.created_at, record.id
+        return self._folder / f"{file_id}.bin"
 
 
 def new_file_id() -> str:

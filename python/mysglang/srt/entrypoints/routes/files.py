@@ -55,9 +55,8 @@ def files_router(desk: Desk) -> APIRouter:
         purpose: str | None = None,
     ) -> Response:
         """The files that are kept, by the time at which they came. A key sees only what came with it."""
-        found = [record for record in desk.files.all(owner_of(request.scope)) if purpose in (None, record.purpose)]
-        if order == "asc":
-            found.reverse()
+        records = desk.files.of_owner(owner_of(request.scope), oldest_first=order == "asc")
+        found = (record for record in records if purpose in (None, record.purpose))
         return json_response(page(found, after=after, limit=limit))
 
     @router.get("/v1/files/{file_id}", openapi_extra=gives(File))
