@@ -21,6 +21,7 @@ from fixtures.shaky_memory import Shakes
 from fixtures.swarm import ADMIN, ADMIN_HEADERS
 from fixtures.tiny_checkpoints import make_checkpoint
 from fixtures.toy_server import PROGRAM, Faults
+from fixtures.trainer import TINY, broadcast, make_changed
 from mysglang import Engine
 from mysglang.srt.utils.exit_codes import ExitCode
 
@@ -80,8 +81,35 @@ class TestPair:
         assert state["evictable_tokens"] == state["ranks"][0]["evictable_tokens"] == 0
         refused = post("/get_weights_by_name", {"name": "model.norm.weight"})
         assert refused.status_code == 400 and "split over several" in refused.text
-        refused = post("/release_memory_occupation", {})
-        assert refused.status_code == 400 and "split over several" in refused.text
+        assert_ranks_quiet(pair.url)
+
+    def test_weights_and_memory_change_on_both(self, pair: ServerProcess, tmp_path: Path) -> None:
+        """From disk, from a trainer that knows each rank, and not at all where one is refused."""
+        asked = {"text": "The capital of France is", "sampling_params": GREEDY}
+        new, broken = make_changed(tmp_path / "new"), make_changed(tmp_path / "broken")
+        weights = broken / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-7])
+        with httpx.Client(base_url=pair.url, headers=ADMIN_HEADERS, timeout=PATIENCE_S) as http:
+
+            def say() -> list[int]:
+                ids: list[int] = http.post("/generate", json=asked).json()["output_ids"]
+                return ids
+
+            def post(path: str, body: object) -> httpx.Response:
+                return http.post(path, json=body)
+
+            before = say()
+            refused = post("/update_weights_from_disk", {"model_path": str(broken)})
+            assert refused.status_code == 400 and "damaged" in refused.text
+            assert say() == before
+            post("/update_weights_from_disk", {"model_path": str(new)}).raise_for_status()
+            assert (after := say()) != before
+            for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+                post(path, {}).raise_for_status()
+            assert say() == after
+            broadcast(http, TINY / "model.safetensors", ranks=2, version="v2", headers={})
+            answer = http.post("/generate", json=asked).json()
+            assert (answer["output_ids"], answer["meta_info"]["weight_version"]) == (before, "v2")
         assert_ranks_quiet(pair.url)
 
     def test_idle_ranks_use_no_core(self, pair: ServerProcess) -> None:

@@ -3,9 +3,6 @@
 import base64
 import os
 import shutil
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,32 +11,20 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save
 
-import mysglang
 from fixtures.patience import PATIENCE_S
 from fixtures.server_process import ServerProcess
+from fixtures.trainer import TINY, broadcast, make_changed
 
-TINY = Path(mysglang.__file__).parent / "assets" / "tiny"
 ADMIN = {"Authorization": "Bearer master"}
 ASK = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 12}}
-
-
-def shaken(tensors: dict[str, torch.Tensor], seed: int = 0) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: (tensor.float() * (1 + 0.5 * torch.randn(tensor.shape, generator=generator))).to(tensor.dtype)
-        for name, tensor in tensors.items()
-    }
 
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model with other weights."""
-    folder = tmp_path_factory.mktemp("changed") / "model"
-    shutil.copytree(TINY, folder)
-    save_file(shaken(load_file(TINY / "model.safetensors")), folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return make_changed(tmp_path_factory.mktemp("changed") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -157,35 +142,9 @@ def test_while_requests_run(http: httpx.Client, changed: Path) -> None:
     assert say(http)[1] == "v1"
 
 
-TRAINER = """
-import sys
-from safetensors.torch import load_file
-from mysglang.srt.distributed.update_group import UpdateGroup
-group = UpdateGroup("127.0.0.1", int(sys.argv[1]), 0, 2, "weight_update_group", "gloo", 60.0)
-tensors = load_file(sys.argv[2])
-group.broadcast([tensors[name] for name in sorted(tensors)], lambda: None)
-group.leave()
-"""
-
-
 def test_a_trainer_broadcasts(http: httpx.Client, changed: Path) -> None:
     before = say(http)[0]
-    tensors = load_file(changed / "model.safetensors")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with subprocess.Popen([sys.executable, "-c", TRAINER, str(port), str(changed / "model.safetensors")]) as trainer:
-        group = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
-        post(http, "/init_weights_update_group", {**group, "backend": "gloo"})
-        names = sorted(tensors)
-        announced = {
-            "names": names,
-            "dtypes": [str(tensors[name].dtype).removeprefix("torch.") for name in names],
-            "shapes": [list(tensors[name].shape) for name in names],
-        }
-        post(http, "/update_weights_from_distributed", {**announced, "weight_version": "step-1"})
-        assert trainer.wait(PATIENCE_S) == 0
-    post(http, "/destroy_weights_update_group", {})
+    broadcast(http, changed / "model.safetensors", version="step-1", headers=ADMIN)
     after = say(http)
     assert after[0] != before
     post(http, "/update_weights_from_disk", {"model_path": str(changed)})

@@ -8,7 +8,8 @@
     ├── PeerLost               another rank of the server is gone; a consequence of what happened there
     └── RequestError           the business of one request; becomes one HTTP status (entrypoints/error_responses.py)
         ├── InvalidRequest     the request is wrong: names the field and the limit
-        │   └── ContextTooLong prompt, or prompt plus max_tokens, does not fit the context
+        │   ├── ContextTooLong prompt, or prompt plus max_tokens, does not fit the context
+        │   └── PeerRefused    another rank of the server refused it, and says why
         ├── NotFound           the model or route's object does not exist
         ├── Conflict           something that is under way, or was done, is against it
         ├── Overloaded         refused now, worth a retry later
@@ -82,6 +83,10 @@ class InvalidRequest(RequestError):
 
 class ContextTooLong(InvalidRequest):
     """The prompt, or the prompt and its max_tokens together, exceed the context length."""
+
+
+class PeerRefused(InvalidRequest):
+    """Another rank of this server refused the request, so this rank did not carry it out. That rank says why."""
 
 
 class NotFound(RequestError):

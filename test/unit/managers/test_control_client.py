@@ -2,13 +2,20 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from fixtures.in_process_channels import InProcess
-from mysglang.srt.errors import Aborted, WorkerDied
+from mysglang.srt.errors import Aborted, InvalidRequest, PeerRefused, WorkerDied
 from mysglang.srt.managers.control_client import ControlClient
 from mysglang.srt.messages.codec import ToScheduler, scheduler_codec
-from mysglang.srt.messages.control import FlushCacheReqInput, FlushCacheReqOutput, GetInternalStateReq
+from mysglang.srt.messages.control import (
+    ControlReqOutput,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    GetInternalStateReq,
+    PauseGenerationReq,
+)
 
 
 @pytest.fixture
@@ -75,3 +82,16 @@ async def test_a_question_is_answered_when_all_ranks_have_answered(link: InProce
         client.answer(FlushCacheReqOutput(id=number, success=True, message="of 1", rank=1))
     replies = await asyncio.gather(*asking)
     assert [(reply.success, reply.message) for reply in replies] == [(True, "of 0"), (False, "of 2")]
+
+
+async def test_the_rank_that_knows_the_cause_of_a_refusal_tells_it(link: InProcess[ToScheduler]) -> None:
+    """Also where the others refuse only since that one does."""
+    client = ControlClient(link, num_ranks=3)
+    asking = asyncio.create_task(client.command(lambda number: PauseGenerationReq(id=number, mode="abort")))
+    await asyncio.sleep(0)
+    (question,) = link.drain()
+    assert isinstance(question, PauseGenerationReq)
+    for rank, error in enumerate((PeerRefused("none does"), InvalidRequest("a pipe"), PeerRefused("none does"))):
+        client.answer(msgspec.structs.replace(ControlReqOutput.refusing(question.id, error), rank=rank))
+    with pytest.raises(InvalidRequest, match="a pipe"):
+        (await asking).carried_out()

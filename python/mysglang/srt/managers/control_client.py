@@ -114,10 +114,12 @@ class ControlClient:
 
 
 def _of_all(by_rank: Mapping[int, Reply]) -> Reply:
-    """One reply out of those of all ranks: the first rank's, or the first refusal."""
+    """One reply out of those of all ranks: the first rank's, or the first refusal that knows its cause."""
     first = by_rank[0]
     if isinstance(first, GetInternalStateReqOutput):
         others = [by_rank[rank] for rank in sorted(by_rank) if rank]
         return msgspec.structs.replace(first, ranks=others) if others else first
-    refusals = (by_rank[rank] for rank in sorted(by_rank) if not getattr(by_rank[rank], "success"))  # noqa: B009
-    return next(refusals, first)
+    rest = [reply for _, reply in sorted(by_rank.items()) if not isinstance(reply, GetInternalStateReqOutput)]
+    refusals = [reply for reply in rest if not reply.success]
+    causes = [reply for reply in refusals if not (isinstance(reply, ControlReqOutput) and reply.of_peer)]
+    return [*causes, *refusals, first][0]

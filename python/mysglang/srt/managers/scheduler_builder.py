@@ -21,9 +21,9 @@ from mysglang.srt.constrained.structured_output import StructuredOutput
 from mysglang.srt.distributed.ranks import RankContext
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.host_pages import HostPages
-from mysglang.srt.forward.occupation import FixedOccupation, Occupation
+from mysglang.srt.forward.occupation import Occupation
 from mysglang.srt.forward.page_space import SpaceShape, StateShape
-from mysglang.srt.forward.weights import ModelWeights, NoWeights
+from mysglang.srt.forward.weights import ModelWeights
 from mysglang.srt.forward.worker import Worker, WorkerCapacity
 from mysglang.srt.managers.cache_storage import make_storage
 from mysglang.srt.managers.kv_event_publisher import EventPublisher, NoPublisher, ZmqPublisher
@@ -125,8 +125,7 @@ def build_scheduler(
     capacity = worker.capacity
     events = _kv_events(args, capacity, ranks)
     kv = _kv_manager(capacity, _prefix_cache(args, model, ranks, worker, events, makers), makers)
-    alone = ranks.world.size == 1
-    digest = None if alone else PlanDigest()
+    digest = None if ranks.world.size == 1 else PlanDigest()
     channels, share = _channels(ports, ranks), _share(ports, ranks, digest)
     options = _options(args, model, ranks)
     assembled = assemble(
@@ -137,8 +136,8 @@ def build_scheduler(
         _stop_text_maker(tokenizer),
         role=_role(args, structured.role, kv.cache.lower),
         filler=structured.filler,
-        weights=worker.weights if alone else NoWeights(ALONE_ONLY),
-        memory=worker.occupation if alone else FixedOccupation(ALONE_ONLY),
+        weights=worker.weights,
+        memory=worker.occupation,
         share=share,
         coordinator=digest,
     )
@@ -190,12 +189,6 @@ def _channels(ports: PortArgs, ranks: RankContext) -> Channels:
         to_tokenizer=to_tokenizer,
     )
 
-
-ALONE_ONLY = (
-    "Weights and memory can be read or changed on one rank only: the model is split over several "
-    "(--tp-size, --pp-size)."
-)
-"""To whoever asks several ranks for that: a rank that refuses while another one agrees would plan other steps."""
 
 NEWS_OF_PARTS = (None, QueueNews)
 """What the tiers below the cache and the role tell of, in the scheduler's order. Several ranks have no such tiers."""

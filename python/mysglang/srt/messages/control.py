@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import msgspec
 
-from mysglang.srt.errors import Conflict, InvalidRequest, RequestError
+from mysglang.srt.errors import Conflict, InvalidRequest, PeerRefused, RequestError
 from mysglang.srt.messages.settings import SetInternalStateReq
 from mysglang.srt.messages.weights import FIRST_VERSION, WeightCommand
 from mysglang.srt.observability.instruments import SCHEDULER
@@ -164,13 +164,21 @@ class ControlReqOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     conflict: bool = False
     """True if the command failed because another one is under way, or was already done."""
+    of_peer: bool = False
+    """True if another rank refused it, so that the cause stands in that rank's reply."""
     rank: int = 0
 
     @classmethod
     def refusing(cls, number: int, error: RequestError) -> Self:
         """The answer that question `number` was not carried out, and why."""
-        conflict = isinstance(error, Conflict)
-        return cls(id=number, success=False, message=error.message, param=error.param, conflict=conflict)
+        return cls(
+            id=number,
+            success=False,
+            message=error.message,
+            param=error.param,
+            conflict=isinstance(error, Conflict),
+            of_peer=isinstance(error, PeerRefused),
+        )
 
     def carried_out(self) -> Self:
         """Itself. Raises InvalidRequest or Conflict if the command was not carried out."""

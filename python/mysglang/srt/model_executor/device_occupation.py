@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from mysglang.srt.distributed.agreement import ONE_RANK, AllRanks
 from mysglang.srt.errors import InvalidRequest
 from mysglang.srt.forward.weights import Pulse
 from mysglang.srt.model_executor.live_weights import LiveWeights
@@ -44,13 +45,19 @@ class DeviceOccupation:
     """Implements `forward.occupation.Occupation`."""
 
     def __init__(
-        self, weights: Sequence[LiveWeights], pools: Sequence[Pool], captures: Captures, platform: Platform
+        self,
+        weights: Sequence[LiveWeights],
+        pools: Sequence[Pool],
+        captures: Captures,
+        platform: Platform,
+        ranks: AllRanks = ONE_RANK,
     ) -> None:
-        """`weights` and `pools`: those of all models."""
+        """`weights` and `pools`: those of all models. What one of `ranks` cannot do, none does."""
         self._weights = weights
         self._pools = pools
         self._captures = captures
         self._platform = platform
+        self._ranks = ranks
         self._released: set[str] = set()
 
     @property
@@ -64,8 +71,12 @@ class DeviceOccupation:
         before = self._platform.memory().free
         self._synchronize()
         if WEIGHTS in wanted:
-            # First, since only weights may refuse.
-            self._release_weights(pulse)
+            # First, since only weights may refuse: those of any model, on any rank.
+            with self._ranks.all_or_none():
+                for weights in self._weights:
+                    weights.check_release()
+            for weights in self._weights:
+                weights.release(pulse)
         if not self._released:
             self._captures.drop()
         if KV_CACHE in wanted:
@@ -87,26 +98,16 @@ class DeviceOccupation:
         }
         for tag in (WEIGHTS, KV_CACHE, GRAPHS):
             if tag in wanted:
-                try:
-                    parts[tag]()
-                except torch.OutOfMemoryError as error:
-                    raise InvalidRequest(f"{tag}: there is no memory for it now: {error}", param="tags") from error
+                # Where one rank has no memory for it, it counts as released on all, and is tried again.
+                with self._ranks.all_or_none():
+                    try:
+                        parts[tag]()
+                    except torch.OutOfMemoryError as error:
+                        raise InvalidRequest(f"{tag}: there is no memory for it now: {error}", param="tags") from error
                 self._released.discard(tag)
                 pulse()
         if not self._released:
             self._captures.restore()
-
-    def _release_weights(self, pulse: Pulse) -> None:
-        """Of all models, or of none."""
-        gone: list[LiveWeights] = []
-        for weights in self._weights:
-            try:
-                weights.release(pulse)
-            except InvalidRequest:
-                for other in gone:
-                    other.resume(pulse)
-                raise
-            gone.append(weights)
 
     def _resume_weights(self, pulse: Pulse) -> None:
         """Of all models. If memory runs out in between, those that came are there, and the next call takes the rest."""

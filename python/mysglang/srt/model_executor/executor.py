@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from mysglang.srt.distributed.agreement import AllRanks
 from mysglang.srt.distributed.groups import Group, OrderedGroup
 from mysglang.srt.distributed.pipeline import JoinStages, pipeline_stage
 from mysglang.srt.distributed.process_group import tensor_parallel_group
@@ -76,6 +77,7 @@ class Executor:
         self.late_lengths = platform.steps_are_done
         use_ops(config.numerics)
         tp, stage = SUMS[config.numerics](join(config.ranks)), join_stages(config.ranks)
+        every = AllRanks(tp, stage, size=config.ranks.world.size)
         setup = Setup(config, platform, graph_sizes(config, platform), tp=tp, stage=stage)
         launch, *others = launches
         load, loads = recipe(launch)(setup, launch), [helper(other)(setup, other) for other in others]
@@ -83,7 +85,9 @@ class Executor:
         with measured(setup.startup_times, "load_weight"):
             served, helpers = load(), [load_helper() for load_helper in loads]
         models: list[ServedModel | HelpingModel] = [served, *helpers]
-        self.weights = LiveWeights(served.model, launch.config, launch.load, platform, self._weights_changed)
+        self.weights = LiveWeights(
+            served.model, launch.config, launch.load, platform, self._weights_changed, ranks=every
+        )
         weights = [
             self.weights,
             *(
@@ -93,12 +97,10 @@ class Executor:
         ]
         context = launch.config.context_len
         # No rank looks at free memory while another one still loads.
-        tp.smallest([0])
-        stage.smallest([0])
+        every.smallest([0])
         budget = agreed(
             plan_memory(config, platform, models, context=context, graph_sizes=setup.graph_sizes, before=before),
-            tp,
-            stage,
+            every,
         )
         with measured(setup.startup_times, "kv_cache_allocation"):
             memories = allocate(budget, models, platform)
@@ -115,7 +117,7 @@ class Executor:
         logger.info("Memory of each request slot: %s.", "; ".join(map(str, self.slot_buffers)))
         pools = [memory.pool for memory in memories]
         states = [memory.states for memory in memories if memory.states is not None]
-        self.occupation = DeviceOccupation(weights, [*pools, *states], self.steps, platform)
+        self.occupation = DeviceOccupation(weights, [*pools, *states], self.steps, platform, every)
         self.device_name = platform.device_name
         self.device_profile = described(platform.profile, platform.device_name)
         logger.info("Device profile: %s.", self.device_profile)

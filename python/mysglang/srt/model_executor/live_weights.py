@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mysglang.srt.configs.load_config import LoadConfig
 from mysglang.srt.configs.model_config import ModelConfig
+from mysglang.srt.distributed.agreement import ONE_RANK, AllRanks
 from mysglang.srt.distributed.joining import Joining
 from mysglang.srt.distributed.update_group import UpdateGroup
 from mysglang.srt.errors import ConfigError, Conflict, InvalidRequest
@@ -73,13 +74,19 @@ class LiveWeights:
         load: LoadConfig,
         platform: Platform,
         changed: Callable[[], None] = nothing,
+        ranks: AllRanks = ONE_RANK,
     ) -> None:
-        """Right after the model was loaded. `changed` is told when values have changed, or where they are."""
+        """Right after the model was loaded. `changed` is told when values have changed, or where they are. Values
+        change on all of `ranks` or on none.
+        """
+        self._ranks = ranks
         self._changed = changed
         self._origin = None if load.load_format == "dummy" else Origin.of(Path(config.path), load.load_format)
         """The checkpoint that holds the weights as they are now, if one does."""
         self._copy: Mapping[str, Tensor] | None = None
         """The weights while they are released, if no checkpoint holds them."""
+        self._needs_copy = False
+        """Whether they must be copied before they are released."""
         self._released = False
         self._update = WeightUpdate(model)
         self._config = config
@@ -87,13 +94,15 @@ class LiveWeights:
         self._groups: dict[str, Joining] = {}
 
     def update_from_files(self, path: str, *, whole: bool, pulse: Pulse) -> int:
-        with _refusing():
-            if whole:
-                check_config(Path(path), self._config)
-            origin = Origin.of(Path(path)) if whole else None
-            plan = self._update.plan(checkpoint_tensors(Path(path)), whole=whole)
-        if origin is None or not self._released:
-            self._require_memory()
+        with self._ranks.all_or_none():
+            with _refusing():
+                if whole:
+                    check_config(Path(path), self._config)
+                origin = Origin.of(Path(path)) if whole else None
+                plan = self._update.plan(checkpoint_tensors(Path(path)), whole=whole)
+            if origin is None:
+                self._require_memory()
+        if not self._released:
             with self._changing():
                 self._update.apply(plan, pulse)
         # What is released reads these weights when it is resumed.
@@ -101,20 +110,24 @@ class LiveWeights:
         self._settle()
         return len(plan)
 
-    def release(self, pulse: Pulse) -> None:
-        """Give the memory of the weights back, and remember where they are: in the checkpoint that they came from, if
-        it is what it was, or else in a copy on the host, if they are on a device.
-
-        Raises InvalidRequest if neither can be.
+    def check_release(self) -> None:
+        """Find out where the weights can be read again: in the checkpoint that they came from, if it is what it was, or
+        else in a copy on the host, if they are on a device. Raises InvalidRequest if neither can be.
         """
-        if self._origin is None or not self._origin.unchanged():
-            if self._platform.device.type == "cpu":
-                raise InvalidRequest(
-                    "weights: they are in no checkpoint as they are now, so they could not be read again; release "
-                    "kv_cache alone.",
-                    param="tags",
-                )
-            self._require_host_room()
+        self._needs_copy = self._origin is None or not self._origin.unchanged()
+        if not self._needs_copy:
+            return
+        if self._platform.device.type == "cpu":
+            raise InvalidRequest(
+                "weights: they are in no checkpoint as they are now, so they could not be read again; release "
+                "kv_cache alone.",
+                param="tags",
+            )
+        self._require_host_room()
+
+    def release(self, pulse: Pulse) -> None:
+        """Give the memory of the weights back, after `check_release`."""
+        if self._needs_copy:
             self._copy = self._update.host_copy()
         self._update.release()
         self._released = True
@@ -176,22 +189,22 @@ class LiveWeights:
         del self._groups[name]
 
     def receive(self, tensors: Sequence[TensorFacts], group: str, pulse: Pulse) -> int:
-        members = self._group(group)
-        self._require_memory()
-        device = torch.device("cpu") if members.on_cpu else self._platform.device
-        with _refusing():
-            layout = [(facts.name, torch.empty(facts.shape, dtype=_dtype(facts), device="meta")) for facts in tensors]
-            self._update.plan(layout, whole=False)
-        with _refusing():
-            staged = [(name, torch.empty_like(tensor, device=device)) for name, tensor in layout]
+        with self._ranks.all_or_none():
+            members = self._group(group)
+            self._require_memory()
+            device = torch.device("cpu") if members.on_cpu else self._platform.device
+            with _refusing():
+                layout = [(each.name, torch.empty(each.shape, dtype=_dtype(each), device="meta")) for each in tensors]
+                self._update.plan(layout, whole=False)
+                staged = [(name, torch.empty_like(tensor, device=device)) for name, tensor in layout]
         try:
-            members.broadcast([tensor for _, tensor in staged], pulse)
-        except (RuntimeError, TimeoutError) as error:
+            with self._ranks.all_or_none():
+                _broadcast(members, [tensor for _, tensor in staged], pulse)
+        except InvalidRequest:
+            # On every rank: the group is of no use to any of them without the others.
             self.leave_group(group)
-            raise InvalidRequest(
-                f"The weights did not arrive, the old ones are served; the group was left: {error}"
-            ) from error
-        with _refusing():
+            raise
+        with self._ranks.all_or_none(), _refusing():
             plan = self._update.plan(staged, whole=False)
         with self._changing():
             self._update.apply(plan, pulse)
@@ -200,12 +213,14 @@ class LiveWeights:
         return len(plan)
 
     def read(self, name: str, count: int) -> list[Any]:
+        self._require_one_rank()
         self._require_memory()
         with _refusing():
             rows: list[Any] = self._update.read(name)[:count].float().tolist()
         return rows
 
     def checksums(self, pulse: Pulse) -> dict[str, str]:
+        self._require_one_rank()
         self._require_memory()
         return dict(_each(((name, digest(tensor)) for name, tensor in self._update.tensors()), pulse))
 
@@ -218,7 +233,8 @@ class LiveWeights:
             self._changed()
 
     def _require_host_room(self) -> None:
-        needed, free = self._update.nbytes, platform_named("cpu").memory().free
+        # Every rank copies its part at the same time.
+        needed, free = self._ranks.size * self._update.nbytes, platform_named("cpu").memory().free
         if needed > free:
             raise InvalidRequest(
                 f"weights: they are in no checkpoint as they are now, and the host has no room for a copy: it takes "
@@ -229,6 +245,12 @@ class LiveWeights:
     def _require_memory(self) -> None:
         if self._released:
             raise InvalidRequest("The memory of the weights is released; resume it first.")
+
+    def _require_one_rank(self) -> None:
+        if self._ranks.size > 1:
+            raise InvalidRequest(
+                "Weights can be read on one rank only: the model is split over several (--tp-size, --pp-size)."
+            )
 
     def _known(self, name: str) -> Joining | None:
         """The group of that name, if it is there or on its way."""
@@ -255,6 +277,15 @@ class LiveWeights:
         """Until the device has the values: who asked may then change what they were copied from."""
         if self._platform.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _broadcast(members: UpdateGroup, tensors: Sequence[Tensor], pulse: Pulse) -> None:
+    try:
+        members.broadcast(tensors, pulse)
+    except (RuntimeError, TimeoutError) as error:
+        raise InvalidRequest(
+            f"The weights did not arrive, the old ones are served; the group was left: {error}"
+        ) from error
 
 
 def _dtype(facts: TensorFacts) -> torch.dtype:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from mysglang.srt.distributed.agreement import Agrees
 from mysglang.srt.errors import ConfigError
 from mysglang.srt.forward.page_space import SpaceShape, StateShape
 from mysglang.srt.model_executor.device_tables import table_buffers
@@ -66,19 +65,11 @@ class KvBudget:
         return -(-self.max_context // self.page_size) if self.num_pages else 0
 
 
-class Agrees(Protocol):
-    """Ranks that find out what is the least of theirs: a `Group`, or the stages of a pipeline."""
-
-    def smallest(self, values: Sequence[int]) -> list[int]: ...
-
-
-def agreed(budget: KvBudget, *peers: Agrees) -> KvBudget:
+def agreed(budget: KvBudget, ranks: Agrees) -> KvBudget:
     """The least of what each rank has room for: ranks plan alike, so they must hold alike."""
     pages = [space.num_pages for space in budget.spaces]
     own = [*pages, budget.num_slots, budget.max_context, entries(budget.states)]
-    for each in peers:
-        own = each.smallest(own)
-    *least, num_slots, max_context, num_entries = own
+    *least, num_slots, max_context, num_entries = ranks.smallest(own)
     spaces = (replace(space, num_pages=count) for space, count in zip(budget.spaces, least, strict=True))
     states = None if budget.states is None else replace(budget.states, num_states=num_entries - 1)
     return KvBudget(tuple(spaces), num_slots, max_context, states)
