@@ -44,28 +44,28 @@ class AppOptions:
     api_keys: tuple[str, ...] = ()
     unknown_fields: UnknownFields = "report"
     strict_model_name: bool = False
-    """Whether requests for another model than the served one are refused."""
+    """True if requests for another model than the served one are refused."""
     cors_allow_origins: tuple[str, ...] = ()
-    """Other sites whose pages may use this server."""
+    """Origins of other sites whose pages may use this server."""
     admin_key: str | None = None
     local_pages: bool = False
-    """Whether pages that this machine serves may use this server, as if they were invited."""
+    """True if pages from any port of this machine may use this server, like pages of an allowed origin."""
     loopback_only: bool = False
-    """Whether requests must name this machine in their Host header."""
+    """True if requests must name this machine in their Host header."""
     strangers_may_ask: bool = False
-    """Whether other machines can reach the server, and need neither a key nor a certificate."""
+    """True if other machines can reach the server, and need neither a key nor a certificate."""
     incremental_streaming_output: bool = False
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
     playground: bool = True
-    """Whether there is a web page at / and /playground."""
+    """True if there is a web page at / and /playground."""
     enable_metrics: bool = False
-    """Whether there is /metrics."""
+    """True if there is /metrics."""
     enable_trace: bool = False
-    """Whether it is noted to which trace a request belongs."""
+    """True if the trace of each request's caller is recorded."""
     pooling: PoolingConfig | None = None
-    """Of a model that makes vectors or scores; None for one that generates."""
+    """Pooling of a model that makes vectors or scores; None for one that generates."""
     desk: DeskOptions | None = None
-    """Where files are kept; None for nowhere."""
+    """Where files are kept; None if files are not supported."""
     vertex: VertexRoutes = field(default_factory=VertexRoutes)
     model_info: Mapping[str, Any] = field(default_factory=dict)
     server_info: Mapping[str, Any] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class AppOptions:
             cors_allow_origins=serving.cors_allow_origins,
             admin_key=serving.admin_api_key,
             local_pages=is_loopback(serving.host),
-            # Who brings a key came here on purpose, under whatever name.
+            # A request with a key is intentional, whatever host it names.
             loopback_only=is_loopback(serving.host) and not serving.has_keys,
             strangers_may_ask=not is_loopback(serving.host) and not serving.has_keys and serving.ssl_ca_certs is None,
             incremental_streaming_output=serving.incremental_streaming_output,

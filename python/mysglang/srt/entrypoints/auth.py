@@ -25,7 +25,7 @@ NEEDS_ADMIN_KEY = ErrorFacts(403, "Forbidden: only with an admin key; start the 
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
 
 CONTAINER_NAMES = frozenset({"host.docker.internal", "gateway.docker.internal", "host.containers.internal"})
-"""What containers call the machine that they run on. The public name system has nothing below `.internal`."""
+"""Names by which containers reach their host. The public DNS has nothing below `.internal`."""
 
 LOCAL_ORIGIN = r"https?://(localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
 """Pages that this machine serves itself."""
@@ -114,7 +114,7 @@ class LoopbackGuard:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a host name or address, without its port, is this machine's own."""
+    """True if a host name or address, without its port, is this machine's own."""
     name = name.strip("[]").rstrip(".").lower()
     if name in LOOPBACK_NAMES or name.endswith(".localhost"):
         return True

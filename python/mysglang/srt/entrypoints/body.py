@@ -45,7 +45,7 @@ MAX_DEPTH = 64
 """Levels of lists and objects. Nothing we accept needs ten; templates and validators recurse over what clients send."""
 
 MAX_FINDINGS = 8
-"""Faults told at once."""
+"""Largest number of errors that one answer lists."""
 
 LIMITS = JsonLimits(depth=MAX_DEPTH)
 
@@ -73,7 +73,7 @@ async def read_model(request: Request, model: type[Model]) -> Model:
 
 
 async def read_as(request: Request, make: Callable[[dict[str, object]], Result]) -> Result:
-    """What `make` makes of the JSON object in the body of `request`. Raises what `make` raises, InvalidRequest,
+    """Result of `make` for the JSON object in the body of `request`. Raises the errors of `make`, InvalidRequest,
     BodyTooLarge and ClientDisconnected.
     """
     return await make_of(request, await read_body(request), make)
@@ -196,8 +196,8 @@ def _parse_long(body: bytes, limits: JsonLimits) -> object:
 
 
 def too_deep(data: object, most: int = sys.maxsize) -> bool:
-    """Whether lists and objects nest more than MAX_DEPTH levels. `most`: how many of them there may be; once as many
-    were seen, nobody looks for others among what may be half a million numbers.
+    """True if lists and objects nest more than MAX_DEPTH levels. `most`: the number of lists and objects in the data,
+    if known. The search stops after that many, because it would otherwise scan up to half a million numbers.
     """
     level = [data]
     for _ in range(MAX_DEPTH):
@@ -228,7 +228,7 @@ def validate(model: type[Model], data: dict[str, object], fields: FieldReport = 
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:
-    """What is wrong, in words. Keeps nothing of what was checked.
+    """The error in words. It keeps no reference to the checked data.
 
     What a validator of ours raised has a traceback, whose frames lead back to the caller of pydantic and to all that it
     holds: the body. That would be a cycle, and a whole body would stay until somebody looks for cycles.

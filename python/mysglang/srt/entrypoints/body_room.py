@@ -25,7 +25,7 @@ NETWORK_BITS = 64
 
 
 class BodyRoomFull(RequestError):
-    """There is no room for more of this body now; worth a retry later."""
+    """There is no room for more of this body now; the client may retry later."""
 
 
 class BodyRoom:
@@ -41,7 +41,7 @@ class BodyRoom:
         return self._held.total()
 
     def hold(self, caller: str) -> BodyHold:
-        """What one body of `caller` holds: nothing yet."""
+        """The room of one body of `caller`, empty at first."""
         return BodyHold(self, caller)
 
     def take(self, caller: str, size: int) -> None:
@@ -61,7 +61,7 @@ class BodyRoom:
 
 
 class BodyHold:
-    """What one body holds of the room; a context in which it does."""
+    """Room that one body occupies, as a context."""
 
     __slots__ = ("_caller", "_room", "_size")
 

@@ -1,4 +1,4 @@
-"""Callers: the middleware that notes who asks, behind the one that knows keys."""
+"""Callers: the middleware that records the caller of each request. It runs after the one that checks keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUTING_KEY = b"x-smg-routing-key"
 
 
 class Callers(ContextNote[Caller]):
-    """Middleware: whoever works for a request knows its Caller."""
+    """Middleware that makes the Caller available to all code that works for the request."""
 
     variable = CALLER
 

@@ -23,7 +23,7 @@ class ContextNote(ABC, Generic[Note]):
 
     @abstractmethod
     def note(self, scope: Scope) -> Note:
-        """That of a request."""
+        """The note of a request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -57,7 +57,7 @@ class CorkedTransport:
         self._parts.append(data)
 
     def flush(self) -> None:
-        """Hand over what was written, if there is still somebody to take it."""
+        """Send the collected data, if the connection is still open."""
         parts = self._parts
         if not parts:
             return
@@ -66,12 +66,12 @@ class CorkedTransport:
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def close(self) -> None:
-        """What was written still leaves. A second call closes at once."""
+        """Close after the collected data was sent. A second call closes at once."""
         self.flush()
         if self.client_sends and not self.is_closing():
             if self._transport.can_write_eof():
                 self._transport.write_eof()
-            # What the client sends is to be dropped, and not to wait in the system.
+            # Read and drop the client's data, so that it does not remain in the system's buffers.
             self._transport.resume_reading()
             self._lingering = asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
         else:

@@ -34,9 +34,9 @@ WINDOW_S = 300.0
 """How long a finished request is kept."""
 MAX_REQUESTS = 10_000
 MAX_BYTES = 64 << 20
-"""Of finished requests, as they will be written. The oldest go first."""
+"""Limit for the records of finished requests, as written. The oldest are dropped first."""
 WRITE_S = 3.0
-"""For the disk to take the file, when the server is about to end."""
+"""Seconds for writing the file when the server is about to end."""
 
 
 class CrashRecords(Protocol):
@@ -45,7 +45,7 @@ class CrashRecords(Protocol):
     def watched(
         self, obj: GenerateReqInput, coming: AsyncGenerator[GenerationChunk, None]
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """The same chunks."""
+        """Pass on the chunks, and record them."""
         ...
 
     def lines(self, cause: str) -> list[bytes]:
@@ -125,7 +125,7 @@ class RecentRequests:
             await asyncio.sleep(0.01)
 
     def lines(self, cause: str) -> list[bytes]:
-        """What happened, then the finished requests, then those that are open."""
+        """The cause, then the finished requests, then the open ones."""
         now = self._clock()
         self._forget(now)
         head = {"crash": cause, "time": now, "version": __version__, "contents": self._contents, "window_s": WINDOW_S}
@@ -194,14 +194,14 @@ class _Kept:
 
 
 def crash_records(args: ObservabilityArgs) -> CrashRecords:
-    """As the options say. Raises ConfigError for a folder that cannot be written."""
+    """Crash records by the options. Raises ConfigError for a folder that cannot be written."""
     if args.crash_dump_folder is None:
         return NoCrashRecords()
     return RecentRequests(Path(args.crash_dump_folder), contents=args.crash_dump_contents)
 
 
 def _lengths(obj: GenerateReqInput) -> list[dict[str, int]]:
-    """Of each prompt: characters of text, tokens of ids, or vectors."""
+    """Size of each prompt: characters of text, or number of ids or vectors."""
     if obj.text is not None:
         return [{"characters": len(text)} for text in ([obj.text] if isinstance(obj.text, str) else obj.text)]
     if obj.input_embeds is not None:

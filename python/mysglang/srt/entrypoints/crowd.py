@@ -32,7 +32,7 @@ FULL = "The server has as many connections as it has open files for; try again."
 
 
 def most_connections() -> int:
-    """Connections that this process has room for beside the descriptors that it holds now."""
+    """Number of connections that this process can open in addition to the descriptors that it holds now."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize
@@ -41,7 +41,7 @@ def most_connections() -> int:
 
 
 class Reception:
-    """What uvicorn calls for the protocol of each new connection."""
+    """Creates the protocol of each new connection for uvicorn."""
 
     def __init__(self, make: Callable[..., asyncio.Protocol], most: int) -> None:
         """`make`: what serves a connection, given uvicorn's keywords. `most`: connections that are served at once."""
@@ -58,7 +58,7 @@ class Reception:
 
 
 class TurnedAway(asyncio.Protocol):
-    """Answers 503 to whatever comes first, and closes the connection."""
+    """Answers 503 to the first data of a connection, and closes it."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None

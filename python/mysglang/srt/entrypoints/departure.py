@@ -38,7 +38,7 @@ async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
     try:
         return await work
     except asyncio.CancelledError:
-        # Of another's cancelling, such as a server's that shuts down, ours is no part; see asyncio.timeout.
+        # A cancellation by other code, such as a server shutdown, is passed on; see asyncio.timeout.
         if left and not task.uncancel():
             raise ClientDisconnected("The client left before its answer was complete.") from None
         raise

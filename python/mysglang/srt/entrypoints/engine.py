@@ -53,7 +53,7 @@ Params: TypeAlias = Mapping[str, Any] | list[Mapping[str, Any]]
 """Sampling parameters by their native names, for all prompts or for each."""
 
 UNQUEUED = 1 << 30
-"""A program may hand over as many prompts as it likes: nobody else is waiting."""
+"""A program may submit any number of prompts, because no other client waits."""
 
 
 class Engine:
@@ -74,7 +74,7 @@ class Engine:
         self._loop = uvloop.new_event_loop()
         # The children's lives hang on the thread that starts them, so it is one that stays.
         self._pending: set[concurrent.futures.Future[Any]] = set()
-        """What callers wait for."""
+        """Futures that callers wait for."""
         self._death: str | None = None
         self._thread = ServiceThread("mysglang engine", self._loop.run_forever, self._die)
         try:
@@ -133,7 +133,7 @@ class Engine:
         stream: bool = False,
         **fields: Any,
     ) -> Any:
-        """The same for a caller with an event loop of its own; with `stream`, an async iterator."""
+        """`generate` for a caller with an event loop of its own; with `stream`, an async iterator."""
         request = _request(prompt, sampling_params, input_ids, stream, fields)
         return self._async_iterate(request) if stream else await self._call(self._answer(request))
 
@@ -150,11 +150,11 @@ class Engine:
     async def async_encode(
         self, prompt: Prompt | None = None, input_ids: InputIds | None = None, *, dimensions: int | None = None
     ) -> Any:
-        """The same for a caller with an event loop of its own."""
+        """`encode` for a caller with an event loop of its own."""
         return await self._call(self._encode(prompt, input_ids, dimensions))
 
     def rerank(self, query: str, documents: list[str], *, top_n: int | None = None) -> list[dict[str, Any]]:
-        """The documents, the most relevant first: {score, document, index, meta_info}. Raises likewise."""
+        """Documents, the most relevant first: {score, document, index, meta_info}. Raises the errors of `encode`."""
         return self._await(self._rerank({"query": query, "documents": documents, "top_n": top_n}))
 
     def score(
@@ -166,7 +166,9 @@ class Engine:
         apply_softmax: bool = False,
         item_first: bool = False,
     ) -> list[list[float]]:
-        """For each item how likely each label is as the token after query and item; see /v1/score. Raises likewise."""
+        """For each item, the probability of each label as the next token after query and item; see /v1/score. Raises
+        the errors of `encode`.
+        """
         body = {"query": query, "items": items, "label_token_ids": label_token_ids}
         return self._await(self._score({**body, "apply_softmax": apply_softmax, "item_first": item_first}))
 
@@ -232,7 +234,9 @@ class Engine:
         return self.weights.by_name(name, truncate_size)
 
     def start_profile(self, **profile: Any) -> tuple[bool, str]:
-        """Record what the scheduler does; the fields of POST /start_profile. Whether it was begun, or why not."""
+        """Record what the scheduler does; the fields of POST /start_profile. Returns whether it was begun, and a
+        message.
+        """
         body = validate(ProfileReqInput, profile)
         reply = self._await(self._front.tokenizer_manager.command(body.command))
         return reply.success, reply.message
@@ -335,7 +339,7 @@ class Engine:
             raise
 
     async def _call(self, work: Awaitable[T]) -> T:
-        """The same for a caller in another event loop."""
+        """`_run` for a caller in another event loop."""
         return await asyncio.wrap_future(self._submit(work))
 
     def _submit(self, work: Awaitable[T]) -> concurrent.futures.Future[T]:
@@ -350,7 +354,9 @@ class Engine:
         return future
 
     def _die(self, cause: str) -> None:
-        """The loop is gone, and with its thread the children: nobody would ever be answered."""
+        """The loop has ended, and its thread's children with it: fail all pending calls, which would otherwise wait for
+        ever.
+        """
         self._death = cause
         for future in list(self._pending):
             with contextlib.suppress(concurrent.futures.InvalidStateError):

@@ -1,4 +1,4 @@
-"""Exception -> HTTP status and body: the one table, and the shapes that an error has.
+"""Maps each exception to its HTTP status and body: the only such table, and the forms of an error.
 
 On OpenAI's paths the facts stand under "error" alone: OpenAI's Python client prints the whole body, and would print
 each fact twice. On native paths they stand there, and flat beside it, as SGLang's clients read them. Both have the id
@@ -34,10 +34,10 @@ from mysglang.srt.utils.shortage import shortage_in
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
-"""What a client refused for the moment is told to wait, in seconds."""
+"""Seconds of the Retry-After header, for a client that is refused temporarily."""
 
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's number for a client that left. Nobody reads that answer; the access log does."""
+"""nginx's status for a client that has left. No client reads the answer; the access log records it."""
 
 SHUTTING_DOWN = "shutting_down"
 
@@ -58,12 +58,12 @@ _TABLE: tuple[tuple[type[Exception], int, str | None], ...] = (
 )
 
 PERHAPS_SHORTAGE = (OSError, MemoryError, RuntimeError, ImportError)
-"""What the system's lack of files, threads or memory is raised as, among other things."""
+"""Exceptions by which a lack of files, threads or memory is reported, among other causes."""
 
 KINDS: tuple[type[Exception], ...] = (*(kind for kind, _, _ in _TABLE), Aborted, HTTPException)
-"""What is raised on purpose."""
+"""Exceptions that are raised on purpose."""
 
-# As OpenAI's clients name their exceptions.
+# Names of OpenAI's clients for their exceptions.
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -75,7 +75,7 @@ _TYPES = {
     507: "InsufficientStorageError",
 }
 
-# Where the status has the name of another kind.
+# Names for statuses whose usual name belongs to another kind.
 _TYPES_BY_CODE = {SHUTTING_DOWN: "ShuttingDownError"}
 
 _RETRYABLE = frozenset({429, 503})
@@ -84,14 +84,14 @@ STATUSES: Mapping[int, str] = {
     400: "what was asked is not valid, or not served; `param` names the field.",
     401: "a key is missing or unknown.",
     403: "the key may not do that, or the request came under a name that is not this machine's.",
-    404: "there is no such thing here.",
+    404: "the requested object does not exist.",
     408: "the request took too long to arrive.",
     409: "something that is under way, or was done, is against it.",
     413: "the body is too large.",
     429: "too many requests wait; try again later.",
     414: "the URL is too long.",
     431: "the head of the request is too large.",
-    CLIENT_CLOSED_REQUEST: "somebody ended the request before its answer was complete.",
+    CLIENT_CLOSED_REQUEST: "the request was aborted before its answer was complete.",
     500: "an error of the server.",
     503: "the engine does not answer, the server is shutting down, or it is short of files, threads or memory.",
     507: "the server's disk has no room for what was sent.",
@@ -101,7 +101,7 @@ STATUSES: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorFacts:
-    """What a client is told of one error."""
+    """Facts about one error for the client."""
 
     status: int
     message: str
@@ -139,13 +139,13 @@ class ErrorFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OpenAIError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What went wrong; in a stream, the last frame."""
+    """An error; in a stream, the last frame."""
 
     error: ErrorFields
 
 
 class NativeError(ErrorFields, kw_only=True, tag_field="object", tag="error"):
-    """What went wrong, flat, and once more under `error`."""
+    """An error, flat, and again under `error`."""
 
     error: ErrorFields
 
@@ -155,7 +155,7 @@ class ErrorShape(Protocol):
 
     @property
     def told(self) -> type[msgspec.Struct]:
-        """What `body` looks like."""
+        """Type of `body`."""
         ...
 
     def body(self, facts: ErrorFacts, request_id: str) -> Mapping[str, object]:
@@ -205,7 +205,7 @@ def _shape_of(scope: Scope) -> ErrorShape:
 
 
 def describe(error: Exception) -> ErrorFacts:
-    """What a client is told of `error`. Of what we did not raise on purpose it learns nothing."""
+    """Facts about `error` for the client. An error that was not raised on purpose is reported without its details."""
     match error:
         case Aborted(status=status):
             return ErrorFacts(status or 500, error.message, error.param, kind=error.kind)
@@ -256,7 +256,7 @@ def error_frame(facts: ErrorFacts, scope: Scope) -> bytes:
 
 
 def install(app: FastAPI) -> None:
-    """Answer whatever a route of `app` raises by the table."""
+    """Install the table for all exceptions that routes of `app` raise."""
 
     for kind in (*KINDS, Exception):
         app.add_exception_handler(kind, respond)

@@ -1,4 +1,4 @@
-"""ErrorShapes: in which dialect an error is told, by the path of the request, whichever part finds the error."""
+"""ErrorShapes: the form of an error by the path of the request, whichever part reports the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a list or object in a request body may be, and that its check ends at the first fault.
+"""Bounds for lists and objects in a request body. A check ends at the first error.
 
 Pydantic makes an error of about a kilobyte for each wrong item, unless it is told to stop. The bounds are put into the
 schema of every model, so that a field that is added later has them as well. Knows no model.
@@ -20,10 +20,10 @@ MAX_NUMBERS = 1 << 20
 """Numbers of a list, such as token ids."""
 
 MAX_FIELDS = 512
-"""Keys of an object whose keys are fields. The largest body has about a hundred fields."""
+"""Largest number of keys of an object whose keys are fields. The largest body has about a hundred fields."""
 
 MAX_JOINED = 1 << 25
-"""Characters, or token ids, that a request may become where one text is put beside each of many."""
+"""Largest number of characters, or token ids, that a request may become when one text is joined with each of many."""
 
 _COLLECTIONS = frozenset({"list", "dict", "set", "frozenset", "tuple"})
 _NUMBERS = frozenset({"int", "float"})
@@ -40,7 +40,7 @@ def bound(schema: CoreSchema) -> CoreSchema:
 
 
 def check_joined(field: str, text: Sized, count: int) -> None:
-    """Raises InvalidRequest where `text`, put beside each of `count` others, would be more than there is room for."""
+    """Raises InvalidRequest if `text`, joined with each of `count` others, would exceed the limit."""
     if len(text) * count > MAX_JOINED:
         message = f"{field}: its length ({len(text)}) times {count} texts is more than {MAX_JOINED}."
         raise InvalidRequest(message, param=field)

@@ -1,4 +1,4 @@
-"""What every field of /openapi.json means.
+"""Descriptions of every field for /openapi.json.
 
 A field's description is its docstring, which stands under it in its class. Fields that mean the same wherever they
 occur, and tags that have no line of their own, are told in `field_texts.py`; what differs in a class, in

@@ -1,4 +1,4 @@
-"""What the HTTP routes need of the rest, as one Protocol: the runtime of this process satisfies it, and so does a test.
+"""The Protocol that HTTP routes need: the runtime of this process implements it, and so does a test's fake.
 
 Knows no route, and neither sockets nor processes.
 """
@@ -29,7 +29,7 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class RequestLogSettings:
-    """What is written down of requests; may change while the server runs."""
+    """Which parts of requests are logged; may change while the server runs."""
 
     log_requests: bool = False
     """A line in the log for each that comes and each that ends: sizes, parameters and times, never what they say."""
@@ -88,7 +88,7 @@ class Manager(Protocol):
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int: ...
 
     def held(self) -> FrontHeld:
-        """What it holds for requests now."""
+        """Resources that it holds for requests now."""
         ...
 
     async def flush_cache(self) -> FlushCacheReqOutput: ...
@@ -125,5 +125,5 @@ class Front(Protocol):
 
     @property
     def metrics(self) -> RequestMetrics:
-        """What is counted of requests."""
+        """Counters of requests."""
         ...

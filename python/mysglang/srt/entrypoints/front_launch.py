@@ -1,4 +1,4 @@
-"""FrontLaunch: what a further front process is told. Imports no web framework."""
+"""FrontLaunch: the arguments of a further front process. Imports no web framework."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FrontLaunch(msgspec.Struct, frozen=True, kw_only=True):
     port_args: PortArgs
     facts: SchedulerFacts
     index: int
-    """Of this front; the main process is 0."""
+    """Number of this front; the main process is 0."""
     listener: int
     """Descriptor of the socket that all fronts accept connections from."""
     to_owner: int

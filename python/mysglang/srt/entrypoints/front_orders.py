@@ -1,4 +1,4 @@
-"""What a front does when another one says so: the routes that concern a whole server change every front of it."""
+"""Commands from another front: routes that change a whole server change every front of it."""
 
 from __future__ import annotations
 

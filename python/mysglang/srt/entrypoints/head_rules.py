@@ -31,7 +31,7 @@ SINGLE = frozenset(
 
 
 def fault_in_head(version: str, url: bytes, headers: Headers) -> ErrorFacts | None:
-    """What is wrong with a head that was parsed, or None. `headers`: names in lower case."""
+    """The fault of a parsed head, or None. `headers`: names in lower case."""
     if version not in VERSIONS:
         return ErrorFacts(505, f"HTTP/{version} is not served; send HTTP/1.1.")
     names = [name for name, _ in headers]

@@ -53,7 +53,7 @@ from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.utils.version import __version__
 
 INVITED: Mapping[str, Any] = {"allow_methods": ("GET", "POST", "PUT", "DELETE"), "allow_headers": ("*",)}
-"""What the pages of invited sites may do. They bring keys, never cookies."""
+"""CORS settings for pages of allowed origins. They send keys, never cookies."""
 
 
 KEPT_BY_THE_OWNER = ("/v1/files", "/v1/batches", "/v1/responses", "/open_session", "/close_session", "/debug/state")
@@ -113,7 +113,7 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
     )
     files = file_routes.files_router(desk)
     for router in (docs_router(app.title), *steering.routers(), *speaking.routers(front, options, native, files)):
-        # Not `include_router`: that makes every route anew, only to add the nothing that is to be added here.
+        # `include_router` is not used: it makes every route again, only to add options that are empty here.
         app.router.routes.extend(router.routes)
     error_responses.install(app)
     describe(
@@ -129,7 +129,7 @@ def build_app(front: Front, options: AppOptions, owner: Owner | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Steering:
-    """The routes of who watches and runs the server."""
+    """The routes of monitoring and operation."""
 
     health: APIRouter
     metrics: APIRouter
@@ -155,9 +155,10 @@ class _Steering:
         return (self.health, self.metrics, self.control, self.operation, page.pages, page.figures, page.tree)
 
     def access(self, options: AppOptions) -> Access:
-        """What empties the cache or ends others' requests is as open as the rest on this machine alone: where strangers
-        may ask without a key, it is locked like what steers the server. What is cached is everybody's prompts, so a
-        picture of it is locked wherever clients may be several.
+        """Access of a route. A route that empties the cache or aborts requests of others is open on this machine alone.
+        If other machines can use the server without a key, it needs the admin key like all routes that change the
+        server. The cache holds all clients' prompts, so a view of it needs the admin key wherever there may be several
+        clients.
         """
         opened = _paths(self.health) | _paths(self.metrics) | _paths(self.playground.pages)
         for_admins, locked = _paths(self.control), _paths(self.operation)
@@ -171,7 +172,7 @@ class _Steering:
 
 @dataclass(frozen=True, slots=True)
 class _Speaking:
-    """What all routes that speak for the model have in common."""
+    """The common part of all routes that use the model."""
 
     models: OpenAIServingModels
     formats: AnswerFormats
@@ -198,7 +199,7 @@ class _Speaking:
         return cls(models, formats, ChatAnswers(front, formats, options.serving.defaults, fill_in))
 
     def routers(self, front: Front, options: AppOptions, native: APIRouter, files: APIRouter) -> Iterator[APIRouter]:
-        """In the order in which the document tells of them, with two others among them."""
+        """The routers, in their order in the API document, with two others among them."""
         models, formats, answers = self.models, self.formats, self.answers
         yield info_router(front, {**options.model_info, **formats.names}, options.server_info)
         if not options.enable_metrics:
@@ -218,7 +219,7 @@ class _Speaking:
 
 
 def _metrics_router(front: Front, options: AppOptions) -> APIRouter:
-    """Without routes if nobody asked for metrics, and then their library is not loaded either."""
+    """The metrics route. Without --enable-metrics it has no content, and the metrics library is not loaded."""
     if not options.enable_metrics:
         return APIRouter()
     from mysglang.srt.entrypoints.routes.metrics import metrics_router
@@ -227,7 +228,7 @@ def _metrics_router(front: Front, options: AppOptions) -> APIRouter:
 
 
 def _middleware(options: AppOptions, access: Access, field_log: FieldLog) -> list[Middleware]:
-    """From the outside in; behind them are the routes."""
+    """Middleware from the outermost to the innermost; the routes are inside."""
     origins = options.cors_allow_origins
     local = LOCAL_ORIGIN if options.local_pages else None
     invited = Middleware(CORSMiddleware, allow_origins=origins, allow_origin_regex=local, **INVITED)

@@ -39,7 +39,7 @@ KEEP_ALIVE_S = 75
 """Longer than the 60 s that proxies keep an idle connection, so that they never write into one that we just closed."""
 
 CLOSE_S = 2
-"""For connections to close by themselves at the end."""
+"""Seconds for connections to close by themselves at the end."""
 
 
 OPEN_TO_ALL = (
@@ -60,15 +60,15 @@ class Gate:
         self._open_requests = 0
 
     def open(self, app: ASGIApp) -> None:
-        """Let everybody in, unless the server was told to end before it came to that."""
+        """Accept requests, unless the server was already told to end."""
         self._app = None if self._over else app
 
     def close(self, why: ServerEnded) -> None:
-        """Let nobody in any more. Who is inside is not disturbed."""
+        """Accept no more requests. Requests that are already running continue."""
         self._shut(describe(why))
 
     def drain(self) -> None:
-        """The same, since the server was asked to end."""
+        """Accept no more requests, because the server is shutting down."""
         self._shut(ErrorFacts(503, "The server is shutting down.", code=SHUTTING_DOWN))
 
     def _shut(self, why: ErrorFacts) -> None:
@@ -101,14 +101,14 @@ class HttpFront:
         board: Board | None = None,
         gate: Gate | None = None,
     ) -> None:
-        """`board`: where all fronts of the server write down what they hold; None for an only one. `gate`: one that
-        somebody may have closed already.
+        """`board`: shared memory in which all fronts of the server record what they hold; None for the only front.
+        `gate`: a gate that may be closed already.
         """
         board = board or Board.alone()
         self.gate = Gate(board) if gate is None else gate
         self._common = Connections(args.write_timeout, args.read_timeout, board)
         self._lives = contextlib.AsyncExitStack()
-        """What the application does beside answering."""
+        """Lifespan of the application."""
         self._port: int = listener.getsockname()[1]
         self._server = _Server(
             uvicorn.Config(
@@ -140,19 +140,19 @@ class HttpFront:
         return self._port
 
     def serve_pipe(self, pipe: socket.socket) -> None:
-        """Answer also those whose connections come out of `pipe`: further fronts that relay a request."""
+        """Answer also requests whose connections arrive through `pipe`: further fronts relay them."""
         config, state = self._server.config, self._server.server_state
         serve_connections(pipe, lambda: OneAtATime(config, state, {}, common=self._common))
 
     async def open(self, front: Front, args: ServerArgs, model_config: ModelConfig, owner: Owner | None = None) -> None:
-        """Put the application behind the gate, and open it. `owner`: who keeps what lives between requests, if that is
-        another front. Raises ConfigError if it cannot begin its work.
+        """Put the application behind the gate, and open it. `owner`: the front that keeps objects between requests, if
+        it is another one. Raises ConfigError if the application cannot start.
         """
         options = AppOptions.from_args(args, model_config)
         if owner is None and options.strangers_may_ask:
             logger.warning(OPEN_TO_ALL, args.serving.host)
         app = build_app(front, options, owner)
-        # Not uvicorn's business: it began before there was an application.
+        # uvicorn does not run the lifespan, because it began before there was an application.
         await self._lives.enter_async_context(app.router.lifespan_context(app))
         self.gate.open(app)
 

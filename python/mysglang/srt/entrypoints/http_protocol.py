@@ -44,7 +44,7 @@ from mysglang.srt.utils.awake import PauseNote
 logger = logging.getLogger(__name__)
 
 LEAST_BYTES = 16 << 10
-"""Who takes as much within the time that it has, or all that waits for it, reads slowly and is let be."""
+"""A client that takes this many bytes within its time limit, or all that waits for it, is slow but is kept."""
 
 MAX_UNREAD_BYTES = MAX_BODY_BYTES
 """Bytes of a body that may still come behind its answer. They are dropped, and the connection serves on."""
@@ -65,7 +65,7 @@ _CONNECTIONS = "mysglang.connections"
 
 @dataclass(slots=True)
 class Connections:
-    """What the connections of one front door have in common."""
+    """State that the connections of one front share."""
 
     write_timeout_s: float
     read_timeout_s: float = 30.0
@@ -85,7 +85,7 @@ class Connections:
 
 
 def connections_of(scope: Scope) -> Connections:
-    """Those that a request came with."""
+    """The connections object of a request."""
     found: Connections | None = scope.get(STATE, {}).get(_CONNECTIONS)
     return found or Connections(0.0)
 
@@ -101,32 +101,34 @@ class OneAtATime(HttpToolsProtocol):
 
     def __init__(self, *args: Any, common: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Weakly, so that a connection which ended is gone at once, whoever still holds a scope.
+        # Weak references, so that a closed connection is freed at once even if code still holds its scope.
         self.app_state = {**self.app_state, _CONNECTIONS: common, WIRE: ref(self)}
         self._common = common
         self._framing = Framing()
         self._arrival = Arrival(self.loop, common.read_timeout_s, self._give_up_reading)
         self._arriving = True
-        """Whether something of a request is missing; also before its first line is complete."""
+        """True if a request is incomplete; also before its first line is complete."""
         self._deaf = False
-        """Whether all that still comes is dropped: a request came too early, or broke a rule."""
+        """True if all further data is dropped: a request came too early, or broke a rule."""
         self._droppable = MAX_UNREAD_BYTES
         """Bytes that may still come where they are dropped, before the connection is closed."""
         self._pauses = PauseNote()
-        """Nothing could be read or written while this process was paused, and no client is to blame for that."""
+        """Reports pauses of this process, in which data could neither be read nor written. They do not count against
+        the client.
+        """
         self._watch: asyncio.TimerHandle | None = None
         self._waiting_bytes = 0
-        """What waited for the client when it was last looked at."""
+        """Bytes that waited for the client at the last check."""
         self._when_room: Callable[[], None] | None = None
         self._when_left: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(CorkedTransport(transport, self._common.cork))  # type: ignore[arg-type]
 
-        # Who says nothing at all is as idle as between two requests.
+        # A connection that has sent nothing is as idle as one between two requests.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
-    # What the client sends
+    # Data from the client
 
     def data_received(self, data: bytes) -> None:
         if self._deaf or self.transport.is_closing():
@@ -143,7 +145,7 @@ class OneAtATime(HttpToolsProtocol):
         self._arrival.came(len(data), in_head=self._framing.in_head, whole=self._deaf or not self._arriving)
 
     def _drop(self, size: int) -> None:
-        """Nothing that comes is read any more. Past a bound the client is not waited for either."""
+        """Drop further data. Beyond a limit, the connection is closed without waiting for the client."""
         self._droppable -= size
         if self._droppable < 0 and self.transport.is_closing():
             self.transport.close()
@@ -193,7 +195,9 @@ class OneAtATime(HttpToolsProtocol):
         return next((header for header in self.headers if header[0] in framing), (framing[0], b"0"))
 
     def _give_up_reading(self) -> bool:
-        """The client takes too long over a request, unless it is we who do not read. Returns whether it is given up."""
+        """The client takes too long over a request, unless this side does not read. Returns True if the request is
+        given up.
+        """
         if self.flow.read_paused or self._pauses.take():
             return False
         self._refuse(ErrorFacts(408, "The request took too long to arrive (--read-timeout)."))
@@ -221,7 +225,7 @@ class OneAtATime(HttpToolsProtocol):
         self.transport.write(b"".join(lines))
 
     def _hear_of_departure(self) -> None:
-        """Tell who works for a request on this connection that nobody waits for the answer."""
+        """Tell the code that works for this connection's request that the client has left."""
         if self._answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -248,10 +252,10 @@ class OneAtATime(HttpToolsProtocol):
             return
         if self.cycle.disconnected:
             call()
-        # A long body stops the reading, and who does not read hears of no departure.
+        # Reading is paused for a long body, and a connection that is not read cannot report that the client left.
         self.flow.resume_reading()
 
-    # What the client has to read
+    # Data to the client
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -266,7 +270,7 @@ class OneAtATime(HttpToolsProtocol):
             self._look_after_the_rest()
 
     def on_response_complete(self) -> None:
-        # Nothing more will be written, so nobody else would tell how much of it the client has still to take.
+        # Nothing more will be written, so no further event would report how much the client still has to take.
         self.transport.flush()
         super().on_response_complete()
         self._look_after_the_rest()
@@ -291,7 +295,7 @@ class OneAtATime(HttpToolsProtocol):
             super().shutdown()
 
     def _look_after_the_rest(self) -> None:
-        """Nobody writes any more, so nobody would be paused, and closing would wait for the client."""
+        """The response is complete, so writing no longer reports a slow client: watch how the client takes the rest."""
         if self.transport.get_write_buffer_size():
             self._look_later()
 
@@ -322,7 +326,7 @@ class OneAtATime(HttpToolsProtocol):
 
     def _abort(self) -> None:
         """Close the connection, and drop what the client has not read."""
-        # Else the system would go on holding its share until the client reads it.
+        # Otherwise the system would keep its buffer until the client reads it.
         connection = self.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
@@ -339,7 +343,7 @@ class OneAtATime(HttpToolsProtocol):
         self._framing.begin()
         self._droppable = MAX_UNREAD_BYTES
         if not self.flow.write_paused:
-            # What is left of the answer before says nothing about the next one.
+            # The rest of the previous answer says nothing about the next one.
             self._look_no_more()
         super().on_message_begin()
 
@@ -355,7 +359,7 @@ class OneAtATime(HttpToolsProtocol):
             self._refuse(HEAD_TOO_LARGE if self._framing.in_head else TOO_MUCH_FRAMING)
         if self._deaf:
             raise _EnoughRead
-        # What comes behind the body, after access was decided, is no header.
+        # Data after the body arrives after access was decided, so it must not count as headers.
         if self._framing.in_head:
             super().on_header(name, value)
 

@@ -64,7 +64,7 @@ async def _serve(
     server_args: ServerArgs, model_config: ModelConfig, modules: ChildModules, listener: socket.socket
 ) -> ExitCode:
     """Raises ConfigError or WorkerDied if the server never came to be ready."""
-    # First of all: what is begun from here on is ended in order, whatever comes when.
+    # This comes first: everything that starts from here on is ended in order, whenever a signal arrives.
     stop = StopSignals()
     children = Subprocesses(server_args, modules)
     stop.kill = children.kill
@@ -86,7 +86,7 @@ class StopSignals:
         self.requested = asyncio.Event()
         self._requested_at = 0.0
         self.kill: Callable[[], None] = lambda: None
-        """What ends all that was started, at once."""
+        """Ends all started processes at once."""
         for number in STOP_SIGNALS:
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue

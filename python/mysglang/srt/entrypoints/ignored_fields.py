@@ -1,4 +1,4 @@
-"""Fields that change nothing here are told: one log line for each name and process, and a header of the response.
+"""Reports fields that have no effect: one log line for each name and process, and a header of the response.
 
 Names come from clients, so all that is kept and written of them is bounded: their length, their characters, how many
 one response lists, and how many one process remembers.
@@ -30,7 +30,7 @@ _REPORT = "mysglang.ignored_fields.report"
 
 
 class FieldLog:
-    """Tells one process's log of fields that change nothing, and knows whether unknown ones are refused."""
+    """Logs fields without effect, once for each name in this process, and knows whether unknown fields are refused."""
 
     def __init__(self, unknown_fields: UnknownFields = "report") -> None:
         self.refuses = unknown_fields == "error"
@@ -49,7 +49,7 @@ class FieldLog:
 
 @dataclass(slots=True)
 class IgnoredFields:
-    """Those of one request."""
+    """Fields without effect in one request."""
 
     log: FieldLog
     where: str

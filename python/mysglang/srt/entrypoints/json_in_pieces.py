@@ -42,7 +42,7 @@ class _Part(NamedTuple):
     start: int
     end: int
     is_long: bool
-    """Whether it is a single one that is longer than a piece."""
+    """True if it is a single element that is longer than a piece."""
 
 
 class PieceReader:
@@ -95,7 +95,7 @@ class PieceReader:
         return members
 
     def _parts(self, start: int, end: int, depth: int) -> Iterator[_Part]:
-        """What is inside a container, as much together as makes a piece."""
+        """The content of a container, grouped into pieces of the wanted size."""
         commas = self._layout.commas(start, end, depth)
         if not len(commas) and self._is_space(start, end):
             return

@@ -31,8 +31,9 @@ class JsonLimits:
     values: int = 1 << 22
     """Items of lists and members of objects, all together: a batch of a few million token ids."""
     containers: int = 1 << 15
-    """Lists and objects: thousands of messages. The garbage collector goes through all that is made of them, four times
-    as many, and holds up every thread meanwhile."""
+    """Limit for lists and objects: enough for thousands of messages. The garbage collector visits all objects made from
+    them, about four times as many, and stops every thread while it does.
+    """
     strings: int = 1 << 19
     """Strings, the names of fields included."""
     text_bytes: int = 1 << 24
@@ -67,14 +68,14 @@ def lay_out(body: memoryview, limits: JsonLimits, checkpoint: Callable[[], None]
 
 
 class _Scan:
-    """What is known of the text so far, from its beginning to the end of the last chunk."""
+    """State of the text from its beginning to the end of the last chunk."""
 
     def __init__(self, limits: JsonLimits) -> None:
         self.commas: list[npt.NDArray[np.int64]] = []
         self.depths: list[npt.NDArray[np.uint8]] = []
         self._limits = limits
         self._escaped = False
-        """Whether the next chunk's first byte stands behind a backslash that escapes it."""
+        """True if a backslash before the next chunk's first byte escapes it."""
         self._in_string = False
         self._depth = 0
         self._values = self._containers = self._strings = 0
@@ -192,7 +193,7 @@ class _LongText:
 
 
 def _width(largest: int) -> int:
-    """Bytes that a character takes in memory whose UTF-8 has `largest` as its first byte."""
+    """Bytes in memory of each character of a text, if `largest` is the largest first byte of its UTF-8 characters."""
     if largest >= 0xF0:
         return 4
     return 2 if largest >= 0xC4 else 1

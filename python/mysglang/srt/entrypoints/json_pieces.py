@@ -14,7 +14,7 @@ PIECE = 1 << 12
 
 
 def in_pieces(data: object) -> bytes:
-    """What orjson makes of `data`. Of lists the elements are taken to be about as large as the first ones."""
+    """The result of orjson for `data`. The elements of a list are assumed to be about as large as the first ones."""
     return b"".join(_pieces(data))
 
 

@@ -12,7 +12,9 @@ from starlette.types import Receive, Scope, Send
 JSON = "application/json"
 
 PIECE_BYTES = 256 << 10
-"""What is handed to a connection in one turn of the event loop: to copy a hundred megabytes would hold others up."""
+"""Bytes that are handed to a connection in one turn of the event loop: copying a hundred megabytes would delay
+others.
+"""
 
 
 def json_response(data: object) -> Response:
@@ -21,7 +23,7 @@ def json_response(data: object) -> Response:
 
 
 def written_response(parts: Sequence[bytes]) -> Response:
-    """The same with a body whose parts are JSON already."""
+    """A response whose body consists of parts that are already JSON."""
     if sum(map(len, parts)) <= PIECE_BYTES:
         return Response(b"".join(parts), media_type=JSON)
     return _LongResponse(parts)
@@ -38,7 +40,7 @@ class _LongResponse(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for piece in _pieces(self._parts):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            # It leaves with the end of the turn, and only then is it known whether there is room for more.
+            # The data leaves at the end of the turn; only then is it known whether there is room for more.
             await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

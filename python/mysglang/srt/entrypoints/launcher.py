@@ -38,15 +38,15 @@ from mysglang.srt.utils.process import DUMP_SIGNAL, Child, describe_exit, stop_c
 from mysglang.srt.utils.shortage import shortage_in
 
 STOP_GRACE_S = 2.0
-"""For a child to end by itself."""
+"""Seconds for a child to end by itself."""
 
 STACKS_S = 0.5
-"""For the children to write their stacks."""
+"""Seconds for the children to write their stacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildModules:
-    """What the children run. Tests put something smaller in the scheduler's place."""
+    """Modules that the children run. Tests replace the scheduler's by a smaller one."""
 
     scheduler: str = "mysglang.srt.managers.scheduler_process"
     detokenizer: str = "mysglang.srt.managers.detokenizer_process"
@@ -68,8 +68,8 @@ def make_port_args(ipc_dir: Path, *, num_fronts: int = 1, num_detokenizers: int 
 
 
 def find_model(server_args: ServerArgs) -> tuple[ServerArgs, ModelConfig]:
-    """The same options with paths of this machine, and the model's config: what is wrong with either is known before
-    anything is launched. Downloads a repository. Raises ConfigError.
+    """The options with local paths, and the model's config, so that errors in them are found before any process is
+    launched. Downloads a repository. Raises ConfigError.
     """
     model = server_args.model
     assert model.model_path is not None and model.tokenizer_path is not None, "server_args are resolved"
@@ -152,7 +152,9 @@ class Subprocesses:
         return msgspec.structs.replace(first, ranks=[each.of_rank for each in others]) if others else first
 
     async def add_front(self, title: str, launch: msgspec.Struct, pass_fds: Sequence[int]) -> None:
-        """Start one more, which inherits these descriptors, and wait until it is ready. Raises likewise."""
+        """Start one more front, which inherits these descriptors, and wait until it is ready. Raises ConfigError if it
+        does not start.
+        """
         child = self._start(self._modules.tokenizer_worker, title, launch, pass_fds)
         self._grown.set()
         try:
@@ -162,7 +164,7 @@ class Subprocesses:
             raise WorkerDied(f"{title} did not become ready within {START_TIMEOUT.get():g} s.") from None
 
     async def death(self) -> WorkerDied:
-        """Returns once a child has ended, whatever its exit code: none has an end of its own."""
+        """Returns once a child has ended, whatever its exit code: no child ends by itself."""
         while not (dead := [child for child in self._children if child.exited.done()]):
             self._grown.clear()
             grown = asyncio.create_task(self._grown.wait())
@@ -186,7 +188,7 @@ class Subprocesses:
         await asyncio.sleep(STACKS_S)
 
     def remove_sockets(self) -> None:
-        """Nobody will connect any more."""
+        """Remove the sockets' files: no process will connect any more."""
         remove_private_dir(self.ipc_dir)
 
     async def stop(self) -> None:
@@ -195,7 +197,7 @@ class Subprocesses:
         remove_private_dir(self.ipc_dir)
 
     def kill(self) -> None:
-        """The same at once, without waiting: for a process that is about to end itself."""
+        """End all children at once, without waiting: for a process that is about to end itself."""
         for child in self._children:
             child.send_signal(signal.SIGKILL)
         remove_private_dir(self.ipc_dir)
@@ -218,10 +220,10 @@ async def _ready(child: Child) -> Ready:
         message = _read(child.first_message.result())
         if isinstance(message, Ready):
             return message
-    # It has told why and is ending, or has ended without a word.
+    # It has reported a cause and is ending, or has ended without a message.
     await asyncio.wait([child.exited], timeout=STOP_GRACE_S)
     if _follows(child):
-        # The cause is another child's to tell, and whoever waits for both hears of that first.
+        # Another child reports the cause, and a caller that waits for both hears of that one first.
         await asyncio.sleep(STOP_GRACE_S)
     if causes := _causes(child):
         raise ConfigError(*causes)
@@ -234,13 +236,13 @@ def _obituary(child: Child) -> str:
 
 
 def _causes(child: Child) -> list[str]:
-    """Why it could not go on, if that was the last thing it said."""
+    """The cause of the child's end, if that was its last message."""
     message = _read(child.last_message) if child.last_message is not None else None
     return message.problems if isinstance(message, Failed) else []
 
 
 def _follows(child: Child) -> bool:
-    """Whether the child said that its end only follows from that of another one."""
+    """True if the child said that its end only follows from that of another one."""
     message = _read(child.last_message) if child.last_message is not None else None
     return isinstance(message, Failed) and message.follows
 

@@ -33,5 +33,5 @@ class MemoryReturn:
 
 def _give_back() -> Callable[[], None]:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    # Only glibc has it.
+    # Only glibc has this function.
     return (lambda: None) if trim is None else lambda: trim(0)

@@ -1,4 +1,6 @@
-"""What SGLang's own routes answer, described for /openapi.json; generation is built in `managers/response_dict.py`."""
+"""Answers of SGLang's own routes, described for /openapi.json; `managers/response_dict.py` builds those of
+generation.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,7 @@ class NativeFinishReason(Answer):
 
 
 class MetaInfo(Answer):
-    """How an answer came to be. Log-probabilities are there if asked for; of a token whose text was not asked for it
-    is null.
-    """
+    """Facts about an answer. Log-probabilities are present if requested; their text is null unless it was requested."""
 
     id: str
     finish_reason: NativeFinishReason | None
@@ -170,7 +170,7 @@ class ModelInfo(Answer):
 
 
 class FrontState(Answer):
-    """What this process holds at this moment."""
+    """Resources that this process holds now."""
 
     open_requests: int
     slow_clients_cut: int
@@ -209,7 +209,7 @@ class MemoryLoad(Answer):
 
 
 class SpeculativeLoad(Answer):
-    """What became of drafts lately; zeros where none are tried."""
+    """Recent acceptance of draft tokens; zeros if no drafts are used."""
 
     accept_length: float
     """Tokens that a decoding request got in a step, on average."""
@@ -218,7 +218,7 @@ class SpeculativeLoad(Answer):
 
 
 class Load(Answer):
-    """Of one scheduler; the sections that were asked for."""
+    """Load of one scheduler; the sections that were asked for."""
 
     timestamp: str
     dp_rank: int
@@ -235,7 +235,7 @@ class Load(Answer):
     memory: MemoryLoad | UnsetType = UNSET
     queues: QueueLoad | UnsetType = UNSET
     speculative: SpeculativeLoad | UnsetType = UNSET
-    """What became of drafts lately."""
+    """Recent acceptance of draft tokens."""
 
 
 class Loads(Answer):

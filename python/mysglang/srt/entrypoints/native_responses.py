@@ -38,7 +38,7 @@ async def answer(manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts
 async def written_answer(
     manager: Generates, obj: GenerateReqInput, dicts: ResponseDicts, pool: TextPool
 ) -> list[bytes]:
-    """The same as JSON, in parts. However much is told, others have their turn meanwhile."""
+    """The answer as JSON, in parts. Other work can run between the parts, however long the answer is."""
     written: dict[int, bytes] = {}
     async with aclosing(manager.generate_request(obj)) as chunks:
         async for chunk in chunks:

@@ -1,4 +1,4 @@
-"""/openapi.json and /docs: what the routes read and answer themselves, described for FastAPI.
+"""/openapi.json and /docs: the bodies and answers of the routes, described for FastAPI.
 
 A route names the body that it takes and the answer that it gives; errors, which every route has in the shape of its
 dialect, and keys are told here once for all of them. What is described is nowhere enforced: tests hold bodies and
@@ -39,7 +39,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
 }
 
 _COMPONENTS = "x-components"
-"""Where an operation keeps the objects that its answer names, until all of them are put together."""
+"""Key under which an operation keeps the components of its answer, until all of them are collected."""
 
 
 class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -70,12 +70,14 @@ def gives(
 
 @cache
 def _schemas_of(types: tuple[object, ...]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
-    """A schema for each type, and the components that these name. Nobody changes them: all documents share them."""
+    """A schema for each type, and the components that these name. They must not be changed, because all documents share
+    them.
+    """
     return msgspec.json.schema_components(types, ref_template=NAMED)
 
 
 def gives_bytes() -> dict[str, Any]:
-    """`openapi_extra` of a route that answers 200 with whatever was once sent to it."""
+    """`openapi_extra` of a route that answers 200 with bytes that were uploaded before."""
     content = {BYTES: {"schema": {"type": "string", "format": "binary"}}}
     return {"responses": {"200": {"content": content}}}
 
@@ -89,8 +91,8 @@ def describe(
     has_keys: bool,
     unknown_fields: UnknownFields,
 ) -> None:
-    """Have `app` describe itself: `models` are what its routes name by `takes`, `shapes` says how errors of a path are
-    told, `has_keys` whether clients need one, `unknown_fields` what becomes of a name that no model has.
+    """Have `app` describe itself. `models` are the names that routes use in `takes`; `shapes` gives the form of errors
+    of a path. `has_keys`: True if clients need a key. `unknown_fields`: how an unknown field is handled.
     """
     refuses = unknown_fields == "error"
 
@@ -141,8 +143,8 @@ def _join(known: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def _statuses(path: str, method: str, operation: Mapping[str, Any], access: Access) -> list[int]:
-    """What beside success an operation may answer. Nobody can be wrong who says nothing, or lack a key where none is
-    needed.
+    """Statuses other than success that an operation may answer. A route without a body has no 400, and a route without
+    a key has no 401.
     """
     silent = method in ("get", "head") and not operation.get("parameters")
     left_out = {400, 404, 409, 413, 429, 499, 507} if silent else set()
@@ -176,7 +178,7 @@ def _event(schema: Mapping[str, Any], *, done: bool) -> dict[str, Any]:
 
 
 def _schemas(models: Sequence[Described], *, refuses: bool) -> Mapping[str, Any]:
-    """Those of bodies; `refuses`: unknown names."""
+    """Schemas of bodies; `refuses`: True if unknown names are refused."""
     pydantic_models = [model for model in models if issubclass(model, BaseModel)]
     _, found = models_json_schema([(model, "validation") for model in pydantic_models], ref_template=REF)
     structs = [model for model in models if issubclass(model, msgspec.Struct)]

@@ -1,4 +1,4 @@
-"""The owner of a request: the API key that it came with, by a name that tells keys apart and gives none away."""
+"""The owner of a request: its API key, under a name that identifies the key without revealing it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def is_admin(scope: Scope) -> bool:
 
 
 def digest(key: bytes) -> bytes:
-    """What is compared and kept in place of `key`."""
+    """The digest that is compared and stored instead of `key`."""
     # Compared as digests, so that not even the length of a key shows in the time that it takes.
     return hashlib.sha256(key).digest()

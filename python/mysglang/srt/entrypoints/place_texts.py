@@ -40,7 +40,7 @@ BY_PLACE: Mapping[str, str] = {
     "GenerateReqInput.input_ids": "The prompt as token ids, or a list of such prompts.",
     "GenerateReqInput.text": "The prompt, or a list of prompts. One of text, input_ids and input_embeds is sent.",
     "GetWeightsByNameReqInput.name": "Name of the tensor, as the checkpoint has it.",
-    "GenerationRequest.stream_options": "What a stream carries beside the answer. No effect without `stream`.",
+    "GenerationRequest.stream_options": "Further contents of a stream. No effect without `stream`.",
     "JsonObjectFormat.schema": "JSON schema that the object satisfies. Default: any object.",
     "Load.memory": "Memory by purpose, in GiB.",
     "MessagesRequest.metadata": "The client's own notes. No effect.",

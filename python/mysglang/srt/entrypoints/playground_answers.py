@@ -1,4 +1,4 @@
-"""What the routes of the playground answer, described for /openapi.json."""
+"""Answers of the playground's routes, described for /openapi.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mysglang.srt.entrypoints.openapi import Answer
 
 
 class LatencyHistogram(Answer):
-    """How often a time was seen since the server started, or since somebody looked; seconds."""
+    """Histogram of times in seconds, since the server started or since the figures are being watched."""
 
     bounds: list[float]
     """Upper bounds of the times that are counted together, in seconds."""
@@ -47,9 +47,9 @@ class LiveFigures(Answer):
     generated_tokens: float
     """Tokens that were generated."""
     time_to_first_token: LatencyHistogram
-    """From the arrival of a request to its first token."""
+    """Seconds from the arrival of a request to its first token."""
     inter_token_latency: LatencyHistogram
-    """From one token of an answer to the next."""
+    """Seconds from one token of an answer to the next."""
 
 
 class CacheNode(Answer):
@@ -60,15 +60,15 @@ class CacheNode(Answer):
     """None for the root of a namespace, which holds no tokens."""
     tokens: int
     locks: int
-    """Open requests that use this node; it is not evicted meanwhile."""
+    """Open requests that use this node; it is not evicted while there are any."""
     children: int
     """Runs that continue this one, those that are left out included."""
     hidden: int
     """Children that are left out."""
     idle_s: float
-    """Seconds since it was last used, to about a second; at most an hour or so is told apart."""
+    """Seconds since it was last used, to about a second; times above an hour or so are not distinguished."""
     is_default: bool
-    """Whether it belongs to requests that bring no salt."""
+    """True if it belongs to requests that bring no salt."""
     text: str | None
     """How the run begins, where that may be shown."""
 
@@ -86,6 +86,6 @@ class CacheTree(Answer):
     namespaces: int
     """Groups of requests that share no cache, such as those of different salts."""
     shows_text: bool
-    """Whether the beginnings of cached prompts are shown to this client."""
+    """True if the beginnings of cached prompts are shown to this client."""
     nodes: list[CacheNode]
     """The largest runs, parents before their children."""

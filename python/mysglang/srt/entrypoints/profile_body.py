@@ -32,7 +32,7 @@ class ProfileReqInput(StrictModel):
     num_steps: Annotated[Number, Field(ge=1)] | None = None
     """Steps after which the recording ends by itself."""
     activities: Annotated[list[ProfileActivity], Field(min_length=1)] = ["CPU"]
-    """CPU and GPU are recorded by torch's profiler; STEPS are the phases of the scheduler's steps, in a file beside."""
+    """torch's profiler records CPU and GPU. STEPS are the phases of the scheduler's steps, in a separate file."""
     profile_by_stage: bool = False
     """If true, prefill and decode steps get one recording each, of `num_steps` of their own steps."""
     profile_stages: Annotated[list[ProfileStage], Field(min_length=1)] | None = None

@@ -1,4 +1,4 @@
-"""ReadyFront: what serves requests in one process, put together once the scheduler has told its facts.
+"""ReadyFront: the parts that serve requests in one process, assembled once the scheduler has sent its facts.
 
 The same in the main process and in each further front. Knows no HTTP and no children.
 """
@@ -48,7 +48,7 @@ class ReadyFront:
 
 @dataclass(frozen=True, slots=True)
 class FrontText:
-    """What turns a client's words into tokens; both None for a server that takes token ids only."""
+    """Tokenizer and templates; both None for a server that takes token ids only."""
 
     tokenizer: Tokenizer | None
     templates: TemplateManager | None
@@ -63,10 +63,10 @@ class FrontText:
 
 
 class FrontLinks:
-    """One front's ends of its links. Made early, so that whoever writes to it need not wait; closed at the end."""
+    """One front's ends of its links. Made early, so that a writer need not wait; closed at the end."""
 
     def __init__(self, ports: PortArgs, index: int, metrics: RequestMetrics) -> None:
-        """`metrics`: who hears of this front's requests; ends with the links."""
+        """`metrics`: receives the counts of this front's requests; closed with the links."""
         names = ports.tokenizer_ipc_names
         self.to_scheduler: AsyncPush[ToScheduler] = AsyncPush(ports.scheduler_input_ipc_name, scheduler_codec())
         self.from_workers: AsyncPull[ToTokenizer] = AsyncPull(names[index], tokenizer_codec())
@@ -100,7 +100,7 @@ class FrontLinks:
 def make_front(
     args: ServerArgs, facts: SchedulerFacts, text: FrontText, links: FrontLinks, pool: TextPool
 ) -> tuple[ReadyFront, TokenizerManager]:
-    """Its manager besides, since whoever runs a front knows more of it than routes do."""
+    """The front and its manager, of which the front's process needs more than routes do."""
     limits = FrontLimits.from_facts(facts)
     seed, share_by = args.model.random_seed, args.schedule.shares_by
     manager = TokenizerManager(

@@ -28,18 +28,18 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 16
 
-# What concerns one connection and not the request (RFC 9110, 7.6.1), and what is said anew.
+# Headers of one connection, not of the request (RFC 9110, 7.6.1), and headers that are written again.
 _OF_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"expect", b"trailer", b"content-length"}
     | {HEADER.encode()}
 )
 
 _SAID_ANEW = _OF_CONNECTION - {b"content-length"} | {b"date"}
-"""Of an answer, what the front's own server says."""
+"""Headers of an answer that the front's own server writes."""
 
 
 class Owner:
-    """The main process, as a further front reaches it: a pipe that carries descriptors. Nobody else can use it."""
+    """The main process as a further front reaches it: a pipe that carries descriptors. No other process can use it."""
 
     def __init__(self, pipe: socket.socket) -> None:
         self._pipe = pipe
@@ -118,13 +118,13 @@ class Relayed(Response):
         except ClientDisconnected:
             logger.debug("a client left while its request was with the main process")
         finally:
-            # Whatever is not complete there ends with the connection.
+            # Incomplete answers end with the connection.
             writer.transport.abort()
 
 
 def _has_body(scope: Scope) -> bool:
-    """Whether something follows the head. Where nothing does, the owner answers and closes at once: not even the end of
-    a body may be written then.
+    """True if a body follows the head. Otherwise the owner answers and closes at once, so that not even the end of a
+    body may be written.
     """
     return any(
         name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
@@ -176,7 +176,7 @@ async def _pass_answer_on(reader: asyncio.StreamReader, send: Send) -> None:
 
 
 class _Answer:
-    """What an HTTP parser finds, as ASGI messages."""
+    """Turns the events of an HTTP parser into ASGI messages."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []

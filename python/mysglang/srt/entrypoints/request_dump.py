@@ -31,7 +31,7 @@ from mysglang.srt.utils.service_thread import ServiceThread
 logger = logging.getLogger(__name__)
 
 FILE_MODE = 0o600
-"""What clients wrote is for the server's user alone."""
+"""Only the server's user may read the texts of clients."""
 
 MAX_WAITING = 64 << 20
 """Bytes of kept requests that wait for the disk."""
@@ -47,7 +47,7 @@ KEPT = (
 async def dumped(
     obj: GenerateReqInput, coming: AsyncGenerator[GenerationChunk, None], folder: str
 ) -> AsyncGenerator[GenerationChunk, None]:
-    """The same chunks; behind the last one, whatever it is, the request is written down."""
+    """Pass on the chunks. After the last one, the request is written."""
     started, answers = time.time(), dict[int, DumpedAnswer]()
     try:
         async with contextlib.aclosing(coming) as chunks:
@@ -66,14 +66,14 @@ def check_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, ValueError) as error:
-        # ValueError: what can be no name at all.
+        # ValueError: the name is invalid.
         why = error.strerror if isinstance(error, OSError) else error
         message = f"dump_requests_folder: nothing can be kept in {str(folder)!r}: {why}."
         raise InvalidRequest(message, param="dump_requests_folder") from None
 
 
 class DumpedAnswer:
-    """What the chunks of one answer add up to."""
+    """Sum of the chunks of one answer."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -97,7 +97,8 @@ def dump_record(obj: GenerateReqInput, answers: Mapping[int, DumpedAnswer], star
     n = params[0].n if isinstance(params, list) else params.n
     if obj.input_embeds is None:
         request |= _prompts(obj, answers, n)
-    # As on the wire, where a parameter that has its default is left out, but for the one whose null is not its default.
+    # As on the wire, where a parameter with its default value is left out, except the one for which null is not the
+    # default.
     request["sampling_params"] = msgspec.to_builtins(params, str_keys=True)
     return {
         "rid": obj.rid,
@@ -112,7 +113,7 @@ def dump_record(obj: GenerateReqInput, answers: Mapping[int, DumpedAnswer], star
 
 
 def _prompts(obj: GenerateReqInput, answers: Mapping[int, DumpedAnswer], n: int) -> dict[str, Any]:
-    """As token ids; as they came, if the request ended before the ids of all were told."""
+    """Prompts as token ids, or as they were sent if the request ended before the ids of all were known."""
     several = isinstance(obj.text, list) or any(isinstance(entry, list) for entry in obj.input_ids or [])
     count = len(obj.text or obj.input_ids or []) if several else 1
     known = [answers[index].prompt_ids for index in range(0, count * n, n) if index in answers]

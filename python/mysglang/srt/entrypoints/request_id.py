@@ -17,7 +17,7 @@ ANTHROPIC_HEADER = "request-id"
 _NAMES = (HEADER.encode(), ANTHROPIC_HEADER.encode())
 _KEY = "mysglang.request_id"
 
-# What may be echoed into a header and a log line without a second thought.
+# Characters that are safe in a header and in a log line.
 _ACCEPTABLE = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 

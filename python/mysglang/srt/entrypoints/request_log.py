@@ -49,7 +49,7 @@ class LoggedManager:
         return self._manager.open_requests
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
-        """As the manager's. A request that asks for `no_logs` leaves no line."""
+        """`generate_request` of the manager, with log lines. A request with `no_logs` leaves none."""
         settings = self._settings
         chunks = self._crash_records.watched(obj, self._manager.generate_request(obj))
         if settings.dump_folder and not obj.no_logs:
@@ -117,7 +117,7 @@ def _lengths(obj: GenerateReqInput) -> list[int]:
 
 
 def _shown(obj: GenerateReqInput) -> str:
-    """The rid on one short line, whatever the client wrote: nobody has checked it yet."""
+    """The rid on one short line, whatever its characters: it has not been checked yet."""
     text = str(obj.rid)[:MAX_RID_SHOWN]
     return text if text.isprintable() else ascii(text)
 

@@ -1,4 +1,6 @@
-"""request_metrics: options -> who hears of a front's requests: nobody, a sheet of counters, a tracer, or both."""
+"""request_metrics: chooses the receivers of a front's counts by the options: none, a sheet of counters, a tracer, or
+both.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from mysglang.srt.server_args import PortArgs, ServerArgs
 
 
 def request_metrics(args: ServerArgs, ports: PortArgs, model: ModelConfig, index: int) -> RequestMetrics:
-    """Of front `index`. What is counted is counted on one sheet by all fronts; traces each sends by itself."""
+    """Receivers for front `index`. All fronts count on one sheet; each sends its own traces."""
     metrics = _counted(args, ports, index)
     return _traced(metrics, args, model) if args.observability.enable_trace else metrics
 
 
 def _counted(args: ServerArgs, ports: PortArgs, index: int) -> RequestMetrics:
-    """Always with --enable-metrics; else while somebody looks at the playground's figures, if there is one. The sheet
-    is a file beside the fronts' board.
+    """Counters: always with --enable-metrics; otherwise while the playground's figures are watched, if there is a
+    playground. The sheet is a file beside the fronts' board.
     """
     path, num_fronts = Path(ports.board).with_suffix(".metrics"), len(ports.tokenizer_ipc_names)
     if args.observability.enable_metrics:
@@ -31,7 +33,7 @@ def _counted(args: ServerArgs, ports: PortArgs, index: int) -> RequestMetrics:
 
 
 def _traced(metrics: RequestMetrics, args: ServerArgs, model: ModelConfig) -> RequestMetrics:
-    # OpenTelemetry is loaded where somebody asked for it only.
+    # OpenTelemetry is loaded only if traces are enabled.
     from mysglang.srt.managers.request_traces import TracedMetrics
     from mysglang.srt.observability.tracing import Spans, otlp_exporter
 

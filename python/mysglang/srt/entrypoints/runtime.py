@@ -41,7 +41,7 @@ RECONNECT_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a server that nobody asked to end came to its end."""
+    """How a server ended that was not asked to end."""
 
     error: WorkerDied
     exit_code: ExitCode
@@ -62,7 +62,7 @@ class Runtime:
         self._text_pool = TextPool()
         self._manager: TokenizerManager | None = None
         self._tasks: list[asyncio.Task[None]] = [asyncio.create_task(AWAKE.keep_ticking(), name="tick")]
-        """What this process cannot serve without."""
+        """Tasks without which this process cannot serve."""
         self._watching: asyncio.Task[Death] | None = None
         self._thread_death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._forget_threads = on_thread_death(partial(self._mourn, asyncio.get_running_loop()))
@@ -78,7 +78,7 @@ class Runtime:
             facts = await loading
         finally:
             loading.cancel()
-            # A child that fails in this very moment passes over being cancelled, and what nobody asks for is logged.
+            # A child that fails at this moment ignores the cancellation, and an exception that is never read is logged.
             await asyncio.gather(loading, return_exceptions=True)
         front, manager = make_front(args, facts, text, self._links, self._text_pool)
         obey(manager, front.request_log)
@@ -95,12 +95,12 @@ class Runtime:
 
     @property
     def port_args(self) -> PortArgs:
-        """Where the processes meet."""
+        """Addresses at which the processes meet."""
         return self._subprocesses.port_args
 
     @property
     def board(self) -> Board:
-        """What the fronts write down for each other."""
+        """Shared memory in which the fronts record their state for each other."""
         return self._links.fronts.board
 
     async def add_front(self, launch: FrontLaunch, pass_fds: Sequence[int]) -> None:
@@ -112,12 +112,12 @@ class Runtime:
         self._manager.signs.fronts[launch.index] = AWAKE.now()
 
     async def death(self) -> Death:
-        """Returns once a process of ours has died or hangs; every open request has been told so."""
+        """Returns once a process of ours has died or hangs; every open request has then received an error."""
         assert self._watching is not None, "not ready yet"
         return await asyncio.shield(self._watching)
 
     def drain(self) -> None:
-        """Have the other fronts let nobody in any more."""
+        """Have the other fronts accept no more requests."""
         self._links.fronts.tell(DrainReq())
 
     def cut_off(self, why: str) -> None:
@@ -137,9 +137,9 @@ class Runtime:
         await self._subprocesses.stop()
 
     async def seal(self) -> None:
-        """Remove the sockets' files once every link has carried a message: the warm-up request went over three, and a
-        heartbeat goes over the fourth; of several detokenizers and fronts, see below and in `tokenizer_worker.py`. What
-        is connected stays connected, nobody else ever can, and nothing is left should this process be killed.
+        """Remove the sockets' files once every link has carried a message. The warm-up request used three links, and a
+        heartbeat uses the fourth; several detokenizers and fronts are described below and in `tokenizer_worker.py`.
+        Connected sockets stay connected, no other process can connect, and no file is left if this process is killed.
         """
         assert self._manager is not None and self._watching is not None, "not ready yet"
         while not self._manager.signs.quietest()[1] and not self._watching.done():
@@ -197,7 +197,7 @@ class Runtime:
             await asyncio.sleep(min(LOOK_S, limit / 4))
             slept_s, paused_s = AWAKE.paused_s - paused_s, AWAKE.paused_s
             if slept_s > limit / 4:
-                # This process slept, and the others may have slept as long: they get all the time again.
+                # This process slept, and the others may have slept as long: their time starts again.
                 begun = AWAKE.now()
             who, heard = manager.signs.quietest()
             silent = AWAKE.now() - max(begun, heard)

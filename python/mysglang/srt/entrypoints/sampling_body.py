@@ -48,7 +48,8 @@ def _on(dialect: Dialect) -> dict[str, Declared]:
 
 def _body(name: str, dialect: Dialect) -> type[StrictModel]:
     fields: dict[str, Any] = {name: _form(each) for name, each in _on(dialect).items()}
-    # Nothing is checked by it: only what is derived from it needs a validator, which takes milliseconds to build.
+    # Nothing is validated by this class. Only classes derived from it need a validator, which takes milliseconds to
+    # build.
     later = {"defer_build": True}
     model: type[StrictModel] = create_model(
         name, __base__=StrictModel, __module__=__name__, __cls_kwargs__=later, **fields
@@ -134,7 +135,7 @@ def names_on(dialect: Dialect) -> dict[str, str]:
 
 
 def in_openai_words(body: StrictModel, dialect: Dialect) -> dict[str, Any]:
-    """What `body`, of this dialect, says of the declared fields, by OpenAI's names. Null: nothing."""
+    """Declared fields of `body`, of this dialect, by OpenAI's names. Null counts as absent."""
     found: dict[str, Any] = {}
     for name, openai, as_ours in _SAID[dialect]:
         value = getattr(body, name)
@@ -146,7 +147,7 @@ _BESIDE = tuple((each.name, name) for each in BESIDE_SAMPLING if (name := each.n
 
 
 def beside_sampling(body: OpenAISampling) -> dict[str, Any]:
-    """What `body` says of the fields that are not about sampling, by their native names."""
+    """Fields of `body` that are not about sampling, by their native names."""
     return {name: getattr(body, theirs) for name, theirs in _BESIDE}
 
 

@@ -29,7 +29,7 @@ LOOK_S = 0.02
 """How often it is looked whether requests are still open."""
 
 LAST_WORDS_S = 3.0
-"""For clients to be told why their request ends."""
+"""Seconds for telling clients why their request ends."""
 
 
 async def serve(
@@ -113,7 +113,7 @@ async def _add_fronts(runtime: Runtime, door: HttpFront, listener: socket.socket
 
 
 async def _bury(death: Death, runtime: Runtime, door: HttpFront) -> ExitCode:
-    """A process of ours has died, and the runtime has told every open request."""
+    """A process of ours has died, and the runtime has sent an error to every open request."""
     door.gate.close(death.error)
     await _emptied(runtime, LAST_WORDS_S)
     complain(death.error)
@@ -121,7 +121,7 @@ async def _bury(death: Death, runtime: Runtime, door: HttpFront) -> ExitCode:
 
 
 async def _drain(runtime: Runtime, door: HttpFront) -> ExitCode:
-    """Asked to end: nobody new comes in, and who is in may finish, for a while."""
+    """Shut down on request: accept no new requests, and let running ones finish within a time limit."""
     door.gate.drain()
     runtime.drain()
     patience = runtime.server_args.serving.drain_timeout
@@ -148,7 +148,7 @@ async def _emptied(runtime: Runtime, timeout: float) -> bool:
 
 
 def ready_text(args: ServerArgs, url: str) -> str:
-    """Where the server answers, with a command that asks it something. A key is not shown."""
+    """The server's address, with an example command. A key is not shown."""
     path = "/v1/chat/completions"
     body = '{"model": "default", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     if args.model.skip_tokenizer_init:

@@ -36,7 +36,7 @@ MAX_REQUESTS = 1024
 """Remembered of one session; the oldest are forgotten."""
 MAX_ID_LENGTH = 256
 TURN_BYTES = 1 << 10
-"""What a remembered request takes beside its ids, its name included."""
+"""Bytes of a remembered request in addition to its ids, including its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class _Turn:
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose keys and values the engine had: all but the last."""
+        """Tokens whose keys and values the engine had: all except the last."""
         return (len(self.prompt) + len(self.output)) // ID_BYTES - 1
 
     @property
@@ -59,7 +59,7 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What a new prompt stands behind."""
+    """The tokens that a new prompt continues."""
 
     ids: list[int]
     num_computed: int
@@ -105,8 +105,8 @@ class Sessions:
         self._number = SharedRoom(MAX_SESSIONS, num_keys)
         self._bytes = SharedRoom(MAX_BYTES)
         self._sessions: dict[tuple[str, str], _Session] = {}
-        """Sessions by API key and id: with several API keys nobody can go on with another's. The one that was used
-        last stands last.
+        """Sessions by API key and id: with several API keys, a client cannot continue another's session. The most
+        recently used session is last.
         """
 
     def open(self, session_id: str | None = None, idle_s: float | None = None, *, streaming: bool = False) -> str:
@@ -129,7 +129,9 @@ class Sessions:
         self._forget(_owned(session_id))
 
     def generate_request(self, obj: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
-        """As the manager's; with `session_params` the prompt stands behind what they refer to."""
+        """`generate_request` of the manager; with `session_params`, the prompt is appended to the tokens that they
+        refer to.
+        """
         if obj.session_params is None:
             return self._manager.generate_request(obj)
         return self._go_on(obj, obj.session_params)
@@ -155,7 +157,7 @@ class Sessions:
             async with contextlib.aclosing(self._behind(obj, session, before, None)) as chunks:
                 async for chunk in chunks:
                     if chunk.finish_reason is not None:
-                        # Whoever has the last chunk may ask for the next turn at once.
+                        # A client that has the last chunk may send the next turn at once.
                         session.turn = None
                     yield chunk
         finally:
@@ -215,11 +217,11 @@ class Sessions:
             self._bytes.give(session.owner, session.counted)
 
     def _count(self, session: _Session) -> None:
-        """Count anew what the session remembers; if that is too much for the room, forget others of the key that has
-        most, or the oldest requests of this session if it is alone.
+        """Count again what the session remembers. If that exceeds the room, forget other sessions of the key that has
+        most, or the oldest requests of this session if it is the only one.
         """
         if self._sessions.get(session.name) is not session:
-            return  # closed meanwhile
+            return  # closed in the meantime
         self._recount(session)
         while self._bytes.overfull:
             owner = self._bytes.largest()
@@ -264,7 +266,7 @@ def _check_only_appends(session: _Session, params: SessionParams) -> None:
 
 
 def _before(session: _Session, params: SessionParams) -> _Start:
-    """What the new prompt stands behind."""
+    """The tokens that the new prompt continues."""
     if params.rid is None:
         if params.replace:
             session.turns.clear()

@@ -1,4 +1,4 @@
-"""StraightRoutes: requests whose route wants nothing but the request itself go to it at once.
+"""StraightRoutes: requests to routes that use only the request object are sent to them directly.
 
 Such a route reads and checks its own body, so that there is nothing for the framework to resolve or to convert; what it
 would spend on finding the route and on doing nothing is several times what the route itself takes to begin. Same
@@ -52,7 +52,9 @@ class StraightRoutes:
 
 
 def straight(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], APIRoute]:
-    """Those that want only the request, by method and path. Of two for the same the first counts, as in a router."""
+    """Routes that use only the request, by method and path. If two have the same key, the first is used, as in a
+    router.
+    """
     first: dict[tuple[str, str], APIRoute] = {}
     for route in routes:
         if isinstance(route, APIRoute):

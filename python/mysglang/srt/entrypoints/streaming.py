@@ -31,7 +31,9 @@ Shortcut: TypeAlias = Callable[[Wire], Awaitable[None]]
 
 
 async def with_pings(frames: AsyncGenerator[bytes, None], ping: bytes, every_s: float) -> AsyncGenerator[bytes, None]:
-    """`frames`, and behind the first one a `ping` whenever nothing came for so long: proxies cut silent connections."""
+    """`frames`, and after the first one a `ping` whenever no frame came for that long: proxies cut silent
+    connections.
+    """
     upcoming: asyncio.Future[bytes] | None = None
     try:
         yield await anext(frames)
@@ -54,7 +56,7 @@ async def with_pings(frames: AsyncGenerator[bytes, None], ping: bytes, every_s: 
 
 @cache
 def _headers(media_type: str) -> list[tuple[bytes, bytes]]:
-    """Those of every stream of this type."""
+    """Headers of every stream of this type."""
     # Proxies that buffer would turn the stream into one late answer.
     response = Response(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
     del response.headers["content-length"]
@@ -94,7 +96,7 @@ class EventStream(Response):
             if self._shortcut is not None and (wire := wire_of(scope)) is not None:
                 wire.write_piece(first)
                 await self._shortcut(wire)
-                # What is left is the end of the stream, which is short.
+                # The rest of the stream is short.
                 async for frame in self._frames:
                     wire.write_piece(frame)
             else:
@@ -104,7 +106,7 @@ class EventStream(Response):
         except Exception as error:
             facts = describe(error)
             if facts.status == 500:
-                # What was raised on purpose says enough without a stack.
+                # An exception that is raised on purpose needs no stack in the log.
                 logger.error("a stream failed: %s", error, exc_info=not isinstance(error, RequestError))
             await send({"type": "http.response.body", "body": error_frame(facts, scope), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

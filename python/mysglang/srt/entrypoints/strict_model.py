@@ -1,4 +1,4 @@
-"""StrictModel: a JSON object in which no field is ignored in silence: honoured, refused by name, or reported.
+"""StrictModel: a JSON object in which no field is ignored in silence: each is honoured, refused by name, or reported.
 
 A known field that would change the answer and cannot be honoured is listed in `unsupported` and refused, unless its
 value asks for nothing. A known field that cannot be honoured and does not change the answer is listed in `idle` and
@@ -24,15 +24,15 @@ OFF: Sequence[object] = (False,)
 
 
 def empty(kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
-    """The default of a field that holds several, if nothing is sent. Made anew: pydantic would copy a given one, deeply
-    and at several times the cost, for each request.
+    """Default of a field that holds several values. It is made again each time: pydantic would copy a given one deeply
+    for each request, which costs several times more.
     """
     return Field(default_factory=kind, json_schema_extra={"default": kind()})
 
 
 def not_here(*fields: str, unless: Sequence[object] = ()) -> dict[str, Sequence[object]]:
-    """Rows of an `unsupported` or `idle` table: `unless` are values that ask for nothing, beside null, false and what
-    is empty.
+    """Rows of an `unsupported` or `idle` table. `unless`: values without effect, in addition to null, false and empty
+    ones.
     """
     return dict.fromkeys(fields, unless)
 

@@ -1,4 +1,4 @@
-"""Talk: the chunks of one request told as frames: the stream of every route that generates.
+"""Talk: turns the chunks of one request into frames, for the stream of every route that generates.
 
 There is one way from chunks to frames, a route's `Teller`. Frames go through a generator like those of any stream;
 where the connection has a wire, those between the first and the last go past it, in the turn in which their chunks
@@ -29,24 +29,24 @@ class Teller(Protocol):
         ...
 
     def tell(self, chunk: GenerationChunk) -> bytes:
-        """What is new; empty if there is nothing to tell yet."""
+        """Frames for a chunk; empty if there is nothing to send yet."""
         ...
 
     def end(self) -> bytes:
-        """What stands behind the last chunk."""
+        """Frames after the last chunk."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """What was asked, and who tells the answer."""
+    """The request, and the Teller of its answer."""
 
     chunks: AsyncGenerator[GenerationChunk, None]
     teller: Teller
     names: Mapping[str, str]
     """The front's names of fields -> those that the client sent; see `own_words`."""
     pool: TextPool
-    """Where frames are made that are long to make."""
+    """Pool in which long frames are made."""
 
     async def tell(self, chunk: GenerationChunk) -> bytes:
         """The frames of `chunk`, without keeping others waiting for them."""

@@ -49,7 +49,7 @@ async def _serve(launch: FrontLaunch, link: ParentLink) -> NoReturn:
     # Spans wait for others before they are sent.
     link.before_end(links.fronts.metrics.close)
     gate = Gate(links.fronts.board)
-    # Before anything is received: other fronts serve already, and may be told to change, or to end.
+    # This comes before anything is received: other fronts already serve, and may be told to change or to end.
     obey(manager, front.request_log)
     _obey_the_end(manager, gate)
     receiving = asyncio.create_task(manager.handle_loop(), name="receive")
@@ -76,7 +76,7 @@ async def _all_heard(manager: TokenizerManager, links: FrontLinks) -> None:
     others = links.fronts.count - 1
     while not manager.signs.quietest()[1] or len(manager.signs.fronts) < others:
         await asyncio.sleep(LOOK_S)
-    # Who watches over the others is the main process.
+    # The main process watches over the other processes.
     manager.signs.fronts.clear()
 
 

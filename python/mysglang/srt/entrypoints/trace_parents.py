@@ -13,7 +13,7 @@ HEADERS = (b"traceparent", b"tracestate")
 
 
 class TraceParents(ContextNote[Mapping[str, str]]):
-    """Middleware: whoever works for a request knows its caller's trace."""
+    """Middleware that makes the trace of the request's caller available to all code that works for the request."""
 
     variable = TRACE_PARENT
 

@@ -16,7 +16,7 @@ from mysglang.srt.messages.field_report import REFUSED, FieldReport
 from mysglang.srt.messages.generate import GenerateReqInput, parse_generate
 
 PROMPTS = ("text", "input_ids")
-"""What an instance may hold: one of these."""
+"""An instance must contain one of these fields."""
 
 _TYPES = {"text": str, "input_ids": list}
 _WORDS = {"text": "one text", "input_ids": "a list of token ids"}
@@ -24,7 +24,7 @@ _WORDS = {"text": "one text", "input_ids": "a list of token ids"}
 
 @dataclass(frozen=True, slots=True)
 class VertexRoutes:
-    """Where Vertex asks; what it does not say is SGLang's."""
+    """Routes of Vertex; unset ones have SGLang's paths."""
 
     predict: str = "/vertex_generate"
     health: str = "/ping"
@@ -41,7 +41,7 @@ class VertexRoutes:
 
 
 class VertexGenerateReqInput(StrictModel):
-    """POST /vertex_generate, or wherever Vertex asks. `parameters` are fields of /generate."""
+    """POST /vertex_generate, or the path that Vertex sets. `parameters` are fields of /generate."""
 
     instances: list[dict[str, Any]]
     parameters: dict[str, Any] | None = None

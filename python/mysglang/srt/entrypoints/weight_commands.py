@@ -1,4 +1,5 @@
-"""What routes and Engine ask of a running engine's weights, and how tensors get from a client to the scheduler.
+"""Commands of routes and Engine about a running engine's weights, and the transfer of tensors from a client to the
+scheduler.
 
 Tensors travel as safetensors files in a private folder: the scheduler maps them instead of receiving gigabytes over a
 socket. Nothing is unpickled anywhere.
@@ -24,7 +25,7 @@ from mysglang.srt.utils.hf import resolve_model_path
 from mysglang.srt.utils.private_dir import private_dir
 
 PATIENCE_S = 3600.0
-"""For open requests to end and for weights to be read. An engine that dies meanwhile ends the wait."""
+"""Seconds for open requests to end and for weights to be read. If the engine dies, the wait ends."""
 
 WRITE_BYTES = 4 << 20
 

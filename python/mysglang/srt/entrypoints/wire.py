@@ -24,11 +24,11 @@ class Wire(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether the client reads as fast as we write."""
+        """True if the client reads as fast as the server writes."""
         ...
 
     def call_when_room(self, call: Callable[[], None] | None) -> None:
-        """Call this whenever there is room again; nothing any more if None."""
+        """Call `call` whenever there is room again; None to stop that."""
         ...
 
     def call_when_left(self, call: Callable[[], None] | None) -> None:
@@ -37,6 +37,6 @@ class Wire(Protocol):
 
 
 def wire_of(scope: Scope) -> Wire | None:
-    """That of the connection which a request came by, if it is there and has one."""
+    """The wire of the connection of a request, if there is one."""
     found: ReferenceType[Wire] | None = scope.get(STATE, {}).get(WIRE)
     return None if found is None else found()

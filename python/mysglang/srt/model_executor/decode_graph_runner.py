@@ -105,7 +105,7 @@ class DecodeGraphRunner:
         def step() -> StepTensors:
             left = program.run(self._buffers.begin(batch, places))
             self._tables.record(batch.slots, left.tokens)
-            # What is not needed is memory for the next size.
+            # Memory that this size does not need is available for the next size.
             return left if self._keep_hidden else left._replace(hidden=None)
 
         return step

@@ -22,7 +22,7 @@ from mysglang.srt.platforms.slot_buffer import Keeping, SlotBuffer
 
 
 def table_buffers(max_pages: int, spaces: int) -> tuple[SlotBuffer, ...]:
-    """The declarations of the tables, whose rows are the slots and one of padding."""
+    """Slot buffers of the page tables. Rows are the slots, and one row of padding."""
     pages = (SlotBuffer(name, 4 * max_pages, Keeping.DERIVED) for name in page_columns(spaces))
     return (*pages, SlotBuffer("newest_token", 8, Keeping.DERIVED))
 

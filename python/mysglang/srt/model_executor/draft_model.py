@@ -121,7 +121,7 @@ class DraftChain:
             up = self._uploader.upload({"places": places.astype(np.int64), "hosted": step.hosted[rows]})
             assert tokens is not None, "these rows were to have a draft"
             given = drafts.index_select(0, up["places"])
-            # A row whose logits are not finite has the token -1, which cannot be looked up.
+            # A row whose logits are not finite has the token -1, which has no embedding.
             found = given.where(up["hosted"], tokens.clamp(min=0))
             drafts = drafts.index_copy(0, up["places"], found)
             tokens = self._next(one_token_of(batch, rows, places, depth), count[rows] > depth, found)
@@ -132,7 +132,7 @@ class DraftChain:
 
         ids: [T] int64 instead of the batch's, where they are not negative.
         """
-        # What a request asks of its answer beside its tokens is asked of the served model.
+        # Outputs of a request other than its tokens come from the served model.
         batch = replace(
             batch,
             yields=wanted,
@@ -203,7 +203,7 @@ def one_token_of(batch: ModelWorkerBatch, rows: Slots, places: Slots, depth: int
 
 
 def part_of_rows(part: FeatureColumns, rows: Slots) -> FeatureColumns:
-    """What a feature says of these ascending rows of a batch, as the rows 0, 1, … of another one."""
+    """Columns of a feature for these ascending rows of a batch, renumbered 0, 1, … for another batch."""
     assert part.rows is not None, f"{part.feature} speaks of no rows"
     mine = np.isin(part.rows, rows)
     return FeatureColumns(

@@ -21,7 +21,7 @@ from mysglang.srt.platforms.upload import Uploader
 
 
 def encoder(setup: Setup, launch: ModelLaunch) -> Load:
-    """An encoder. Its attention is torch's, whatever is asked for decoders."""
+    """Load an encoder. Its attention is torch's, whatever is asked for decoders."""
     return lambda: EncodingModel(setup, launch, setup.load(EncoderModel, launch))
 
 

@@ -1,4 +1,4 @@
-"""FeatureStager: the sampling features of a step on the device, prepared before the step's one upload and behind it.
+"""FeatureStager: the sampling features of a step on the device, prepared before the step's one upload and after it.
 
 Keeps one thing between steps: what was uploaded for the last SamplingColumns object, which comes again while the rows
 of decode steps stay the same.
@@ -26,15 +26,15 @@ NOTHING_KNOWN: Uploaded = {}
 
 @dataclass(frozen=True, slots=True)
 class StagedFeatures:
-    """Of one step."""
+    """The prepared features of one step."""
 
     sampling: SamplingColumns
     columns: Columns
-    """What is to be uploaded."""
+    """Columns to upload."""
     kept: tuple[str, ...]
-    """Those of them that the next step may use as well; none where not all rows have logits."""
+    """Names of the columns that the next step may use too; empty if some rows have no logits."""
     known: Uploaded
-    """What was uploaded before."""
+    """Columns that were uploaded before."""
 
 
 class FeatureStager:
@@ -46,11 +46,11 @@ class FeatureStager:
 
     @property
     def slot_buffers(self) -> tuple[SlotBuffer, ...]:
-        """What the features keep for slots between steps."""
+        """Slot buffers of all features."""
         return tuple(buffer for side in self._sides.values() for buffer in side.slot_buffers)
 
     def stage(self, batch: ModelWorkerBatch, logits: LogitsRows) -> StagedFeatures:
-        """What the step's features need of the upload."""
+        """Prepare the columns that the step's features need on the device."""
         sampling, decode = batch.sampling, batch.mode.is_decode
         known = self._last[1] if self._last is not None and self._last[0] is sampling and decode else None
         columns: Columns = {}
@@ -65,7 +65,7 @@ class FeatureStager:
         return StagedFeatures(sampling, columns, kept, known or NOTHING_KNOWN)
 
     def acts(self, staged: StagedFeatures, up: Uploaded) -> tuple[Act, ...]:
-        """What the features do in the step, in the order of their stages."""
+        """The acts of the features in the step, in the order of their stages."""
         if staged.kept:
             self._last = (staged.sampling, {name: up[name] for name in staged.kept})
         if not staged.sampling.parts and not staged.columns:

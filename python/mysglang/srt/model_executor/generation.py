@@ -183,7 +183,7 @@ class TokenCaptures:
         """`left_out`: why there are none, a clause; empty: as the model and the device allow."""
         self._left_out = left_out
         if parts.memory.states is not None:
-            # How a step goes through the states of its rows is a list of the host, made anew for each step.
+            # The order in which a step updates the states of its rows is a list on the host, made again for each step.
             self._left_out = "its layers keep a state for each request, and such steps run eagerly"
         self._setup = setup
         self._launch = launch

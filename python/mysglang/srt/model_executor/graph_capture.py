@@ -19,7 +19,7 @@ from mysglang.srt.utils.hardware import GIB
 logger = logging.getLogger(__name__)
 
 SILENT_S = 2.0
-"""What takes no longer shows no progress."""
+"""Seconds below which no progress is shown."""
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 def capture_all(
     sizes: Sequence[int], capture: Callable[[int, GraphRecorder], T], recorder: GraphRecorder, what: str
 ) -> dict[int, T]:
-    """Call `capture` for every size. `what` the sizes are is told to whoever waits for it. Raises CannotCapture."""
+    """Call `capture` for every size. `what` names the sizes in progress messages. Raises CannotCapture."""
     began, before = time.perf_counter(), recorder.nbytes
     with torch.inference_mode():
         shown = tqdm(sorted(sizes, reverse=True), desc=f"Capturing {what}", delay=SILENT_S)

@@ -6,7 +6,9 @@ from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.platforms.interface import Platform
 
 PROMPT_STEPS = ((16, 16), (32, 32), (64, 64), (128, 128), (1024, 256), (2048, 512))
-"""As `Platform.graph_steps`, in tokens. Products have tiles of 128 rows, so padding up to these costs little."""
+"""Steps between captured sizes like `Platform.graph_steps`, in tokens. Products have tiles of 128 rows, so padding up
+to these costs little.
+"""
 LEAST_PROMPT_TOKENS, MOST_PROMPT_TOKENS = 256, 8192
 
 
@@ -23,7 +25,7 @@ def graph_sizes(config: RunnerConfig, platform: Platform) -> tuple[int, ...]:
 
 
 def why_no_graphs(config: RunnerConfig, platform: Platform) -> str:
-    """Why no step is captured, whatever the model; empty where steps are."""
+    """The reason why no step is captured, whatever the model; empty if steps are captured."""
     if config.disable_cuda_graph:
         return "--disable-cuda-graph was given"
     return "" if platform.has_graphs else "steps cannot be captured here"
@@ -45,7 +47,7 @@ def prompt_sizes(config: RunnerConfig, platform: Platform, max_context: int, lay
 
 
 def stepped(steps: tuple[tuple[int, int], ...], largest: int) -> tuple[int, ...]:
-    """From each beginning every so many, up to the next beginning or to `largest`."""
+    """From each beginning on, multiples of its step up to the next beginning or to `largest`."""
     ends = [begin for begin, _ in steps[1:]] + [largest + 1]
     spans = (range(begin, min(end, largest + 1), step) for (begin, step), end in zip(steps, ends, strict=True))
     return tuple(size for span in spans for size in span)

@@ -20,7 +20,7 @@ from mysglang.srt.platforms.upload import Uploader
 
 
 class HiddenStates:
-    """Of a decoder, over pages."""
+    """Hidden states of a decoder, over pages."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""From a loaded model and the memory around it to the KV pool and the device tables."""
+"""Creates the KV pool and the device tables for a loaded model and the free memory."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ from mysglang.srt.utils.hardware import GIB
 logger = logging.getLogger(__name__)
 
 SWA_RATIO = 0.8
-"""Tokens in the pool of layers with a window for each in the cache, where nobody says another."""
+"""Default number of tokens in the pool of layers with a window, for each token in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStores:
-    """What one model keeps of every token: keys and values of these layers; nothing for an encoder."""
+    """What one model stores of every token: keys and values of these layers; nothing for an encoder."""
 
     specs: tuple[AttentionSpec, ...]
     dtype: torch.dtype
-    """Of the stored numbers."""
+    """Dtype of the stored numbers."""
     scales: Mapping[int, KvScales] = field(default_factory=dict)
-    """By layer, what stored keys and values are multiplied by, where that is not 1."""
+    """Layer -> factors of its stored keys and values, where they are not 1."""
     states: StateLayout | None = None
-    """What layers keep of each request, whatever its length; None: nothing."""
+    """State of each request in the model's layers, whatever its length; None: there is none."""
     windows: frozenset[int] = frozenset()
-    """Those of all layers of the model, also of other stages: all stages have the same page spaces."""
+    """Windows of all layers of the model, also of other stages: all stages have the same page spaces."""
 
     @property
     def layout(self) -> Layout:
-        """How a page of a store looks. All layers have one layout, whatever their page space."""
+        """Layout of a page. All layers have the same one, in any page space."""
         return layout_of(self.specs, self.dtype, self.scales)
 
     def by_window(self, windows: Sequence[int]) -> Mapping[int | None, Sequence[AttentionSpec]]:
@@ -80,8 +80,8 @@ def plan_kv(
     before: DeviceMemory,
     workspace: int = 0,
 ) -> KvBudget:
-    """What fits now that the weights are loaded. `before`: the memory before they were. `workspace`: bytes that
-    attention takes beside.
+    """The KV budget after the weights were loaded. `before`: free memory before that. `workspace`: bytes that attention
+    needs.
     """
     after, cost = platform.memory(), kv_cost(config, stores, context)
     if platform.name == "cpu":
@@ -138,7 +138,7 @@ def check_no_states(config: RunnerConfig) -> None:
 
 
 def saves(window: int, config: RunnerConfig, context: int) -> bool:
-    """Whether a row of full length holds less of the layers with this window than of others."""
+    """True if a row of full length needs less memory in layers with this window than in others."""
     return row_tokens(window, config.page_size) < context
 
 

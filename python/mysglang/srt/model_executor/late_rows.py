@@ -1,4 +1,4 @@
-"""LateRows: from a step whose rows begin where only the device knows to the same step with all lengths known.
+"""LateRows: replaces lengths that only the device knows by their values, and returns the step with all lengths known.
 
 Where steps are done when they are launched, as on a CPU, the device's lengths can be read at once. Elsewhere no such
 step comes: the scheduler settles the step before it first (`Worker.late_lengths`).
@@ -33,7 +33,7 @@ class KnownStep:
     drafts: npt.NDArray[np.int64]
     """[T] the draft that the host proposes at each token; NO_DRAFT_HERE where it proposes none."""
     hosted: Bools
-    """[R] rows whose drafts the host proposes, even if none of them holds."""
+    """[R] True for rows whose drafts the host proposes, even if none of them is accepted."""
     columns: Columns
     """Of S rows of logits and Y rows that yield: `logits_row` [S] the row, counted in Y; `with_logits` [S] the token
     of the step; `yielding` [Y] the slots; `firsts` [Y] where the logits of each row begin; `starts` [Y] tokens of the
@@ -52,9 +52,9 @@ class LateRows:
         )
         slots = len(tables.newest)
         self._lens = torch.zeros(slots, dtype=torch.int64, device=tables.newest.device)
-        """Tokens whose keys count."""
+        """Number of tokens whose keys count."""
         self._recent = torch.zeros(slots, tokens_per_step, dtype=torch.int64, device=tables.newest.device)
-        """What the step gave the row."""
+        """Newest tokens of the row from the last step."""
 
     def remember(self, up: Uploaded, tokens: Tensor, counts: Tensor) -> None:
         """The step has given its rows these tokens [S], of which counts [Y] count."""
@@ -120,7 +120,7 @@ class LateRows:
         return drafts, hosted
 
     def _came_true(self, slot: int, run: Ints) -> bool:
-        """Whether the step before gave the row these tokens. What a step without drafts gave is the newest token."""
+        """True if the step before gave the row these tokens. A step without drafts gives the newest token."""
         *before, newest = run.tolist()
         if int(self._tables.newest[slot]) != newest:
             return False
@@ -143,7 +143,7 @@ class LateRows:
 
 
 def has_drafts(batch: ModelWorkerBatch) -> bool:
-    """Whether a row tries drafts, or begins where only the device knows."""
+    """True if a row tries drafts, or begins at a position that only the device knows."""
     if batch.high_lens is not None:
         return True
     if batch.mode.is_decode:

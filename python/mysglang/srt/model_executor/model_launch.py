@@ -1,4 +1,4 @@
-"""What a launch says of the models of one executor, and what is chosen for them before weights are read."""
+"""Description of the models of one executor, and choices that are made for them before weights are read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 Help: TypeAlias = Literal["drafts"]
-"""What a model can do for the one that is served."""
+"""A way in which a model supports the served one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ModelLaunch:
     config: ModelConfig
     load: LoadConfig
     helps: Help | None = None
-    """What it does for the model that is served; None: it is that model."""
+    """How it supports the served model; None: it is the served model."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -50,7 +50,7 @@ class ModelLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all models of an executor share."""
+    """Objects that all models of an executor share."""
 
     config: RunnerConfig
     platform: Platform
@@ -64,8 +64,8 @@ class Setup:
     """The layers that stand here, and the links to the other stages."""
 
     def load(self, kind: type[Model], launch: ModelLaunch) -> Model:
-        """This rank's part of a model, which must be of this kind, on the device. Raises ConfigError if the checkpoint
-        is not what it should be.
+        """Load this rank's part of a model of this kind on the device. Raises ConfigError if the checkpoint is
+        invalid.
         """
         device = self.platform.device
         return load_as(kind, launch.config, launch.load, device, launch.dtype, tp=self.tp, stage=self.stage)
@@ -73,8 +73,8 @@ class Setup:
     def stores(
         self, launch: ModelLaunch, specs: Sequence[AttentionSpec], states: Sequence[StateSpec] = ()
     ) -> ModelStores:
-        """What a model with these layers keeps of every token, in the numbers that the launch asks for; and what the
-        layers of `states` keep of every request. Raises ConfigError.
+        """What a model with these layers stores of every token, in the dtype that the launch asks for, and the states
+        of each request in the layers of `states`. Raises ConfigError.
         """
         found = stores_of(self.config, launch.config, launch.load, specs, launch.dtype)
         found_windows = () if launch.config.decoder is None else launch.config.decoder.windows
@@ -99,7 +99,7 @@ class Setup:
         return self.platform.invariant_attention_backends
 
     def step_buffers(self, memory: ModelMemory) -> StepBuffers:
-        """Room for the greatest step over this memory: a full step of prompts beside all rows that decode."""
+        """Buffers for the largest step: a full step of prompts beside all decoding rows."""
         rows = memory.budget.num_slots
         tokens = self.config.most_tokens(memory.budget.max_context) + rows * (1 + self.config.draft_tokens)
         return StepBuffers(memory.tables, self.platform, tokens=tokens, rows=rows)
@@ -126,7 +126,7 @@ class Setup:
 
     @property
     def wants_reference(self) -> bool:
-        """Whether tokens are chosen in plain torch. Raises ConfigError for a sampling backend that is not here."""
+        """True if tokens are chosen in plain torch. Raises ConfigError for a sampling backend that is not installed."""
         asked, known = self.config.sampling_backend, self.platform.sampling_backends
         if asked in (None, "auto"):
             return False

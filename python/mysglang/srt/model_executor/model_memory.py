@@ -35,7 +35,7 @@ from mysglang.srt.platforms.upload import Uploader
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What one model runs over."""
+    """Memory of one model."""
 
     budget: KvBudget
     tables: DeviceTables
@@ -44,7 +44,7 @@ class ModelMemory:
     """None: no layer of the model keeps a state."""
 
     def state_steps(self, uploader: Uploader) -> StateStager:
-        """What prepares the states of a step."""
+        """The stager that prepares the states of a step."""
         return NO_STATE_STEPS if self.states is None else StateSteps(self.states, uploader)
 
 
@@ -55,7 +55,7 @@ class Keeps(Protocol):
     def stores(self) -> ModelStores: ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
-        """Bytes beside arguments and results, in a step of so many new tokens and rows that long."""
+        """Bytes in addition to arguments and results, in a step of that many new tokens and rows of that length."""
         ...
 
 
@@ -68,7 +68,8 @@ def plan_memory(
     graph_sizes: tuple[int, ...],
     before: DeviceMemory,
 ) -> KvBudget:
-    """What fits beside the weights of all models, for the stores of all. `before`: the memory before they were loaded.
+    """The KV budget beside the weights of all models, for the stores of all. `before`: free memory before they were
+    loaded.
 
     context: positions of the longest row. Raises ConfigError if no useful cache fits.
     """

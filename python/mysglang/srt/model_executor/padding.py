@@ -36,7 +36,7 @@ def padding_decode(size: int, slot: int, *, spaces: int = 1) -> ModelWorkerBatch
 
 
 def no_states(rows: int) -> StateColumns:
-    """Of so many rows that have no state."""
+    """State columns of that many rows without a state."""
     longs, ints = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
     return StateColumns(np.full(rows, NO_STATE, dtype=np.int32), longs, longs, ints, ints, ints)
 
@@ -44,8 +44,8 @@ def no_states(rows: int) -> StateColumns:
 def padding_prompt(
     length: int, slot: int, *, top_k: int = 1, spaces: int = 1, states: bool = False
 ) -> ModelWorkerBatch:
-    """A prompt of one row that yields a token; greedy, or drawn from the top_k (TOP_K_ALL: from all). `states`: for a
-    model whose layers keep a state for each request.
+    """A prompt of one row that yields a token; greedy, or drawn from the top_k (TOP_K_ALL: from all). `states`: True
+    for a model whose layers keep a state for each request.
     """
     zeros = np.zeros(length, dtype=np.int32)
     return ModelWorkerBatch(

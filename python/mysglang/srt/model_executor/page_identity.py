@@ -17,7 +17,7 @@ from mysglang.srt.model_executor.runner_config import RunnerConfig
 from mysglang.srt.utils.checkpoint_files import find_weights
 
 LAYOUT_VERSION = 2
-"""Of the bytes of a page, as `HostPages.read` gives them."""
+"""Version of the bytes of a page as `HostPages.read` returns them."""
 
 
 def page_identity(model: ModelConfig, load: LoadConfig, config: RunnerConfig, pool: KvPool) -> str:
@@ -55,7 +55,7 @@ def page_layout(pool: KvPool) -> list[object]:
 
 
 def checkpoint_files(path: str) -> list[object]:
-    """Name, size and time of each file: a checkpoint that is written anew is another one."""
+    """Name, size and time of each file: a checkpoint that is written again counts as a different one."""
     files = sorted(Path(path).glob("*")) if Path(path).is_dir() else find_weights(Path(path)).paths
     found = [(file.name, file.stat()) for file in files if file.is_file()]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]

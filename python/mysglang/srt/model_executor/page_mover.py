@@ -38,7 +38,7 @@ class Copier(Protocol):
 
 
 class KernelCopier:
-    """The device gathers and scatters by page numbers, whatever their order."""
+    """Lets the device gather and scatter by page numbers in any order."""
 
     def __init__(self, from_pages: Tensor, to_pages: Tensor) -> None:
         self._from_pages = from_pages
@@ -92,7 +92,7 @@ class PageMover:
         self._load_queue = platform.side_queue()
         self._calls = 0
         self._writes: deque[tuple[int, OnItsWay]] = deque()
-        """By the number of the call."""
+        """(number of the call, copy) of each write."""
         self._loads: deque[OnItsWay] = deque()
         self._last_load: Event | None = None
         self._warm_up()
@@ -143,7 +143,7 @@ class PageMover:
         with self._write_queue.begin():
             if self._loads:
                 self._loads[-1].event.hold_up()
-            # All layers at once, since nobody waits for one alone.
+            # All layers are written out together, because no reader waits for a single one.
             layers = self._pool.layer_ids
             copier(
                 [tensor for layer_id in layers for tensor in self._pool.pages(layer_id)],

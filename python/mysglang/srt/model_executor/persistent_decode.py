@@ -27,7 +27,7 @@ from mysglang.srt.models.dense_decoder import CannotDescribe, DenseDecoder, Dens
 logger = logging.getLogger(__name__)
 
 MOST_ROWS = 4
-"""Steps of more rows run layer by layer: beside that, the kernel was measured up to here."""
+"""Largest batch for the fused kernel. Above it, steps run layer by layer; larger batches were not measured."""
 
 
 class PersistentStep:
@@ -59,23 +59,23 @@ class NothingToPlan:
         return NO_COLUMNS
 
     def fill_columns(self, batch: ModelWorkerBatch, columns: HostColumns) -> None:
-        """There are none."""
+        """No effect: there are no columns."""
 
     def open_graph(self, batch: ForwardBatch) -> AttentionMetadata:
         return None
 
     def begin_step(self, batch: ForwardBatch) -> None:
-        """Nothing is shared by layers."""
+        """No effect: layers share nothing."""
 
     def plan_replay(self, metadata: AttentionMetadata, seq_lens: Ints) -> None:
-        """Nothing depends on the lengths."""
+        """No effect: nothing depends on the lengths."""
 
     def covers(self, seq_lens: Ints) -> bool:
         return True
 
 
 def persistent_steps(model: CausalLM, pool: KvPool, page_table: Tensor, sizes: Sequence[int]) -> dict[int, StepProgram]:
-    """By size, for those of these sizes that the kernel takes; at least one. Raises DoesNotCover."""
+    """Programs by size, for those of these sizes that the kernel supports; at least one. Raises DoesNotCover."""
     if pool.dtype is not torch.bfloat16:
         raise DoesNotCover(f"it does not read KV pages of {dtype_name(pool.dtype)}")
     try:
@@ -108,7 +108,7 @@ def describe_for_kernel(model: CausalLM) -> DenseDecoder:
 
 
 def lacks(plan: DecoderPlan) -> list[str]:
-    """What of the plan the kernel cannot do, beside what a description cannot say."""
+    """Parts of the plan that the kernel does not support, in addition to those that a description cannot express."""
     first, *others = plan.attentions
     reasons = {
         "its activation is not silu": any(

@@ -43,7 +43,7 @@ class Program(Protocol):
         ...
 
     def covers(self, batch: ModelWorkerBatch) -> bool:
-        """Whether `run` can take this step."""
+        """True if `run` can execute this step."""
         ...
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
@@ -52,7 +52,7 @@ class Program(Protocol):
 
 
 class Drafter(Protocol):
-    """Where the drafts come from that a verification tries, as far as that concerns the device.
+    """The device's side of the source of drafts.
 
     NGRAM        all drafts come from the host with the batch      HostDrafts
     STANDALONE   a second model proposes what the host does not    DraftChain (draft_model.py)
@@ -60,7 +60,7 @@ class Drafter(Protocol):
 
     @property
     def slot_buffers(self) -> Sequence[SlotBuffer]:
-        """What it keeps for slots between steps."""
+        """Its slot buffers."""
         ...
 
     def propose(self, step: KnownStep, drafts: Tensor) -> Tensor:
@@ -71,12 +71,12 @@ class Drafter(Protocol):
         ...
 
     def beside(self, program: Program) -> Program:
-        """The same program, with what the drafter must do at each of its steps."""
+        """The program with the drafter's work added to each of its steps."""
         ...
 
 
 class HostDrafts:
-    """Implements Drafter for a worker whose drafts all come from the host."""
+    """The Drafter of a worker whose drafts all come from the host."""
 
     slot_buffers: Sequence[SlotBuffer] = ()
 
@@ -118,20 +118,20 @@ class Runnable:
     special: Sequence[Program] = ()
     """Programs of steps that no other takes. They are asked first, and stay when captures go."""
     slot_buffers: Sequence[SlotBuffer] = ()
-    """What is kept for slots between steps, beside the tables that all models share."""
+    """Slot buffers in addition to the tables that all models share."""
     capture: Callable[[], Captured] = Captured
     """Makes the other programs: at the start, and again after weights or memory have moved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What the other models of an executor do for the one that is served."""
+    """Work that the other models of an executor do for the served one."""
 
     drafter: Drafter = field(default_factory=HostDrafts)
 
 
 class HelpingModel(Protocol):
-    """A model whose weights are loaded, and that works for the one that is served. It has pages of its own under the
+    """A model whose weights are loaded, and that supports the served one. It has pages of its own under the
     same page numbers, and no programs: its part of a step is run by the served model's programs.
     """
 
@@ -140,15 +140,15 @@ class HelpingModel(Protocol):
 
     @property
     def stores(self) -> ModelStores:
-        """What its layers keep of every token."""
+        """What its layers store of every token."""
         ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
-        """As of a `ServedModel`."""
+        """See `ServedModel.workspace`."""
         ...
 
     def ready(self, memory: ModelMemory, beside: Beside) -> Beside:
-        """What it does over its memory, and what others do `beside` it."""
+        """Its work over its memory, combined with that of the other models (`beside`)."""
         ...
 
 
@@ -160,17 +160,17 @@ class ServedModel(Protocol):
 
     @property
     def stores(self) -> ModelStores:
-        """What its layers keep of every token."""
+        """What its layers store of every token."""
         ...
 
     @property
     def attention(self) -> str:
-        """The name of its attention, for whoever asks the server."""
+        """Name of its attention, for /server_info."""
         ...
 
     def workspace(self, *, max_tokens: int, max_context: int) -> int:
-        """Bytes that a step takes beside arguments and results, where that is much: in a step of so many new tokens
-        and rows that long.
+        """Bytes that a step needs in addition to arguments and results, if that is much: in a step of that many new
+        tokens and rows of that length.
         """
         ...
 
@@ -182,4 +182,4 @@ class ServedModel(Protocol):
 Load = Callable[[], ServedModel]
 """Reads the weights. What cannot run here was refused when this was made."""
 LoadHelp = Callable[[], HelpingModel]
-"""The same for a model that helps."""
+"""Loads a model that supports the served one."""

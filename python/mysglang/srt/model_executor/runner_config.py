@@ -13,14 +13,14 @@ from mysglang.srt.model_executor.page_mover import IoBackend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTierConfig:
-    """Pages of keys and values in the memory of the host, beside those of the device."""
+    """Configuration of KV pages in the host's memory, beside those of the device."""
 
     ratio: float = 2.0
-    """As many pages as so many times those of the device."""
+    """Number of host pages as a multiple of the device's."""
     size_gb: float = 0.0
     """Instead of that, what fits into so many GB (10^9 bytes); 0: by the ratio."""
     memory_fraction: float = 0.8
-    """Of the free memory of the host, that may be taken at most."""
+    """Largest share of the host's free memory."""
     io_backend: IoBackend = "kernel"
     mem_layout: MemLayout = "page_first"
 
@@ -74,11 +74,11 @@ class RunnerConfig:
     draft_tokens: int = 0
     """Tokens that a decoding row tries behind its newest one in a step, at most."""
     attention_backend: str | None = None
-    """For all steps; the next two come before it, for steps with new prompt tokens and for decode steps."""
+    """Backend for all steps; the next two take precedence, for steps with new prompt tokens and for decode steps."""
     prefill_attention_backend: str | None = None
     decode_attention_backend: str | None = None
     numerics: Numerics = "fastest"
-    """Of ops and attention; the options below must not ask for what is not invariant."""
+    """Numerics of ops and attention; the options below must not ask for variants that are not invariant."""
     sampling_backend: str | None = None
     logit_processors: tuple[str, ...] = ()
     """The operator's own, `module:Class` each."""

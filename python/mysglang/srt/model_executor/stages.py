@@ -1,4 +1,4 @@
-"""What is different in the steps of a model whose layers stand in several stages.
+"""Steps of a model whose layers are divided among several pipeline stages.
 
     stage 0     A1 ▶ B1 ▶ A2 ▶ B2          runs a step, sends what it made, and goes on with the other lane
     stage 1        A1 ▶ B1 ▶ A2 ▶ …        takes it up, chooses the tokens, and tells them
@@ -51,7 +51,7 @@ class HeardTokens:
 
 
 class ToldTokens:
-    """Implements `ChoosesTokens` on the last stage: tells all others what `inner` has chosen."""
+    """Implements `ChoosesTokens` on the last stage: sends the tokens that `inner` has chosen to all other stages."""
 
     def __init__(self, inner: ChoosesTokens, stage: Stage) -> None:
         self._inner = inner
@@ -64,7 +64,7 @@ class ToldTokens:
 
 
 class LateTokens:
-    """The steps of a stage that is not the last, whose tokens are not heard yet. Implements `token_end.Choosing`."""
+    """Steps of a stage other than the last, whose tokens have not arrived yet. Implements `token_end.Choosing`."""
 
     def __init__(self) -> None:
         self._open: deque[_LateStep] = deque()
@@ -112,8 +112,8 @@ class _LateStep:
 
 
 class EarlyProgram:
-    """A Program of a stage that is not the last: catches up with its rows' tokens before it runs, and leaves to the
-    last stage whatever is made of logits and of the last hidden states.
+    """A Program of a stage other than the last: receives its rows' tokens before it runs, and leaves all work on logits
+    and on the last hidden states to the last stage.
     """
 
     def __init__(self, inner: Program, late: LateTokens) -> None:
@@ -133,16 +133,16 @@ class EarlyProgram:
 
 
 class StageWork(Protocol):
-    """What the programs of a model that generates have in their places, by where its last layers are."""
+    """Parts of a generating model's programs that depend on which stage has the last layers."""
 
     all_tokens: bool
-    """Whether every token goes through all layers here."""
+    """True if every token goes through all layers here."""
     choosing: Choosing
     not_captured: str
     """Why no step is captured, a clause; empty: steps may be."""
 
     def sampler(self, inner: ChoosesTokens) -> ChoosesTokens:
-        """What chooses tokens. `inner` chooses them of logits."""
+        """The object that chooses tokens. `inner` chooses them from logits."""
         ...
 
     def logits(self, inner: MakesLogits) -> MakesLogits: ...
@@ -204,7 +204,7 @@ class EarlierStage:
 
 
 def work_of(stage: Stage) -> StageWork:
-    """What is to be done in this stage."""
+    """The parts for this stage."""
     if not stage.last:
         return EarlierStage(stage)
     return OneStage() if stage.first else LastStage(stage)
@@ -233,7 +233,7 @@ class StepsOnDemand:
             return result
 
         def choose(mask: TokenMask) -> BatchResult:
-            # It is good until that of another lane is made, which comes before this step runs.
+            # It is valid until that of another lane is made, which happens before this step runs.
             step.mask = mask.copy()
             return result
 

@@ -67,8 +67,8 @@ def entries(states: StateColumns, no_state: int) -> Longs:
 
 
 def cut(batch: ModelWorkerBatch, states: StateColumns, no_state: int) -> tuple[Longs, tuple[StateRun, ...]]:
-    """The rows with one new token, and the runs of all others. A row whose only token is behind a checkpoint that it
-    copies out is a run.
+    """The rows with one new token, and the runs of all others. A row whose only token follows a checkpoint that it
+    copies out counts as a run.
     """
     copied: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for row, offset, checkpoint in zip(

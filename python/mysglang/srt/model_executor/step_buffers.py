@@ -1,4 +1,4 @@
-"""StepBuffers: where every step is prepared, whether it runs eagerly, is captured, or replays a capture.
+"""StepBuffers: memory in which every step is prepared, whether it runs eagerly, is captured, or replays a capture.
 
     step 0  host memory 0 ┐
     step 1  host memory 1 ├─ one copy ─> device memory   | input_ids | positions | slots | … | the backend's columns |
@@ -40,11 +40,11 @@ from mysglang.srt.platforms.interface import Event, Platform
 from mysglang.srt.platforms.upload import Uploader, layout, view
 
 SPARE_WRITES = 8
-"""Page table writes of a captured step beside one for each token, which is what decoding needs at most."""
+"""Page table writes of a captured step beyond one for each token, which is the most that decoding needs."""
 HOST_BUFFERS = 3
-"""One that is written, and those of steps whose copy may still wait on the stream."""
+"""Number of host buffers: one that is being written, and those of steps whose copy may still wait on the stream."""
 MOST_PROMPT_ROWS = 64
-"""Rows of a captured step with prompts, beside that of the padding tokens."""
+"""Rows of a captured step with prompts, in addition to the row of padding tokens."""
 
 StepArrays = dict[str, npt.NDArray[Any]]
 
@@ -59,17 +59,19 @@ class StepShape:
     writes: int
     """Entries of the page tables that change."""
     looks_up: bool
-    """Whether some ids may be known to the device alone."""
+    """True if only the device may know some ids."""
     last_only: bool = False
-    """Whether only the last token of each row goes through the whole model."""
+    """True if only the last token of each row goes through the whole model."""
     logits: int = 0
-    """Rows with logits of an eager step that is not a DECODE step, whose rows all have some."""
+    """Rows with logits of an eager step that is not a DECODE step; in a DECODE step all rows have logits."""
     extra: HostColumns = field(default_factory=dict)
     """Names, shapes and dtypes of what the attention backend adds."""
 
     @classmethod
     def of(cls, batch: ModelWorkerBatch, *, all_tokens: bool = False) -> StepShape:
-        """An eager step, without padding. `all_tokens`: all hidden states are wanted, whatever the batch asks."""
+        """Shape of an eager step, without padding. `all_tokens`: True if all hidden states are wanted, whatever the
+        batch asks for.
+        """
         decode, ids = batch.mode.is_decode, batch.input_ids
         last_only = not (decode or all_tokens or wants_all_tokens(batch)) and batch.num_tokens > batch.num_rows
         return cls(
@@ -131,8 +133,8 @@ class StepMemory:
         self._turn = 0
 
     def take(self) -> int:
-        """The number of the host memory whose turn it is. Waits until the device has read what was sent from it last;
-        it has, unless the host runs far ahead.
+        """Number of the next host buffer. Waits until the device has read the buffer's previous content; this is rarely
+        necessary.
         """
         turn = self._turn
         self._turn = (turn + 1) % len(self.hosts)
@@ -149,7 +151,7 @@ class StepMemory:
 
 
 class Places:
-    """Where the columns of steps of one shape stand in a memory."""
+    """Places of the columns of steps of one shape in a memory."""
 
     def __init__(self, shape: StepShape, columns: HostColumns, memory: StepMemory) -> None:
         self.shape = shape
@@ -160,7 +162,7 @@ class Places:
         self.views = {name: view(self.device, column, self._offsets[name]) for name, column in columns.items()}
         """The columns on the device."""
         self.extra = {name: self.views[name] for name in shape.extra}
-        """Those of the attention backend."""
+        """Columns of the attention backend."""
         self._hosts: dict[int, tuple[Tensor, StepArrays, StepArrays]] = {}
 
     def host(self, turn: int) -> tuple[Tensor, StepArrays, StepArrays]:
@@ -183,8 +185,8 @@ class StepBuffers:
     """Prepares the steps of one model."""
 
     def __init__(self, tables: DeviceTables, platform: Platform, *, tokens: int, rows: int) -> None:
-        """For steps of so many new tokens and rows. A larger one, on a long cached prefix above all, has memory of its
-        own while it lasts.
+        """Memory for steps of that many new tokens and rows. A larger step, usually one on a long cached prefix,
+        temporarily gets memory of its own.
         """
         self._tables = tables
         self._platform = platform
@@ -202,15 +204,15 @@ class StepBuffers:
         self._memory = StepMemory(platform, layout(greatest.columns(tables))[1])
 
     def eager(self, batch: ModelWorkerBatch, *, all_tokens: bool = False) -> Places:
-        """For one step that runs as it is. `all_tokens`: the hidden states of all tokens are wanted."""
+        """Places for one step that runs as it is. `all_tokens`: True if the hidden states of all tokens are wanted."""
         return self._places(StepShape.of(batch, all_tokens=all_tokens), turns=1)
 
     def decode(self, rows: int, backend: GraphAttentionBackend) -> Places:
-        """For captured DECODE steps."""
+        """Places for captured DECODE steps."""
         return self._places(StepShape.captured_decode(rows, backend.graph_columns(rows)), turns=HOST_BUFFERS)
 
     def prompts(self, tokens: int) -> Places:
-        """For captured steps with new tokens."""
+        """Places for captured steps with new tokens."""
         return self._places(StepShape.captured_prompts(tokens), turns=HOST_BUFFERS)
 
     def _places(self, shape: StepShape, *, turns: int) -> Places:
@@ -293,7 +295,7 @@ class StepBuffers:
             self._write_entries(batch, columns)
 
     def _write_ends(self, batch: ModelWorkerBatch, columns: StepArrays, shape: StepShape) -> None:
-        """Where rows end, and which of them yield a token."""
+        """Write the ends of the rows, and which of them yield a token."""
         lens = columns["extend_lens"]
         if shape.looks_up:
             columns["token_slots"][:] = np.repeat(columns["slots"], lens)

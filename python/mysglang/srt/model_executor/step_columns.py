@@ -29,12 +29,12 @@ Indices = npt.NDArray[np.int64]
 
 
 def sampled_columns(batch: ModelWorkerBatch) -> Columns:
-    """Of a captured step with new tokens: which of its rows' last tokens get logits, and their slots."""
+    """Columns of a captured step with new tokens: which of its rows' last tokens get logits, and their slots."""
     return {"logits_rows": np.flatnonzero(batch.yields), "sample_slots": batch.slots[batch.yields].astype(np.int64)}
 
 
 def wants_all_tokens(batch: ModelWorkerBatch) -> bool:
-    """Whether the hidden states of tokens other than the last of each row are needed, for logits or for themselves."""
+    """True if hidden states of tokens other than the last of each row are needed, for logits or for themselves."""
     return batch.hidden is not None or (batch.logprobs is not None and len(batch.logprobs.prompt_positions) > 0)
 
 
@@ -93,14 +93,14 @@ def named(feature: str, columns: Arrays) -> Columns:
 
 
 def mask_columns(mask: TokenMask, logits: LogitsRows) -> Columns:
-    """A mask whose rows are all among those that have logits."""
+    """Columns of a mask whose rows all have logits."""
     rows = logits.only(mask.rows)
     return {"mask_rows": rows if mask.places is None else rows + mask.places, "mask_bits": mask.bits}
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobLayout:
-    """N positions whose log-probabilities are wanted, and how their ragged parts lie. Host only."""
+    """N positions whose log-probabilities are wanted, and the layout of their ragged parts. Host only."""
 
     top_num: Ints
     """[N]"""

@@ -33,13 +33,13 @@ NO_PROCESSORS: Mapping[str, LogitProcessor] = {}
 
 
 def is_plain(batch: ModelWorkerBatch) -> bool:
-    """Whether every row takes its most likely token and nothing else is asked."""
+    """True if every row takes its most likely token, and no further output is wanted."""
     return not (batch.sampling.parts or batch.sampling_now) and batch.logprobs is None and batch.hidden is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """What one step reads beside the tables."""
+    """Inputs of one step in addition to the tables."""
 
     tokens: Uploaded
     """The columns that were handed in with the batch."""
@@ -50,7 +50,7 @@ class StepInputs:
 
 
 NOTHING_TO_STAGE = StepInputs(tokens={}, sampling=SamplingStep(), output_layout=None, prompt=None, prompt_layout=None)
-"""Of a captured step whose rows are all plain."""
+"""Inputs of a captured step whose rows are all plain."""
 
 
 class StepStager:
@@ -69,7 +69,7 @@ class StepStager:
         self._uploader = uploader
 
     def stage(self, batch: ModelWorkerBatch, tokens: Columns) -> StepInputs:
-        """Upload `tokens` and whatever the batch's sampling needs."""
+        """Upload `tokens` and the columns that the batch's sampling needs."""
         if not tokens and is_plain(batch):
             return NOTHING_TO_STAGE
         logits = LogitsRows.of(batch.yields, batch.logits_per_row)
@@ -99,7 +99,7 @@ class StepStager:
         )
 
     def stage_late(self, batch: ModelWorkerBatch, mask: TokenMask) -> tuple[Act, ...]:
-        """What the step waited for: logit processors, and tokens that are forbidden."""
+        """Inputs that the step waited for: logit processors, and forbidden tokens."""
         logits = LogitsRows.of(batch.yields, batch.logits_per_row)
         acts: list[Act] = []
         if mask.calls:

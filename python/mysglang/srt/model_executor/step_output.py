@@ -1,4 +1,4 @@
-"""From the device's answers to StepOutput: copies that are queued at launch, put together when the step is complete."""
+"""Makes the StepOutput from the device's results: copies are queued at launch, and read when the step is complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mysglang.srt.model_executor.step_inputs import StepInputs
 from mysglang.srt.platforms.interface import Event, Platform
 
 RETURNS = 8
-"""Steps whose tokens may be unread at once; more than any loop keeps in flight."""
+"""Number of steps whose tokens may be unread at the same time; more than any loop keeps in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class PendingLogprobs:
         return cls(Logprobs(*on_host), found)
 
     def arrived(self) -> PositionLogprobs:
-        """To be called when the copies are done."""
+        """Read the result. The copies must be complete."""
         values = self.values
         wanted = np.arange(values.top_vals.shape[1]) < self.layout.top_num[:, None]
         return PositionLogprobs(
@@ -111,7 +111,7 @@ def accepted(arrived: Ints, batch: ModelWorkerBatch) -> tuple[Ints, Ints]:
 
 
 class TokenReturn:
-    """Host memory for the tokens of one step, free again when somebody has read them."""
+    """Host memory for the tokens of one step. It is free again when they have been read."""
 
     __slots__ = ("_count", "_done", "_host", "_ints", "_platform", "_result")
 
@@ -124,7 +124,7 @@ class TokenReturn:
         self._count = 0
 
     def queue(self, tokens: Tensor, result: BatchResult) -> None:
-        """Queue the copy of tokens [N] int64. An earlier result that nobody has read yet is read first."""
+        """Queue the copy of tokens [N] int64. An earlier result that is still unread is read first."""
         if self._result is not None:
             self._result.complete()
         self._result = result

@@ -25,7 +25,7 @@ PERSISTENT = "mysglang.srt.model_executor.persistent_decode"
 
 
 class StepTensors(NamedTuple):
-    """What a decode step of R rows leaves."""
+    """Results of a decode step of R rows."""
 
     logits: Tensor
     """[R, vocab]."""
@@ -39,7 +39,7 @@ class StepProgram(Protocol):
     """Decode steps of one batch size, or of any."""
 
     backend: GraphAttentionBackend
-    """What must plan such a step."""
+    """The backend that must plan such a step."""
 
     def run(self, batch: ForwardBatch) -> StepTensors:
         """Queue a step whose ids are known."""

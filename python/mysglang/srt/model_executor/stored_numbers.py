@@ -32,7 +32,7 @@ DTYPES = {
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
-"""By the names of the flag."""
+"""Dtypes by the names of the flag."""
 SCALED = torch.float8_e4m3fn
 """The numbers that scales are made for. Those of e5m2 have range enough without."""
 
@@ -40,7 +40,7 @@ SCALED = torch.float8_e4m3fn
 def stores_of(
     config: RunnerConfig, model: ModelConfig, load: LoadConfig, specs: Sequence[AttentionSpec], dtype: torch.dtype
 ) -> ModelStores:
-    """What a model with these layers keeps of every token. dtype: what it computes in.
+    """What a model with these layers stores of every token. dtype: the dtype of its computation.
 
     Raises ConfigError for scales that are wrong, or that nothing would use.
     """

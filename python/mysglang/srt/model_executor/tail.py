@@ -20,7 +20,7 @@ from mysglang.srt.forward.worker_batch import ModelWorkerBatch
 
 
 def tail_of(batch: ForwardBatch, tokens: Tensor) -> Tail:
-    """The tail of a step whose rows end with these tokens ([R] int64), planned."""
+    """The tail of a step whose rows end with these tokens ([R] int64), with its attention planned."""
     step = replace(
         batch,
         mode=ForwardMode.DECODE,

@@ -36,7 +36,7 @@ class ForwardOutput:
     logits: Tensor | None
     prompt_logprobs: Logprobs | None = None
     hidden: Tensor | None = None
-    """Of all tokens of the step, or of the last of each row where no other is wanted."""
+    """Hidden states of all tokens of the step, or only of the last token of each row."""
 
 
 NOTHING_SAMPLED = Sampled(torch.zeros(0, dtype=torch.int64))
@@ -46,7 +46,7 @@ class Choosing(Protocol):
     """When the tokens of a step are chosen that waits for no mask."""
 
     def begin(self, batch: ModelWorkerBatch, choose: Callable[[], BatchResult]) -> BatchResult:
-        """The result of a step that was queued, whose tokens `choose` chooses."""
+        """The result of a queued step whose tokens `choose` chooses."""
         ...
 
     def lasting(self, tensor: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class TokenEnd:
         return self._stager.stage(batch, columns)
 
     def chosen(self, batch: ModelWorkerBatch, inputs: StepInputs, tokens: Tensor, hidden: Tensor | None) -> BatchResult:
-        """The result of a step whose tokens are chosen and remembered already."""
+        """The result of a step whose tokens are already chosen and recorded."""
         return self._returns.queue(batch, inputs, Sampled(tokens), None, hidden)
 
     def choose(self, batch: ModelWorkerBatch, inputs: StepInputs, slots: Tensor, output: ForwardOutput) -> BatchResult:
@@ -106,8 +106,8 @@ class TokenEnd:
         inputs: StepInputs,
         output: ForwardOutput,
     ) -> BatchResult:
-        """The same where something else is done with the tokens [S]: `commit` remembers them, and returns how many of
-        each yielding row's count, [Y] int64; None: its one.
+        """The result of a step after whose choice `commit` is called with the tokens [S]. `commit` records them, and
+        returns how many of each yielding row's tokens count, [Y] int64; None: one of each row.
         """
 
         @torch.inference_mode()
@@ -128,7 +128,7 @@ class TokenEnd:
 
 @dataclass(frozen=True, slots=True)
 class TokenParts:
-    """What all programs of a model that generates share."""
+    """Parts that all programs of a generating model share."""
 
     model: CausalModel
     logits: MakesLogits

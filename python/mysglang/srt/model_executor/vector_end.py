@@ -1,4 +1,4 @@
-"""From the vectors of a step on the device to its result: copied at launch, read when the step is complete."""
+"""The result of a step that makes vectors: copied at launch, read when the step is complete."""
 
 from __future__ import annotations
 

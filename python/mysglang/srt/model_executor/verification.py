@@ -49,7 +49,8 @@ class Verification:
 
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         if batch.table_writes is not None:
-            # The page table says where a row goes on whose length only the device knows: it needs this step's pages.
+            # Only the device knows this row's length. The page table says where the row goes on, so this step's pages
+            # must be in it.
             writes = table_columns(batch.table_writes, self._tables.max_pages)
             self._tables.write(self._uploader.upload(writes))
         step = self._rows.known(batch)
@@ -59,7 +60,7 @@ class Verification:
         up = inputs.tokens
         output = ForwardOutput(
             logits=self._logits.next_token_logits(hidden, up["with_logits"]),
-            # Of prompts beside the rows that decode.
+            # Tokens of prompts beside the rows that decode.
             prompt_logprobs=None if inputs.prompt is None else self._logits.prompt_logprobs(hidden, inputs.prompt),
             hidden=hidden,
         )

@@ -1,4 +1,4 @@
-"""Where the weights of a model are, and how much memory they take."""
+"""The memory of a model's weights: its place and its size."""
 
 from __future__ import annotations
 

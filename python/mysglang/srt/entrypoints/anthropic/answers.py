@@ -1,4 +1,4 @@
-"""What Anthropic's routes answer, described for /openapi.json; built in `serving.py` and `events.py`."""
+"""Answers of Anthropic's routes, described for /openapi.json; `serving.py` and `events.py` build them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Said(Answer, tag_field="type", tag="text"):
 
 
 class Thought(Answer, tag_field="type", tag="thinking"):
-    """What the model thought."""
+    """A thought of the model."""
 
     thinking: str
     signature: str
@@ -37,7 +37,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class ThinkingTokens(Answer):
-    """Of an answer."""
+    """Tokens of an answer that were thought."""
 
     thinking_tokens: int
 
@@ -88,7 +88,7 @@ class BlockStart(Answer, tag_field="type", tag="content_block_start"):
 
 
 class ThinkingDelta(Answer, tag_field="type", tag="thinking_delta"):
-    """More of a thought."""
+    """Further text of a thought."""
 
     thinking: str
 
@@ -100,19 +100,19 @@ class SignatureDelta(Answer, tag_field="type", tag="signature_delta"):
 
 
 class SaidDelta(Answer, tag_field="type", tag="text_delta"):
-    """More text."""
+    """Further text."""
 
     text: str
 
 
 class InputDelta(Answer, tag_field="type", tag="input_json_delta"):
-    """More of a call's arguments."""
+    """Further text of a call's arguments."""
 
     partial_json: str
 
 
 class BlockDelta(Answer, tag_field="type", tag="content_block_delta"):
-    """More of the block."""
+    """Further content of the block."""
 
     index: int
     delta: ThinkingDelta | SignatureDelta | SaidDelta | InputDelta

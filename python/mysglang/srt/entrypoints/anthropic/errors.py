@@ -20,14 +20,14 @@ _TYPES = {
 
 
 class AnthropicErrorFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What went wrong."""
+    """Description of the error."""
 
     type: str
     message: str
 
 
 class AnthropicError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="error"):
-    """What went wrong; in a stream, the last event."""
+    """An error; in a stream, the last event."""
 
     error: AnthropicErrorFields
     request_id: str

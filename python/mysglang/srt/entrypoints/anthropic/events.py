@@ -22,7 +22,7 @@ PING_S = 15.0
 """Seconds of silence after which a stream says that it lives."""
 
 SIGNATURE = "mysglang"
-"""Of every thought: clients drop thoughts that have none, instead of sending them back. It proves nothing."""
+"""Signature of every thought: clients drop thoughts that have none, instead of sending them back. It proves nothing."""
 
 CALL_ID_BYTES = 12
 
@@ -42,7 +42,7 @@ class BlockEvents:
         self._open: str | None = None
 
     def say(self, parts: Iterable[AnswerPart]) -> list[dict[str, Any]]:
-        """What they are told as."""
+        """The events for these parts of an answer."""
         told: list[dict[str, Any]] = []
         for part in parts:
             match part:

@@ -68,7 +68,7 @@ TextBlocks = Annotated[list[TextBlock], BeforeValidator(_as_blocks, json_schema_
 
 
 class ToolResultBlock(StrictModel):
-    """What a call gave."""
+    """Result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -129,7 +129,7 @@ class AnthropicTool(StrictModel):
 
 
 class ToolChoice(StrictModel):
-    """Whether tools may, must or must not be used."""
+    """Rule for the use of tools: the model may, must or must not use them."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -143,7 +143,7 @@ class ToolChoice(StrictModel):
 
 
 class Thinking(StrictModel):
-    """Whether the model shall think first. A budget is a target: it is checked, and nothing cuts a thought off."""
+    """Switch for thinking before the answer. A budget is a target: it is checked, and no thought is cut off."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -171,7 +171,7 @@ class OutputConfig(StrictModel):
 
 
 class Metadata(StrictModel):
-    """Of the client's own bookkeeping."""
+    """The client's own bookkeeping."""
 
     user_id: str | None = None
     without_effect = frozenset({"user_id"})

@@ -68,7 +68,7 @@ class AnthropicServing:
                     data += blocks.finish()
                     data.append({"type": "message_delta", "delta": _stop(news.ending), "usage": usage})
                     data.append({"type": "message_stop"})
-                # Nothing, while what a chunk brings is incomplete.
+                # A chunk yields no event while its content is incomplete.
                 if told or data:
                     yield told + b"".join(event(one["type"], one) for one in data)
 
@@ -95,7 +95,7 @@ class AnthropicServing:
         return {"id": rid, "type": "message", "role": "assistant", "model": self._models.name}
 
     def _usage(self, news: ChatNews) -> dict[str, object]:
-        """So far. What was found in the cache does not count as input."""
+        """Usage so far. Cached tokens do not count as input."""
         chunk = news.chunk
         cached = chunk.cached_tokens if self._report_cached else 0
         thought = news.reasoning_tokens
@@ -110,7 +110,7 @@ class AnthropicServing:
 
 
 def _stop(ending: Ending) -> dict[str, object]:
-    """Raises Aborted for an answer that somebody ended: Anthropic has no reason of that kind."""
+    """The stop fields. Raises Aborted for an answer that was aborted, because Anthropic has no such reason."""
     match ending:
         case Ending("stop", str(text)):
             return {"stop_reason": "stop_sequence", "stop_sequence": text}

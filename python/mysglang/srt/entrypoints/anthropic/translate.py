@@ -49,7 +49,7 @@ def chat_request(body: MessagesRequest, words: ThinkingWords) -> ChatCompletionR
 
 
 def counted_request(body: CountTokensRequest, words: ThinkingWords) -> ChatCompletionRequest:
-    """The same for a prompt that is only counted."""
+    """The chat request of a prompt that is only counted."""
     return _request(body, words)
 
 

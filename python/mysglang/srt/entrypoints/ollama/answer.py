@@ -1,4 +1,4 @@
-"""What an answer says as Ollama's messages: thoughts and text as they come, calls whole. And the times it took."""
+"""Ollama's messages of an answer: thoughts and text as they arrive, calls whole; and the durations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Messages:
         self._calls = CallCollector()
 
     def say(self, parts: Iterable[AnswerPart], *, last: bool) -> list[dict[str, Any]]:
-        """What they are told as, each in a message of its own."""
+        """The messages for these parts of an answer, one for each."""
         return [{"role": "assistant", **_said(part)} for part in self._calls.feed(parts, last=last)]
 
 
@@ -70,7 +70,7 @@ class Times:
 
 
 def done_reason(ending: Ending | None) -> str:
-    """Raises Aborted for an answer that somebody ended: Ollama has no reason of that kind."""
+    """The done reason. Raises Aborted for an answer that was aborted, because Ollama has no such reason."""
     assert ending is not None, "asked at the end"
     if ending.reason == "abort":
         raise aborted()

@@ -1,4 +1,4 @@
-"""What Ollama's routes answer, described for /openapi.json; built in `serving.py` and `model_card.py`. Durations are
+"""Answers of Ollama's routes, described for /openapi.json; `serving.py` and `model_card.py` build them. Durations are
 nanoseconds.
 """
 
@@ -28,7 +28,7 @@ class OllamaCall(Answer):
 
 
 class OllamaAnswerMessage(Answer):
-    """What the model said."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str
@@ -66,7 +66,7 @@ class OllamaGenerated(_Told, kw_only=True):
 
 
 class OllamaDetails(Answer):
-    """What kind of model it is."""
+    """Properties of the model."""
 
     parent_model: str
     format: str

@@ -48,7 +48,7 @@ class OllamaServingEmbedding:
         )
 
     async def embeddings(self, request: Request) -> Response:
-        """Likewise."""
+        """Answer POST /api/embeddings."""
         body = await read_model(request, OllamaEmbeddingsRequest)
         check_name(self._models, body.model)
         (answer,) = await while_connected(request, self._vectors([body.prompt], "prompt", None))

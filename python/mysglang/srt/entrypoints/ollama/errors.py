@@ -11,7 +11,7 @@ from mysglang.srt.entrypoints.error_responses import ErrorFacts
 
 
 class OllamaError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What went wrong; in a stream, the last line."""
+    """An error; in a stream, the last line."""
 
     error: str
     request_id: str

@@ -1,4 +1,4 @@
-"""What Ollama's clients are told of the served model."""
+"""Description of the served model for Ollama's clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATEST = ":latest"
 
 
 class ModelCard:
-    """One model, whatever name it is asked for by."""
+    """One model, the same under every name."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ModelCard:
         self._formats = formats
         self._family = str(model_info.get("model_type") or "")
         self._size = _weight_bytes(model_path)
-        # Of what the model is, by name; nobody wants to wait for the digest of all its weights.
+        # A digest of the model's name and facts, because computing the digest of all its weights would take too long.
         self._digest = hashlib.sha256(f"{self._models.name}\n{model_path}\n{self._size}".encode()).hexdigest()
         self._since = datetime.now(UTC).isoformat()
 
@@ -113,7 +113,7 @@ class ModelCard:
 
 
 def _weight_bytes(model_path: str) -> int:
-    """Of the files that hold the weights; 0 where there are none."""
+    """Bytes of the files that hold the weights; 0 if there are none."""
     try:
         return sum(path.stat().st_size for path in find_weights(Path(model_path)).paths) if model_path else 0
     except ConfigError:

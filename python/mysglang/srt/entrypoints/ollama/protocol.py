@@ -66,11 +66,11 @@ class Options(OllamaSampling):
         **not_here("draft_num_predict", "use_mmap", "penalize_newline", unless=(True,)),
         **not_here("numa", "low_vram", "f16_kv", "use_mlock"),
     }
-    """What loads a model in Ollama, and small differences in how tokens are counted and drawn."""
+    """Options that load a model in Ollama, and small differences in how tokens are counted and drawn."""
 
 
 class OllamaRequest(StrictModel):
-    """What both ways of generating have in common."""
+    """The common part of both ways of generating."""
 
     model: str
     stream: bool = True
@@ -135,7 +135,7 @@ class OllamaGenerateRequest(OllamaRequest):
 
     prompt: str = ""
     suffix: str = ""
-    """What stands behind the answer, for a model that was trained to fill in; the chat template is left out then."""
+    """Text after the answer, for a model that was trained to fill in the middle; the chat template is not used then."""
     system: str = ""
     raw: bool = False
     """If true, the prompt is complete and needs no chat template."""
@@ -156,7 +156,7 @@ class OllamaGenerateRequest(OllamaRequest):
 
     @property
     def plain(self) -> bool:
-        """Whether the chat template is left out."""
+        """True if the chat template is not used."""
         return self.raw or bool(self.suffix)
 
 

@@ -39,13 +39,13 @@ Tell = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A request on its way: what to ask, and how a message is told on this route."""
+    """A request in progress: the chat request, and the form of a message on this route."""
 
     body: OllamaRequest
     ask: Callable[[], Awaitable[Ask]]
     tell: Tell
     names: Mapping[str, str]
-    """What the client calls what chat may complain of."""
+    """Chat's name of a field -> the client's name, for error messages."""
 
 
 class OllamaServing:
@@ -67,7 +67,7 @@ class OllamaServing:
         return await self._respond(request, _Job(body, ask, _as_message, NAMES), loads=not body.messages)
 
     async def generate(self, request: Request) -> Response:
-        """Likewise."""
+        """Answer POST /api/generate."""
         body = await read_model(request, OllamaGenerateRequest)
 
         async def ask() -> Ask:
@@ -110,7 +110,7 @@ class OllamaServing:
                 yield {**self._head(job), **job.tell(message), **fields}
 
     async def _messages(self, job: _Job) -> AsyncGenerator[tuple[dict[str, Any], dict[str, Any]], None]:
-        """Each message, and what stands beside it; the last one says nothing and tells how it went."""
+        """Each message, and the fields beside it. The last message is empty and has the statistics."""
         times, messages = Times(), Messages()
         with own_words(job.names):
             ask = await job.ask()

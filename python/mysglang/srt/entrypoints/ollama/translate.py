@@ -27,7 +27,7 @@ NAMES = {
 """OpenAI's name of a field -> Ollama's, where they differ."""
 
 PROMPT_NAMES = {**NAMES, "messages": "prompt"}
-"""The same for a request that is a prompt."""
+"""Names of the fields in a request that is a prompt."""
 
 
 def chat_request(body: OllamaChatRequest, words: ThinkingWords) -> ChatCompletionRequest:
@@ -96,7 +96,7 @@ def _thinking(body: OllamaRequest, words: ThinkingWords) -> dict[str, object]:
 
 
 def _sampling(body: OllamaRequest) -> dict[str, Any]:
-    """Always as a stream, whatever the client gets: only then is it known how long the prompt took."""
+    """Sampling fields of chat. Always a stream, because only then is the duration of the prompt known."""
     return {
         "stream": True,
         "max_tokens": max_tokens(body),

@@ -15,7 +15,7 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormats:
-    """None stands for what cannot be told apart, and remains text."""
+    """Formats of calls and thoughts in the answer. None: that part cannot be recognized, and remains text."""
 
     tool_call_parser: str | None = None
     """The name of the format, as `--tool-call-parser` has it."""
@@ -23,17 +23,17 @@ class AnswerFormats:
     detector: type[FunctionCallDetector] | None = None
     reasoning: ReasoningFormat | None = None
     calls_are_special: bool = False
-    """Whether calls are written with special tokens, which must then be shown to be found."""
+    """True if calls are written with special tokens, which must then be shown to be found."""
     thoughts_are_special: bool = False
     thought_ids: tuple[int, int] | None = None
     """The tokens that begin and end a thought, where each is one."""
 
     grammar_backend: str | None = None
-    """What holds answers to a grammar: a name of `--grammar-backend`, None for the default."""
+    """Name in `--grammar-backend` of the library that enforces grammars; None for the default."""
 
     @property
     def any_structural_tag(self) -> bool:
-        """Whether grammars may be structural tags of every form: other backends know the older form only."""
+        """True if grammars may be structural tags of every form: other backends know the older form only."""
         return self.grammar_backend in (None, "xgrammar")
 
     @property
@@ -51,7 +51,9 @@ class AnswerFormats:
         *,
         grammar_backend: str | None = None,
     ) -> AnswerFormats:
-        """By the names that the flags give; "auto" is what the chat template shows. Without a tokenizer, no text."""
+        """Choose the formats that the flags name; "auto" is the format that the chat template shows. Without a
+        tokenizer there is no text to parse.
+        """
         if templates is None or tokenizer is None:
             return cls()
         calls = function_call_parser.format_of(templates.source) if calls == "auto" else calls

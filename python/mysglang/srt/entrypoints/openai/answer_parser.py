@@ -73,8 +73,8 @@ class AnswerParser:
     def __init__(
         self, thoughts: ThoughtSplitter, calls: CallFinder, *, stream_thoughts: bool = True, several_calls: bool = True
     ) -> None:
-        """`stream_thoughts`: False tells a thought in one piece, once it is over. `several_calls`: False for the first
-        alone, which is all that a client can take that asked for no parallel calls.
+        """`stream_thoughts`: False reports a thought in one piece, when it is complete. `several_calls`: False reports
+        the first call only, for a client that asked for no parallel calls.
         """
         self._thoughts = thoughts
         self._calls = calls
@@ -84,11 +84,11 @@ class AnswerParser:
 
     @property
     def called(self) -> bool:
-        """Whether the answer so far is one that calls tools, every call complete."""
+        """True if the answer so far calls tools, and every call is complete."""
         return self._calls.has_calls and self._calls.calls_complete
 
     def feed(self, text: str, *, last: bool) -> list[AnswerPart]:
-        """What `text` adds; `last` if nothing follows it."""
+        """Parts that `text` adds; `last` if no text follows it."""
         parts = self._thoughts.feed(text)
         if last:
             parts += self._thoughts.finish()

@@ -1,4 +1,4 @@
-"""What the OpenAI routes that generate answer, described for /openapi.json.
+"""Answers of the OpenAI routes that generate, described for /openapi.json.
 
 Built are plain dicts, where they are made (`serving_chat.py`, `serving_completions.py` and their neighbours).
 """
@@ -15,19 +15,19 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 
 class CachedTokens(Answer):
-    """Of a prompt."""
+    """Tokens of a prompt that were cached."""
 
     cached_tokens: int
 
 
 class ReasoningTokens(Answer):
-    """Of an answer."""
+    """Tokens of an answer that were thought."""
 
     reasoning_tokens: int
 
 
 class Usage(Answer):
-    """Tokens of a request. `prompt_tokens_details` is told where the server was asked to report it."""
+    """Tokens of a request. `prompt_tokens_details` is present if the server was asked to report it."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -38,7 +38,7 @@ class Usage(Answer):
 
 
 class AnswerMetadata(Answer):
-    """What answered."""
+    """The server's description of the answer."""
 
     weight_version: str
 
@@ -60,7 +60,7 @@ class AnsweredCall(Answer):
 
 
 class AssistantMessage(Answer):
-    """What the model said, taken apart."""
+    """The model's message, in its parts."""
 
     role: Literal["assistant"]
     content: str | None
@@ -69,7 +69,7 @@ class AssistantMessage(Answer):
 
 
 class Delta(Answer):
-    """What is new in a message."""
+    """New content of a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -94,7 +94,7 @@ class ChatToken(LikelyToken):
 
 
 class ChatLogprobs(Answer):
-    """Of each token of a message."""
+    """Log-probabilities of each token of a message."""
 
     content: list[ChatToken]
     refusal: None
@@ -114,7 +114,7 @@ class ChatChoice(Answer):
 
 
 class ChatChunkChoice(Answer):
-    """What is new in one of `n` answers."""
+    """New content of one of `n` answers."""
 
     index: int
     delta: Delta
@@ -149,7 +149,7 @@ class ChatCompletionChunk(Answer):
 
 
 class CompletionLogprobColumns(Answer):
-    """Of each token, column by column."""
+    """Log-probabilities of each token, column by column."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -208,7 +208,7 @@ class Text(Answer):
 
 
 class ModelCard(Answer):
-    """What is served, under one of its names."""
+    """The served model, under one of its names."""
 
     id: str
     object: Literal["model"]

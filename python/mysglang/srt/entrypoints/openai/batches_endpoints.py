@@ -1,4 +1,4 @@
-"""What batches may ask: the paths whose routes answer in one piece, and what answers there."""
+"""Endpoints that batches may use: the paths whose routes answer in one piece, and the objects that answer."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MAX_LINES = 50_000
 """OpenAI's bound."""
 
 MAX_FAULTS = 50
-"""Faults told at once."""
+"""Largest number of errors that are reported."""
 
 MAX_CUSTOM_ID = 512
 """Characters."""
@@ -39,7 +39,7 @@ class InputLine(NamedTuple):
     """A request in the file."""
 
     number: int
-    """From 1, as an editor counts."""
+    """Line number, from 1."""
     offset: int
     length: int
     name: bytes
@@ -71,7 +71,7 @@ class InputLines:
 
 
 def name_of(custom_id: str) -> bytes:
-    """What a line is known by in memory: a digest of its custom_id, which may be long."""
+    """Key of a line in memory: a digest of its custom_id, which may be long."""
     return blake2b(custom_id.encode(), digest_size=NAME_BYTES).digest()
 
 
@@ -84,8 +84,8 @@ class InputRefused(Exception):
 
 
 def read_input(path: Path, endpoint: str, fields: FieldReport = REFUSED) -> InputLines:
-    """All requests in the file, each for `endpoint`. Lines of nothing but white space are passed over. `fields` hears
-    of unknown fields beside `body`.
+    """All requests in the file, each for `endpoint`. Lines of white space are skipped. `fields` receives unknown fields
+    beside `body`.
 
     Raises InputRefused with the first MAX_FAULTS faults.
     """
@@ -134,7 +134,7 @@ def read_request(path: Path, line: InputLine) -> tuple[str, dict[str, object]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Number, offset and bytes of each line. Of one that is too long only the beginning is read into memory."""
+    """Number, offset and bytes of each line. Of a line that is too long, only the beginning is read into memory."""
     offset = 0
     with path.open("rb") as file:
         for number in range(1, 1 << 62):
@@ -158,7 +158,7 @@ def _checked(raw: bytes, endpoint: str, number: int, fields: FieldReport) -> str
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        # Without the place in the text, which may tell of "line 1" in every line.
+        # The error's position is left out, because it would say "line 1" in every line.
         raise _fault("invalid_json_line", f"This line is not valid JSON: {error.msg}.", number) from None
     if not isinstance(data, dict):
         raise _fault("invalid_json_line", f"This line must be a JSON object, got {json_type(data)}.", number)

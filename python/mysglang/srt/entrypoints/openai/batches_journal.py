@@ -1,4 +1,4 @@
-"""Journal: what became of the lines of one batch, on disk, so that no restart loses or repeats a line.
+"""Journal: the results of the lines of one batch, on disk, so that no restart loses or repeats a line.
 
     {"id":"batch_req_DIGEST","custom_id":...}        a line for each, appended the moment it is known
 
@@ -76,7 +76,7 @@ class Journal:
         self._batch = batch_id.encode()
         self._decoder = msgspec.json.Decoder(_Entry)
         for path in (output, errors):
-            # Whoever opened a pipe would wait for its other end.
+            # Opening a pipe would wait for its other end.
             if path.exists() and not path.is_file():
                 raise OSError(errno.EINVAL, "Not a regular file", str(path))
         cut = [self._read_back(path, good=good) for path, good in ((output, True), (errors, False)) if path.exists()]
@@ -123,7 +123,7 @@ class Journal:
         return size - whole
 
     def _entry(self, line: bytes) -> _Entry | None:
-        """What a line says; None if it is not what was written."""
+        """The entry in a line; None if the line is not one that was written here."""
         body = line[_BODY_AT:].removesuffix(b"\n")
         if not line.endswith(b"\n") or line[:_BODY_AT] != self._begin(body):
             return None
@@ -163,7 +163,7 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             ours = ours and b"\0" not in piece
             if ours:
                 pieces.append(piece)
-        # Without its end, a line that is not ours stays none.
+        # Without its end, a foreign line remains invalid.
         yield start, b"".join(pieces) if ours else b""
         start = file.tell()
 

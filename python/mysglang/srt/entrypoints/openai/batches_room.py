@@ -9,7 +9,7 @@ from mysglang.srt.entrypoints.front import Manager
 from mysglang.srt.utils.fair_turns import FairQueue
 
 LOOK_S = 0.02
-"""How often it is looked whether there is room, beside the moments in which a line ends."""
+"""Seconds between two checks whether there is room, in addition to the check when a line ends."""
 
 
 class Room:
@@ -60,7 +60,7 @@ class Room:
                     self._queue.done(key)
                     continue
                 turn.set_result(None)
-                # Whoever came in says so before the next one is let in.
+                # A line that was admitted is counted before the next one is admitted.
                 await asyncio.sleep(0)
                 continue
             self._left.clear()

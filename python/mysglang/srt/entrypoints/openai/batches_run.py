@@ -1,4 +1,4 @@
-"""BatchRun: one batch from its input to its files, from wherever it was left.
+"""BatchRun: one batch from its input to its files, continued from any point.
 
 Every line is asked of the same object that serves its route. What a line raises is that line's answer; what ends the
 server ends the run, which goes on after the next start: nothing of it is lost but lines in the midst of being answered.
@@ -31,7 +31,7 @@ from mysglang.srt.utils.shortage import shortage_in
 logger = logging.getLogger(__name__)
 
 Answer = Callable[[dict[str, object]], Awaitable[dict[str, object]]]
-"""What a route does with a body. Raises what `error_responses` knows."""
+"""A route's function from a body to an answer. Raises the exceptions that `error_responses` maps."""
 
 Result = TypeVar("Result")
 
@@ -45,7 +45,7 @@ _WHY_NOT: dict[Ending, str] = {
 
 
 class BatchRun:
-    """`live`, and again if that raises: it goes on from wherever it was left."""
+    """Runs `live`, and again if it raises, from the point that was reached."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class BatchRun:
         answer: Answer,
         fields: FieldReport = REFUSED,
     ) -> None:
-        """`fields` hears of unknown fields in the lines, beside their bodies."""
+        """`fields` receives unknown fields in the lines, beside their bodies."""
         self._id = batch_id
         self._batches = batches
         self._files = files
@@ -68,7 +68,7 @@ class BatchRun:
 
     @property
     def tally(self) -> Tally | None:
-        """As far as it has come; None before the first line."""
+        """Counts so far; None before the first line."""
         return None if self._journal is None else self._journal.tally
 
     def cancel(self) -> None:
@@ -76,12 +76,12 @@ class BatchRun:
         self._cancelled.set()
 
     def holding_input(self) -> AbstractContextManager[None]:
-        """While inside, nobody can delete the input: also between two tries to `live`."""
+        """Context in which the input cannot be deleted, also between two attempts of `live`."""
         return self._files.held(self._batches.get(self._id).input_file_id)
 
     async def live(self) -> None:
-        """To the end, while its input is held. Raises OSError, or an ExceptionGroup around it, if the disk takes
-        nothing; an ExceptionGroup around ServerEnded if the engine ends first.
+        """Run to the end, while the input is held. Raises OSError, or an ExceptionGroup around it, if the disk refuses
+        a write; an ExceptionGroup around ServerEnded if the engine ends first.
         """
         record = self._batches.get(self._id)
         if record.status == "cancelling":
@@ -113,7 +113,7 @@ class BatchRun:
         return await self._end(journal, how)
 
     async def _fail(self, faults: list[BatchFault]) -> BatchRecord:
-        """What was answered before its input was damaged is handed out all the same."""
+        """Fail the batch because its input was damaged. Existing answers are handed out nevertheless."""
         journal = await asyncio.to_thread(self._batches.journal, self._id)
         if not journal.answered:
             return await self._batches.change(self._id, lambda known: steps.failed(known, faults, now()))
@@ -121,7 +121,7 @@ class BatchRun:
         return await self._end(journal, "failed")
 
     def _is_whole(self, record: BatchRecord) -> bool:
-        """Whether all that was answered is still there. Blocks. Files that the client has are not looked at again."""
+        """True if all answers are still on disk. Blocks. Files that the client already has are not checked again."""
         handed_out = (record.output_file_id, record.error_file_id)
         if record.tally is None or any(name is not None and self._files.is_there(name) for name in handed_out):
             return True
@@ -138,7 +138,7 @@ class BatchRun:
         )
 
     async def _until_end(self, work: Awaitable[None], deadline: int) -> Ending:
-        """`work` is over when this returns, whatever ended it."""
+        """Waits until `work` has ended, for any reason."""
         asking = asyncio.ensure_future(work)
         stopping = asyncio.create_task(self._cancelled.wait())
         try:
@@ -160,7 +160,7 @@ class BatchRun:
                     continue
                 await self._room.enter(owner)
                 asked = group.create_task(self._ask(journal, path, line))
-                # Not in the task itself: one that is cancelled before its first step runs none of its code.
+                # Not in the task itself: a task that is cancelled before its first step runs none of its code.
                 asked.add_done_callback(lambda _: self._room.leave(owner))
 
     async def _ask(self, journal: Journal, path: Path, line: InputLine) -> None:
@@ -172,7 +172,7 @@ class BatchRun:
         except ServerEnded:
             raise
         except Exception as error:
-            # The edge at which a line's failure, whatever it is, becomes its answer, as at the edge of HTTP.
+            # Any failure of a line becomes its answer here, as at the edge of HTTP.
             facts = describe(error)
             if facts.status == 500:
                 logger.exception("line %d of %s failed", line.number, self._id)
@@ -200,7 +200,7 @@ class BatchRun:
 
 
 async def _when_possible(work: Callable[[], Awaitable[Result]]) -> Result:
-    """What `work` brings; begun again while the queue is full, or while the system has no file or thread to spare."""
+    """Result of `work`; retried while the queue is full, or while the system has no file or thread to spare."""
     while True:
         try:
             return await work()

@@ -1,4 +1,4 @@
-"""ChatAnswers: from a conversation to what its answer says, taken apart: the one path that every dialect of chat goes.
+"""ChatAnswers: from a conversation to the parts of its answer. Every dialect of chat uses this path.
 
 A dialect turns its body into a ChatCompletionRequest, and what it is told here into its own words. Knows no HTTP.
 """
@@ -62,24 +62,24 @@ class Ending:
 
 
 class ChatNews(NamedTuple):
-    """What one chunk adds to a choice."""
+    """New parts of a choice from one chunk."""
 
     parts: Sequence[AnswerPart]
     chunk: GenerationChunk
     ending: Ending | None
     """Set in the last one of the choice."""
     reasoning_tokens: int | None
-    """How many of the choice's tokens were thought so far; None where that cannot be told."""
+    """Number of the choice's tokens that were thought so far; None if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What becomes of a body: the request, and what takes the answer of each choice apart."""
+    """A prepared body: the request, and the parsers for the answer of each choice."""
 
     obj: GenerateReqInput
     prompt: str
     names: Mapping[str, str]
-    """What the client calls what the engine may complain of."""
+    """The engine's name of a field -> the client's name, for error messages."""
     new_parser: Callable[[], AnswerParser]
     new_counter: Callable[[], TokenCounter]
 
@@ -108,7 +108,7 @@ class ChatAnswers:
         self._fill_in = fill_in
 
     async def read(self, ask: Ask) -> AsyncGenerator[ChatNews, None]:
-        """What the answer says: as it comes, or, without `stream`, each choice in one piece.
+        """The parts of the answer: as they arrive, or, without `stream`, each choice in one piece.
 
         Closing it ends the request. Raises at any point.
         """
@@ -122,7 +122,7 @@ class ChatAnswers:
                         yield await self._front.text_pool.run_if_long(len(chunk.text), partial(reader.news, chunk))
 
     def chunks(self, ask: Ask) -> AsyncGenerator[GenerationChunk, None]:
-        """The same for a ChatReader to read."""
+        """The chunks of the answer, for a ChatReader."""
         return self._front.tokenizer_manager.generate_request(ask.obj)
 
     async def ask(self, body: ChatCompletionRequest, rid: str) -> Ask:
@@ -163,22 +163,22 @@ class ChatAnswers:
         return Ask(obj, prompt, names, lambda: self._new_parser(body, plan, prompt), lambda: self._new_counter(prompt))
 
     async def prepare(self, work: Callable[[], Result], beside: int = 0) -> Result:
-        """What `work` makes of the request's body. A long body is left to a thread, until its client leaves.
+        """Result of `work` for the request's body. A long body is processed in a thread, until its client leaves.
 
         `beside`: messages from elsewhere that are translated, too.
         """
         return await self._front.text_pool.run_if_long(BODY_BYTES.get() + beside * PER_MESSAGE, work)
 
     def _planned(self, body: ChatCompletionRequest) -> tuple[ToolPlan, SamplingParams, dict[str, object]]:
-        """What is asked of tools, how the answer is sampled, and the further variables of the chat template."""
+        """The tool plan, the sampling parameters, and further variables of the chat template."""
         plan = plan_tools(body, self._formats)
         template_kwargs = {**thinking_kwargs(self._front, body, plan.offered), **body.chat_template_kwargs}
-        # Without a word from the client: to the end of the context.
+        # If the client sets no limit: to the end of the context.
         params = sampling_params(body, self._defaults, body.max_completion_tokens or body.max_tokens)
         return plan, self._with_plan(params, plan, body), template_kwargs
 
     def ask_plain(self, body: CompletionRequest, rid: str, max_tokens: int | None) -> Ask:
-        """The request of one text that is a prompt already, whose answer is text and nothing else.
+        """The request of one text that is a prompt already, whose answer is plain text.
 
         `max_tokens`: None for as many as fit.
         """
@@ -206,14 +206,14 @@ class ChatAnswers:
         return len(await coder.encode(ask.prompt, add_special_tokens=ask.obj.add_special_tokens))
 
     def logprobs(self, chunk: GenerationChunk) -> list[dict[str, object]]:
-        """Those that a chunk brings, in OpenAI's shape for a token; none if they were not asked for."""
+        """Log-probabilities of a chunk, in OpenAI's form for a token; empty if they were not requested."""
         if chunk.logprobs is None:
             return []
         assert self._front.tokenizer is not None, "there was a prompt"
         return chat_tokens(self._front.tokenizer, positions(chunk.logprobs.output))
 
     def _with_plan(self, params: SamplingParams, plan: ToolPlan, body: ChatCompletionRequest) -> SamplingParams:
-        """What the answer is held to, and whether it is shown with its special tokens."""
+        """Sampling parameters with the answer's grammar, and with special tokens shown if the plan needs them."""
         changes: dict[str, object] = dict(plan.grammar or {})
         if changes and params.grammar is not None:
             message = "tool_choice: the tools and another format cannot both say what the answer must be."
@@ -241,7 +241,7 @@ class ChatAnswers:
 
 
 def aborted() -> Aborted:
-    """For dialects that have no word for an answer that somebody ended: not one that is complete."""
+    """Error for dialects that have no finish reason for an aborted answer, which is not complete."""
     return Aborted("The request was aborted.", status=CLIENT_CLOSED_REQUEST)
 
 

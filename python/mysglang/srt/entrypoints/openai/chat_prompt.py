@@ -1,4 +1,4 @@
-"""From a conversation to a prompt: messages as the chat template wants them, rendered off the event loop."""
+"""Makes a prompt of a conversation: messages in the form of the chat template, rendered off the event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mysglang.srt.parser.template_guard import NotQuick
 from mysglang.srt.parser.template_manager import TOOL_SIZE, TemplateManager
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""What templates call it: Qwen's and GLM's, DeepSeek's."""
+"""Names of the switch in templates: Qwen's and GLM's, and DeepSeek's."""
 
 MANY = 256
 PER_MESSAGE = 64
@@ -32,10 +32,10 @@ class ThinkingWords:
     effort: str | None
     """The variable that says how hard."""
     told_apart: bool
-    """Whether the server knows how the model writes thoughts."""
+    """True if the server knows how the model writes thoughts."""
 
     def switched(self, on: bool) -> dict[str, object]:
-        """For `chat_template_kwargs`; nothing for a template that leaves no choice."""
+        """Variables for `chat_template_kwargs`; empty for a template without a switch."""
         return dict.fromkeys(self.switches, on)
 
     def require(self, field: str) -> None:
@@ -84,7 +84,7 @@ async def render_chat(
 
 
 def thinking_kwargs(front: Front, body: ChatCompletionRequest, tools: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """What `reasoning_effort` is to the model's template. Raises InvalidRequest where it is nothing."""
+    """Template variables for `reasoning_effort`. Raises InvalidRequest if the model's template has none."""
     effort, thinks = body.effort, body.thinks
     if effort is None and thinks is None:
         return {}
@@ -128,7 +128,7 @@ def _content_size(content: str | list[dict[str, str]] | None) -> int:
 
 
 def _as_dict(message: ChatMessage) -> dict[str, object]:
-    """What the client sent, and nothing that it left out. A function is a tool by its older name."""
+    """The fields that the client sent, without defaults. A function becomes a tool, which is its newer name."""
     checkpoint()
     fields: dict[str, object] = message.model_dump(exclude_unset=True)
     if fields["role"] == "function":

@@ -24,7 +24,7 @@ class ChatStream:
         self._frames = frames
         self._begun: set[int] = set()
         self._texts: dict[int, TextFrame] = {}
-        """Of choices that have told some of their answer's text."""
+        """Frames of choices that have already sent text of their answer."""
 
     def begin(self, index: int) -> bytes:
         """The frame with the role, the first time that `index` is heard of; after that nothing."""
@@ -41,7 +41,8 @@ class ChatStream:
         usage: Mapping[str, object] | None = None,
         ids: Mapping[str, object] = NO_IDS,
     ) -> bytes:
-        """What `index` has newly said: a frame for each part, logprobs and ids in the first, usage in all.
+        """Frames for the new parts of choice `index`: one for each part. Logprobs and ids are in the first, usage is in
+        all.
 
         Tokens whose text is still held back have logprobs and ids all the same, and then a frame without text.
         """
@@ -67,7 +68,7 @@ class ChatStream:
         return self._frame(index, {"reasoning_content": None}, None, reason, matched)
 
     def add(self, index: int, said: Mapping[str, object]) -> bytes:
-        """A frame behind the last one of `index`, with what is told beside its message."""
+        """A frame after the last one of `index`, with fields beside its message."""
         return self._frame(index, {**said, "reasoning_content": None})
 
     def _frame(

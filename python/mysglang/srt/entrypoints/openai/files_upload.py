@@ -33,7 +33,7 @@ MAX_FILE_BYTES = 200 << 20
 """OpenAI's bound for the input of a batch."""
 
 _FORM_BYTES = 64 << 10
-"""For the other fields and the borders between them."""
+"""Bytes allowed for the other fields and the boundaries between them."""
 
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 
@@ -66,7 +66,7 @@ class UploadFileRequest(StrictModel):
 
     @property
     def life_s(self) -> int | None:
-        """As OpenAI has it, the input of a batch is kept for a month, and the rest until it is deleted."""
+        """Lifetime in seconds. OpenAI's defaults: a month for the input of a batch, and no limit for other files."""
         if self.seconds is None and self.purpose == BATCH_INPUT:
             return MONTH_S
         return self.seconds
@@ -74,7 +74,7 @@ class UploadFileRequest(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What a client wants kept."""
+    """A file that a client uploads."""
 
     source: IO[bytes]
     """Open as long as the form is."""
@@ -86,8 +86,8 @@ class Upload:
 
 @asynccontextmanager
 async def read_upload(request: Request, arrival: Arrival, limit: int = MAX_FILE_BYTES) -> AsyncIterator[Upload]:
-    """The upload that `request` brings; what has come of it is told `arrival`. Raises InvalidRequest, BodyTooLarge as
-    soon as the excess is known, NoRoom, and ClientDisconnected.
+    """The upload in `request`; `arrival` counts its bytes. Raises InvalidRequest, NoRoom, ClientDisconnected, and
+    BodyTooLarge as soon as the excess is known.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
@@ -98,7 +98,7 @@ async def read_upload(request: Request, arrival: Arrival, limit: int = MAX_FILE_
     arrival.expect(max(int(declared) - _FORM_BYTES, 0) if declared.isdigit() else 0)
     parser = MultiPartParser(request.headers, _bounded(request, arrival, limit), max_files=1, max_fields=8)
     try:
-        # What is large is on a disk until it is complete.
+        # A large body is kept on disk until it is complete.
         with room_for("this file"):
             form = await parser.parse()
     except MultiPartException as error:

@@ -9,20 +9,22 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 
 
 class FillIn:
-    """Of a server whose model may not know how, which is said when a request comes."""
+    """Fill in the middle. If the model does not support it, a request with a suffix is refused."""
 
     def __init__(self, template: CompletionTemplate | None) -> None:
         self._template = template
 
     @classmethod
     def choose(cls, name: CompletionTemplateName, tokenizer: Tokenizer | None) -> FillIn:
-        """As --completion-template names it. Raises ConfigError for a template that is not the model's."""
+        """The template that --completion-template names. Raises ConfigError for a template that does not fit the
+        model.
+        """
         if tokenizer is None:
             return cls(None)
         return cls(choose_completion_template(name, lambda mark: tokenizer.id_of(mark) is not None))
 
     def prompt(self, prompt: str, suffix: str | None) -> str:
-        """What the model continues with what stands before `suffix`; no suffix, and an empty one, is none.
+        """The prompt whose continuation stands before `suffix`. An empty suffix counts as none.
 
         Raises InvalidRequest.
         """

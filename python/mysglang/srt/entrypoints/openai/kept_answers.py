@@ -1,4 +1,4 @@
-"""What the routes of files and batches answer, described for /openapi.json."""
+"""Answers of the routes of files and batches, described for /openapi.json."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class BatchUsage(Answer):
 
 
 class Batch(Answer):
-    """What is known of a batch. Times are Unix seconds."""
+    """A batch. Times are Unix seconds."""
 
     id: str
     object: Literal["batch"]

@@ -19,7 +19,7 @@ class LastStates:
             self._last[chunk.index] = states[-1].tolist()
 
     def of(self, index: int) -> dict[str, object]:
-        """What a whole choice says of it; nothing if it was not asked for."""
+        """Fields of a whole choice with its hidden states; empty if they were not requested."""
         return {"hidden_states": self._last[index]} if index in self._last else {}
 
     def all(self) -> Iterator[tuple[int, dict[str, object]]]:

@@ -32,7 +32,7 @@ def positions(found: TokenLogprobs) -> list[TokenLogprob]:
 
 
 def _there(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
-    """The pairs whose log-probability there is."""
+    """The pairs that have a log-probability."""
     pairs = ((token_id, told(logprob)) for token_id, logprob in zip(ids, logprobs, strict=True))
     return [(token_id, logprob) for token_id, logprob in pairs if logprob is not None]
 

@@ -1,4 +1,4 @@
-"""What the routes that make vectors, labels and scores answer, described for /openapi.json."""
+"""Answers of the routes that make vectors, labels and scores, described for /openapi.json."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from mysglang.srt.errors import InvalidRequest
 
 
 class PoolingRequest(StrictModel):
-    """What they have in common."""
+    """The common part of these requests."""
 
     model: str | None = None
     rid: str | None = None

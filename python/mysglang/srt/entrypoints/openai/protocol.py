@@ -53,7 +53,7 @@ def _ids_or_lists(value: object) -> object:
 
 
 def _all_ints(values: list[object]) -> bool:
-    # By exact type: true is no token id.
+    # Compared by exact type: true is not a token id.
     return all(type(value) is int for value in values)
 
 
@@ -64,7 +64,7 @@ TokenIds = Annotated[IdLists, PlainValidator(_ids_or_lists, json_schema_input_ty
 
 
 class StreamOptions(StrictModel):
-    """What a stream carries beside the text."""
+    """Further contents of a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -75,7 +75,7 @@ _NO_GRAMMARS = (None,) * 5
 
 
 class GenerationRequest(OpenAISampling):
-    """What chat and plain completions have in common: the declared fields, and these."""
+    """The common part of chat and plain completions: the declared fields, and these."""
 
     model: str | None = None
     use_beam_search: bool = False
@@ -93,7 +93,7 @@ class GenerationRequest(OpenAISampling):
     structured_outputs: StructuredOutputs | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    """Without `stream` they ask for nothing."""
+    """Options of a stream. Without `stream` they have no effect."""
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
     user: str | None = None
@@ -237,7 +237,7 @@ class ReasoningOptions(StrictModel):
 
 
 class ThinkingSwitch(StrictModel):
-    """Whether to think, as DeepSeek's, GLM's and Anthropic's clients write it."""
+    """Switch for thinking, in the form of DeepSeek's, GLM's and Anthropic's clients."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     idle = not_here("budget_tokens", "clear_thinking")
@@ -324,7 +324,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def thinks(self) -> bool | None:
-        """Whether to think; None: nothing was said of it, or the model may choose."""
+        """True or False if the request decides about thinking; None if it does not, or if the model may choose."""
         if self.thinking is None:
             return self.enable_thinking
         return self.thinking if isinstance(self.thinking, bool) else self.thinking.on

@@ -71,7 +71,7 @@ def grammar_params(wanted: ResponseFormat | None, own: Mapping[str, str]) -> dic
 
 
 def names_of(wanted: ResponseFormat | None) -> dict[str, str]:
-    """What these parameters are called by a client that wrote a response_format."""
+    """Parameter -> the client's name for it, if the client sent a response_format."""
     return dict.fromkeys(_params_of(wanted), FIELD) if wanted is not None else {}
 
 
@@ -87,7 +87,7 @@ def _params_of(wanted: ResponseFormat) -> dict[str, str]:
 
 
 def schema_text(value: object) -> str:
-    """As JSON, in the order in which it was written, which is that of the answer."""
+    """The schema as JSON, in the order in which it was written, which is the order of the answer."""
     try:
         return msgspec.json.encode(value).decode()
     except RecursionError:
@@ -129,4 +129,4 @@ def choice_regex(texts: Sequence[str]) -> str:
 
 
 _ESCAPED = {character: f"\\{character}" for character in ".^$*+?{}[]|()\\"} | {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
-"""Only what has a meaning is escaped: the grammar libraries do not know every escape."""
+"""Only characters with a meaning are escaped, because the grammar libraries do not know every escape."""

@@ -16,12 +16,12 @@ from mysglang.srt.sampling.sampling_params import FIELDS, SamplingParams
 _RECOMMENDED = tuple(each for each in FIELDS if each.told.recommended is not None)
 
 USUAL: Mapping[str, Any] = {each.name: each.default for each in _RECOMMENDED}
-"""What counts where neither the request nor the model says anything. The constants are OpenAI's."""
+"""Values if neither the request nor the model sets them. The constants are OpenAI's."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What counts where a request says nothing, by the native name of the field."""
+    """Values of fields that a request does not set, by the native names."""
 
     values: Mapping[str, Any] = field(default_factory=lambda: USUAL)
 
@@ -49,7 +49,9 @@ _BY_TOKEN_ID = tuple(each.name for each in FIELDS if each.told.are_token_ids and
 
 
 def sampling_params(body: GenerationRequest, defaults: SamplingDefaults, max_new_tokens: int | None) -> SamplingParams:
-    """What `body` asks for. Ranges are verified by the front; raises InvalidRequest for what has no id to verify."""
+    """The sampling parameters of `body`. The front verifies ranges; this raises InvalidRequest for fields that have no
+    id to verify.
+    """
     asked: dict[str, Any] = dict(zip(_NAMES, _SAID(body), strict=True))
     for name, usual in defaults.values.items():
         if asked[name] is None:

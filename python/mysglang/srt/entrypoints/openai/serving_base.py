@@ -1,4 +1,4 @@
-"""What all OpenAI routes share: read and check the body, then answer it in one piece or as a stream.
+"""The common part of all OpenAI routes: read and check the body, then answer it in one piece or as a stream.
 
 A route says how its body becomes a GenerateReqInput and how chunks become choices or frames; the rest is here.
 """
@@ -52,7 +52,7 @@ class ServingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What stands around every answer and frame of one request."""
+    """Fields around every answer and frame of one request."""
 
     rid: str
     created: int
@@ -85,7 +85,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
         return json_response(answer)
 
     async def answer(self, data: dict[str, object], fields: FieldReport = REFUSED) -> dict[str, object]:
-        """The whole answer to a body that came by another way than a request. Raises likewise."""
+        """The whole answer to a body that was not sent as a request of its own. Raises the same errors as the route."""
         body: Body = validate(self.body_model, data, fields)
         self._models.check(body.model)
         if body.stream:
@@ -98,7 +98,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
 
     @abstractmethod
     async def _talk(self, body: Body, envelope: Envelope) -> Talk:
-        """What is told in a stream, the last thing `[DONE]`."""
+        """The frames of a stream, which ends with `[DONE]`."""
 
     def _meter(self, body: Body) -> UsageMeter:
         return UsageMeter(body.n, report_cached=self._options.report_cached_tokens)

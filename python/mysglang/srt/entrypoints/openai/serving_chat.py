@@ -107,7 +107,7 @@ class _Frames:
         said += stream.say(index, news.parts, self._logprobs(news), usage, self._ids.of(chunk))
         if news.ending is not None:
             said += stream.finish(index, news.ending.reason, news.ending.matched)
-        # Nothing, while what a chunk brings is incomplete.
+        # A chunk yields no frame while its content is incomplete.
         return said
 
     def end(self) -> bytes:

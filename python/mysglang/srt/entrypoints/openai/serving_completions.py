@@ -31,7 +31,7 @@ from mysglang.srt.utils.tokenizer import Tokenizer
 
 
 class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
-    """Serves ids without a tokenizer too; text and log-probabilities, which are told as text, need one."""
+    """Serves token ids without a tokenizer too; text and log-probabilities, which contain text, need one."""
 
     body_model = CompletionRequest
     names = COMPLETION_NAMES
@@ -82,7 +82,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
             clip_max_new_tokens="max_tokens" not in body.model_fields_set,
             stream=body.stream,
             rid=body.rid or envelope.rid,
-            # The best are told by their log-probabilities.
+            # The best answers are chosen by their log-probabilities.
             return_logprob=wants_logprobs or body.candidates > body.n,
             logprob_start_len=0 if wants_logprobs and body.echo else -1,
             top_logprobs_num=body.logprobs or 0,
@@ -94,7 +94,7 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
 
     async def _teller(self, body: CompletionRequest) -> _Teller:
         if body.logprobs is not None and self._front.tokenizer is None:
-            message = "logprobs are told as text, and this server runs without a tokenizer."
+            message = "logprobs contain text, and this server runs without a tokenizer."
             raise InvalidRequest(message, param="logprobs")
         echoes = [await self._text_of(prompt, body) for prompt in body.prompt] if body.echo else []
         return _Teller(body, echoes, self._front.tokenizer)
@@ -118,7 +118,7 @@ class _Frames:
         self._usage_so_far = options.continuous_usage_stats
         self._frames = StreamFrames(envelope.head("text_completion"), usage_key=self._total or self._usage_so_far)
         self._texts: dict[int, TextFrame] = {}
-        """Of choices that tell nothing but text while they go on."""
+        """Frames of choices that send only text until they end."""
 
     def numbers(self, chunk: GenerationChunk) -> int:
         return chunk.numbers
@@ -131,7 +131,7 @@ class _Frames:
         choice = self._teller.choice(chunk)
         if self._teller.tells_only_text and not self._usage_so_far:
             self._texts[chunk.index] = TextFrame(lambda text: self._frames.choice(_text_choice(chunk.index, text)))
-        # There may be nothing to tell, while a character or a stop string is incomplete.
+        # There may be nothing to send, while a character or a stop string is incomplete.
         if not any(choice.get(name) for name in ("text", "logprobs", "finish_reason", "token_ids")):
             return b""
         return self._frames.choice(choice, self._meter.of(chunk.index) if self._usage_so_far else None)
@@ -162,7 +162,7 @@ class _Teller:
 
     @property
     def tells_only_text(self) -> bool:
-        """Whether the choices of later chunks differ by nothing else, but for the last."""
+        """True if later chunks differ only in their text, except the last."""
         body = self._body
         return body.logprobs is None and not body.return_token_ids and not body.return_hidden_states
 

@@ -39,7 +39,7 @@ class OpenAIServingEmbedding:
         return json_response(await while_connected(request, self._answer(body)))
 
     async def answer(self, data: dict[str, object], fields: FieldReport = REFUSED) -> dict[str, object]:
-        """The same for a body that came by another way than a request."""
+        """The answer to a body that was not sent as a request of its own."""
         body = validate(EmbeddingRequest, data, fields)
         self._models.check(body.model)
         return await self._answer(body)

@@ -53,7 +53,7 @@ class OpenAIServingRanking:
         return json_response([one.response(body.documents, with_text=body.return_documents) for one in ranked])
 
     async def cohere_rerank(self, request: Request) -> Response:
-        """The same as Cohere and Jina answer: an object with `results`."""
+        """The answer in the form of Cohere and Jina: an object with `results`."""
         body = await read_model(request, CohereRerankRequest)
         self._models.check(body.model)
         ranked = await while_connected(request, self._ranked(body))
@@ -113,7 +113,9 @@ class OpenAIServingRanking:
 
 
 def probabilities(scores: Floats) -> Floats:
-    """Of a classifier's labels: they exclude each other, but a single one is there or not."""
+    """Probabilities of a classifier's labels. Several labels exclude each other (softmax); a single label is present or
+    not (sigmoid).
+    """
     found: Floats = softmax(scores) if len(scores) > 1 else sigmoid(scores)
     return found
 

@@ -20,7 +20,9 @@ from mysglang.srt.utils.breather import Breather
 
 
 class OpenAIServingTokenize:
-    """Both routes. One prompt gives one list of ids, several give a list of such lists; ids likewise."""
+    """Serves both routes. One prompt gives one list of ids, and several give a list of lists; the same holds for ids
+    and texts.
+    """
 
     def __init__(self, front: Front, models: OpenAIServingModels) -> None:
         self._front = front

@@ -10,21 +10,21 @@ from collections.abc import Callable, Mapping
 import orjson
 
 _MARK = "\0text\0"
-"""Where a text will stand. Nothing else in a frame holds it: names and ids are printable."""
+"""Placeholder of a text. It cannot occur elsewhere in a frame, because names and ids are printable."""
 
 
 class StreamFrames:
     """Frames of one stream, of chat or of completions: what is the same in all of them is rendered once."""
 
     def __init__(self, head: Mapping[str, object], *, usage_key: bool) -> None:
-        """`head`: id, object, created, model. `usage_key`: the client asked for usage, so that every frame has the key,
-        null where it is not told.
+        """`head`: id, object, created, model. `usage_key`: the client asked for usage, so every frame has the key, with
+        null where there is none.
         """
         self._head = b"data: " + orjson.dumps(dict(head))[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if usage_key else b"]}\n\n"
 
     def choice(self, choice: Mapping[str, object], usage: Mapping[str, object] | None = None) -> bytes:
-        """What one choice has to say."""
+        """The frame of one choice."""
         return self._head + orjson.dumps(choice) + (self._tail if usage is None else _usage_tail(usage))
 
     def usage(self, usage: Mapping[str, object]) -> bytes:
@@ -39,7 +39,7 @@ class TextFrame:
         self._before, self._behind = frame_with(_MARK).split(orjson.dumps(_MARK))
 
     def with_text(self, text: str) -> bytes:
-        """What `frame_with` makes of it."""
+        """The bytes of `frame_with` for this text."""
         return self._before + orjson.dumps(text) + self._behind
 
 

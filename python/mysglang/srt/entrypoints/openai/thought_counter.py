@@ -1,4 +1,4 @@
-"""How many tokens of an answer were thought: those between the tags of thinking, the tags included.
+"""Counts the tokens of an answer that were thought: those between the tags of thinking, including the tags.
 
 Needs tags that are one token each, as they are wherever a model was trained to think.
 """
@@ -14,7 +14,7 @@ class TokenCounter(Protocol):
     """Counts the thoughts of one choice."""
 
     def count(self, token_ids: Sequence[int]) -> int | None:
-        """Take the next tokens; how many were thought so far, or None if that cannot be told."""
+        """Take the next tokens; returns the number that were thought so far, or None if it is unknown."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What an answer is held to that must call tools, or whose calls must keep to their schemas: grammars as text.
+"""Grammars, as text, for answers that must call tools, or whose calls must follow their schemas.
 
 Where the model's own format can be written down it is held to that, for that it was trained on; else to a JSON list of
 calls, which `JsonArrayDetector` reads. Knows no request.
@@ -44,7 +44,7 @@ def list_of_calls(functions: Sequence[FunctionDefinition], *, several: bool) -> 
 
 
 def list_schema(functions: Sequence[FunctionDefinition], *, several: bool) -> str:
-    """The JSON schema of such a list, for who knows no structural tags of that kind."""
+    """The JSON schema of such a list, for libraries that do not support structural tags of that kind."""
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": [_call(one) for one in functions]}}
     if not several:
         schema["maxItems"] = 1
@@ -82,7 +82,7 @@ def _tag_text(form: dict[str, Any]) -> str:
 
 
 def _schema(function: FunctionDefinition) -> dict[str, Any]:
-    """Arguments are an object, whatever their schema leaves open."""
+    """The schema of the arguments, which must be an object whatever the given schema allows."""
     return {"type": "object", **function.parameters}
 
 
@@ -97,12 +97,12 @@ def _call(function: FunctionDefinition) -> dict[str, Any]:
 
 
 def _definitions(functions: Sequence[FunctionDefinition], kind: str) -> dict[str, Any]:
-    """What the schemas refer to, together: a reference counts from the root of the whole schema."""
+    """All definitions that the schemas refer to: a reference is relative to the root of the whole schema."""
     found: dict[str, Any] = {}
     for function in functions:
         own = function.parameters.get(kind)
         for name, schema in own.items() if isinstance(own, dict) else ():
             if found.setdefault(name, schema) != schema:
-                message = f"tools: {kind}/{name} means one thing in one tool, and another in another."
+                message = f"tools: {kind}/{name} is defined differently by two tools."
                 raise InvalidRequest(message, param="tools")
     return found

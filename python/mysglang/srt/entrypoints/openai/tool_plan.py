@@ -29,13 +29,13 @@ class ToolPlan:
     """The default is a request without tools."""
 
     offered: Sequence[Mapping[str, Any]] = ()
-    """As the chat template gets them."""
+    """The tools as the chat template receives them."""
     find_calls: Callable[[], CallFinder] = NoCalls
-    """What finds the calls in the answer of a choice."""
+    """Creates the parser that finds the calls in the answer of a choice."""
     calls_are_special: bool = False
-    """Whether special tokens must be shown for that."""
+    """True if special tokens must be shown to find them."""
     grammar: Mapping[str, str] | None = None
-    """What the answer is held to: the sampling parameter that says it, and its text."""
+    """The sampling parameter that constrains the answer, with its text; None if there is none."""
 
 
 def plan_tools(body: ChatCompletionRequest, formats: AnswerFormats) -> ToolPlan:

@@ -13,7 +13,7 @@ MAX_NAME = 200
 
 
 def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """The outline of a JSON schema for an object; its inside matters only to who must keep to it."""
+    """Check the outline of a JSON schema for an object. Its content is checked where it is enforced."""
     if schema.get("type", "object") != "object":
         raise ValueError(f"must be the schema of an object, got type {schema['type']!r}")
     properties = schema.get("properties", {})
@@ -48,7 +48,7 @@ class Tool(StrictModel):
     unsupported = not_here("defer_loading", unless=(False,))
 
     def as_sent(self) -> dict[str, Any]:
-        """What a chat template gets to see: what the client sent, and nothing that it left out."""
+        """The fields that the client sent, without defaults, for the chat template."""
         return {"type": self.type, "function": self.function.model_dump(exclude_unset=True)}
 
 

@@ -1,4 +1,4 @@
-"""What a request used, counted while its choices come in; and why a choice ended, in OpenAI's words."""
+"""Usage of a request, counted while its choices arrive; and the finish reason of a choice, by OpenAI's names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UsageMeter:
         self._report_cached = report_cached
         self._choices: dict[int, _Counts] = {}
         self.weight_version = FIRST_VERSION
-        """Of the weights with which its newest tokens were computed."""
+        """Version of the weights with which its newest tokens were computed."""
 
     def note(self, choice: int, *, prompt: int, completion: int, cached: int, reasoning: int | None = None) -> None:
         """The counters of `choice` as they stand now. `reasoning`: how many were thought, if known."""
@@ -50,7 +50,7 @@ class UsageMeter:
     def _fields(self, prompt: int, completion: int, cached: int, reasoning: int | None) -> dict[str, object]:
         details: dict[str, object] = {}
         if reasoning is not None:
-            # SGLang's clients look beside the details, OpenAI's in them.
+            # SGLang's clients read this key beside the details, OpenAI's inside them.
             details = {"completion_tokens_details": {"reasoning_tokens": reasoning}, "reasoning_tokens": reasoning}
         return {
             "prompt_tokens": prompt,

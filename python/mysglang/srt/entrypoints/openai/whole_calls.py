@@ -18,7 +18,7 @@ INVALID = "INVALID_JSON"
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Arguments for who takes them only as an object. What is none is not lost."""
+    """Arguments as an object, for dialects that require one. Other arguments are wrapped, so that they are not lost."""
     try:
         found = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:
@@ -42,7 +42,7 @@ WholePart: TypeAlias = Thought | NormalText | WholeCall
 
 @dataclass(slots=True)
 class CallCollector:
-    """Parts of one answer as they come -> the same, but that a call is told once it is complete."""
+    """Passes on the parts of one answer, but reports a call only when it is complete."""
 
     _call: WholeCall | None = field(default=None)
 

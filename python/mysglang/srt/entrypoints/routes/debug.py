@@ -1,4 +1,4 @@
-"""/debug/state: what every process of this server holds for requests, and what it takes of the machine.
+"""/debug/state: the objects that every process of this server holds for requests, and its use of the machine.
 
 For who looks for a leak. When nobody asks anything and nothing is on its way, all that is held is 0; the detokenizer's
 count is as old as its last sign of life.
@@ -27,7 +27,7 @@ def debug_router(front: Front) -> APIRouter:
 
     @router.get("/debug/state", openapi_extra=gives(dict[str, Any]))
     async def debug_state(request: Request) -> Response:
-        """What each process holds for requests, and what it uses: memory, files, threads."""
+        """Objects that each process holds for requests, and its resources: memory, files, threads."""
         state = await while_connected(request, front.tokenizer_manager.get_internal_state())
         processes = await asyncio.to_thread(_processes)
         held = front.tokenizer_manager.held()
@@ -72,7 +72,7 @@ def _held(state: GetInternalStateReqOutput) -> dict[str, int]:
 
 
 def _processes() -> list[dict[str, Any]]:
-    """This one first, then its children. One that ends meanwhile is left out."""
+    """This process first, then its children. A child that ends in between is left out."""
     me = psutil.Process()
     found = []
     for process in [me, *me.children(recursive=True)]:

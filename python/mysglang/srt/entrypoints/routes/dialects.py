@@ -18,7 +18,7 @@ from mysglang.srt.entrypoints.routes import anthropic, ollama, responses
 
 BODIES = (*responses.BODIES, *anthropic.BODIES, *ollama.BODIES)
 SHAPES: Mapping[str, ErrorShape] = {**anthropic.SHAPES, **ollama.SHAPES, "/v1": OPENAI_SHAPE}
-"""Prefix of a path -> how its errors are told. The first that fits counts: Anthropic's paths begin with /v1 too."""
+"""Prefix of a path -> form of its errors. The first match is used: Anthropic's paths begin with /v1 too."""
 
 
 def dialects_router(

@@ -22,7 +22,7 @@ def docs_router(title: str) -> APIRouter:
     found = find_spec("fastapi_offline")
     assert found is not None and found.origin is not None, "fastapi-offline is a dependency"
     parts = Path(found.origin).parent / "static"
-    # Relative, so that they are right below whatever path a proxy shows this server under.
+    # Relative, so that they work below any path under which a proxy serves this server.
     page = get_swagger_ui_html(
         title=title,
         openapi_url="openapi.json",

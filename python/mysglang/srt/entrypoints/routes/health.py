@@ -22,7 +22,7 @@ from mysglang.srt.sampling.sampling_params import SamplingParams
 from mysglang.srt.utils.awake import AWAKE, awake_timeout
 
 GENERATE_TIMEOUT_S = 20.0
-"""For one token, behind whatever else is running."""
+"""Seconds for one token, behind all other running requests."""
 
 PROBE_PARAMS = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
 

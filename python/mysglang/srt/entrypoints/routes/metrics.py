@@ -34,12 +34,12 @@ TOKEN_USAGE = Gauge("sglang:token_usage", "The part of the KV cache that running
 FULL_TOKEN_USAGE = Gauge("sglang:full_token_usage", "The same, where layers with a sliding window have a pool apart.")
 SWA_TOKEN_USAGE = Gauge("sglang:swa_token_usage", "The part of that pool that running requests hold, 0 to 1.")
 MAMBA_USAGE = Gauge("sglang:mamba_usage", "The part of the states that running requests have, 0 to 1.")
-SWA_AVAILABLE_TOKENS = Gauge("sglang:swa_available_tokens", "Tokens of that pool that nobody and nothing holds.")
+SWA_AVAILABLE_TOKENS = Gauge("sglang:swa_available_tokens", "Tokens of that pool that are neither in use nor cached.")
 SWA_EVICTABLE_TOKENS = Gauge("sglang:swa_evictable_tokens", "Tokens of that pool that only the prefix cache holds.")
 SWA_USED_TOKENS = Gauge("sglang:swa_used_tokens", "Tokens of that pool that running requests hold.")
 GEN_THROUGHPUT = Gauge("sglang:gen_throughput", "Tokens generated per second lately; 0 while nothing runs.")
-CACHE_HIT_RATE = Gauge("sglang:cache_hit_rate", "Of the prompts that began last, the part that was cached, 0 to 1.")
-KV_AVAILABLE_TOKENS = Gauge("sglang:kv_available_tokens", "Tokens of the KV cache that nobody and nothing holds.")
+CACHE_HIT_RATE = Gauge("sglang:cache_hit_rate", "Cached share of the prompts that began last, 0 to 1.")
+KV_AVAILABLE_TOKENS = Gauge("sglang:kv_available_tokens", "Tokens of the KV cache that are neither in use nor cached.")
 KV_EVICTABLE_TOKENS = Gauge("sglang:kv_evictable_tokens", "Tokens that only the prefix cache holds.")
 KV_USED_TOKENS = Gauge("sglang:kv_used_tokens", "Tokens that running requests hold.")
 IS_CUDA_GRAPH = Gauge("sglang:is_cuda_graph", "1 if the last step was a captured graph, else 0.")
@@ -106,10 +106,10 @@ class ProcessorTime:
 
 
 def metrics_router(front: Front, served_model_name: str) -> APIRouter:
-    """`served_model_name`: the label by which one tells servers apart."""
+    """`served_model_name`: the label that distinguishes servers."""
     router = APIRouter(tags=["health"])
     labels = {"model_name": served_model_name, "engine_type": "unified"}
-    # With priorities each figure of the scheduler has their label: empty for the figure of all of them.
+    # With priorities, each figure of the scheduler has a priority label, which is empty for the total.
     ranks = {**labels, **front.facts.rank_labels, **({"priority": ""} if front.facts.priorities else {})}
     # Routes are made when the engine is ready.
     processor_time = ProcessorTime()
@@ -137,7 +137,7 @@ def metrics_router(front: Front, served_model_name: str) -> APIRouter:
 
 
 def _gauge_facts(page: Page, facts: SchedulerFacts) -> None:
-    """What does not change while a server runs."""
+    """Facts that do not change while a server runs."""
     page.gauge(MAX_TOTAL_NUM_TOKENS, facts.max_total_num_tokens)
     if facts.max_total_num_tokens_swa:
         page.gauge(MAX_TOTAL_NUM_TOKENS_SWA, facts.max_total_num_tokens_swa)
@@ -207,7 +207,7 @@ def _gauge_start(page: Page, times: Mapping[str, float]) -> None:
 
 
 def _cpu_seconds() -> dict[str, float]:
-    """Processor time of all processes of this server by component, with that of children that have ended.
+    """Processor seconds of all processes of this server by component, including children that have ended.
 
     A process that ends meanwhile is left out.
     """

@@ -39,7 +39,7 @@ class OpenSessionReqInput(StrictModel):
     """POST /open_session."""
 
     capacity_of_str_len: int | None = None
-    """What bounds a session is the model's context."""
+    """Accepted for compatibility; the limit of a session is the model's context."""
     session_id: str | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds without a request after which the session is forgotten; never if unset."""

@@ -1,5 +1,6 @@
-"""Routes for who runs the server: pausing, profiling, logging, and a look inside. Closed unless there is an admin key;
-what changes anything is POST only."""
+"""Routes for the operator: pausing, profiling, logging, and a look inside. Closed unless there is an admin key; routes
+that change something are POST only.
+"""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ PREVIEW_TOKENS = 40
 """Tokens of a cached run whose text is shown."""
 
 SAFE_HEADERS = {
-    # Nothing from another host, no inline script or style, no plug-in, no frame around the page. Trusted Types make a
-    # browser refuse any text that is turned into markup, so that a model's words stay words.
+    # Content from other hosts, inline scripts and styles, plug-ins, and frames around the page are forbidden. With
+    # Trusted Types, a browser refuses to turn text into markup, so that a model's output stays text.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
@@ -67,14 +67,14 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Playground:
-    """The routes, by who may ask them."""
+    """The routes, grouped by who may use them."""
 
     pages: APIRouter
-    """For everybody."""
+    """Routes for everybody."""
     figures: APIRouter
-    """For every client."""
+    """Routes for every client."""
     tree: APIRouter
-    """For the operator."""
+    """Routes for the operator."""
 
 
 def playground(front: Front, *, shows_text: bool) -> Playground:
@@ -112,7 +112,7 @@ def _pages() -> APIRouter:
 
     router.get("/playground", include_in_schema=False)(page)
     for name, content in files.items():
-        # Relative to / and /playground alike, and below whatever path a proxy shows this server under.
+        # Relative to / and /playground alike, and below any path under which a proxy serves this server.
         router.get(f"/playground/{name}", include_in_schema=False)(_file(name, content))
     return router
 
@@ -135,7 +135,7 @@ def _figures_router(front: Front) -> APIRouter:
 
     @router.get("/playground/live", openapi_extra=gives(LiveFigures))
     async def live(request: Request) -> Response:
-        """What the server does at this moment, for a page that asks every second.
+        """The server's present figures, for a page that asks every second.
 
         Latencies are counted from the first question on, and for 15 seconds after each, unless --enable-metrics counts
         them always. The scheduler is not asked: its figures are those of its last sign of life.
@@ -200,7 +200,9 @@ def _tree_router(front: Front, *, shows_text: bool) -> APIRouter:
 
 
 def _is_own_page(scope: Scope) -> bool:
-    """Whether no page of another origin asks, not even one of this machine. Browsers say so; others send nothing."""
+    """True unless a page of another origin asks, even one of this machine. Browsers report the origin; other clients do
+    not.
+    """
     return header(scope, b"sec-fetch-site") in ("", "none", "same-origin")
 
 

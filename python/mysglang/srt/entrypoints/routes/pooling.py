@@ -60,7 +60,7 @@ GENERATING = frozenset(
         "/api/generate",
     }
 )
-"""What only a model that generates can answer."""
+"""Routes that need a model that generates."""
 
 
 def pooling_router(front: Front, models: OpenAIServingModels, pooling: PoolingConfig | None) -> APIRouter:

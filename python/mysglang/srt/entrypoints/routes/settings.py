@@ -37,7 +37,9 @@ class ChangingServerArgs(StrictModel):
 
     @classmethod
     def translated(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Refuses every other option, whatever --unknown-fields says: the answer would report that it has changed."""
+        """Refuses every other option, whatever --unknown-fields says, because the answer reports all given options as
+        changed.
+        """
         for name in data.keys() - cls.model_fields.keys() - cls.unsupported.keys():
             message = f"server_args.{safe(name)}: this option cannot change while the server runs."
             raise InvalidRequest(message, param=f"server_args.{safe(name)}")

@@ -48,13 +48,13 @@ from mysglang.srt.messages.weights import (
 
 MAX_ENCODED_BYTES = 1 << 30
 ENCODED = replace(LIMITS, text_bytes=MAX_ENCODED_BYTES)
-"""Of tensors in JSON, which is held in memory; more comes as plain bytes."""
+"""Limit for tensors in JSON, which is held in memory; larger ones are sent as plain bytes."""
 
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class _Update(StrictModel):
-    """What is the same whichever way weights come."""
+    """Fields of every weight update, however the weights arrive."""
 
     abort_all_requests: bool = False
     flush_cache: bool = True

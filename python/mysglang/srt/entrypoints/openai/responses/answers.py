@@ -1,4 +1,4 @@
-"""What the routes of responses answer, described for /openapi.json; built in `response.py` and `events.py`."""
+"""Answers of the routes of responses, described for /openapi.json; `response.py` and `events.py` build them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mysglang.srt.entrypoints.openai.answers import ChatToken, ReasoningTokens
 from mysglang.srt.entrypoints.openapi import Answer
 
 InputItem: TypeAlias = dict[str, Any]
-"""A message, a thought, a call, or what a call gave, as it was sent or told."""
+"""A message, a thought, a call, or the result of a call, as it was sent or answered."""
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
@@ -30,7 +30,7 @@ class ReasoningTextPart(Answer, tag_field="type", tag="reasoning_text"):
 
 
 class MessageItem(Answer, tag_field="type", tag="message"):
-    """What the model said."""
+    """A message of the model."""
 
     id: str
     role: Literal["assistant"]
@@ -39,7 +39,7 @@ class MessageItem(Answer, tag_field="type", tag="message"):
 
 
 class ReasoningItem(Answer, tag_field="type", tag="reasoning"):
-    """What it thought; there is no summary."""
+    """A thought of the model; there is no summary."""
 
     id: str
     summary: list[dict[str, Any]]
@@ -89,7 +89,7 @@ class ResponseText(Answer):
 
 
 class InputTokensDetails(Answer):
-    """Of a prompt. Writing to the cache is not counted: everything is."""
+    """Tokens of a prompt. Writing to the cache is not counted, because all tokens are written."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -203,7 +203,7 @@ class ContentPartAdded(_ItemEvent, tag="response.content_part.added"):
 
 
 class TextDelta(_ItemEvent, tag="response.output_text.delta"):
-    """More of a message."""
+    """Further text of a message."""
 
     content_index: int
     delta: str
@@ -211,14 +211,14 @@ class TextDelta(_ItemEvent, tag="response.output_text.delta"):
 
 
 class ReasoningDelta(_ItemEvent, tag="response.reasoning_text.delta"):
-    """More of a thought."""
+    """Further text of a thought."""
 
     content_index: int
     delta: str
 
 
 class ArgumentsDelta(_ItemEvent, tag="response.function_call_arguments.delta"):
-    """More of a call's arguments."""
+    """Further text of a call's arguments."""
 
     delta: str
 

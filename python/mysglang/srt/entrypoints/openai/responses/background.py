@@ -1,4 +1,4 @@
-"""BackgroundJobs: answers that nobody waits for, so many at a time. API keys share the room for them.
+"""BackgroundJobs: answers that no client waits for. Their number is limited, and API keys share the room.
 
 Knows neither requests nor responses.
 """
@@ -19,14 +19,14 @@ MAX_JOBS = 1000
 
 
 class BackgroundJobs:
-    """By name. What runs when the server ends, ends with it."""
+    """Background jobs by name. Jobs that run when the server ends are ended with it."""
 
     def __init__(self, num_keys: int = 1, max_jobs: int = MAX_JOBS) -> None:
         self._room = SharedRoom(max_jobs, num_keys)
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def start(self, name: str, work: Coroutine[None, None, None], failed: Callable[[BaseException], None]) -> None:
-        """Run `work`; `failed` is told what it raised. Raises Overloaded."""
+        """Run `work`; `failed` receives its exception. Raises Overloaded."""
         key = CALLER.get().api_key
         if not self._room.has_room(key, 1):
             work.close()
@@ -35,7 +35,7 @@ class BackgroundJobs:
 
         def done(task: asyncio.Task[None]) -> None:
             self._room.give(key, 1)
-            # A job that was stopped has no entry any more, and nobody wants to hear of it.
+            # A job that was stopped has no entry any more, and its failure is not reported.
             known = self._running.pop(name, None) is not None
             error = None if task.cancelled() else task.exception()
             if error is None:

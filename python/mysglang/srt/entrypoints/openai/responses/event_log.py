@@ -1,4 +1,5 @@
-"""EventLog: the events of a response in the background, to be read from any place on, while they come or afterwards.
+"""EventLog: the events of a response in the background. They can be read from any number on, during the response or
+later.
 
 Whoever reads is in nobody's way: the response goes on whether somebody listens or not. Lives in one event loop.
 """

@@ -1,4 +1,4 @@
-"""The output of a response, and the events that tell how it came to be.
+"""The output of a response, and the events that describe how it grows.
 
     response.created, response.in_progress,
     for each item: output_item.added, [content_part.added], deltas, the whole, [content_part.done], output_item.done,
@@ -35,7 +35,7 @@ class OutputEvents:
     """Parts of an answer -> events, and `items`: what is complete of its output."""
 
     def __init__(self, *, encrypt: bool) -> None:
-        """`encrypt`: whether thoughts are also told in the form in which clients carry them."""
+        """`encrypt`: True to send thoughts also in the form in which clients carry them."""
         self.items: list[StoredItem] = []
         self._encrypt = encrypt
         self._kind: Kind | None = None
@@ -43,10 +43,12 @@ class OutputEvents:
         self._pieces: list[str] = []
         self._shares = TokenShares()
         self._logprobs: list[TokenEntry] = []
-        """Of the open message."""
+        """Log-probabilities of the open message."""
 
     def say(self, parts: Iterable[AnswerPart], tokens: Iterable[TokenEntry] = ()) -> list[Event]:
-        """What they are told as. `tokens`: those that came with them, if their log-probabilities are wanted."""
+        """The events for these parts. `tokens`: the tokens that arrived with them, if their log-probabilities are
+        wanted.
+        """
         told: list[Event] = []
         self._shares.add(tokens)
         for part in parts:

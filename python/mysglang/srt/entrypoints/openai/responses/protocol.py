@@ -31,7 +31,7 @@ class InputText(StrictModel):
 
 
 class OutputText(StrictModel):
-    """Text of an earlier answer; what was told beside it is of no use here."""
+    """Text of an earlier answer; its further fields have no effect."""
 
     type: Literal["output_text"]
     text: str
@@ -51,7 +51,7 @@ Parts = Annotated[list[TextPart], BeforeValidator(_as_parts, json_schema_input_t
 
 
 class InputMessage(StrictModel):
-    """Somebody's message."""
+    """A message of the user, the system or the model."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -78,7 +78,7 @@ class FunctionCall(StrictModel):
 
 
 class FunctionCallOutput(StrictModel):
-    """What a call gave."""
+    """Result of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -182,13 +182,13 @@ class ReasoningConfig(StrictModel):
 
 
 class ResponsesStreamOptions(StrictModel):
-    """What a stream carries beside the answer."""
+    """Further contents of a stream."""
 
     unsupported = not_here("include_obfuscation", unless=OFF)
 
 
 class PromptOfResponse(StrictModel):
-    """What the prompt of a response is made of."""
+    """The parts from which the prompt of a response is made."""
 
     input: Items
     model: str | None = None
@@ -242,7 +242,9 @@ class ResponsesRequest(PromptOfResponse, ResponsesSampling):
     @model_validator(mode="after")
     def _fields_agree(self) -> ResponsesRequest:
         if self.background and not self.store:
-            raise InvalidRequest("background: only with store=true, else nobody could fetch it.", param="background")
+            raise InvalidRequest(
+                "background: only with store=true, otherwise its result could not be fetched.", param="background"
+            )
         if self.top_logprobs and LOGPROBS not in self.include:
             raise InvalidRequest(f"top_logprobs: only with include {LOGPROBS!r}.", param="top_logprobs")
         return self

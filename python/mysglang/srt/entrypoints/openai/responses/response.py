@@ -1,4 +1,4 @@
-"""The response object: everything that a client is told of one, whatever became of it."""
+"""The response object, in every state of a response."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Job:
     report_cached: bool
     response_id: str
     log: EventLog | None = None
-    """Where its events are kept, if it is a stream in the background."""
+    """The log of its events, if it is a stream in the background."""
     created_at: int = field(default_factory=lambda: int(time.time()))
 
     def response(
@@ -45,7 +45,7 @@ class Job:
         last: ChatNews | None = None,
         error: ErrorFacts | None = None,
     ) -> dict[str, Any]:
-        """As it stands. `last`: the end of the answer, which knows what it used."""
+        """The response in its present state. `last`: the end of the answer, which has the usage."""
         body, params = self.body, self.ask.obj.sampling_params
         assert not isinstance(params, list), "one conversation"
         return {

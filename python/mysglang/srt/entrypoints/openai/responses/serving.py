@@ -29,7 +29,7 @@ from mysglang.srt.entrypoints.streaming import EventStream
 from mysglang.srt.errors import InvalidRequest, NotFound, RequestError, WorkerDied
 
 COUNTED_BYTES = 1 << 20
-"""Bytes of events in the background after which they are counted anew."""
+"""Bytes of background events after which they are counted again."""
 
 
 class OpenAIServingResponses:
@@ -72,8 +72,8 @@ class OpenAIServingResponses:
         return self._store.get(response_id).response
 
     def events(self, response_id: str, after: int) -> AsyncGenerator[bytes, None]:
-        """The events behind the one numbered `after`, as they came and come. Raises NotFound, and InvalidRequest for a
-        response whose events were not kept.
+        """The events after the one numbered `after`, old and new. Raises NotFound, and InvalidRequest for a response
+        whose events were not kept.
         """
         log = self._store.get(response_id).log
         if log is None:
@@ -88,7 +88,7 @@ class OpenAIServingResponses:
         return {"id": response_id, "object": "response", "deleted": True}
 
     def cancel(self, response_id: str) -> dict[str, Any]:
-        """Stop working for it, if somebody still does. Raises NotFound, and InvalidRequest if it is none of these."""
+        """Stop a response that is in progress. Raises NotFound, and InvalidRequest if it is not in progress."""
         stored = self._store.get(response_id)
         if not stored.response["background"]:
             message = "Only a response with background=true can be cancelled; leave the others to stop them."
@@ -155,7 +155,9 @@ class OpenAIServingResponses:
                 yield b"".join(frames)
 
     async def _start_stream(self, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
-        """Begin, and keep the events, for this client as for whoever asks later; it goes on without either."""
+        """Begin a response, and keep its events for this client and for later readers. The response goes on without any
+        reader.
+        """
         log = EventLog()
         job = replace(await self._job(body), log=log)
 
@@ -168,13 +170,13 @@ class OpenAIServingResponses:
                         if log.nbytes - counted < COUNTED_BYTES:
                             continue
                         if not self._store.grow(job.response_id, log.nbytes - counted):
-                            return  # forgotten: nobody can ask for it any more
+                            return  # forgotten: no client can ask for it any more
                         counted = log.nbytes
             finally:
                 log.end()
 
         def failed(error: BaseException) -> None:
-            # What was refused before anything was told of it.
+            # Errors that are raised before the first event are the answer to the request.
             assert isinstance(error, Exception), "a cancelled job does not fail"
             self._keep(job, job.response("failed", [], error=describe(error)))
 
@@ -183,8 +185,8 @@ class OpenAIServingResponses:
         return log.read()
 
     async def _told(self, job: Job) -> AsyncGenerator[list[bytes], None]:
-        """The frames of the events, some at a time. Raises what is wrong with the request, if nothing was told yet and
-        somebody waits for it.
+        """The frames of the events, some at a time. Raises the errors of the request, if a client waits and no event
+        was sent.
         """
         output, numbered = OutputEvents(encrypt=ENCRYPTED in job.body.include), Numbered()
         begun = job.log is not None
@@ -199,7 +201,7 @@ class OpenAIServingResponses:
                     if news.ending is not None:
                         ending, response = self._end(job, output, news)
                         events += [*ending, {"type": f"response.{response['status']}", "response": response}]
-                    # Nothing, while what a chunk brings is incomplete.
+                    # A chunk yields no event while its content is incomplete.
                     if events:
                         yield numbered.frames(events)
         except (RequestError, WorkerDied) as error:
@@ -256,7 +258,7 @@ class OpenAIServingResponses:
                     yield news
 
     def _end(self, job: Job, output: OutputEvents, last: ChatNews) -> tuple[list[Event], dict[str, Any]]:
-        """The last events but one, and the response, which is kept. Raises Aborted for one that somebody ended."""
+        """The last events, and the stored response. Raises Aborted for a response that was aborted."""
         assert last.ending is not None, "asked at the end"
         if last.ending.reason == "abort":
             raise aborted()

@@ -29,7 +29,7 @@ class StoredResponse:
     """A response and what it answers."""
 
     response: dict[str, Any]
-    """As clients get to see it."""
+    """The response as clients receive it."""
     items: tuple[StoredItem, ...]
     """The conversation before its output."""
     log: EventLog | None = None
@@ -37,7 +37,7 @@ class StoredResponse:
 
     @property
     def conversation(self) -> tuple[StoredItem, ...]:
-        """What the next turn goes on from."""
+        """The items that the next turn continues."""
         return (*self.items, *self.response["output"])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 TokenEntry: TypeAlias = dict[str, Any]
-"""A token as chat tells it: its text, its bytes, its log-probability and the likeliest ones."""
+"""A token in the form of chat: its text, its bytes, its log-probability and the most likely alternatives."""
 
 
 class TokenShares:
@@ -21,9 +21,9 @@ class TokenShares:
         self._data = bytearray()
         """The bytes of the tokens that no piece has used up."""
         self._tokens: deque[tuple[int, int, TokenEntry]] = deque()
-        """Where each begins and ends, counted from the first byte ever."""
+        """(begin, end, token), counted from the first byte of the answer."""
         self._start = 0
-        """Where `_data` begins, likewise."""
+        """Index at which `_data` begins, counted from the first byte of the answer."""
 
     def add(self, entries: Iterable[TokenEntry]) -> None:
         for entry in entries:
@@ -34,7 +34,7 @@ class TokenShares:
     def take(self, text: str) -> list[TokenEntry]:
         """The tokens of the next piece. If their bytes are not those of the text (they were no characters), all."""
         wanted = text.encode()
-        # The last place: what is before it, and was not told, is a marker.
+        # The last occurrence: text before it that was not sent is a marker.
         at = self._data.rfind(wanted)
         if at < 0:
             at, wanted = 0, bytes(self._data)

@@ -45,7 +45,7 @@ def new_item_id(kind: str) -> str:
 
 
 def stored_items(items: Sequence[Item]) -> list[StoredItem]:
-    """What the client sent, as it is kept: every item with a name."""
+    """The items of the client as they are stored: every item has an id."""
     return [
         {**item.model_dump(exclude_none=True), "id": item.id or new_item_id(item.type), "status": "completed"}
         for item in items
@@ -64,7 +64,7 @@ def chat_request(body: ResponsesRequest, items: Sequence[StoredItem]) -> ChatCom
         "reasoning_effort": body.reasoning.effort,
         "logprobs": logprobs,
         "top_logprobs": body.top_logprobs,
-        # Token by token, since they are told beside the text that they made.
+        # One by one, because tokens are reported with the text that they made.
         "stream": body.stream or logprobs,
     }
     same = ("parallel_tool_calls", "chat_template_kwargs", "cache_salt")
@@ -73,7 +73,7 @@ def chat_request(body: ResponsesRequest, items: Sequence[StoredItem]) -> ChatCom
 
 
 def encrypted(thought: str) -> str:
-    """What carries a thought through a client that keeps no text of it. It is only wrapped: nothing here is secret."""
+    """A token that carries a thought through a client that stores no text of it. It is only encoded, not secret."""
     return base64.b64encode(thought.encode()).decode()
 
 
@@ -124,7 +124,7 @@ def _message(item: StoredItem) -> dict[str, Any]:
 
 
 def _goes_on(turn: dict[str, Any], message: dict[str, Any]) -> bool:
-    """Whether what the assistant says next belongs to its turn: a second thought or text begins another."""
+    """True if the assistant's next message belongs to its turn: a second thought or text begins another turn."""
     return "tool_calls" in message or (
         "tool_calls" not in turn and not turn.keys() & message.keys() & {"content", "reasoning_content"}
     )
