@@ -1,4 +1,4 @@
-"""What holds for every test: one torch thread, no clock for drawn examples, and warnings from our own code are errors.
+"""What holds for every test: one torch thread, the same drawn examples in every run, and our own warnings are errors.
 
 Timeouts, markers and asyncio mode stand in pyproject.toml; shared fakes and builders in `fixtures/`.
 """
@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Hypothesis fails an example that takes more than 200 ms, as any may on a machine that is busy with other work.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# The only place that sets hypothesis' profiles: a profile is global, and a second conftest that loads one would change
+# the tests of all other folders too. No example has a deadline: on a busy machine any of them may take 200 ms.
+# What tests draw is the same every time; with `--hypothesis-profile=fuzz` it is new, and much more (`make fuzz`).
+settings.register_profile("always", derandomize=True, database=None, deadline=None)
+settings.register_profile("fuzz", database=None, deadline=None, max_examples=12_500)
+settings.load_profile("always")
 
 # Before anything imports torch or tokenizers: the suite runs a worker per core, and child processes inherit this.
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -313,7 +313,7 @@ class TestFaults:
             ModelConfig.from_path(str(tmp_path / "nowhere" / "at" / "all"))
 
     @pytest.mark.promise(39)
-    @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         name=st.sampled_from(sorted(ARCHITECTURES)),
         key=st.sampled_from(

@@ -104,7 +104,7 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
 
 
 @given(schema=schemas(), seed=st.integers(0, 1000))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_drawn_is_valid(backend: GrammarBackend, schema: dict[str, Any], seed: int) -> None:
     matcher = compiled(backend, "json_schema", json.dumps(schema)).matcher()
     assert_is(json.loads(walk(backend, matcher, random.Random(seed))), schema)

@@ -63,7 +63,7 @@ def test_a_conversation_that_goes_on_keeps_its_beginning() -> None:
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=80))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_survives_the_tokenizer(text: str) -> None:
     assert tokenizer().decode(tokenizer().encode(text).ids, skip_special_tokens=False) == text
 

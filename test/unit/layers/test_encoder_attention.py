@@ -12,7 +12,7 @@ from mysglang.srt.layers.pooler import POOLS, Pooler
 HEADS, DIM = 2, 8
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=12))
 def test_as_each_prompt_alone(lens: list[int]) -> None:
     torch.set_num_threads(1)
@@ -30,7 +30,7 @@ def test_as_each_prompt_alone(lens: list[int]) -> None:
     torch.testing.assert_close(found, torch.cat(alone), rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=40))
 def test_at_most_half_of_a_group_is_padding(lens: list[int]) -> None:
     layout = PromptLayout.of(lens)

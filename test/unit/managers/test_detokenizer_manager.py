@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures import small_tokenizer
@@ -182,7 +182,6 @@ class TestStates:
 class TestAgreesWithTheScheduler:
     """What the scheduler finds while it feeds token by token is what is cut here, however tokens are batched."""
 
-    @settings(deadline=None)
     @given(data=st.data())
     def test_whatever_the_tokens_and_the_batching(self, tokenizer: Tokenizer, data: st.DataObject) -> None:
         ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), min_size=1, max_size=20))

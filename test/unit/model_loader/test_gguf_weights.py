@@ -196,7 +196,7 @@ VALUES = [0, 1, 7, 46, 62, 1 << 31, "x", "", True, 0.0, -1.0, 1e30, float("nan")
 
 
 @pytest.mark.promise(49)
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_metadata_is_a_clean_error_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(set(ARCHITECTURES.values()))))

@@ -111,7 +111,7 @@ class TestFaults:
             open_weight_files(tmp_path)
 
     @pytest.mark.promise(39)
-    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(at=st.integers(0, 150), byte=st.integers(0, 255))
     def test_any_damage_to_the_header_is_found_or_harmless(self, tmp_path: Path, at: int, byte: int) -> None:
         path = tmp_path / "model.safetensors"

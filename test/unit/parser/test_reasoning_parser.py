@@ -108,7 +108,7 @@ def scraps(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(
     data=st.data(), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5), prompt=st.sampled_from([None, "<think>"])
 )

@@ -102,7 +102,7 @@ class TestHeader:
         assert "is a pipe" in refusal(tmp_path / "model.gguf")
 
     @pytest.mark.promise(49)
-    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(at=st.integers(0, 400), byte=st.integers(0, 255), kept=st.none() | st.integers(0, 400))
     def test_any_damage_is_found_or_harmless(self, tmp_path: Path, at: int, byte: int, kept: int | None) -> None:
         path = write(tmp_path, METADATA | {"tokenizer.ggml.tokens": ["a", "b"], "x": [1, 2]})

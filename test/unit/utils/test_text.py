@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures import small_tokenizer
@@ -39,7 +39,6 @@ def pieces(data: st.DataObject, whole: Sequence[int]) -> Iterator[Sequence[int]]
 class TestIncrementalDecoder:
     @pytest.mark.promise(27)
     @pytest.mark.parametrize("kind", KINDS)
-    @settings(deadline=None)
     @given(data=st.data(), skip=st.booleans())
     def test_random_streams_concatenate_to_the_decoded_whole(
         self, tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject, skip: bool
@@ -54,7 +53,6 @@ class TestIncrementalDecoder:
             piece.encode()  # raises if a frame held half a character
 
     @pytest.mark.parametrize("kind", KINDS)
-    @settings(deadline=None)
     @given(data=st.data(), skip=st.booleans(), at_start=st.booleans())
     def test_one_token_is_fed_like_several(
         self, tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject, skip: bool, at_start: bool
@@ -66,7 +64,6 @@ class TestIncrementalDecoder:
         assert one.finish() == several.finish()
 
     @pytest.mark.parametrize("kind", KINDS)
-    @settings(deadline=None)
     @given(data=st.data())
     def test_the_feeder_shows_what_is_safe(
         self, tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject
@@ -210,7 +207,6 @@ class TestStopStringMatcher:
         check_split(list(text), stops)
 
     @pytest.mark.promise(28)
-    @settings(deadline=None)
     @given(
         split=st.lists(st.text(alphabet="ab\n🎉", max_size=4), max_size=12),
         stops=st.lists(st.text(alphabet="ab\n🎉", min_size=1, max_size=5), min_size=1, max_size=4),
@@ -252,7 +248,6 @@ class TestStopStringMatcher:
 class TestStoppableText:
     @pytest.mark.promise(28)
     @pytest.mark.parametrize("kind", KINDS)
-    @settings(deadline=None)
     @given(data=st.data())
     def test_any_split_gives_the_same_text_and_the_same_stop(
         self, tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject

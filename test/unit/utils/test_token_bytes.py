@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -55,7 +55,6 @@ def broken_run(ids: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(DECODERS))
-@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, len(VOCAB) - 1), max_size=8))
 def test_decodes_as_the_library(name: str, ids: list[int]) -> None:
     backend = library(DECODERS[name])

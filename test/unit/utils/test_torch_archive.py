@@ -152,7 +152,7 @@ def test_a_directory_or_a_program_of_hostile_length_is_not_read(tmp_path: Path) 
 
 
 @pytest.mark.promise(39)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 5000), byte=st.integers(0, 255), kept=st.none() | st.integers(0, 2000))
 def test_any_damage_is_found_or_harmless(tmp_path: Path, at: int, byte: int, kept: int | None) -> None:
     buffer = io.BytesIO()

@@ -33,7 +33,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return theirs, Tokenizer.load(folder)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ids=st.lists(st.integers(0, len(WORDS) - 1), max_size=12), skip=st.booleans())
 def test_decodes_as_the_library(both: tuple[Library, Tokenizer], ids: list[int], skip: bool) -> None:
     theirs, ours = both

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.dialect_chat import CALL, OFFERED, OPTIONS, PARAMETERS, TEMPLATE, Route, named_events, says
@@ -173,7 +173,6 @@ PARTS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(PARTS, st.lists(st.integers(0, 8), max_size=4))
 def test_any_grouping_of_parts_is_the_same_content(rough: list[AnswerPart | None], cuts: list[int]) -> None:
     parts: list[AnswerPart] = []
