@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fixtures.dialect_chat import CALL, OPTIONS, PARAMETERS, TEMPLATE, says
+from fixtures.dialects import CALL, OPTIONS, PARAMETERS, TEMPLATE, says
 from fixtures.scripted_engine import serve
 from mysglang.srt.args.serving import UnknownFields
 from mysglang.srt.entrypoints.app_options import AppOptions

@@ -170,17 +170,6 @@ async def test_reasons_to_end(reason: Any, told: tuple[str, object]) -> None:
     assert (last["finish_reason"], last["matched_stop"]) == told
 
 
-async def test_an_engine_that_gives_a_request_up() -> None:
-    script = [Step("Hello"), Step("", [], Abort("out of memory", status=500))]
-    async with serve(lambda _: script) as served:
-        whole = await served.post(PATH, asked())
-        found = await frames(served)
-    assert (whole.status_code, whole.json()["error"]["message"]) == (500, "out of memory")
-    assert b"[DONE]" not in found
-    assert not any(b'"finish_reason":"' in frame for frame in found)
-    assert orjson.loads(found[-1])["error"]["message"] == "out of memory"
-
-
 @pytest.mark.parametrize("status", [400, 500])
 async def test_an_engine_that_refuses_a_field_names_it_as_the_client_does(status: int) -> None:
     refusal = Abort("json_schema: it is too large.", status=status, param="json_schema")
@@ -363,65 +352,6 @@ async def test_cache_namespaces_arrive(key: str) -> None:
     assert open_to_all == ""
     assert "tenant" in own
     assert refused.status_code == (400 if key == "cache_salt" else 200)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        ({"messages": []}, "messages", "at least 1"),
-        ({"messages": "Hi"}, "messages", "list"),
-        ({"messages": [{"role": "boss", "content": "Hi"}]}, "messages.0.role", "'system', 'developer'"),
-        ({"messages": [{"role": "user"}]}, "messages.0", "content is required"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "a string or a list"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages.0.content",
-            "'image_url'",
-        ),
-        ({"messages": [{"role": "user", "content": "x" * 4000}]}, "messages", f"context length ({CONTEXT_LEN} tokens)"),
-        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
-        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
-        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "at most max_tokens (3)"),
-        ({"temperature": -1}, "temperature", "finite number >= 0"),
-        ({"temperature": "hot"}, "temperature", "valid number"),
-        ({"top_p": 0}, "top_p", "greater than 0"),
-        ({"n": 0}, "n", "between 1 and"),
-        ({"n": 5_000_000}, "n", "more than the"),
-        ({"seed": 1 << 63}, "seed", "64-bit"),
-        ({"stop": [""]}, "stop", "1 to"),
-        ({"stop": ["a"] * 33}, "stop", "at most 32"),
-        ({"stop": 3}, "stop", "a string or a list of strings"),
-        ({"logit_bias": {"600": 1}}, "logit_bias", "out-of-vocabulary"),
-        ({"logit_bias": {"a": 1}}, "logit_bias", "'a' is not a token id"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias", "'-1' is not a token id"),
-        ({"top_logprobs": 1}, "top_logprobs", "only with logprobs=true"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
-        ({"logprobs": True, "top_logprobs": 10**9}, "top_logprobs", "less than or equal to 20"),
-        ({"logprobs": 1}, "logprobs", "valid boolean"),
-        ({"tools": [{"type": "function"}]}, "tools.0.function", "required"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "--tool-call-parser"),
-        ({"tool_choice": "required"}, "tool_choice", "no tools"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "no way to ask for 'high'"),
-        ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
-        ({"response_format": {"type": "json_object"}, "regex": "a"}, "response_format", "only one of them"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "may not hold"),
-        ({"continue_final_message": True}, "messages", "final message of the assistant"),
-        ({"rid": ""}, "rid", "1 to"),
-        ({"priority": 1}, "priority", "start it with --enable-priority-scheduling"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_refusals_name_the_field_and_the_limit(
-    fields: dict[str, Any], param: str, words: str, stream: bool
-) -> None:
-    async with serve() as served:
-        response = await served.post(PATH, asked(**({"stream": stream} | fields)))
-        sent = served.engine.sent
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert words in error["message"]
-    assert (error["param"], error["code"]) == (param, 400)
-    assert not sent
 
 
 async def test_tools_are_kept_from_a_model_that_may_not_use_them() -> None:

@@ -10,10 +10,11 @@ import orjson
 import pytest
 
 from fixtures.call_formats import TOOLS, WRITERS, Call
-from fixtures.scripted_engine import Length, Script, Served, Step, Stop, events, serve
+from fixtures.dialects import CHAT, says
+from fixtures.scripted_engine import Script, Served, Step, Stop, events, serve
+from fixtures.stream_folds import chat_joined
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.messages.codec import unpack_ids
-from mysglang.srt.messages.outputs import FinishReason
 from mysglang.srt.sampling.sampling_params import SamplingParams
 
 PATH = "/v1/chat/completions"
@@ -26,12 +27,6 @@ QWEN = """\
 {% endif %}{% endif %}"""
 CALLS = [Call("get_weather", {"city": "Köln", "days": 2}), Call("stop", {})]
 SMALL = [{"type": "function", "function": {"name": "f"}}]
-
-
-def says(text: str, size: int = 3, finish: FinishReason | None = None) -> Script:
-    """An engine that writes `text` in pieces of so many characters."""
-    steps = [Step(text[at : at + size], [7]) for at in range(0, len(text), size)]
-    return lambda _: [*steps, Step("", [2], finish or Stop(2))]
 
 
 def asked(**fields: Any) -> dict[str, Any]:
@@ -55,40 +50,12 @@ async def streamed(served: Served, **fields: Any) -> list[dict[str, Any]]:
 
 
 def joined(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The message and the ending that frames add up to, as OpenAI's clients add them up; the order is checked."""
-    message: dict[str, Any] = {"role": None, "content": "", "reasoning_content": "", "tool_calls": []}
-    for choice in choices:
-        delta = choice["delta"]
-        assert "reasoning_content" in delta
-        message["role"] = message["role"] or delta.get("role")
-        assert message["role"] == "assistant", "the role comes first"
-        message["content"] += delta.get("content") or ""
-        message["reasoning_content"] += delta["reasoning_content"] or ""
-        for call in delta.get("tool_calls", []):
-            if call["index"] == len(message["tool_calls"]):
-                assert call["id"]
-                assert call["function"]["name"]
-                assert call["function"]["arguments"] == ""
-                message["tool_calls"].append(call)
-            else:
-                assert (call["id"], call["function"]["name"], call["type"]) == (None, None, "function")
-                assert call["index"] == len(message["tool_calls"]) - 1
-                message["tool_calls"][-1]["function"]["arguments"] += call["function"]["arguments"]
-    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
-    message["reasoning_content"] = message["reasoning_content"] or None
-    message["tool_calls"] = message["tool_calls"] or None
-    return {
-        "message": message,
-        "finish_reason": choices[-1]["finish_reason"],
-        "matched_stop": choices[-1]["matched_stop"],
-    }
+    """The choice that these add up to."""
+    return without_ids(chat_joined([{"choices": [choice]} for choice in choices])["choices"][0])
 
 
 def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
-    """What two answers to the same request have in common."""
-    message = dict(choice["message"])
-    message["tool_calls"] = [call | {"id": ""} for call in message["tool_calls"] or []] or None
-    return {"message": message, "finish_reason": choice["finish_reason"], "matched_stop": choice["matched_stop"]}
+    return CHAT.nameless({"choices": [choice]})
 
 
 def called(choice: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -110,7 +77,7 @@ async def test_calls_of_every_format(case: str, size: int) -> None:
     assert answer["message"]["content"] == "I look."
     assert called(answer) == [(call.name, call.arguments) for call in CALLS]
     assert (answer["finish_reason"], answer["matched_stop"]) == ("tool_calls", None)
-    assert without_ids(joined(frames)) == without_ids(answer)
+    assert joined(frames) == without_ids(answer)
 
 
 async def test_a_call_to_the_byte() -> None:
@@ -145,24 +112,13 @@ async def test_an_answer_without_a_call() -> None:
     assert joined(frames) == without_ids(answer)
 
 
-async def test_a_call_that_is_cut_off() -> None:
-    text = '<tool_call>{"name": "f", "arguments": {"a": "Pa'
-    for finish, reason in ((Length(9), "length"), (Stop(2), "stop")):
-        async with serve(says(text, finish=finish), template=QWEN) as served:
-            answer = await whole(served, tools=SMALL)
-            frames = await streamed(served, tools=SMALL)
-        assert answer["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "Pa'}
-        assert answer["finish_reason"] == reason
-        assert without_ids(joined(frames)) == without_ids(answer)
-
-
 async def test_one_call_where_the_client_takes_one() -> None:
     async with serve(says(WRITERS["hermes"][1](CALLS)), template=QWEN) as served:
         answer = await whole(served, tools=TOOLS, parallel_tool_calls=False)
         frames = await streamed(served, tools=TOOLS, parallel_tool_calls=False)
     assert [name for name, _ in called(answer)] == ["get_weather"]
     assert answer["finish_reason"] == "tool_calls"
-    assert without_ids(joined(frames)) == without_ids(answer)
+    assert joined(frames) == without_ids(answer)
 
 
 async def test_no_tools_no_calls() -> None:
@@ -193,9 +149,9 @@ async def test_thoughts(size: int) -> None:
     text = "<think>\nHm, yes.\n</think>\n\nI look.\n" + WRITERS["hermes"][1]([Call("f", {"a": 1})])
     async with serve(says(text, size), with_parsers(thoughts="auto"), template=QWEN) as served:
         answer = await whole(served, tools=SMALL)
-        assert joined_all(await streamed(served, tools=SMALL)) == without_ids(answer)
+        assert joined(await streamed(served, tools=SMALL)) == without_ids(answer)
         at_once = await streamed(served, tools=SMALL, stream_reasoning=False)
-        assert joined_all(at_once) == without_ids(answer)
+        assert joined(at_once) == without_ids(answer)
         assert [frame["delta"]["reasoning_content"] for frame in at_once].count("Hm, yes.") == 1
         raw = await whole(served, tools=SMALL, separate_reasoning=False)
     assert answer["message"]["reasoning_content"] == "Hm, yes."
@@ -203,10 +159,6 @@ async def test_thoughts(size: int) -> None:
     assert called(answer) == [("f", {"a": 1})]
     assert raw["message"]["content"] == "<think>\nHm, yes.\n</think>\n\nI look."
     assert raw["message"]["reasoning_content"] is None
-
-
-def joined_all(frames: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return without_ids(joined(frames))
 
 
 @pytest.mark.parametrize(("effort", "thought"), [("high", 3), ("none", 0)])
@@ -334,7 +286,7 @@ async def test_a_choice_that_must_be_made(choice: object) -> None:
         form = json.loads(params_of(served).structural_tag or "")["format"]
     assert called(answer) == [("stop", {"a": [1]})]
     assert answer["finish_reason"] == "tool_calls"
-    assert without_ids(joined(frames)) == without_ids(answer)
+    assert joined(frames) == without_ids(answer)
     begins = [tag["begin"] for tag in form["tags"]]
     assert '<tool_call>\n{"name": "stop", "arguments": ' in begins
     assert len(begins) == (3 if choice == "required" else 1)

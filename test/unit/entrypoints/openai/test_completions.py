@@ -190,46 +190,6 @@ async def test_the_echoed_prompt_has_logprobs_and_offsets(kind: str) -> None:
     assert columns == found
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        ({"prompt": None}, "prompt", "required"),
-        ({"prompt": ""}, "prompt", "empty"),
-        ({"prompt": []}, "prompt", "must not be empty"),
-        ({"prompt": [[]]}, "prompt", "empty"),
-        ({"prompt": ["a", 5]}, "prompt", "must be a string, a list of strings"),
-        ({"prompt": [5, True]}, "prompt", "must be a string, a list of strings"),
-        ({"prompt": [5, None]}, "prompt", "must be a string, a list of strings"),
-        ({"prompt": {"text": "a"}}, "prompt", "must be a string, a list of strings"),
-        ({"prompt": [600]}, "prompt", "token id 600 is out-of-vocabulary (0 to 599)"),
-        ({"prompt": [-1]}, "prompt", "out-of-vocabulary"),
-        ({"prompt": [600], "echo": True}, "prompt", "prompt: token id 600 is out-of-vocabulary (0 to 599)"),
-        (
-            {"stop": ["x" * 9] * 40},
-            "stop",
-            "a list of at most 32 strings, got ['xxxxxxxxx', 'xxxxxxxxx', 'xxxxxxxxx', 'xx",
-        ),
-        ({"prompt": [1 << 40]}, "prompt", "out-of-vocabulary"),
-        ({"prompt": [5] * CONTEXT_LEN}, "prompt", f"({CONTEXT_LEN} tokens) is longer than the model's context length"),
-        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
-        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
-        ({"logprobs": True}, "logprobs", "valid integer"),
-        ({"best_of": 3, "stream": True}, "best_of", "in a stream it is n (1)"),
-        ({"best_of": 1, "n": 2}, "best_of", "must be at least n (2)"),
-        ({"best_of": 500}, "best_of", "more than the 72 requests"),
-        ({"suffix": "x"}, "suffix", "--completion-template"),
-        ({"rid": ["a", "b"]}, "rid", "2 entries for 1 prompts"),
-    ],
-)
-async def test_refusals_name_the_field_and_the_limit(fields: dict[str, Any], param: str, words: str) -> None:
-    async with serve() as served:
-        response = await served.post(PATH, asked(**fields))
-        assert not served.engine.sent
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, param), error
-    assert words in error["message"]
-
-
 async def test_best_of_all_that_are_returned() -> None:
     async with serve() as served:
         answer = (await served.post(PATH, asked(n=2, best_of=2))).json()

@@ -1,15 +1,12 @@
 """/generate over a scripted engine: single, batch, streams so far and incremental, refusals."""
 
-from typing import Any
-
 import orjson
 import pytest
 
-from fixtures.scripted_engine import Step, events, serve, small
+from fixtures.scripted_engine import events, serve, small
 from fixtures.wired import Wired
 from mysglang.srt.entrypoints.app_options import AppOptions
 from mysglang.srt.managers.logprob_room import MAX_LOGPROBS
-from mysglang.srt.messages.outputs import Abort
 
 PATH = "/generate"
 
@@ -63,61 +60,6 @@ async def test_an_incremental_stream_of_a_batch() -> None:
     found = [orjson.loads(frame) for frame in events(response.content)[:-1]]
     for index in range(2):
         assert [frame["text"] for frame in found if frame["index"] == index] == ["Hello", "", " world"]
-
-
-@pytest.mark.promise(30)
-async def test_a_stream_that_fails_is_no_success() -> None:
-    script = [Step("Hello"), Step("", [], Abort("out of memory", status=500))]
-    async with serve(lambda _: script) as served:
-        found = events((await served.post(PATH, {"text": "Hi", "stream": True})).content)
-        whole = await served.post(PATH, {"text": "Hi"})
-    assert len(found) == 2
-    assert orjson.loads(found[1])["error"]["message"] == "out of memory"
-    assert (whole.status_code, whole.json()["error"]["message"]) == (500, "out of memory")
-
-
-async def test_a_request_that_was_aborted_keeps_what_it_has() -> None:
-    async with serve(lambda _: [Step("Hello"), Step("", [], Abort("Aborted by the client."))]) as served:
-        answer = await served.post(PATH, {"text": "Hi"})
-        found = events((await served.post(PATH, {"text": "Hi", "stream": True})).content)
-    assert answer.status_code == 200
-    assert answer.json()["text"] == "Hello"
-    assert answer.json()["meta_info"]["finish_reason"]["type"] == "abort"
-    assert found[-1] == b"[DONE]"
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({}, "text", "Exactly one of text, input_ids and input_embeds"),
-        ({"text": "a", "input_ids": [5]}, "text", "Exactly one"),
-        ({"text": 5}, "text", "Expected"),
-        (
-            {"text": "a", "sampling_params": {"temprature": 0}},
-            "temprature",
-            "unknown field `sampling_params.temprature`",
-        ),
-        ({"text": "a", "sampling_params": {"temperature": "0"}}, "temperature", "Expected"),
-        ({"text": "a", "sampling_params": {"top_p": 2}}, "top_p", "at most 1"),
-        ({"text": "a", "sampling_params": []}, "sampling_params", "may be a list only for a batch"),
-        ({"text": "a" * 4000}, "text", "context length"),
-        ({"text": ""}, "text", "empty"),
-        ({"input_ids": [600]}, "input_ids", "out-of-vocabulary"),
-        ({"input_embeds": [1, 1]}, "input_embeds[0]", "Expected `array`, got `int`"),
-        ({"text": "a", "lora_path": "x"}, "lora_path", "not supported"),
-        ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**9}, "top_logprobs_num", "between 0 and"),
-        ({"text": "a", "rid": "r" * 300}, "rid", "characters"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_refusals_name_the_field_and_the_limit(
-    body: dict[str, Any], param: str, words: str, stream: bool
-) -> None:
-    async with serve() as served:
-        response = await served.post(PATH, body | {"stream": stream})
-        assert not served.engine.sent
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
-    assert words in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
