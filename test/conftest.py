@@ -3,8 +3,10 @@
 Timeouts, markers and asyncio mode stand in pyproject.toml; shared fakes and builders in `fixtures/`.
 """
 
+import gc
 import logging
 import os
+import sys
 import warnings
 from pathlib import Path
 
@@ -26,6 +28,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# Every worker and each of some hundred servers load the same modules: compiled once, not again by each of them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# Until all tests are collected: what they import stays, and the garbage collector would go through it again and again.
+gc.disable()
+
 TESTS = Path(__file__).parent
 LONG = (TESTS / "server", TESTS / "chaos", TESTS.parent / "sgl-kernel")
 """Folders of files that take minutes, not seconds."""
@@ -34,6 +43,12 @@ LONG = (TESTS / "server", TESTS / "chaos", TESTS.parent / "sgl-kernel")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first: a worker that takes one last would leave the other workers with nothing to do."""
     items.sort(key=lambda item: not any(item.path.is_relative_to(folder) for folder in LONG))
+
+
+def pytest_collection_finish() -> None:
+    """From here on the garbage collector looks at what tests make, and no longer at the modules."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
