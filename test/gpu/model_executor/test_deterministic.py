@@ -18,8 +18,8 @@ from mysglang.srt.configs.model_config import ModelConfig
 from mysglang.srt.forward.forward_batch import AttentionSpec
 from mysglang.srt.kernels.cuda import invariant_attention, invariant_gemm
 from mysglang.srt.kernels.gemm import linear
-from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
 from mysglang.srt.kernels.op import use_ops
+from mysglang.srt.kernels.sampling import log_probabilities, most_likely
 from mysglang.srt.layers.attention.invariant_triton import InvariantTritonBackend
 from mysglang.srt.model_executor.runner_config import RunnerConfig
 

@@ -12,11 +12,10 @@ from mysglang.srt.kernels.activation import gated, soft_cap
 from mysglang.srt.kernels.cpu import invariant
 from mysglang.srt.kernels.experts import fused_experts, pack_experts, sigmoid_scores, topk_softmax
 from mysglang.srt.kernels.gemm import gated_linear, heads_linear, linear, pack_linear_weight
-from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
 from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm
 from mysglang.srt.kernels.op import Op, use_ops
 from mysglang.srt.kernels.rotary import rope, rope_and_store
-from mysglang.srt.kernels.sampling import Filters, draw_tokens
+from mysglang.srt.kernels.sampling import Filters, draw_tokens, log_probabilities, most_likely
 
 ROWS = 70
 WIDTHS = [33, 96, 3072]
@@ -199,7 +198,7 @@ def test_draws() -> None:
 
 TRITON = """
 from fixtures.op_cases import OPS, check_op
-from mysglang.srt.kernels.cuda import experts, invariant_gemm, invariant_logprobs, topk
+from mysglang.srt.kernels.cuda import experts, invariant_gemm, sampling
 from mysglang.srt.kernels.op import use_ops
 use_ops("invariant")
 linears = [name for name, (op, _) in OPS.items() if op.name == "linear"]
@@ -238,8 +237,9 @@ assert not invariant_gemm.tells(found * float("nan")) and not invariant_gemm.tel
 # Experts: alone, and beside rows that fill other blocks of the same ones.
 routed = torch.randn(70, 9)
 routed[:, 4] += 2
-ids, gates = topk.topk_softmax(routed, 3, True)
-assert torch.equal(topk.topk_softmax(torch.zeros(2, 5), 3, False)[0], torch.tensor([[0, 1, 2]] * 2, dtype=torch.int32))
+ids, gates = experts.topk_softmax(routed, 3, True)
+ids_of_equals, _ = experts.topk_softmax(torch.zeros(2, 5), 3, False)
+assert torch.equal(ids_of_equals, torch.tensor([[0, 1, 2]] * 2, dtype=torch.int32))
 gate_up, down = torch.randn(9, 48, 40) / 6, torch.randn(9, 40, 24) / 5
 whole = experts.invariant_fused_experts(x, gate_up, down, ids, gates, "silu")
 for rows in (torch.tensor([69]), torch.randperm(70)):
@@ -253,12 +253,12 @@ for _ in range(2):
 assert tiles == [(tile.rows, wide * tile.outputs) for tile in experts.TILES for wide in (1, 2)]
 assert experts.fused_experts(x[:0], gate_up, down, ids[:0], gates[:0], "silu").shape == (0, 40)
 broken = torch.full((1, 9), float("nan"))
-ids, gates = topk.topk_softmax(broken, 3, True)
+ids, gates = experts.topk_softmax(broken, 3, True)
 assert gates.isnan().all() and ids.min() >= 0 and ids.max() < 9
 logits = torch.randn(5, 1003)
-found = invariant_logprobs.log_probabilities(logits)
+found = sampling.invariant_log_probabilities(logits)
 assert torch.allclose(found, logits.log_softmax(-1), atol=1e-5) and found.shape == logits.shape
-values, ids = invariant_logprobs.most_likely(found.round(), 9)
+values, ids = sampling.invariant_most_likely(found.round(), 9)
 assert torch.equal(ids, found.round().sort(dim=-1, descending=True, stable=True).indices[:, :9])
 print("all agree")
 """

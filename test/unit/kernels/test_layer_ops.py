@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fixtures.op_cases import OPS, check_op
 from mysglang.srt.kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, soft_cap
+from mysglang.srt.kernels.attention import dense_attention
 from mysglang.srt.kernels.cpu import gemm as onednn
-from mysglang.srt.kernels.dense_attention import dense_attention
 from mysglang.srt.kernels.gemm import gated_linear, heads_linear, linear, pack_linear_weight, unpack_linear_weight
 from mysglang.srt.kernels.kvcache import store_kv
 from mysglang.srt.kernels.norm import fused_add_rms_norm, rms_norm

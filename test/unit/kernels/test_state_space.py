@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mysglang.srt.kernels.state_space import CHUNK, gated_group_norm, scan_run, scan_step
+from mysglang.srt.kernels.linear_attention import CHUNK, gated_group_norm, scan_run, scan_step
 
 HEADS, HEAD_DIM, GROUPS, STATE = 6, 24, 2, 16
 AT = 3

@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
 from fixtures.triton_compiled import compile_launches
-from mysglang.srt.kernels.cuda import attention, experts, kvcache, latent_attention, topk
+from mysglang.srt.kernels.cuda import attention, experts, kvcache, latent_attention
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Of one program, by the device's compute capability."""
@@ -92,7 +92,7 @@ def test_what_stands_around_them() -> None:
     each = {"each": "*bf16", "gates": "*fp32", "out": "*bf16", "width": "i32"}
     assert shared_bytes(experts._sum_kernel, 90, each, TOP_K=8, BLOCK=1024) < 4096
     sizes = {"RENORMALIZE": True, "TOP_K": 6, "PLACES": 8, "EXPERTS": 64}
-    assert shared_bytes(topk._topk_softmax_kernel, 90, TOPK, **sizes, num_warps=1) < 4096
+    assert shared_bytes(experts._topk_softmax_kernel, 90, TOPK, **sizes, num_warps=1) < 4096
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)

@@ -1,14 +1,17 @@
-"""Attention of decode steps by a plan: which block of threads reads which keys for which queries.
+"""Attention as ops: over paged keys by a plan, and over keys that stand side by side.
 
-The plan, int32, is made on the host (layers/attention/decode_plan.py) and read by the kernel:
+**By a plan** (decode steps): which block of threads reads which keys for which queries. The plan, int32, is made on the
+host (layers/attention/decode_plan.py) and read by the kernel:
 
     indptr   [blocks + 1]         the items of each block
     items    [P, ITEM_FIELDS]     ranges of keys, with the queries that see them: see `Field`
     members  [M, 2]               batch row and first partial result, of each row of the groups that share pages
     joins    [R, 2]               first partial result of each row and how many; 1: the row is one item, written at once
 
-Items of a group are read for all of its rows together. Whoever makes a plan and whoever follows it must agree on how
-many heads and queries an item is for: `team_shapes`.
+Items of a group are read for all of its rows together. The maker and the reader of a plan must agree on how many heads
+and queries an item is for: `team_shapes`.
+
+**Side by side** (`dense_attention`): one part of a softmax over more keys, with what it takes to merge the parts.
 """
 
 from __future__ import annotations
@@ -159,3 +162,22 @@ def _planned_decode(
 LOG2E = 1.4426950408889634
 
 planned_decode = Op("planned_decode", reference=_planned_decode, cuda="mysgl_kernel.attention:planned_decode")
+
+
+def _dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """What each query makes of these keys [heads, n, value_dim] float32, and the logarithm of the sum of the exponents
+    of its scores [heads, n] float32: with both, parts are merged.
+
+    q: [heads, n, dim]; k: [heads, L, dim]; v: [heads, L, value_dim], of one dtype. causal: L equals n, and query i sees
+    keys 0 ... i; else all queries see all keys.
+    """
+    scores = torch.matmul(q.float(), k.float().transpose(1, 2)) * scale
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    lse = scores.logsumexp(dim=-1)
+    return torch.matmul(torch.exp(scores - lse[..., None]), v.float()), lse
+
+
+dense_attention = Op(
+    "dense_attention", reference=_dense_attention, cpu="mysglang.srt.kernels.cpu.attention:dense_attention"
+)

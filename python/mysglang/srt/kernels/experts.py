@@ -1,4 +1,7 @@
-"""Mixtures of experts: which experts a token goes to, and the weighted sum of what they make of it."""
+"""Mixtures of experts: which experts a token goes to, and the weighted sum of what they make of it.
+
+An expert's weights are of floating point, or of eight-bit integers with a factor for each output, as in `gemm`.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ sigmoid_scores = Op(
     reference=_sigmoid_scores,
     invariant={"cpu": "mysglang.srt.kernels.cpu.invariant:sigmoid_scores"},
 )
-topk_softmax = Op("topk_softmax", reference=_topk_softmax, cuda="mysglang.srt.kernels.cuda.topk:topk_softmax")
+topk_softmax = Op("topk_softmax", reference=_topk_softmax, cuda="mysglang.srt.kernels.cuda.experts:topk_softmax")
 fused_experts = Op(
     "fused_experts",
     reference=_fused_experts,
@@ -91,4 +94,55 @@ fused_experts = Op(
 pack_experts = Op("pack_experts", reference=_pack_experts, cpu="mysglang.srt.kernels.cpu.packed_experts:pack_experts")
 unpack_experts = Op(
     "unpack_experts", reference=_unpack_experts, cpu="mysglang.srt.kernels.cpu.packed_experts:unpack_experts"
+)
+
+
+Scales = tuple[Tensor, Tensor]
+"""float32 [E, 2 * inner] of gate and up, and [E, width] of down."""
+
+
+def _int8_fused_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    scales: Scales,
+    ids: Tensor,
+    gates: Tensor,
+    activation: Activation,
+    biases: Biases = None,
+) -> Tensor:
+    """`fused_experts` with the weights times their scales. This reference widens all of them."""
+    wide = [
+        (weights.float() * each[..., None]).to(x.dtype) for weights, each in zip((gate_up, down), scales, strict=True)
+    ]
+    return fused_experts.reference(x, wide[0], wide[1], ids, gates, activation, biases)
+
+
+def _pack_int8_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """As `pack_experts`."""
+    return gate_up, down
+
+
+def _unpack_int8_experts(weights: Tensor) -> Tensor:
+    """As `unpack_experts`."""
+    return weights
+
+
+int8_fused_experts = Op(
+    "int8_fused_experts",
+    reference=_int8_fused_experts,
+    cpu=(
+        "mysglang.srt.kernels.cpu.packed_experts:int8_fused_experts",
+        "mysglang.srt.kernels.cpu.experts:int8_fused_experts",
+    ),
+)
+pack_int8_experts = Op(
+    "pack_int8_experts",
+    reference=_pack_int8_experts,
+    cpu="mysglang.srt.kernels.cpu.packed_experts:pack_int8_experts",
+)
+unpack_int8_experts = Op(
+    "unpack_int8_experts",
+    reference=_unpack_int8_experts,
+    cpu="mysglang.srt.kernels.cpu.packed_experts:unpack_experts",
 )

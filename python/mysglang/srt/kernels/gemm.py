@@ -1,4 +1,8 @@
-"""Matrix products with weights, and the form of a weight that the device likes best."""
+"""Matrix products with weights, and the form of a weight that the device likes best.
+
+A weight is of floating point, or of eight-bit integers with a factor for each output; activations are never rounded to
+integers. The layout of a packed weight is the platform's.
+"""
 
 from __future__ import annotations
 
@@ -67,4 +71,41 @@ unpack_linear_weight = Op(
         "mysglang.srt.kernels.cpu.packed_gemm:unpack_linear_weight",
         "mysglang.srt.kernels.cpu.gemm:unpack_linear_weight",
     ),
+)
+
+
+def _int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """[N, input] -> [N, output], for a weight [output, input] int8 that may have been packed; scales: [output] float32.
+
+    The products are those with weight * scales. This reference widens the weight anew in every call.
+    """
+    return F.linear(x, (weight.float() * scales[:, None]).to(x.dtype), bias)
+
+
+def _int8_gated_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, activation: Activation
+) -> Tensor:
+    """[N, input] -> [N, output / 2]: act(the first half of the products) * (the second)."""
+    return gated[activation](int8_linear(x, weight, scales, bias))
+
+
+def _pack_int8_weight(weight: Tensor) -> Tensor:
+    """The weight in the form that `int8_linear` is quickest with: itself, or a copy that nothing else may look into."""
+    return weight
+
+
+def _unpack_int8_weight(weight: Tensor) -> Tensor:
+    """The opposite."""
+    return weight
+
+
+int8_linear = Op("int8_linear", reference=_int8_linear, cpu="mysglang.srt.kernels.cpu.packed_gemm:int8_linear")
+int8_gated_linear = Op(
+    "int8_gated_linear", reference=_int8_gated_linear, cpu="mysglang.srt.kernels.cpu.packed_gemm:int8_gated_linear"
+)
+pack_int8_weight = Op(
+    "pack_int8_weight", reference=_pack_int8_weight, cpu="mysglang.srt.kernels.cpu.packed_gemm:pack_int8_weight"
+)
+unpack_int8_weight = Op(
+    "unpack_int8_weight", reference=_unpack_int8_weight, cpu="mysglang.srt.kernels.cpu.packed_gemm:unpack_int8_weight"
 )

@@ -1,19 +1,32 @@
-"""Gated delta nets: a short convolution, and the gated delta rule, for one token of many rows or many tokens of one.
+"""Mixers that keep a state for each row: gated delta nets and Mamba-2, for one token of many rows or many of one row.
 
-Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv 2412.06464). With the state
-S [key_dim, value_dim] of a head, and for each token a query q, a key k, a value v, a decay a and a strength b:
+**Gated delta rule**: Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule" (arXiv
+2412.06464). With the state S [key_dim, value_dim] of a head, and for each token a query q, a key k, a value v, a decay
+a and a strength b:
 
     S' = a S                      forget
     u  = b (v - S'^T k)           what the state does not yet say of the key
     S  = S' + k u^T               write it
     o  = S^T q                    read
 
-Queries and keys have length 1, queries are divided by sqrt(key_dim). All is computed in float32.
+Queries and keys have length 1, queries are divided by sqrt(key_dim). A short convolution stands before it.
+
+**Mamba-2**: Dao and Gu, "Transformers are SSMs" (arXiv 2405.21060). With the state S [state_size, head_dim] of a head,
+and for each token an input x, a time step d, and the rows b and c [state_size] of the head's group:
+
+    S = exp(d A) S + b (d x)^T        forget, and write
+    y = S^T c + D x                   read
+
+A (negative) and D are numbers of a head. It is the gated delta rule without what the state says already, so a chunk of
+tokens needs no triangular system.
+
+All is computed in float32.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mysglang.srt.kernels.op import Op
@@ -56,7 +69,7 @@ def _convolved(seen: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) ->
         total.addcmul_(inputs[:, tap : tap + tokens], factors[:, tap])
     if bias is not None:
         total += bias.float()
-    return torch.nn.functional.silu(total) if silu else total
+    return F.silu(total) if silu else total
 
 
 def _delta_step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, matrix: Tensor, at: Tensor) -> Tensor:
@@ -123,8 +136,8 @@ def heads_of(q: Tensor, k: Tensor, value_heads: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_chunks(x: Tensor, rest: int) -> Tensor:
-    """[T, heads, D] -> [chunks, heads, CHUNK, D], with so many zeros at the end."""
-    padded = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, rest))
+    """[T, heads or groups, D] -> [chunks, heads or groups, CHUNK, D], with `rest` zeros at the end of the tokens."""
+    padded = F.pad(x, (0, 0, 0, 0, 0, rest))
     return padded.reshape(-1, CHUNK, *x.shape[1:]).transpose(1, 2).contiguous()
 
 
@@ -135,7 +148,7 @@ def _gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tens
     """
     inputs = x.float()
     normed = (inputs * torch.rsqrt(inputs.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype)
-    return (weight * normed * torch.nn.functional.silu(gate.float())).to(x.dtype)
+    return (weight * normed * F.silu(gate.float())).to(x.dtype)
 
 
 conv_step = Op("conv_step", reference=_conv_step)
@@ -143,3 +156,79 @@ conv_run = Op("conv_run", reference=_conv_run)
 delta_step = Op("delta_step", reference=_delta_step, cpu="mysglang.srt.kernels.cpu.linear_attention:delta_step")
 delta_run = Op("delta_run", reference=_delta_run, cpu="mysglang.srt.kernels.cpu.linear_attention:delta_run")
 gated_rms_norm = Op("gated_rms_norm", reference=_gated_rms_norm)
+
+
+def _scan_step(
+    x: Tensor, b: Tensor, c: Tensor, time: Tensor, rate: Tensor, skip: Tensor, matrix: Tensor, at: Tensor
+) -> Tensor:
+    """One new token of each of R rows. Returns [R, heads, head_dim] in x's dtype.
+
+    x: [R, heads, head_dim]. b, c: [R, groups, state_size]; heads are in groups, side by side. time: [R, heads] float32,
+    d. rate, skip: [heads] float32, A and D. matrix: [N, heads, state_size, head_dim] float32, the states, which are
+    updated. at: [R] int64 entries of `matrix`, distinct but for padding.
+    """
+    write, read = _of_heads(b, c, x.shape[1])
+    inputs = x.float()
+    state = matrix.index_select(0, at)
+    state.mul_((time * rate).exp()[..., None, None])
+    state.addcmul_(write.unsqueeze(-1), (inputs * time.unsqueeze(-1)).unsqueeze(-2))
+    matrix.index_copy_(0, at, state)
+    return ((read.unsqueeze(-2) @ state).squeeze(-2) + inputs * skip.unsqueeze(-1)).to(x.dtype)
+
+
+def _scan_run(
+    x: Tensor, b: Tensor, c: Tensor, time: Tensor, rate: Tensor, skip: Tensor, matrix: Tensor, at: int
+) -> Tensor:
+    """The same of T consecutive tokens of the row at one entry; T stands in the place of R.
+
+    Within a chunk (section 6 of the paper), with the decay e_i from the chunk's beginning to token i, and
+    E_ij = e_i / e_j for j <= i:   Y = (E C B^T) X + e C S,   S = e_last S + (e_last / e B)^T X,   where X holds d x.
+    """
+    tokens, heads, dim = x.shape
+    groups = b.shape[1]
+    rest = -tokens % CHUNK
+    # Tokens of padding write nothing and let nothing be forgotten. [chunks, groups, CHUNK, …]; heads are one more
+    # dimension of what each has for itself.
+    write, read = _in_chunks(b.float(), rest), _in_chunks(c.float(), rest)
+    values = _in_chunks((x.float() * time.unsqueeze(-1)).reshape(tokens, groups, -1), rest)
+    log_decay = _in_chunks((time * rate).reshape(tokens, groups, -1), rest).cumsum(dim=2).transpose(2, 3)
+    per_head = log_decay.unsqueeze(-1)
+    # [chunks, groups, heads of the group, CHUNK, CHUNK]: above the diagonal a quotient could overflow.
+    pairs = (per_head - log_decay.unsqueeze(-2)).tril().exp_().tril_()
+    pairs.mul_((read @ write.mT).unsqueeze(2))
+    apart = values.view(*values.shape[:3], -1, dim).transpose(2, 3)
+    out = pairs @ apart
+    since_start, whole = per_head.exp(), log_decay[..., -1:].exp()
+    kept = (apart * (log_decay[..., -1:, None] - per_head).exp()).transpose(2, 3).flatten(3)
+    added = write.mT @ kept
+    # [groups, state_size, heads of the group, head_dim]
+    state = matrix[at].view(groups, -1, *matrix.shape[2:]).transpose(1, 2).contiguous()
+    for chunk in range(len(out)):
+        before = (read[chunk] @ state.flatten(2)).view(groups, CHUNK, -1, dim).transpose(1, 2)
+        out[chunk].addcmul_(since_start[chunk], before)
+        state = state * whole[chunk].unsqueeze(1) + added[chunk].view_as(state)
+    matrix[at] = state.transpose(1, 2).flatten(0, 1)
+    found = out.permute(0, 3, 1, 2, 4).reshape(-1, heads, dim)[:tokens]
+    result: Tensor = found.addcmul(x.float(), skip.unsqueeze(-1)).to(x.dtype)
+    return result
+
+
+def _of_heads(b: Tensor, c: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """[R, groups, state_size] each -> [R, heads, state_size] float32 each."""
+    shared = heads // b.shape[1]
+    return b.float().repeat_interleave(shared, dim=1), c.float().repeat_interleave(shared, dim=1)
+
+
+def _gated_group_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, groups: int) -> Tensor:
+    """rms_norm(x * silu(gate)) * weight, in float32 inside. x, gate: [N, D], of which each of `groups` parts is normed
+    by itself; weight: [D]. The normed value is rounded to x's dtype before it meets the weight.
+    """
+    gated = x.float() * F.silu(gate.float())
+    parts = gated.view(len(x), groups, x.shape[-1] // groups)
+    normed = parts * torch.rsqrt(parts.square().mean(dim=-1, keepdim=True) + eps)
+    return weight * normed.view_as(x).to(x.dtype)
+
+
+scan_step = Op("scan_step", reference=_scan_step, cpu="mysglang.srt.kernels.cpu.linear_attention:scan_step")
+scan_run = Op("scan_run", reference=_scan_run, cpu="mysglang.srt.kernels.cpu.linear_attention:scan_run")
+gated_group_norm = Op("gated_group_norm", reference=_gated_group_norm)

@@ -1,8 +1,9 @@
-"""From logits to tokens. Deterministic: the only randomness is the number in [0, 1) that the caller gives for each row.
+"""From logits to tokens: forbidding and drawing them, their log-probabilities, and the newest token of each slot.
 
-A row's tokens are ranked by probability, the lower id first among equals. Of the distribution after temperature, a
-token may be drawn if it is among the top_k, if those ranked before it hold less than top_p, and if it has at least
-min_p times the probability of the first. What is left is drawn from by inverting its cumulative sum, in order of ids.
+Drawing is deterministic: the only randomness is the number in [0, 1) that the caller gives for each row. A row's tokens
+are ranked by probability, the lower id first among equals. Of the distribution after temperature, a token may be drawn
+if it is among the top_k, if those ranked before it hold less than top_p, and if it has at least min_p times the
+probability of the first. What is left is drawn from by inverting its cumulative sum, in order of ids.
 """
 
 from __future__ import annotations
@@ -103,6 +104,72 @@ draw_tokens = Op(
     cuda="mysglang.srt.kernels.cuda.sampling:draw_tokens",
     invariant={
         "cpu": "mysglang.srt.kernels.cpu.invariant:draw_tokens",
-        "cuda": "mysglang.srt.kernels.cuda.invariant_logprobs:draw_tokens",
+        "cuda": "mysglang.srt.kernels.cuda.sampling:invariant_draw_tokens",
     },
 )
+
+
+def _apply_token_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Set forbidden logits to -inf, in place. Token i of row rows[c] is allowed if its bit in bits[c] is set.
+
+    logits: [S, vocab] floating; rows: [C] int64, distinct; bits: [C, >= vocab / 32] int32, lowest bit first.
+    """
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    allowed = bits.index_select(1, ids >> 5) >> (ids & 31).to(torch.int32) & 1
+    logits[rows] = logits[rows].masked_fill_(allowed == 0, float("-inf"))
+
+
+apply_token_bitmask = Op(
+    "apply_token_bitmask",
+    reference=_apply_token_bitmask,
+    cpu="mysglang.srt.kernels.cpu.sampling:apply_token_bitmask",
+    cuda="mysglang.srt.kernels.cuda.sampling:apply_token_bitmask",
+)
+
+
+def _log_probabilities(logits: Tensor) -> Tensor:
+    """[N, vocab] of any dtype -> float32 [N, vocab]."""
+    return logits.float().log_softmax(dim=-1)
+
+
+def _most_likely(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """[N, count] values, the highest first, and their ids, int64. Of equals, any come first, and any are left out."""
+    top = logprobs.topk(count, dim=-1)
+    return top.values, top.indices
+
+
+log_probabilities = Op(
+    "log_probabilities",
+    reference=_log_probabilities,
+    invariant={
+        "cpu": "mysglang.srt.kernels.cpu.invariant:log_probabilities",
+        "cuda": "mysglang.srt.kernels.cuda.sampling:invariant_log_probabilities",
+    },
+)
+most_likely = Op(
+    "most_likely",
+    reference=_most_likely,
+    invariant={
+        "cpu": "mysglang.srt.kernels.cpu.invariant:most_likely",
+        "cuda": "mysglang.srt.kernels.cuda.sampling:invariant_most_likely",
+    },
+)
+
+
+def _resolve_tokens(input_ids: Tensor, slots: Tensor, newest: Tensor) -> Tensor:
+    """[T] int64 ids, with newest[slots[t]] in place of each that is negative.
+
+    input_ids, slots: [T] int64. newest: [slots] int64.
+    """
+    return torch.where(input_ids < 0, newest.index_select(0, slots), input_ids)
+
+
+def _record_tokens(newest: Tensor, slots: Tensor, tokens: Tensor) -> None:
+    """newest[slots[r]] = max(tokens[r], 0). All int64; slots [R] are distinct but for padding."""
+    newest.index_copy_(0, slots, tokens.clamp(min=0))
+
+
+resolve_tokens = Op(
+    "resolve_tokens", reference=_resolve_tokens, cuda="mysglang.srt.kernels.cuda.sampling:resolve_tokens"
+)
+record_tokens = Op("record_tokens", reference=_record_tokens, cuda="mysglang.srt.kernels.cuda.sampling:record_tokens")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import AttentionSpec, Expansion, ForwardBatch
-from mysglang.srt.kernels.dense_attention import dense_attention
+from mysglang.srt.kernels.attention import dense_attention
 from mysglang.srt.kernels.gemm import heads_linear
 from mysglang.srt.kernels.rotary import rope
 from mysglang.srt.layers.attention.expanding import MergedParts

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mysglang.srt.kernels.logprobs import log_probabilities, most_likely
+from mysglang.srt.kernels.sampling import log_probabilities, most_likely
 
 CHUNK_BYTES = 256 << 20
 """Limit in bytes for float32 log-probabilities that exist at once; those of a long prompt would take gigabytes."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mysglang.srt.distributed.groups import Group
 from mysglang.srt.kernels import sampling
-from mysglang.srt.kernels.bitmask import apply_token_bitmask
+from mysglang.srt.kernels.sampling import apply_token_bitmask
 from mysglang.srt.layers.apart import sample_apart
 from mysglang.srt.layers.logprobs import Logprobs, find_logprobs
 from mysglang.srt.layers.sampling_step import Sampled, SamplingStep

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mysglang.srt.kernels.newest import record_tokens, resolve_tokens
+from mysglang.srt.kernels.sampling import record_tokens, resolve_tokens
 from mysglang.srt.model_executor.step_columns import loc_columns, page_columns
 from mysglang.srt.platforms.slot_buffer import Keeping, SlotBuffer
 

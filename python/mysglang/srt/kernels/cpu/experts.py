@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from mysglang.srt.kernels.activation import Activation
-from mysglang.srt.kernels.experts import Biases
-from mysglang.srt.kernels.gemm import gated_linear, linear
-from mysglang.srt.kernels.int8_experts import Scales
-from mysglang.srt.kernels.int8_gemm import int8_gated_linear, int8_linear
+from mysglang.srt.kernels.experts import Biases, Scales
+from mysglang.srt.kernels.gemm import gated_linear, int8_gated_linear, int8_linear, linear
 
 Product = Callable[[int, Tensor], Tensor]
 """(expert, rows) -> what the expert makes of them."""
@@ -49,7 +47,7 @@ def int8_fused_experts(
     activation: Activation,
     biases: Biases = None,
 ) -> Tensor:
-    """See `kernels/int8_experts.py`."""
+    """See `kernels/experts.py`."""
     first, second = scales
 
     def product(expert: int, rows: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def draw_tokens(
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """See `kernels/logprobs.py`."""
+    """See `kernels/sampling.py`."""
     out = logits.new_empty(logits.shape, dtype=torch.float32)
     for row in _rows(logits):
         out[row] = logits[row].float().log_softmax(dim=-1)
@@ -152,7 +152,7 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
 
 def most_likely(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """See `kernels/logprobs.py`; of equals the lower id, however many are wanted."""
+    """See `kernels/sampling.py`; of equals the lower id, however many are wanted."""
     values = logprobs.new_empty(len(logprobs), count)
     ids = torch.empty(values.shape, dtype=torch.int64)
     if count:

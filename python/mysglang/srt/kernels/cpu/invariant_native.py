@@ -6,14 +6,12 @@ goes along its row in one order (`csrc/cpu`).
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from mysgl_kernel.cpu import gemm as packed
 from mysgl_kernel.cpu import rows
 from mysglang.srt.kernels.activation import Activation, gated
 from mysglang.srt.kernels.cpu import invariant, native, packed_gemm
-from mysglang.srt.kernels.cpu.native import GAINS, is_matrix
 from mysglang.srt.kernels.kvcache import UNSCALED, KvScales
 from mysglang.srt.kernels.rotary import Norms
 
@@ -36,28 +34,28 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Act
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """See `kernels/activation.py`."""
-    if is_matrix(x) and x.is_contiguous():
+    if native.takes_gate(x):
         return native.silu_and_mul(x)
     return invariant.silu_and_mul(x)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """See `kernels/activation.py`."""
-    if is_matrix(x) and x.is_contiguous():
+    if native.takes_gate(x):
         return native.gelu_tanh_and_mul(x)
     return invariant.gelu_tanh_and_mul(x)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `kernels/norm.py`."""
-    if is_matrix(x) and weight.dtype in GAINS:
+    if native.takes_norm(x, weight):
         return native.rms_norm(x, weight, eps)
     return invariant.rms_norm(x, weight, eps)
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `kernels/norm.py`."""
-    if is_matrix(x) and is_matrix(residual) and weight.dtype in GAINS and residual.is_contiguous():
+    if native.takes_norm(x, weight, residual):
         return native.fused_add_rms_norm(x, residual, weight, eps)
     return invariant.fused_add_rms_norm(x, residual, weight, eps)
 
@@ -75,9 +73,7 @@ def rope_and_store(
     scales: KvScales = UNSCALED,
 ) -> None:
     """See `kernels/rotary.py`."""
-    dense = k_cache.is_contiguous() and v_cache.is_contiguous() and cos_sin.is_contiguous()
-    plain = norms is None or norms[0].dtype is torch.bfloat16
-    if dense and plain and k_cache.dtype in rows.FORMATS and all(is_matrix(x) for x in (q, k, v)):
+    if native.takes_rope((q, k, v), cos_sin, norms, (k_cache, v_cache)):
         native.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations, scales)
     else:
         invariant.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations, scales)

@@ -1,9 +1,8 @@
-"""The gated delta rule on the CPU: each row's state is updated where it is.
+"""The gated delta rule and Mamba-2's recurrence on the CPU: each row's state is updated where it is.
 
 A state of a large model takes 2 MB, more than most caches near a core. So a row reads and writes it as seldom as
-possible, and is done before the next row begins: the key and the query read the state in one product, before it is
-updated, and what the query would read besides is the new value itself. A prompt is computed in pieces for the same
-reason.
+possible, and is done before the next row begins: one product reads the state, before it is updated, and what the token
+itself writes is read without it. A prompt is computed in pieces for the same reason.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from mysglang.srt.kernels.linear_attention import CHUNK, heads_of
 
 PIECE = 2 * CHUNK
 """Tokens of a prompt whose chunks are computed together. What is made of all chunks of a long prompt leaves the caches:
-at the sizes of Qwen3-Next, 1024 tokens took 1.5 times as long at once as in pieces.
+1024 tokens took 1.5 times as long at once as in pieces at the sizes of Qwen3-Next, and twice as long for Mamba-2 with
+128 heads of 64 x 128.
 """
 
 
@@ -40,3 +40,31 @@ def delta_run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor, 
     whole = linear_attention.delta_run.reference
     pieces = [slice(start, start + PIECE) for start in range(0, len(v), PIECE)]
     return torch.cat([whole(q[i], k[i], v[i], decay[i], strength[i], matrix, at) for i in pieces])
+
+
+def scan_step(
+    x: Tensor, b: Tensor, c: Tensor, time: Tensor, rate: Tensor, skip: Tensor, matrix: Tensor, at: Tensor
+) -> Tensor:
+    """See `kernels/linear_attention.py`: y = S^T c + D x = a S_before^T c + (b c) d x + D x, with a = exp(d A)."""
+    shared = x.shape[1] // b.shape[1]
+    write, read = b.float(), c.float()
+    overlap = (write * read).sum(dim=-1).repeat_interleave(shared, dim=1).unsqueeze(-1)
+    write, read = write.repeat_interleave(shared, dim=1), read.repeat_interleave(shared, dim=1)
+    inputs, kept = x.float(), (time * rate).exp()[..., None, None]
+    scaled = inputs * time.unsqueeze(-1)
+    out = torch.addcmul(scaled * overlap, inputs, skip.unsqueeze(-1))
+    for row, entry in enumerate(at.tolist()):
+        state = matrix[entry]
+        said = (read[row].unsqueeze(-2) @ state).squeeze(-2)
+        state.mul_(kept[row]).addcmul_(write[row].unsqueeze(-1), scaled[row].unsqueeze(-2))
+        out[row].addcmul_(said, kept[row, :, 0])
+    return out.to(x.dtype)
+
+
+def scan_run(
+    x: Tensor, b: Tensor, c: Tensor, time: Tensor, rate: Tensor, skip: Tensor, matrix: Tensor, at: int
+) -> Tensor:
+    """See `kernels/linear_attention.py`, which computes each piece."""
+    whole = linear_attention.scan_run.reference
+    pieces = [slice(start, start + PIECE) for start in range(0, len(x), PIECE)]
+    return torch.cat([whole(x[i], b[i], c[i], time[i], rate, skip, matrix, at) for i in pieces])

@@ -23,28 +23,28 @@ GAINS = (torch.bfloat16, torch.float32)
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `kernels/norm.py`."""
-    if is_matrix(x) and weight.dtype in GAINS:
+    if takes_norm(x, weight):
         return rows.rms_norm(x, weight, eps)
     return norm.rms_norm.reference(x, weight, eps)
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `kernels/norm.py`."""
-    if is_matrix(x) and is_matrix(residual) and weight.dtype in GAINS and residual.is_contiguous():
+    if takes_norm(x, weight, residual):
         return rows.rms_norm(x, weight, eps, residual), residual
     return norm.fused_add_rms_norm.reference(x, residual, weight, eps)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """See `kernels/activation.py`."""
-    if is_matrix(x) and x.is_contiguous():
+    if takes_gate(x):
         return rows.gated(x, "silu")
     return activations.silu_and_mul.reference(x)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """See `kernels/activation.py`."""
-    if is_matrix(x) and x.is_contiguous():
+    if takes_gate(x):
         return rows.gated(x, "gelu_tanh")
     return activations.gelu_tanh_and_mul.reference(x)
 
@@ -62,9 +62,7 @@ def rope_and_store(
     scales: KvScales = UNSCALED,
 ) -> None:
     """See `kernels/rotary.py`."""
-    dense = k_cache.is_contiguous() and v_cache.is_contiguous() and cos_sin.is_contiguous()
-    plain = norms is None or norms[0].dtype is torch.bfloat16
-    if dense and plain and k_cache.dtype in rows.FORMATS and all(is_matrix(x) for x in (q, k, v)):
+    if takes_rope((q, k, v), cos_sin, norms, (k_cache, v_cache)):
         rows.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations, scales)
     else:
         rotary.rope_and_store(q, k, v, positions, cos_sin, norms, k_cache, v_cache, locations, scales)
@@ -80,3 +78,23 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 def is_matrix(x: Tensor) -> bool:
     """Whether these are bfloat16 rows, each dense."""
     return x.dtype is torch.bfloat16 and x.dim() == 2 and x.stride(1) == 1
+
+
+def takes_norm(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> bool:
+    """Whether the kernel norms these rows, and adds them to this residual stream, which it writes in place."""
+    streams = residual is None or (is_matrix(residual) and residual.is_contiguous())
+    return is_matrix(x) and weight.dtype in GAINS and streams
+
+
+def takes_gate(x: Tensor) -> bool:
+    """Whether the kernel gates these rows."""
+    return is_matrix(x) and x.is_contiguous()
+
+
+def takes_rope(
+    projections: tuple[Tensor, ...], cos_sin: Tensor, norms: Norms | None, caches: tuple[Tensor, Tensor]
+) -> bool:
+    """Whether the kernel turns these queries and keys and stores keys and values in these caches."""
+    dense = cos_sin.is_contiguous() and all(cache.is_contiguous() for cache in caches)
+    plain = norms is None or norms[0].dtype is torch.bfloat16
+    return dense and plain and caches[0].dtype in rows.FORMATS and all(is_matrix(x) for x in projections)

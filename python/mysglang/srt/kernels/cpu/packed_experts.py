@@ -13,8 +13,7 @@ from mysgl_kernel.cpu.gemm import ACTIVATIONS
 from mysglang.srt.kernels.activation import Activation
 from mysglang.srt.kernels.cpu import experts
 from mysglang.srt.kernels.cpu.native import is_matrix
-from mysglang.srt.kernels.experts import Biases
-from mysglang.srt.kernels.int8_experts import Scales
+from mysglang.srt.kernels.experts import Biases, Scales
 
 available = packed.available
 """Also where other products are better left to oneDNN: it would lay an expert's weights out anew in every call."""
@@ -45,7 +44,7 @@ def int8_fused_experts(
     activation: Activation,
     biases: Biases = None,
 ) -> Tensor:
-    """See `kernels/int8_experts.py`."""
+    """See `kernels/experts.py`."""
     if packed.is_packed(gate_up) and activation in ACTIVATIONS and is_matrix(x):
         return packed.experts(x, gate_up, down, ids, gates, activation=activation, scales=scales, biases=biases)
     plain = unpack_experts(gate_up), unpack_experts(down)
@@ -58,7 +57,7 @@ def pack_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_int8_experts(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """See `kernels/int8_experts.py`."""
+    """See `kernels/experts.py`."""
     return _pack(gate_up, down)
 
 

@@ -1,4 +1,6 @@
-"""Products with bfloat16 weights that our C++ kernel has packed; the others as in `gemm` beside this."""
+"""Products of bfloat16 rows with weights, bfloat16 or int8, that our C++ kernel has packed; others as in `gemm` beside
+this or in the reference.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,12 @@ from torch import Tensor
 from mysgl_kernel.cpu import gemm as packed
 from mysglang.srt.kernels.activation import Activation, gated
 from mysglang.srt.kernels.cpu import gemm
+from mysglang.srt.kernels.gemm import int8_linear as int8_linear_op
 
-available = packed.available
+available = packed.compiles
+"""Where bfloat16 weights are better left to oneDNN, `pack_linear_weight` does so. oneDNN has no product of int8 weights
+with bfloat16 rows.
+"""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -32,7 +38,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Act
 
 def pack_linear_weight(weight: Tensor) -> Tensor:
     """See `kernels/gemm.py`."""
-    if weight.dtype is torch.bfloat16 and packed.packs(weight):
+    if weight.dtype is torch.bfloat16 and packed.available() and packed.packs(weight):
         return packed.pack(weight)
     return gemm.pack_linear_weight(weight)
 
@@ -40,3 +46,33 @@ def pack_linear_weight(weight: Tensor) -> Tensor:
 def unpack_linear_weight(weight: Tensor) -> Tensor:
     """See `kernels/gemm.py`."""
     return packed.unpack(weight) if packed.is_packed(weight) else gemm.unpack_linear_weight(weight)
+
+
+def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """See `kernels/gemm.py`."""
+    if not packed.is_packed(weight):
+        return int8_linear_op.reference(x, weight, scales, bias)
+    if x.dtype is not torch.bfloat16:
+        return int8_linear_op.reference(x, packed.unpack(weight), scales, bias)
+    flat = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1])
+    out = packed.linear(flat, weight, bias, scales=scales)
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def int8_gated_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    """See `kernels/gemm.py`."""
+    halves = packed.is_packed(weight) and len(weight) % 2 == 0
+    rows = x.dtype is torch.bfloat16 and x.dim() == 2 and x.stride(1) == 1
+    if halves and rows and activation in packed.ACTIVATIONS:
+        return packed.linear(x, weight, bias, scales=scales, activation=activation)
+    return gated[activation](int8_linear(x, weight, scales, bias))
+
+
+def pack_int8_weight(weight: Tensor) -> Tensor:
+    """See `kernels/gemm.py`."""
+    return packed.pack(weight) if packed.packs(weight) else weight
+
+
+def unpack_int8_weight(weight: Tensor) -> Tensor:
+    """See `kernels/gemm.py`."""
+    return packed.unpack(weight) if packed.is_packed(weight) else weight

@@ -1,7 +1,9 @@
-"""Drawing on the CPU: sorts only as many of the likeliest tokens as the filters can leave, not the whole vocabulary."""
+"""Drawing and bit masks on the CPU."""
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from mysglang.srt.kernels.sampling import Filters, allowed_ranks, invert, weights_of
@@ -37,3 +39,11 @@ def draw_tokens(
     quota = count - above.sum(dim=-1, keepdim=True)
     weights = weights.masked_fill_(~(above | (level & (level.cumsum(dim=-1) <= quota))), 0.0)
     return invert(weights, uniforms)
+
+
+def apply_token_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """See `kernels/sampling.py`."""
+    # One row after another: a row of logits stays in the cache while it is changed.
+    for row, words in zip(rows.tolist(), bits.numpy(), strict=True):
+        forbidden = np.unpackbits(~words.view(np.uint8), bitorder="little")[: logits.shape[1]]
+        logits[row].masked_fill_(torch.from_numpy(forbidden.view(np.bool_)), float("-inf"))

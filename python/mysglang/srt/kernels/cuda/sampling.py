@@ -4,9 +4,12 @@
 bit patterns of floats, read as integers, are ordered as the floats are: thirty halvings find any of them. Each halving
 reads the whole row until few candidates are left; these are put aside, and the rest of the search and the draw itself
 stay in registers. Weights are float32 and their sums float64, or few float32 terms, as exact as the reference's.
+
+`apply_token_bitmask` writes only what is forbidden, and reads nothing but the mask.
 """
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,6 +25,14 @@ BLOCK = 16384
 """Tokens in flight in one program: reading a row is bound by latency."""
 FEW = 4096
 """Candidates that are searched in registers."""
+MASK_BLOCK = 4096
+"""Tokens whose mask bits one program reads."""
+TOKEN_BLOCK = 256
+"""Newest tokens that one program finds or records: torch would take five launches for what these two kernels do."""
+ALIGNED = 8
+"""Values: each row of padded logits begins at a multiple of these. Torch's softmax reduces a row in an order that
+depends on how the row's beginning is aligned, and a row's log-probabilities must not depend on its place.
+"""
 
 
 @triton.jit
@@ -323,3 +334,85 @@ def draw_tokens(
         num_warps=16,
     )
     return tokens
+
+
+@triton.jit
+def _bitmask_kernel(logits, rows, bits, row_stride, words, vocab, BLOCK: tl.constexpr):
+    line = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + line)
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = ids < vocab
+    word = tl.load(bits + line * words + (ids >> 5), mask=inside, other=0)
+    forbidden = inside & (((word >> (ids & 31)) & 1) == 0)
+    tl.store(logits + row * row_stride + ids, float("-inf"), mask=forbidden)
+
+
+def apply_token_bitmask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """As `kernels.sampling.apply_token_bitmask`; needs unit stride along the vocabulary, and packed bits."""
+    assert logits.stride(1) == 1 and bits.is_contiguous() and bits.dtype == torch.int32
+    vocab = logits.shape[1]
+    grid = (len(rows), triton.cdiv(vocab, MASK_BLOCK))
+    _bitmask_kernel[grid](logits, rows, bits, logits.stride(0), bits.shape[1], vocab, BLOCK=MASK_BLOCK, num_warps=4)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _resolve_kernel(input_ids, slots, newest, resolved, count, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < count
+    ids = tl.load(input_ids + places, mask=inside, other=0)
+    unknown = inside & (ids < 0)
+    known = tl.load(newest + tl.load(slots + places, mask=unknown, other=0), mask=unknown, other=0)
+    tl.store(resolved + places, tl.where(unknown, known, ids), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _record_kernel(newest, slots, tokens, count, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < count
+    found = tl.load(tokens + places, mask=inside, other=0)
+    tl.store(newest + tl.load(slots + places, mask=inside, other=0), tl.maximum(found, 0), mask=inside)
+
+
+def resolve_tokens(input_ids: Tensor, slots: Tensor, newest: Tensor) -> Tensor:
+    """As `kernels.sampling.resolve_tokens`."""
+    resolved = torch.empty_like(input_ids)
+    count = len(input_ids)
+    _resolve_kernel[(triton.cdiv(count, TOKEN_BLOCK),)](input_ids, slots, newest, resolved, count, BLOCK=TOKEN_BLOCK)
+    return resolved
+
+
+def record_tokens(newest: Tensor, slots: Tensor, tokens: Tensor) -> None:
+    """As `kernels.sampling.record_tokens`."""
+    count = len(tokens)
+    _record_kernel[(triton.cdiv(count, TOKEN_BLOCK),)](newest, slots, tokens, count, BLOCK=TOKEN_BLOCK)
+
+
+def invariant_draw_tokens(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: Tensor,
+    filters: Filters,
+) -> Tensor:
+    """As `kernels.sampling.draw_tokens`. With and without filters there are two kernels, whose sums differ: a row must
+    not be drawn by another kernel because a row beside it has filters, so all use the one with filters.
+    """
+    if filters.top_k is None:
+        all_tokens = torch.iinfo(torch.int32).max
+        top_k = torch.full((len(logits),), all_tokens, dtype=torch.int32, device=logits.device)
+        filters = filters._replace(top_k=top_k)
+    return draw_tokens(logits, uniforms, temperature, filters)
+
+
+def invariant_log_probabilities(logits: Tensor) -> Tensor:
+    """As `kernels.sampling.log_probabilities`."""
+    vocab = logits.shape[1]
+    padded = F.pad(logits.float(), (0, -vocab % ALIGNED), value=float("-inf")).clone()
+    return padded.log_softmax(dim=-1)[:, :vocab]
+
+
+def invariant_most_likely(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """As `kernels.sampling.most_likely`; of equals the lower id, however many are wanted: `topk` leaves that open."""
+    if count == 0:
+        return logprobs[:, :0], torch.empty(len(logprobs), 0, dtype=torch.int64, device=logprobs.device)
+    ranked = logprobs.sort(dim=-1, descending=True, stable=True)
+    return ranked.values[:, :count], ranked.indices[:, :count]

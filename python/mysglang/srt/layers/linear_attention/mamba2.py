@@ -4,7 +4,7 @@
                  ├─ time step ────────────┘            │
                  └─ z ─────────────────────────────────┘
 
-The formulas and their source stand in `kernels/state_space.py`. Which state a row has is said by the step.
+The formulas and their source stand in `kernels/linear_attention.py`. Which state a row has is said by the step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mysglang.srt.forward.forward_batch import ForwardBatch, StatePart, StateSpec
-from mysglang.srt.kernels.linear_attention import conv_run, conv_step, gated_rms_norm
-from mysglang.srt.kernels.state_space import gated_group_norm, scan_run, scan_step
+from mysglang.srt.kernels.linear_attention import (
+    conv_run,
+    conv_step,
+    gated_group_norm,
+    gated_rms_norm,
+    scan_run,
+    scan_step,
+)
 from mysglang.srt.layers.context import LayerContext
 from mysglang.srt.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from mysglang.srt.layers.linear_attention.short_convolution import ShortConvolution

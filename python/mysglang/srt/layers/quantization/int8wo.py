@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from mysglang.srt.kernels.activation import Activation
-from mysglang.srt.kernels.experts import Biases
-from mysglang.srt.kernels.int8_experts import int8_fused_experts, pack_int8_experts, unpack_int8_experts
-from mysglang.srt.kernels.int8_gemm import int8_gated_linear, int8_linear, pack_int8_weight, unpack_int8_weight
+from mysglang.srt.kernels.experts import Biases, int8_fused_experts, pack_int8_experts, unpack_int8_experts
+from mysglang.srt.kernels.gemm import int8_gated_linear, int8_linear, pack_int8_weight, unpack_int8_weight
 from mysglang.srt.layers.moe.method import NAMES, ExpertSizes, ExpertsMethod, create_expert_weights
 from mysglang.srt.layers.parameter import Section, WeightParameter, replace_parameter, restore_parameter
 from mysglang.srt.layers.quantization.base import LinearMethod

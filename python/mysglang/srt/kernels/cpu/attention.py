@@ -21,7 +21,7 @@ def available() -> bool:
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """See `kernels/dense_attention.py`. Rounded to the dtype of q on the way."""
+    """See `kernels/attention.py`. Rounded to the dtype of q on the way."""
     dim = v.shape[-1]
     padded = F.pad(v, (0, q.shape[-1] - dim))
     attend = getattr(torch.ops.aten, NAME)
