@@ -1,7 +1,8 @@
 """Sheet: counters and histograms as numbers in memory, which several processes may share.
 
-A row for each writer, written by that one alone; whoever reads adds the rows up, so that each process can tell of all.
-Knows neither what is counted nor in which format it is told.
+Each writer has a row and writes to no other. A reader adds the rows up, so each process can report on all of them. It
+knows neither what is counted nor the format of the report. `prometheus_client` in its multiprocess mode does the same 4
+to 8 times slower, and 60 times for a chunk of tokens: docs/performance.md has the figures.
 """
 
 from __future__ import annotations
