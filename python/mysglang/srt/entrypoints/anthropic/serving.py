@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,11 +13,9 @@ from starlette.responses import Response
 from mysglang.srt.entrypoints.anthropic.events import PING, PING_S, BlockEvents, event, message_content
 from mysglang.srt.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from mysglang.srt.entrypoints.anthropic.translate import NAMES, chat_request, counted_request
-from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.json_response import json_response
-from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews, Ending, aborted
-from mysglang.srt.entrypoints.openai.field_names import own_words
+from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatCall, ChatNews, Ending, aborted
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
 from mysglang.srt.entrypoints.streaming import EventStream, with_pings
 
@@ -31,8 +30,7 @@ class AnthropicServing:
 
     async def messages(self, request: Request) -> Response:
         """The answer to `request`. Raises what `error_responses` knows."""
-        body = await read_model(request, MessagesRequest)
-        self._models.check(body.model)
+        body = await self._models.read(request, MessagesRequest)
         rid = f"msg_{uuid.uuid4().hex}"
         if body.stream:
             return EventStream(with_pings(self._stream(body, rid), PING, PING_S))
@@ -40,12 +38,12 @@ class AnthropicServing:
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of `request` has."""
-        body = await read_model(request, CountTokensRequest)
-        self._models.check(body.model)
+        body = await self._models.read(request, CountTokensRequest)
         return json_response({"input_tokens": await while_connected(request, self._count(body))})
 
     async def _complete(self, body: MessagesRequest, rid: str) -> dict[str, object]:
-        async with aclosing(self._read(body, rid)) as found:
+        call = await self._call(body, rid)
+        async with aclosing(self._answers.read(call)) as found:
             async for news in found:
                 assert news.ending is not None, "a request that does not stream has one chunk"
                 return {
@@ -58,7 +56,8 @@ class AnthropicServing:
 
     async def _stream(self, body: MessagesRequest, rid: str) -> AsyncGenerator[bytes, None]:
         blocks, begun = BlockEvents(), False
-        async with aclosing(self._read(body, rid)) as found:
+        call = await self._call(body, rid)
+        async with aclosing(self._answers.read(call)) as found:
             async for news in found:
                 usage = self._usage(news)
                 told = b"" if begun else self._start(rid, usage)
@@ -72,20 +71,14 @@ class AnthropicServing:
                 if told or data:
                     yield told + b"".join(event(one["type"], one) for one in data)
 
-    async def _read(self, body: MessagesRequest, rid: str) -> AsyncGenerator[ChatNews, None]:
-        with own_words(NAMES):
-            words = self._answers.thinking_words(with_tools=bool(body.tools))
-            asked = await self._answers.prepare(lambda: chat_request(body, words))
-            ask = await self._answers.ask(asked, rid)
-            async with aclosing(self._answers.read(ask)) as found:
-                async for news in found:
-                    yield news
-
     async def _count(self, body: CountTokensRequest) -> int:
-        with own_words(NAMES):
-            words = self._answers.thinking_words(with_tools=bool(body.tools))
-            asked = await self._answers.prepare(lambda: counted_request(body, words))
-            return await self._answers.count_tokens(await self._answers.ask(asked, "count"))
+        translate = partial(counted_request, body)
+        call = await self._answers.translated(translate, "count", NAMES, with_tools=bool(body.tools))
+        return await self._answers.count_tokens(call)
+
+    async def _call(self, body: MessagesRequest, rid: str) -> ChatCall:
+        translate = partial(chat_request, body)
+        return await self._answers.translated(translate, rid, NAMES, with_tools=bool(body.tools))
 
     def _start(self, rid: str, usage: dict[str, object]) -> bytes:
         message = {**self._head(rid), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import orjson
@@ -28,7 +29,7 @@ from mysglang.srt.entrypoints.ollama.translate import (
     max_tokens,
     raw_request,
 )
-from mysglang.srt.entrypoints.openai.chat_answers import Ask, ChatAnswers
+from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatCall
 from mysglang.srt.entrypoints.openai.field_names import own_words
 from mysglang.srt.entrypoints.streaming import EventStream
 
@@ -39,13 +40,11 @@ Tell = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A request in progress: the chat request, and the form of a message on this route."""
+    """A request in progress: the call that asks the model, and the form of a message on this route."""
 
     body: OllamaRequest
-    ask: Callable[[], Awaitable[Ask]]
+    call: Callable[[], Awaitable[ChatCall]]
     tell: Tell
-    names: Mapping[str, str]
-    """Chat's name of a field -> the client's name, for error messages."""
 
 
 class OllamaServing:
@@ -59,27 +58,26 @@ class OllamaServing:
         """The answer to `request`. Raises what `error_responses` knows."""
         body = await read_model(request, OllamaChatRequest)
 
-        async def ask() -> Ask:
-            words = self._answers.thinking_words(with_tools=bool(body.tools))
-            asked = await self._answers.prepare(lambda: chat_request(body, words))
-            return await self._answers.ask(asked, _new_rid())
+        async def call() -> ChatCall:
+            translate = partial(chat_request, body)
+            return await self._answers.translated(translate, _new_rid(), NAMES, with_tools=bool(body.tools))
 
-        return await self._respond(request, _Job(body, ask, _as_message, NAMES), loads=not body.messages)
+        return await self._respond(request, _Job(body, call, _as_message), loads=not body.messages)
 
     async def generate(self, request: Request) -> Response:
         """Answer POST /api/generate."""
         body = await read_model(request, OllamaGenerateRequest)
 
-        async def ask() -> Ask:
-            if body.plain:
+        async def call() -> ChatCall:
+            if not body.plain:
+                translate = partial(generate_request, body)
+                return await self._answers.translated(translate, _new_rid(), PROMPT_NAMES, with_tools=False)
+            with own_words(PROMPT_NAMES):
                 plain = await self._answers.prepare(lambda: raw_request(body))
-                return self._answers.ask_plain(plain, _new_rid(), max_tokens(body))
-            words = self._answers.thinking_words(with_tools=False)
-            asked = await self._answers.prepare(lambda: generate_request(body, words))
-            return await self._answers.ask(asked, _new_rid())
+                return self._answers.ask_plain(plain, _new_rid(), max_tokens(body), PROMPT_NAMES)
 
         nothing = not body.prompt and not body.suffix
-        return await self._respond(request, _Job(body, ask, _as_response, PROMPT_NAMES), loads=nothing)
+        return await self._respond(request, _Job(body, call, _as_response), loads=nothing)
 
     async def _respond(self, request: Request, job: _Job, *, loads: bool) -> Response:
         self._card.check(job.body.model)
@@ -112,20 +110,19 @@ class OllamaServing:
     async def _messages(self, job: _Job) -> AsyncGenerator[tuple[dict[str, Any], dict[str, Any]], None]:
         """Each message, and the fields beside it. The last message is empty and has the statistics."""
         times, messages = Times(), Messages()
-        with own_words(job.names):
-            ask = await job.ask()
-            async with aclosing(self._answers.read(ask)) as found:
-                async for news in found:
-                    times.note()
-                    told = messages.say(news.parts, last=news.ending is not None)
-                    logprobs = self._answers.logprobs(news.chunk)
-                    if logprobs and not told:
-                        told = [{"role": "assistant", "content": ""}]
-                    for message in told:
-                        yield message, {"done": False, **({"logprobs": logprobs} if logprobs else {})}
-                        logprobs = []
-                    if news.ending is not None:
-                        yield {"role": "assistant", "content": ""}, {"done": True, **times.summary(news)}
+        call = await job.call()
+        async with aclosing(self._answers.read(call)) as found:
+            async for news in found:
+                times.note()
+                told = messages.say(news.parts, last=news.ending is not None)
+                logprobs = self._answers.logprobs(news.chunk)
+                if logprobs and not told:
+                    told = [{"role": "assistant", "content": ""}]
+                for message in told:
+                    yield message, {"done": False, **({"logprobs": logprobs} if logprobs else {})}
+                    logprobs = []
+                if news.ending is not None:
+                    yield {"role": "assistant", "content": ""}, {"done": True, **times.summary(news)}
 
     def _head(self, job: _Job) -> dict[str, object]:
         return {"model": job.body.model, "created_at": datetime.now(UTC).isoformat()}

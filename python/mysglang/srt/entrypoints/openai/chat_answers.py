@@ -33,7 +33,7 @@ from mysglang.srt.entrypoints.openai.chat_prompt import (
     thinking_kwargs,
     thinking_words,
 )
-from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES, own_words
+from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES, NO_NAMES, own_words
 from mysglang.srt.entrypoints.openai.fill_in import FillIn
 from mysglang.srt.entrypoints.openai.logprobs import chat_tokens, positions
 from mysglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
@@ -72,26 +72,28 @@ class ChatNews(NamedTuple):
     """Number of the choice's tokens that were thought so far; None if that is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A prepared body: the request, and the parsers for the answer of each choice."""
+class ChatCall:
+    """One conversation with the model: the request, and the parsers for the answer of each choice."""
 
-    obj: GenerateReqInput
-    prompt: str
-    names: Mapping[str, str]
-    """The engine's name of a field -> the client's name, for error messages."""
-    new_parser: Callable[[], AnswerParser]
-    new_counter: Callable[[], TokenCounter]
-
-
-class ChatReader:
-    """Chunks -> what they add to their choices."""
-
-    def __init__(self, ask: Ask) -> None:
-        self._parsers = defaultdict[int, AnswerParser](ask.new_parser)
-        self._counters = defaultdict[int, TokenCounter](ask.new_counter)
+    def __init__(
+        self,
+        obj: GenerateReqInput,
+        names: Mapping[str, str],
+        dialect_names: Mapping[str, str],
+        new_parser: Callable[[], AnswerParser],
+        new_counter: Callable[[], TokenCounter],
+    ) -> None:
+        """`names`: the engine's name of a field -> OpenAI's name. `dialect_names`: OpenAI's name -> the name in the
+        client's dialect. Both are for error messages. `new_parser`, `new_counter`: called once for each choice.
+        """
+        self.obj = obj
+        self.names = names
+        self.dialect_names = dialect_names
+        self._parsers = defaultdict[int, AnswerParser](new_parser)
+        self._counters = defaultdict[int, TokenCounter](new_counter)
 
     def news(self, chunk: GenerationChunk) -> ChatNews:
+        """What the chunk adds to its choice."""
         parser = self._parsers[chunk.index]
         parts = parser.feed(chunk.text, last=chunk.finish_reason is not None)
         reasoning = self._counters[chunk.index].count(chunk.token_ids.tolist())
@@ -107,26 +109,46 @@ class ChatAnswers:
         self._defaults = defaults
         self._fill_in = fill_in
 
-    async def read(self, ask: Ask) -> AsyncGenerator[ChatNews, None]:
+    async def read(self, call: ChatCall) -> AsyncGenerator[ChatNews, None]:
         """The parts of the answer: as they arrive, or, without `stream`, each choice in one piece.
 
         Closing it ends the request. Raises at any point.
         """
-        reader = ChatReader(ask)
-        with own_words(ask.names):
-            async with aclosing(self.chunks(ask)) as chunks:
+        with own_words(call.dialect_names), own_words(call.names):
+            async with aclosing(self.chunks(call)) as chunks:
                 async for chunk in chunks:
-                    if ask.obj.stream:
-                        yield reader.news(chunk)
+                    if call.obj.stream:
+                        yield call.news(chunk)
                     else:
-                        yield await self._front.text_pool.run_if_long(len(chunk.text), partial(reader.news, chunk))
+                        yield await self._front.text_pool.run_if_long(len(chunk.text), partial(call.news, chunk))
 
-    def chunks(self, ask: Ask) -> AsyncGenerator[GenerationChunk, None]:
-        """The chunks of the answer, for a ChatReader."""
-        return self._front.tokenizer_manager.generate_request(ask.obj)
+    def chunks(self, call: ChatCall) -> AsyncGenerator[GenerationChunk, None]:
+        """The chunks of the answer, for `ChatCall.news`."""
+        return self._front.tokenizer_manager.generate_request(call.obj)
 
-    async def ask(self, body: ChatCompletionRequest, rid: str) -> Ask:
-        """The request of a conversation. Raises InvalidRequest."""
+    async def translated(
+        self,
+        translate: Callable[[ThinkingWords], ChatCompletionRequest],
+        rid: str,
+        names: Mapping[str, str],
+        *,
+        with_tools: bool,
+    ) -> ChatCall:
+        """The call that the body of another dialect asks for. `translate` gets the words that the model's template has
+        for thinking; `with_tools`: in conversations with tools. `names`: OpenAI's names of fields -> the dialect's.
+
+        Raises InvalidRequest in the dialect's words.
+        """
+        with own_words(names):
+            words = self.thinking_words(with_tools=with_tools)
+            body = await self.prepare(lambda: translate(words))
+            return await self.ask(body, rid, names)
+
+    async def ask(self, body: ChatCompletionRequest, rid: str, names: Mapping[str, str] = NO_NAMES) -> ChatCall:
+        """The call that a conversation asks for. Raises InvalidRequest, in OpenAI's words.
+
+        `names`: OpenAI's names of fields -> those in which `read` reports errors.
+        """
         plan, params, template_kwargs = await self.prepare(lambda: self._planned(body))
         prompt = await render_chat(
             self._front,
@@ -157,10 +179,16 @@ class ChatAnswers:
             think_end=reasoning.end if reasoning is not None and thinks else None,
             think_start=think_start,
         )
-        names = (
+        own_names = (
             CHAT_NAMES | body.own_names | names_of(body.response_format) | dict.fromkeys(plan.grammar or (), "tools")
         )
-        return Ask(obj, prompt, names, lambda: self._new_parser(body, plan, prompt), lambda: self._new_counter(prompt))
+        return ChatCall(
+            obj,
+            own_names,
+            names,
+            lambda: self._new_parser(body, plan, prompt),
+            lambda: self._new_counter(prompt),
+        )
 
     async def prepare(self, work: Callable[[], Result], beside: int = 0) -> Result:
         """Result of `work` for the request's body. A long body is processed in a thread, until its client leaves.
@@ -177,10 +205,12 @@ class ChatAnswers:
         params = sampling_params(body, self._defaults, body.max_completion_tokens or body.max_tokens)
         return plan, self._with_plan(params, plan, body), template_kwargs
 
-    def ask_plain(self, body: CompletionRequest, rid: str, max_tokens: int | None) -> Ask:
-        """The request of one text that is a prompt already, whose answer is plain text.
+    def ask_plain(
+        self, body: CompletionRequest, rid: str, max_tokens: int | None, names: Mapping[str, str] = NO_NAMES
+    ) -> ChatCall:
+        """The call for one text that is a prompt already, whose answer is plain text.
 
-        `max_tokens`: None for as many as fit.
+        `max_tokens`: None for as many as fit. `names`: as for `ask`.
         """
         (prompt,) = body.prompt
         assert isinstance(prompt, str), "made by a dialect, out of a text"
@@ -193,17 +223,19 @@ class ChatAnswers:
             return_logprob=body.logprobs is not None,
             top_logprobs_num=body.logprobs or 0,
         )
-        names = CHAT_NAMES | names_of(body.response_format) | {"text": "prompt"}
-        return Ask(obj, prompt, names, lambda: AnswerParser(NoThoughts(), NoCalls()), NoCounter)
+        own_names = CHAT_NAMES | names_of(body.response_format) | {"text": "prompt"}
+        return ChatCall(obj, own_names, names, lambda: AnswerParser(NoThoughts(), NoCalls()), NoCounter)
 
     def thinking_words(self, *, with_tools: bool) -> ThinkingWords:
         """How the model can be asked to think. Raises InvalidRequest."""
         return thinking_words(self._front, with_tools=with_tools, told_apart=self._formats.reasoning is not None)
 
-    async def count_tokens(self, ask: Ask) -> int:
-        """How many tokens the prompt has."""
+    async def count_tokens(self, call: ChatCall) -> int:
+        """How many tokens the prompt has. Raises InvalidRequest in the dialect's words."""
+        assert isinstance(call.obj.text, str), "one conversation is one prompt"
         coder = self._front.tokenizer_manager.input_tokenizer
-        return len(await coder.encode(ask.prompt, add_special_tokens=ask.obj.add_special_tokens))
+        with own_words(call.dialect_names):
+            return len(await coder.encode(call.obj.text, add_special_tokens=call.obj.add_special_tokens))
 
     def logprobs(self, chunk: GenerationChunk) -> list[dict[str, object]]:
         """Log-probabilities of a chunk, in OpenAI's form for a token; empty if they were not requested."""

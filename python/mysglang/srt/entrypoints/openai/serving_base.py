@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
 import orjson
@@ -18,12 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mysglang.srt.args.parsers import CompletionTemplateName
-from mysglang.srt.entrypoints.body import read_model, validate
+from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_pieces import in_pieces
 from mysglang.srt.entrypoints.json_response import json_response
-from mysglang.srt.entrypoints.openai.field_names import own_words
+from mysglang.srt.entrypoints.openai.field_names import NO_NAMES, own_words
 from mysglang.srt.entrypoints.openai.protocol import GenerationRequest
 from mysglang.srt.entrypoints.openai.sampling import SamplingDefaults
 from mysglang.srt.entrypoints.openai.serving_models import OpenAIServingModels
@@ -36,8 +35,6 @@ from mysglang.srt.messages.generate import GenerateReqInput
 from mysglang.srt.utils.ids import new_id
 
 Body = TypeVar("Body", bound=GenerationRequest)
-
-NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +73,7 @@ class OpenAIServingBase(ABC, Generic[Body]):
 
     async def handle(self, request: Request) -> Response:
         """The answer to `request`. Raises what `error_responses` knows."""
-        body: Body = await read_model(request, self.body_model)
-        self._models.check(body.model)
+        body: Body = await self._models.read(request, self.body_model)
         envelope = Envelope(self._rid(body), int(time.time()), self._models.name)
         if body.stream:
             return talk_stream(lambda: self._talk(body, envelope))

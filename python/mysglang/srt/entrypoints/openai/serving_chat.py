@@ -7,7 +7,7 @@ from contextlib import aclosing
 from functools import partial
 
 from mysglang.srt.entrypoints.front import Front
-from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatNews, ChatReader
+from mysglang.srt.entrypoints.openai.chat_answers import ChatAnswers, ChatCall, ChatNews
 from mysglang.srt.entrypoints.openai.chat_message import chat_message
 from mysglang.srt.entrypoints.openai.chat_stream import ChatStream
 from mysglang.srt.entrypoints.openai.field_names import CHAT_NAMES
@@ -39,8 +39,8 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         meter = self._meter(body)
         choices: dict[int, object] = {}
         states, ids = LastStates(), ToldIds(body)
-        ask = await self._answers.ask(body, envelope.rid)
-        async with aclosing(self._answers.read(ask)) as found:
+        call = await self._answers.ask(body, envelope.rid)
+        async with aclosing(self._answers.read(call)) as found:
             async for news in found:
                 note_usage(meter, news.chunk, news.reasoning_tokens)
                 states.note(news.chunk)
@@ -49,9 +49,9 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         return self._answer(envelope.head("chat.completion"), choices, meter)
 
     async def _talk(self, body: ChatCompletionRequest, envelope: Envelope) -> Talk:
-        ask = await self._answers.ask(body, envelope.rid)
-        frames = _Frames(body, envelope, self._meter(body), ChatReader(ask), self._logprobs)
-        return Talk(self._answers.chunks(ask), frames, ask.names, self._front.text_pool)
+        call = await self._answers.ask(body, envelope.rid)
+        frames = _Frames(body, envelope, self._meter(body), call, self._logprobs)
+        return Talk(self._answers.chunks(call), frames, call.names, self._front.text_pool)
 
     def _choice(self, news: ChatNews, said: Mapping[str, object]) -> dict[str, object]:
         assert news.ending is not None, "a request that does not stream has one chunk for each choice"
@@ -77,12 +77,12 @@ class _Frames:
         body: ChatCompletionRequest,
         envelope: Envelope,
         meter: UsageMeter,
-        reader: ChatReader,
+        call: ChatCall,
         logprobs: Callable[[ChatNews], dict[str, object] | None],
     ) -> None:
         options = body.stream_options
         self._meter = meter
-        self._reader = reader
+        self._call = call
         self._logprobs = logprobs
         self._total = options.include_usage
         self._usage_so_far = options.continuous_usage_stats
@@ -97,7 +97,7 @@ class _Frames:
 
     def tell(self, chunk: GenerationChunk) -> bytes:
         index, stream = chunk.index, self._stream
-        news = self._reader.news(chunk)
+        news = self._call.news(chunk)
         self._states.note(chunk)
         usage = None
         if self._usage_so_far or news.ending is not None:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mysglang.srt.configs.pooling_config import PoolingConfig
-from mysglang.srt.entrypoints.body import read_model, validate
+from mysglang.srt.entrypoints.body import validate
 from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
@@ -34,8 +34,7 @@ class OpenAIServingEmbedding:
 
     async def handle(self, request: Request) -> Response:
         """The answer to `request`. Raises what `error_responses` knows."""
-        body = await read_model(request, EmbeddingRequest)
-        self._models.check(body.model)
+        body = await self._models.read(request, EmbeddingRequest)
         return json_response(await while_connected(request, self._answer(body)))
 
     async def answer(self, data: dict[str, object], fields: FieldReport = REFUSED) -> dict[str, object]:

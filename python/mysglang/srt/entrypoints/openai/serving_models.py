@@ -5,11 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import TypeVar
 
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.errors import NotFound
 from mysglang.srt.utils.said_once import SaidOnce
 
 logger = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound=BaseModel)
 
 DEFAULT_NAME = "default"
 MAX_SHOWN = 100
@@ -39,6 +46,14 @@ class OpenAIServingModels:
             "max_model_len": max_model_len,
         }
         self._cards = {known: {"id": known, **card} for known in (name, *aliases)}
+
+    async def read(self, request: Request, kind: type[Body]) -> Body:
+        """The body of a request, whose field `model` asks for the served model. Raises what `read_model` and `check`
+        raise.
+        """
+        body = await read_model(request, kind)
+        self.check(vars(body)["model"])
+        return body
 
     def check(self, model: str | None) -> None:
         """Raises NotFound for an adapter that is not there, and for another model if the server is strict.

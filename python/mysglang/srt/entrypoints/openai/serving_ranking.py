@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mysglang.srt.configs.pooling_config import PoolingConfig
-from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_response import json_response
@@ -41,21 +40,18 @@ class OpenAIServingRanking:
 
     async def classify(self, request: Request) -> Response:
         """The most likely label of each prompt, and the probabilities of all."""
-        body = await read_model(request, ClassifyRequest)
-        self._models.check(body.model)
+        body = await self._models.read(request, ClassifyRequest)
         return json_response(await while_connected(request, self._classified(body)))
 
     async def rerank(self, request: Request) -> Response:
         """The documents, the most relevant first, as SGLang answers: a plain list."""
-        body = await read_model(request, RerankRequest)
-        self._models.check(body.model)
+        body = await self._models.read(request, RerankRequest)
         ranked = await while_connected(request, self._ranked(body))
         return json_response([one.response(body.documents, with_text=body.return_documents) for one in ranked])
 
     async def cohere_rerank(self, request: Request) -> Response:
         """The answer in the form of Cohere and Jina: an object with `results`."""
-        body = await read_model(request, CohereRerankRequest)
-        self._models.check(body.model)
+        body = await self._models.read(request, CohereRerankRequest)
         ranked = await while_connected(request, self._ranked(body))
         results = [
             {
@@ -69,8 +65,7 @@ class OpenAIServingRanking:
 
     async def score(self, request: Request) -> Response:
         """How likely each label is as the next token of query and item, or a classifier's scores of them."""
-        body = await read_model(request, ScoringRequest)
-        self._models.check(body.model)
+        body = await self._models.read(request, ScoringRequest)
         return json_response(await while_connected(request, self._scored(body)))
 
     async def _classified(self, body: ClassifyRequest) -> dict[str, object]:

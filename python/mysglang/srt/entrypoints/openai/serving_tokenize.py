@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mysglang.srt.entrypoints.body import BODY_BYTES, read_model
+from mysglang.srt.entrypoints.body import BODY_BYTES
 from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.front import Front
 from mysglang.srt.entrypoints.json_pieces import in_pieces
@@ -30,13 +30,11 @@ class OpenAIServingTokenize:
         self._models = models
 
     async def tokenize(self, request: Request) -> Response:
-        body = await read_model(request, TokenizeRequest)
-        self._models.check(body.model)
+        body = await self._models.read(request, TokenizeRequest)
         return await while_connected(request, self._written(self._tokenized(body)))
 
     async def detokenize(self, request: Request) -> Response:
-        body = await read_model(request, DetokenizeRequest)
-        self._models.check(body.model)
+        body = await self._models.read(request, DetokenizeRequest)
         return await while_connected(request, self._written(self._detokenized(body)))
 
     async def _written(self, making: Awaitable[dict[str, object]]) -> Response:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from mysglang.srt.entrypoints.error_responses import ErrorFacts
-from mysglang.srt.entrypoints.openai.chat_answers import Ask, ChatNews
+from mysglang.srt.entrypoints.openai.chat_answers import ChatCall, ChatNews
 from mysglang.srt.entrypoints.openai.responses.event_log import EventLog
 from mysglang.srt.entrypoints.openai.responses.protocol import ResponsesRequest
 from mysglang.srt.entrypoints.openai.responses.translate import StoredItem
@@ -29,7 +29,7 @@ class Job:
     body: ResponsesRequest
     items: tuple[StoredItem, ...]
     """The conversation that it goes on from, its own input included."""
-    ask: Ask
+    call: ChatCall
     model: str
     report_cached: bool
     response_id: str
@@ -46,7 +46,7 @@ class Job:
         error: ErrorFacts | None = None,
     ) -> dict[str, Any]:
         """The response in its present state. `last`: the end of the answer, which has the usage."""
-        body, params = self.body, self.ask.obj.sampling_params
+        body, params = self.body, self.call.obj.sampling_params
         assert not isinstance(params, list), "one conversation"
         return {
             "id": self.response_id,

@@ -10,7 +10,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mysglang.srt.entrypoints.body import read_model
 from mysglang.srt.entrypoints.departure import while_connected
 from mysglang.srt.entrypoints.error_responses import describe
 from mysglang.srt.entrypoints.json_response import json_response
@@ -52,8 +51,7 @@ class OpenAIServingResponses:
 
     async def create(self, request: Request) -> Response:
         """The response to `request`. Raises what `error_responses` knows."""
-        body = await read_model(request, ResponsesRequest)
-        self._models.check(body.model)
+        body = await self._models.read(request, ResponsesRequest)
         if body.stream:
             frames = self._stream(body) if not body.background else await self._start_stream(body)
             return EventStream(frames)
@@ -62,8 +60,7 @@ class OpenAIServingResponses:
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of a response to `request` has."""
-        body = await read_model(request, CountResponseTokensRequest)
-        self._models.check(body.model)
+        body = await self._models.read(request, CountResponseTokensRequest)
         count = await while_connected(request, self._count(body))
         return json_response({"object": "response.input_tokens", "input_tokens": count})
 
@@ -140,7 +137,7 @@ class OpenAIServingResponses:
 
     async def _answer(self, job: Job) -> dict[str, Any]:
         output = OutputEvents(encrypt=ENCRYPTED in job.body.include)
-        async with aclosing(self._read(job)) as found:
+        async with aclosing(self._answers.read(job.call)) as found:
             async for news in found:
                 output.say(news.parts, self._answers.logprobs(news.chunk))
                 if news.ending is not None:
@@ -193,7 +190,7 @@ class OpenAIServingResponses:
         if begun:
             yield numbered.frames(_beginning(job))
         try:
-            async with aclosing(self._read(job)) as found:
+            async with aclosing(self._answers.read(job.call)) as found:
                 async for news in found:
                     events = [] if begun else _beginning(job)
                     begun = True
@@ -222,11 +219,11 @@ class OpenAIServingResponses:
 
         with own_words(NAMES):
             items, asked = await self._answers.prepare(translate, len(before))
-            ask = await self._answers.ask(asked, response_id)
+            call = await self._answers.ask(asked, response_id, NAMES)
         return Job(
             body=body,
             items=items,
-            ask=ask,
+            call=call,
             model=self._models.name,
             report_cached=self._report_cached,
             response_id=response_id,
@@ -238,7 +235,7 @@ class OpenAIServingResponses:
             return ResponsesRequest.model_validate({**fields, "store": False})
 
         job = await self._job(await self._answers.prepare(as_request))
-        return await self._answers.count_tokens(job.ask)
+        return await self._answers.count_tokens(job.call)
 
     def _conversation(self, response_id: str) -> Sequence[StoredItem]:
         """Raises InvalidRequest for one that is not there, or not complete."""
@@ -250,12 +247,6 @@ class OpenAIServingResponses:
         if stored.response["status"] not in ("completed", "incomplete"):
             raise InvalidRequest(f"{field}: {response_id!r} is {stored.response['status']}.", param=field)
         return stored.conversation
-
-    async def _read(self, job: Job) -> AsyncGenerator[ChatNews, None]:
-        with own_words(NAMES):
-            async with aclosing(self._answers.read(job.ask)) as found:
-                async for news in found:
-                    yield news
 
     def _end(self, job: Job, output: OutputEvents, last: ChatNews) -> tuple[list[Event], dict[str, Any]]:
         """The last events, and the stored response. Raises Aborted for a response that was aborted."""
