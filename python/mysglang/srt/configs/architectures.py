@@ -12,59 +12,33 @@ from typing import Literal, TypeAlias
 from mysglang.srt.configs.decoder_config import DecoderConfig
 from mysglang.srt.configs.families.arcee import ArceeConfig
 from mysglang.srt.configs.families.bamba import BambaConfig
-from mysglang.srt.configs.families.cohere import CohereConfig
-from mysglang.srt.configs.families.cohere2 import Cohere2Config
-from mysglang.srt.configs.families.deepseek_v2 import DeepseekV2Config
-from mysglang.srt.configs.families.deepseek_v3 import DeepseekV3Config
+from mysglang.srt.configs.families.cohere import Cohere2Config, CohereConfig
+from mysglang.srt.configs.families.deepseek import DeepseekV2Config, DeepseekV3Config
 from mysglang.srt.configs.families.dots1 import Dots1Config
-from mysglang.srt.configs.families.ernie4_5 import Ernie45Config
-from mysglang.srt.configs.families.ernie4_5_moe import Ernie45MoeConfig
+from mysglang.srt.configs.families.ernie4_5 import Ernie45Config, Ernie45MoeConfig
 from mysglang.srt.configs.families.exaone4 import Exaone4Config
-from mysglang.srt.configs.families.falcon import FalconConfig
-from mysglang.srt.configs.families.falcon_h1 import FalconH1Config
-from mysglang.srt.configs.families.gemma import GemmaConfig
-from mysglang.srt.configs.families.gemma2 import Gemma2Config
-from mysglang.srt.configs.families.gemma3 import Gemma3Config
+from mysglang.srt.configs.families.falcon import FalconConfig, FalconH1Config
+from mysglang.srt.configs.families.gemma import Gemma2Config, Gemma3Config, GemmaConfig, VaultGemmaConfig
 from mysglang.srt.configs.families.gemma4 import Gemma4Config
-from mysglang.srt.configs.families.glm import GlmConfig
-from mysglang.srt.configs.families.glm4 import Glm4Config
-from mysglang.srt.configs.families.glm4_moe import Glm4MoeConfig
-from mysglang.srt.configs.families.glm4_moe_lite import Glm4MoeLiteConfig
+from mysglang.srt.configs.families.glm import Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig
 from mysglang.srt.configs.families.gpt_oss import GptOssConfig
-from mysglang.srt.configs.families.granite import GraniteConfig
-from mysglang.srt.configs.families.granite_moe import GraniteMoeConfig
-from mysglang.srt.configs.families.granite_moe_hybrid import GraniteHybridConfig
+from mysglang.srt.configs.families.granite import GraniteConfig, GraniteHybridConfig, GraniteMoeConfig
 from mysglang.srt.configs.families.helium import HeliumConfig
 from mysglang.srt.configs.families.hunyuan import HunyuanConfig, HunyuanMoeConfig
-from mysglang.srt.configs.families.internlm2 import InternLM2Config
-from mysglang.srt.configs.families.internlm3 import InternLM3Config
-from mysglang.srt.configs.families.lfm2 import Lfm2Config
-from mysglang.srt.configs.families.lfm2_moe import Lfm2MoeConfig
-from mysglang.srt.configs.families.llama import LlamaConfig
-from mysglang.srt.configs.families.llama4 import Llama4Config
+from mysglang.srt.configs.families.internlm import InternLM2Config, InternLM3Config
+from mysglang.srt.configs.families.lfm2 import Lfm2Config, Lfm2MoeConfig
+from mysglang.srt.configs.families.llama import Llama4Config, LlamaConfig
 from mysglang.srt.configs.families.minimax_m2 import MiniMaxM2Config
-from mysglang.srt.configs.families.ministral3 import Ministral3Config
-from mysglang.srt.configs.families.mistral import MistralConfig
-from mysglang.srt.configs.families.mixtral import MixtralConfig
-from mysglang.srt.configs.families.nemotron import NemotronConfig
-from mysglang.srt.configs.families.nemotron_h import NemotronHConfig
-from mysglang.srt.configs.families.olmo2 import Olmo2Config
-from mysglang.srt.configs.families.olmo3 import Olmo3Config
-from mysglang.srt.configs.families.olmoe import OlmoeConfig
-from mysglang.srt.configs.families.phi import PhiConfig
-from mysglang.srt.configs.families.phi3 import Phi3Config
-from mysglang.srt.configs.families.phimoe import PhimoeConfig
-from mysglang.srt.configs.families.qwen2 import Qwen2Config
-from mysglang.srt.configs.families.qwen2_moe import Qwen2MoeConfig
-from mysglang.srt.configs.families.qwen3 import Qwen3Config
-from mysglang.srt.configs.families.qwen3_5 import Qwen35Config, Qwen35MoeConfig
-from mysglang.srt.configs.families.qwen3_moe import Qwen3MoeConfig
-from mysglang.srt.configs.families.qwen3_next import Qwen3NextConfig
+from mysglang.srt.configs.families.mistral import Ministral3Config, MistralConfig, MixtralConfig
+from mysglang.srt.configs.families.nemotron import NemotronConfig, NemotronHConfig
+from mysglang.srt.configs.families.olmo import Olmo2Config, Olmo3Config, OlmoeConfig
+from mysglang.srt.configs.families.phi import Phi3Config, PhiConfig, PhimoeConfig
+from mysglang.srt.configs.families.qwen import Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
+from mysglang.srt.configs.families.qwen3_next import Qwen3NextConfig, Qwen35Config, Qwen35MoeConfig
 from mysglang.srt.configs.families.seed_oss import SeedOssConfig
 from mysglang.srt.configs.families.smollm3 import SmolLM3Config
 from mysglang.srt.configs.families.stablelm import StableLmConfig
 from mysglang.srt.configs.families.starcoder2 import Starcoder2Config
-from mysglang.srt.configs.families.vaultgemma import VaultGemmaConfig
 from mysglang.srt.configs.plug_ins import load_plug_in, plug_ins
 from mysglang.srt.errors import ConfigError
 

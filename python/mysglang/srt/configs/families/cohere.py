@@ -1,4 +1,4 @@
-"""Command R: attention and MLP side by side on a LayerNorm without bias, and logits with a factor."""
+"""Command R and R+, and Command R7B."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from mysglang.srt.configs.decoder_config import DecoderConfig, Epsilon, Factor, Heads, Positions
+from mysglang.srt.configs.decoder_config import (
+    SLIDING,
+    DecoderConfig,
+    Epsilon,
+    Factor,
+    HeadDim,
+    Heads,
+    Layers,
+    Positions,
+    check_layer_types,
+)
 from mysglang.srt.configs.layer_plan import AttentionPlan, DecoderPlan, LayerPlan, NormPlan, NormsPlan, RopePlan
 from mysglang.srt.errors import ConfigError
 
 
 class CohereConfig(DecoderConfig, frozen=True, kw_only=True):
-    """`use_qk_norm` (Command R+), a norm with other weights for each head, is refused."""
+    """Command R: attention and MLP side by side on a LayerNorm without bias, and logits with a factor.
+
+    `use_qk_norm` (Command R+), a norm with other weights for each head, is refused.
+    """
 
     rotary_interleaved: ClassVar[bool] = True
     usual_theta: ClassVar[float] = 500000.0
@@ -44,3 +57,31 @@ class CohereConfig(DecoderConfig, frozen=True, kw_only=True):
         super().check()
         if self.use_qk_norm:
             raise ConfigError("config.json: use_qk_norm is not supported")
+
+
+class Cohere2Config(CohereConfig, frozen=True, kw_only=True):
+    """Command R7B and A: Command R with a window in three of four layers, and no positions in the others.
+
+    Without `layer_types`, every `sliding_window_pattern`-th layer sees all keys.
+    """
+
+    usual_theta: ClassVar[float] = 10000.0
+
+    head_dim: HeadDim | None = None
+    sliding_window: Positions | None = 4096
+    sliding_window_pattern: Layers = 4
+    layer_types: list[str] | None = None
+
+    def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
+        types = self.layer_types
+        slides = (index + 1) % self.sliding_window_pattern != 0 if types is None else types[index] == SLIDING
+        windowed = slides and self.sliding_window is not None
+        return replace(
+            super().attention(index, rope),
+            window=self.sliding_window if slides else None,
+            rope=rope if windowed else None,
+        )
+
+    def check(self) -> None:
+        super().check()
+        check_layer_types(self.layer_types, self.num_hidden_layers)

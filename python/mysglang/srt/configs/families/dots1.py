@@ -15,7 +15,7 @@ from mysglang.srt.configs.decoder_config import (
     Positions,
     check_layer_types,
 )
-from mysglang.srt.configs.families.glm4_moe import Glm4MoeConfig
+from mysglang.srt.configs.families.glm import Glm4MoeConfig
 from mysglang.srt.configs.layer_plan import AttentionPlan, RopePlan
 
 

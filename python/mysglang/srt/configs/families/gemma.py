@@ -1,18 +1,41 @@
-"""Gemma 1: Llama with norms of 1 + w, scaled embeddings and GeGLU."""
+"""Gemma 1 to 3, and VaultGemma."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from mysglang.srt.configs.decoder_config import DecoderConfig, HeadDim, Heads, Positions
-from mysglang.srt.configs.layer_plan import AttentionPlan, DecoderPlan, NormPlan, RopePlan
+from mysglang.srt.configs.decoder_config import (
+    FULL,
+    SLIDING,
+    Cap,
+    DecoderConfig,
+    Factor,
+    HeadDim,
+    Heads,
+    Layers,
+    Positions,
+    check_layer_types,
+    sliding_rope,
+)
+from mysglang.srt.configs.layer_plan import (
+    AttentionPlan,
+    DecoderPlan,
+    GatedMlpPlan,
+    MlpPlan,
+    NormPlan,
+    NormsPlan,
+    RopePlan,
+)
 from mysglang.srt.errors import ConfigError
 
 
 class GemmaConfig(DecoderConfig, frozen=True, kw_only=True):
-    """Activations overflow in float16, as those of later Gemmas."""
+    """Gemma 1: Llama with norms of 1 + w, scaled embeddings and GeGLU.
+
+    Activations overflow in float16, as those of later Gemmas.
+    """
 
     float16: ClassVar[bool] = False
 
@@ -37,3 +60,114 @@ class GemmaConfig(DecoderConfig, frozen=True, kw_only=True):
         super().check()
         if self.use_bidirectional_attention:
             raise ConfigError("config.json: use_bidirectional_attention is set, and attention is causal here only")
+
+
+class Gemma2Config(DecoderConfig, frozen=True, kw_only=True):
+    """Gemma 2: four norms with 1 + w, scaled embeddings, soft caps, and a window on every other layer.
+
+    Without `layer_types`, the even layers have the window.
+    """
+
+    float16: ClassVar[bool] = False
+
+    num_key_value_heads: Heads | None = 4
+    head_dim: HeadDim | None = 256
+    max_position_embeddings: Positions = 8192
+    tie_word_embeddings: bool = True
+    hidden_activation: str = "gelu_pytorch_tanh"
+    attention_bias: bool = False
+    query_pre_attn_scalar: Factor = 256
+    sliding_window: Positions | None = 4096
+    layer_types: list[str] | None = None
+    attn_logit_softcapping: Cap | None = 50.0
+    final_logit_softcapping: Cap | None = 30.0
+    use_bidirectional_attention: bool | str | None = None
+
+    def plan(self, rope: RopePlan) -> DecoderPlan:
+        return replace(
+            super().plan(rope),
+            embedding_scale=self.hidden_size**0.5,
+            logit_cap=self.final_logit_softcapping or 0.0,
+        )
+
+    def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
+        types = self.layer_types
+        slides = index % 2 == 0 if types is None else types[index] == SLIDING
+        return replace(
+            super().attention(index, rope),
+            scale=self.query_pre_attn_scalar**-0.5,
+            window=self.sliding_window if slides else None,
+            logit_cap=self.attn_logit_softcapping or 0.0,
+            bias=self.attention_bias,
+            output_bias=self.attention_bias,
+        )
+
+    def mlp(self, index: int) -> MlpPlan:
+        return GatedMlpPlan(intermediate_size=self.intermediate_size, activation=self.hidden_activation)
+
+    def norm(self) -> NormPlan:
+        return NormPlan(eps=self.rms_norm_eps, kind="rms_plus_one")
+
+    def norms(self) -> NormsPlan:
+        return NormsPlan(
+            norm=self.norm(),
+            after_attention="post_attention_layernorm",
+            before_mlp="pre_feedforward_layernorm",
+            after_mlp="post_feedforward_layernorm",
+        )
+
+    def check(self) -> None:
+        super().check()
+        check_layer_types(self.layer_types, self.num_hidden_layers)
+        if self.use_bidirectional_attention:
+            raise ConfigError("config.json: use_bidirectional_attention is set, and attention is causal here only")
+
+
+class VaultGemmaConfig(Gemma2Config, frozen=True, kw_only=True):
+    """VaultGemma: Gemma 2 without norms after attention and after the MLP.
+
+    All else is Gemma 2's.
+    """
+
+    def norms(self) -> NormsPlan:
+        return NormsPlan(norm=self.norm(), before_mlp="pre_feedforward_layernorm")
+
+
+class Gemma3Config(Gemma2Config, frozen=True, kw_only=True):
+    """Gemma 3 (text): Gemma 2 with norms of heads for its caps, and other rotary positions in layers with the window.
+
+    Without `layer_types`, every `sliding_window_pattern`-th layer sees all keys. Layers with the window have rotary
+    parameters of their own: in `rope_parameters`, or as `rope_local_base_freq`.
+    """
+
+    rope_of_layers: ClassVar[str | None] = FULL
+    usual_theta: ClassVar[float] = 1e6
+
+    num_attention_heads: Heads = 8
+    max_position_embeddings: Positions = 131072
+    attn_logit_softcapping: Cap | None = None
+    final_logit_softcapping: Cap | None = None
+    sliding_window_pattern: Layers = 6
+    rope_local_base_freq: float = 10000.0
+    rope_parameters: dict[str, Any] | None = None
+
+    @classmethod
+    def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
+        return {"vocab_size": 262208} | hf
+
+    def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
+        slides = self.slides(index)
+        return replace(
+            super().attention(index, self.local_rope(rope) if slides else rope),
+            window=self.sliding_window if slides else None,
+            qk_norm=self.norm(),
+        )
+
+    def slides(self, index: int) -> bool:
+        """True if this layer has the window."""
+        types = self.layer_types
+        return (index + 1) % self.sliding_window_pattern != 0 if types is None else types[index] == SLIDING
+
+    def local_rope(self, rope: RopePlan) -> RopePlan:
+        """Rotary plan of layers with the window. It is scaled only if config.json says so."""
+        return sliding_rope(rope, self.rope_parameters, self.rope_local_base_freq, self.max_position_embeddings)

@@ -1,13 +1,30 @@
-"""Gemma 4 (text) without embeddings for each layer: 31B, and 26B-A4B, which has experts beside its MLPs."""
+"""Gemma 4, and what its layers say of their heads."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
 from msgspec.structs import replace
 
-from mysglang.srt.configs.decoder_config import Cap, Count, DecoderConfig, Experts, Width, check_experts
-from mysglang.srt.configs.decoder_config import check_layer_types as check_layer_types
-from mysglang.srt.configs.families.gemma4_heads import Gemma4Heads
+from mysglang.srt.configs.decoder_config import (
+    FULL,
+    SLIDING,
+    Cap,
+    Count,
+    DecoderConfig,
+    Experts,
+    HeadDim,
+    Heads,
+    Positions,
+    Width,
+    check_experts,
+    check_layer_types,
+)
+from mysglang.srt.configs.families.gemma import Gemma3Config
 from mysglang.srt.configs.layer_plan import (
+    AttentionPlan,
     DecoderPlan,
     FusedExpertsPlan,
     GatedMlpPlan,
@@ -15,10 +32,72 @@ from mysglang.srt.configs.layer_plan import (
     MixturePlan,
     MlpAndExpertsPlan,
     MlpPlan,
+    NormPlan,
     RopePlan,
     RouterPlan,
 )
 from mysglang.srt.errors import ConfigError
+
+
+class PerLayer(msgspec.Struct, frozen=True):
+    """Values that differ in one layer."""
+
+    head_dim: HeadDim | None = None
+    num_key_value_heads: Heads | None = None
+
+
+class Gemma4Heads(Gemma3Config, frozen=True, kw_only=True):
+    """The keys of Gemma 4's config.json about attention, and the attention of its layers.
+
+    Layers that see all keys have `global_head_dim` and `num_global_key_value_heads`; transformers 5 writes these as
+    `per_layer_config`. With `attention_k_eq_v` their values are their keys before norm and rotation.
+    """
+
+    usual_vocab_size: ClassVar[int | None] = 262144
+    usual_rope: ClassVar[Mapping[str, Any]] = {
+        SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+        FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    }
+
+    num_key_value_heads: Heads | None = 4
+    sliding_window: Positions | None = 512
+    global_head_dim: HeadDim = 512
+    num_global_key_value_heads: Heads | None = None
+    per_layer_config: dict[str, PerLayer] | None = None
+    attention_k_eq_v: bool = False
+
+    def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
+        unit = NormPlan(eps=self.rms_norm_eps, kind="rms_unit")
+        plan = replace(super().attention(index, rope), scale=1.0, value_norm=unit)
+        if self.slides(index):
+            return plan
+        dim, heads = self.of_full_layer(index)
+        return replace(plan, head_dim=dim, num_kv_heads=heads, values_from_keys=self.attention_k_eq_v)
+
+    def of_full_layer(self, index: int) -> tuple[int, int]:
+        """Size of a head, and how many there are of keys, in a layer that sees all of them."""
+        dim, heads = self.global_head_dim, self.num_key_value_heads or self.num_attention_heads
+        if self.attention_k_eq_v:
+            heads = self.num_global_key_value_heads or heads
+        if self.per_layer_config is not None:
+            # The keys are layer numbers, which transformers 5 writes with leading zeros.
+            numbered = {key.lstrip("0") or "0": own for key, own in self.per_layer_config.items()}
+            own = numbered.get(str(index), PerLayer())
+            dim, heads = own.head_dim or self.dim_of_head, own.num_key_value_heads or heads
+        if dim % 2 or self.num_attention_heads % heads:
+            raise ConfigError(
+                f"config.json: layer {index} has heads of {dim} numbers, which must be even, and "
+                f"{self.num_attention_heads} attention heads for {heads} key-value heads"
+            )
+        return dim, heads
+
+    def slides(self, index: int) -> bool:
+        """True if this layer has the window. The last layer always sees all keys."""
+        return index + 1 < self.num_hidden_layers and super().slides(index)
+
+    def norm(self) -> NormPlan:
+        return NormPlan(eps=self.rms_norm_eps)
+
 
 NAMES = (
     ("router.proj", "mlp.router"),
@@ -33,7 +112,10 @@ NAMES = (
 
 
 class Gemma4Config(Gemma4Heads, frozen=True, kw_only=True):
-    """Each layer ends with a factor of the residual stream."""
+    """Gemma 4 (text) without embeddings for each layer: 31B, and 26B-A4B, which has experts beside its MLPs.
+
+    Each layer ends with a factor of the residual stream.
+    """
 
     final_logit_softcapping: Cap | None = None
     hidden_size_per_layer_input: Count | None = 256

@@ -1,4 +1,4 @@
-"""LFM2: short convolutions, and between them layers that attend with norms of heads."""
+"""LFM2, with and without experts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from msgspec.structs import replace
 
 from mysglang.srt.configs.decoder_config import (
     FULL,
+    Count,
     DecoderConfig,
     Epsilon,
+    Experts,
     Factor,
     Heads,
     LayerNumber,
     Positions,
     Width,
+    check_experts,
     check_layer_types,
 )
 from mysglang.srt.configs.layer_plan import (
@@ -23,9 +26,11 @@ from mysglang.srt.configs.layer_plan import (
     DecoderPlan,
     GatedMlpPlan,
     MixerPlan,
+    MixturePlan,
     MlpPlan,
     NormsPlan,
     RopePlan,
+    RouterPlan,
 )
 from mysglang.srt.configs.mamba_config import Kernel, check_attends
 from mysglang.srt.configs.mixer_plan import ConvolutionPlan
@@ -43,7 +48,10 @@ RENAMED = (
 
 
 class Lfm2Config(DecoderConfig, frozen=True, kw_only=True):
-    """MLPs are narrower than `intermediate_size` says, unless `block_auto_adjust_ff_dim` is off."""
+    """LFM2: short convolutions, and between them layers that attend with norms of heads.
+
+    MLPs are narrower than `intermediate_size` says, unless `block_auto_adjust_ff_dim` is off.
+    """
 
     usual_theta: ClassVar[float] = 1e6
 
@@ -96,3 +104,44 @@ class Lfm2Config(DecoderConfig, frozen=True, kw_only=True):
         super().check()
         check_layer_types(self.layer_types, self.num_hidden_layers, (FULL, ConvolutionPlan.name))
         check_attends(any(map(self.attends, range(self.num_hidden_layers))))
+
+
+class Lfm2MoeConfig(Lfm2Config, frozen=True, kw_only=True):
+    """LFM2-MoE: LFM2 with experts after the first layers. A correction is added to scores for choosing experts only.
+
+    The first `num_dense_layers` layers have an MLP of `intermediate_size`, the others experts.
+    """
+
+    block_auto_adjust_ff_dim: bool = False
+    moe_intermediate_size: Width = 1792
+    num_dense_layers: Count = 2
+    num_experts: Experts = 32
+    num_experts_per_tok: Experts = 4
+    use_expert_bias: bool = True
+    routed_scaling_factor: Factor = 1.0
+    norm_topk_prob: bool = True
+
+    def plan(self, rope: RopePlan) -> DecoderPlan:
+        plan = super().plan(rope)
+        bias = ("feed_forward.expert_bias", "mlp.gate.e_score_correction_bias")
+        return replace(plan, renamed=(bias, *plan.renamed))
+
+    def mlp(self, index: int) -> MlpPlan:
+        if index < self.num_dense_layers:
+            return super().mlp(index)
+        return MixturePlan(
+            experts=self.num_experts,
+            intermediate_size=self.moe_intermediate_size,
+            activation="silu",
+            router=RouterPlan(
+                kind="sigmoid",
+                top_k=self.num_experts_per_tok,
+                renormalize=self.norm_topk_prob,
+                scale=self.routed_scaling_factor,
+                corrected=self.use_expert_bias,
+            ),
+        )
+
+    def check(self) -> None:
+        super().check()
+        check_experts(self.num_experts_per_tok, self.num_experts, "num_experts")

@@ -1,17 +1,41 @@
-"""Nemotron 3 and 4, Minitron: LayerNorms with 1 + w, half of each head turned, and squared ReLU without a gate."""
+"""Nemotron, and Nemotron-H."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from msgspec import field
 from msgspec.structs import replace
 
-from mysglang.srt.configs.decoder_config import DecoderConfig, Epsilon, HeadDim, Positions
-from mysglang.srt.configs.layer_plan import AttentionPlan, MlpPlan, NormPlan, PlainMlpPlan, RopePlan
+from mysglang.srt.configs.decoder_config import (
+    DecoderConfig,
+    Epsilon,
+    HeadDim,
+    Heads,
+    Positions,
+    Width,
+    check_layer_types,
+)
+from mysglang.srt.configs.layer_plan import (
+    AttentionPlan,
+    DecoderPlan,
+    LayerPlan,
+    MlpPlan,
+    NoMlpPlan,
+    NormPlan,
+    NormsPlan,
+    PlainMlpPlan,
+    RopePlan,
+)
+from mysglang.srt.configs.mamba_config import FULL, LINEAR, MLP, Kernel, MambaConfig, check_attends, named_layers
+from mysglang.srt.configs.mixer_plan import Mamba2Plan, NoMixerPlan
 
 
 class NemotronConfig(DecoderConfig, frozen=True, kw_only=True):
-    """The size of heads is the family's, where config.json does not say it."""
+    """Nemotron 3 and 4, Minitron: LayerNorms with 1 + w, half of each head turned, and squared ReLU without a gate.
+
+    The size of heads is the family's, where config.json does not say it.
+    """
 
     rotary_part: ClassVar[float | None] = 0.5
 
@@ -30,3 +54,77 @@ class NemotronConfig(DecoderConfig, frozen=True, kw_only=True):
 
     def norm(self) -> NormPlan:
         return NormPlan(eps=self.norm_eps, kind="layer_plus_one")
+
+
+USUAL_LAYERS = [LINEAR, "moe", FULL, MLP]
+MODULES = {LINEAR: Mamba2Plan.name, FULL: AttentionPlan.name, MLP: "mlp"}
+"""Layer type -> name of its mixer module here."""
+
+
+class NemotronHConfig(MambaConfig, frozen=True, kw_only=True):
+    """Nemotron-H: layers that are a Mamba-2 mixer alone, attention without positions alone, or an MLP alone.
+
+    Older files have `hybrid_override_pattern`, a letter for each layer, in the place of `layers_block_type`.
+    """
+
+    carries_code: ClassVar[bool] = True
+
+    hidden_size: Width = 4096
+    intermediate_size: Width = 21504
+    num_attention_heads: Heads = 32
+    num_key_value_heads: Heads | None = 8
+    head_dim: HeadDim | None = 128
+    max_position_embeddings: Positions = 4096
+    layers_block_type: list[str]
+    rms_norm_eps: Epsilon = field(name="layer_norm_epsilon", default=1e-5)
+    mlp_hidden_act: str = "relu2"
+    mlp_bias: bool = False
+    hidden_act: str = field(name="mamba_hidden_act", default="silu")
+    mamba_n_heads: Heads = field(name="mamba_num_heads", default=128)
+    mamba_d_head: HeadDim = field(name="mamba_head_dim", default=64)
+    mamba_n_groups: Heads = field(name="n_groups", default=8)
+    mamba_d_state: HeadDim = field(name="ssm_state_size", default=128)
+    mamba_d_conv: Kernel = field(name="conv_kernel", default=4)
+    mamba_conv_bias: bool = field(name="use_conv_bias", default=True)
+    mamba_proj_bias: bool = field(name="use_bias", default=False)
+
+    @classmethod
+    def complete(cls, hf: dict[str, Any]) -> dict[str, Any]:
+        """The layers from any spelling; their number follows."""
+        keys = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+        types = named_layers(next((hf[key] for key in keys if hf.get(key) is not None), USUAL_LAYERS))
+        return hf | {"layers_block_type": types, "num_hidden_layers": len(types)}
+
+    def plan(self, rope: RopePlan) -> DecoderPlan:
+        plan, types = super().plan(rope), enumerate(self.layers_block_type)
+        mixers = ((f"layers.{index}.mixer", f"layers.{index}.{MODULES[name]}") for index, name in types)
+        renamed = (("embeddings", "embed_tokens"), ("^norm_f", "^norm"), *mixers)
+        return replace(plan, renamed=renamed, tied_embeddings=False)
+
+    def layer(self, index: int, rope: RopePlan) -> LayerPlan:
+        kind = self.layers_block_type[index]
+        before = NormsPlan(norm=self.norm(), before_attention=None, before_mlp=None)
+        if kind == MLP:
+            return LayerPlan(attention=NoMixerPlan(), mlp=self.mlp(index), norms=replace(before, before_mlp="norm"))
+        mixer = self.mamba() if kind == LINEAR else self.attention(index, rope)
+        return LayerPlan(attention=mixer, mlp=NoMlpPlan(), norms=replace(before, before_attention="norm"))
+
+    def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
+        return replace(super().attention(index, rope), rope=None)
+
+    def mamba(self) -> Mamba2Plan:
+        return replace(super().mamba(), norm_groups=self.mamba_n_groups)
+
+    @property
+    def mamba_inner(self) -> int:
+        return self.mamba_n_heads * self.mamba_d_head
+
+    def mlp(self, index: int) -> MlpPlan:
+        return PlainMlpPlan(
+            intermediate_size=self.intermediate_size, activation=self.mlp_hidden_act, bias=self.mlp_bias
+        )
+
+    def check(self) -> None:
+        super().check()
+        check_layer_types(self.layers_block_type, self.num_hidden_layers, (FULL, LINEAR, MLP))
+        check_attends(FULL in self.layers_block_type)

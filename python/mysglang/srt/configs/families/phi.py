@@ -1,28 +1,35 @@
-"""Phi-1, 1.5 and 2: attention and MLP side by side on a LayerNorm, biases everywhere, half of each head turned."""
+"""Phi-1 to Phi-4, and Phi-3.5-MoE."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+import msgspec
 from msgspec.structs import replace
 
-from mysglang.srt.configs.decoder_config import DecoderConfig, Epsilon, Positions, check_served
+from mysglang.srt.configs.decoder_config import DecoderConfig, Epsilon, Experts, Positions, check_experts, check_served
+from mysglang.srt.configs.families.mistral import MixtralConfig
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
     DecoderPlan,
     LayerPlan,
+    MixturePlan,
     MlpPlan,
     NormPlan,
     NormsPlan,
     PlainMlpPlan,
     RopePlan,
+    RouterPlan,
 )
 
-NAMES = (("self_attn.dense", "self_attn.o_proj"), ("final_layernorm", "norm"))
+PHI_NAMES = (("self_attn.dense", "self_attn.o_proj"), ("final_layernorm", "norm"))
 
 
 class PhiConfig(DecoderConfig, frozen=True, kw_only=True):
-    """`qk_layernorm`, LayerNorms of heads, is refused. The projection to logits has a bias."""
+    """Phi-1, 1.5 and 2: attention and MLP side by side on a LayerNorm, biases everywhere, half of each head turned.
+
+    `qk_layernorm`, LayerNorms of heads, is refused. The projection to logits has a bias.
+    """
 
     rotary_part: ClassVar[float | None] = 0.5
 
@@ -32,7 +39,7 @@ class PhiConfig(DecoderConfig, frozen=True, kw_only=True):
     qk_layernorm: bool = False
 
     def plan(self, rope: RopePlan) -> DecoderPlan:
-        return replace(super().plan(rope), head_bias=True, renamed=NAMES)
+        return replace(super().plan(rope), head_bias=True, renamed=PHI_NAMES)
 
     def layer(self, index: int, rope: RopePlan) -> LayerPlan:
         return replace(super().layer(index, rope), parallel=True)
@@ -54,3 +61,54 @@ class PhiConfig(DecoderConfig, frozen=True, kw_only=True):
     def check(self) -> None:
         super().check()
         check_served({"qk_layernorm": (self.qk_layernorm, False)})
+
+
+class Phi3Config(DecoderConfig, frozen=True, kw_only=True):
+    """Phi-3 and Phi-4: Llama whose projections are fused in a checkpoint, with a list of factors for long texts.
+
+    All layers have the window, where there is one. Phi-4-mini turns a part of each head.
+    """
+
+    rotary_part: ClassVar[float | None] = 1.0
+
+    max_position_embeddings: Positions = 4096
+    rms_norm_eps: Epsilon = 1e-5
+    sliding_window: Positions | None = None
+
+    def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
+        return replace(super().attention(index, rope), window=self.sliding_window)
+
+
+class PhimoeConfig(MixtralConfig, frozen=True, kw_only=True):
+    """Phi-3.5-MoE: LayerNorms, biases, and a token's two experts chosen one after the other.
+
+    If positions are scaled, `short_mscale` and `long_mscale` multiply the rotated heads.
+    """
+
+    carries_code: ClassVar[bool] = True
+
+    sliding_window: Positions | None = None
+    num_local_experts: Experts = 16
+    attention_bias: bool = False
+    lm_head_bias: bool = False
+    router_jitter_noise: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
+
+    def plan(self, rope: RopePlan) -> DecoderPlan:
+        return replace(super().plan(rope), head_bias=self.lm_head_bias)
+
+    def attention(self, index: int, rope: RopePlan) -> AttentionPlan:
+        return replace(super().attention(index, rope), bias=self.attention_bias, output_bias=self.attention_bias)
+
+    def mlp(self, index: int) -> MixturePlan:
+        router = RouterPlan(
+            kind="sparsemixer", top_k=self.num_experts_per_tok, renormalize=False, jitter=self.router_jitter_noise
+        )
+        return replace(super().mlp(index), router=router)
+
+    def norm(self) -> NormPlan:
+        return NormPlan(eps=self.rms_norm_eps, kind="layer")
+
+    def check(self) -> None:
+        super().check()
+        check_experts(self.num_experts_per_tok, self.num_local_experts, "num_local_experts")
+        check_served({"num_experts_per_tok": (self.num_experts_per_tok, 2)})

@@ -1,4 +1,4 @@
-"""Qwen3-Next: gated delta nets, after every third of them gated attention, and mixtures with a shared expert."""
+"""Qwen3-Next and Qwen3.5, most of whose layers are gated delta nets."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from mysglang.srt.configs.decoder_config import FULL, Experts, HeadDim, Heads, Layers, Width, check_layer_types
-from mysglang.srt.configs.families.qwen3_moe import Qwen3MoeConfig
+from mysglang.srt.configs.families.qwen import Qwen3MoeConfig
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
+    DecoderPlan,
     MixerPlan,
     NormPlan,
     RopePlan,
@@ -23,7 +24,10 @@ LINEAR = "linear_attention"
 
 
 class Qwen3NextConfig(Qwen3MoeConfig, frozen=True, kw_only=True):
-    """Without `layer_types`, every `full_attention_interval`-th layer attends over keys. No layer has a window."""
+    """Qwen3-Next: gated delta nets, after every third of them gated attention, and mixtures with a shared expert.
+
+    Without `layer_types`, every `full_attention_interval`-th layer attends over keys. No layer has a window.
+    """
 
     rotary_part: ClassVar[float | None] = 0.25
     usual_experts: ClassVar[int] = 512
@@ -80,3 +84,34 @@ class Qwen3NextConfig(Qwen3MoeConfig, frozen=True, kw_only=True):
                 f"config.json: {values} value heads (linear_num_value_heads) cannot share {keys} keys "
                 "(linear_num_key_heads)"
             )
+
+
+class Qwen35Config(Qwen3NextConfig, frozen=True, kw_only=True):
+    """Qwen3.5, dense and with experts (text): Qwen3-Next with separate projections for the inputs of its delta nets.
+
+    In checkpoints with a tower, positions have three parts (`mrope_section`), which are equal for text.
+
+    Every MLP is dense.
+    """
+
+    usual_experts: ClassVar[int] = 0
+
+    num_key_value_heads: Heads | None = 4
+
+    def linear_attention(self) -> LinearAttentionPlan:
+        return replace(super().linear_attention(), grouped=False)
+
+
+class Qwen35MoeConfig(Qwen35Config, frozen=True, kw_only=True):
+    """Every layer has experts, and no MLP has an `intermediate_size`."""
+
+    usual_experts: ClassVar[int] = 256
+
+    num_key_value_heads: Heads | None = 2
+    intermediate_size: Width = 1
+    num_experts_per_tok: Experts = 8
+
+    def plan(self, rope: RopePlan) -> DecoderPlan:
+        """Published checkpoints hold all experts of a layer in two tensors; others hold each expert by itself."""
+        whole = ("experts.gate_up_proj", "experts.w13_weight"), ("experts.down_proj", "experts.w2_weight")
+        return replace(super().plan(rope), aliases=whole)

@@ -1,15 +1,25 @@
-"""DeepseekConfig: the keys that the DeepSeek families have in common, and their layers: latent rows for keys and values
-(MLA), and experts beside an MLP that every token goes through.
-"""
+"""DeepSeek-V2 and V3, and the layers that they share with families built on them."""
 
 from __future__ import annotations
 
 import math
 from typing import ClassVar
 
-from mysglang.srt.configs.decoder_config import Count, DecoderConfig, Factor, HeadDim, Layers, Width, check_experts
+from msgspec.structs import replace
+
+from mysglang.srt.configs.decoder_config import (
+    Count,
+    DecoderConfig,
+    Factor,
+    HeadDim,
+    Layers,
+    Positions,
+    Width,
+    check_experts,
+)
 from mysglang.srt.configs.layer_plan import (
     AttentionPlan,
+    DecoderPlan,
     GatedMlpPlan,
     LatentPlan,
     MixturePlan,
@@ -28,7 +38,11 @@ LATENT_NORM = NormPlan(eps=1e-6)
 
 
 class DeepseekConfig(DecoderConfig, frozen=True, kw_only=True):
-    """If `q_lora_rank` is null, queries are made from the hidden state."""
+    """The keys that the DeepSeek families have in common, and their layers: latent rows for keys and values (MLA), and
+    experts beside an MLP that every token goes through.
+
+    If `q_lora_rank` is null, queries are made from the hidden state.
+    """
 
     carries_code: ClassVar[bool] = True
 
@@ -163,3 +177,83 @@ def check_groups(experts: int, router: RouterPlan) -> None:
         )
     if router.kind == "sigmoid" and router.kept_groups < router.groups and size < 2:
         raise ConfigError(f"config.json: groups (n_group) are ranked by their best two experts, and have {size}")
+
+
+IN_GROUPS = "group_limited_greedy"
+
+
+class DeepseekV2Config(DeepseekConfig, frozen=True, kw_only=True):
+    """DeepSeek-V2, V2-Lite and V2.5: probabilities of experts, of all or of a few groups.
+
+    `norm_topk_prob` is refused: the models' own code and transformers take it differently, and none sets it.
+    """
+
+    topk_methods: ClassVar[tuple[str, ...]] = ("greedy", IN_GROUPS)
+    scoring: ClassVar[str] = "softmax"
+
+    max_position_embeddings: Positions = 2048
+    n_routed_experts: Count | None = 64
+    n_shared_experts: Count | None = 2
+    moe_intermediate_size: Width = 1407
+    norm_topk_prob: bool | None = None
+
+    def router(self, top_k: int) -> RouterPlan:
+        grouped = self.method == IN_GROUPS
+        return RouterPlan(
+            kind="softmax",
+            top_k=top_k,
+            renormalize=False,
+            groups=(self.n_group or 0) if grouped else 1,
+            kept_groups=(self.topk_group or 0) if grouped else 1,
+            scale=self.routed_scaling_factor,
+            float32=True,
+        )
+
+    def check(self) -> None:
+        super().check()
+        if self.norm_topk_prob:
+            raise ConfigError(
+                "config.json: norm_topk_prob is not supported for DeepSeek-V2, whose own code then leaves out "
+                "routed_scaling_factor, while transformers ignores it; no published checkpoint sets it"
+            )
+
+
+class DeepseekV3Config(DeepseekConfig, frozen=True, kw_only=True):
+    """DeepSeek-V3, V3.1 and R1, and what shares their body, as Kimi K2 and Moonlight: experts with scores of their own.
+
+    Layers that predict further tokens (`num_nextn_predict_layers`) may stand in a checkpoint and are not loaded.
+    """
+
+    topk_methods: ClassVar[tuple[str, ...]] = ("noaux_tc",)
+    scoring: ClassVar[str] = "sigmoid"
+
+    max_position_embeddings: Positions = 4096
+    n_routed_experts: Count | None = 256
+    n_shared_experts: Count | None = 1
+    num_experts_per_tok: Count | None = 8
+    first_k_dense_replace: Count | None = 3
+    n_group: Count | None = 8
+    topk_group: Count | None = 4
+    norm_topk_prob: bool | None = True
+    routed_scaling_factor: Factor = 2.5
+    rope_interleave: bool | None = True
+    num_nextn_predict_layers: Count | None = 1
+
+    def plan(self, rope: RopePlan) -> DecoderPlan:
+        return replace(super().plan(rope), unused_layers=self.num_nextn_predict_layers or 0)
+
+    @property
+    def interleaved(self) -> bool:
+        return bool(self.rope_interleave)
+
+    def router(self, top_k: int) -> RouterPlan:
+        return RouterPlan(
+            kind="sigmoid",
+            top_k=top_k,
+            renormalize=bool(self.norm_topk_prob),
+            groups=1 if self.n_group is None else self.n_group,
+            kept_groups=1 if self.topk_group is None else self.topk_group,
+            scale=self.routed_scaling_factor,
+            float32=True,
+            corrected=True,
+        )
